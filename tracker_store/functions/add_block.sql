@@ -1,20 +1,21 @@
--- add_block: adds many blocks of many receivers; one named outcome per receiver (docs/explanation/driver-log.md).
+-- add_block: add many blocks of many receivers, with one named outcome per receiver (docs/explanation/driver-log.md).
 --
--- Authority: block n goes in only where block n-1 is the newest and carries n's own epoch; the primary key
--- (receiver_id, sequence) decides every race. A receiver may trust "added" and "already added" for ever, and
--- nothing else: no answer at all is unknown, and is resolved only by sending the identical blocks again.
--- All or nothing per receiver needs no subtransaction: while the first block is uncommitted nobody else can see
+-- Authority: block n goes in only if block n-1 is the newest and carries n's own epoch; the primary key (receiver_id,
+-- sequence) decides every race. A receiver may trust "added" and "already added" for ever, and nothing else: a missing
+-- answer is unknown, and is resolved only by sending the identical blocks again.
+-- All or nothing per receiver needs no subtransaction: while the first block is uncommitted no other session can see
 -- the predecessor of the second, so once the first is in, the rest can't conflict.
--- Links of source positions and idempotency keys go in with their block. They are compared before it is inserted, so
--- a mismatch inserts nothing; where another receiver was faster between the two, the primary key of block_offsets or
+-- Links of source positions and idempotency keys go in with their block. They are compared before it is inserted, so a
+-- mismatch inserts nothing. If another receiver was first between the two, the primary key of block_offsets or
 -- record_keys raises, the whole call is undone, and the caller sends each receiver's blocks alone: then the comparison
 -- names the outcome.
--- A group without links and keys is tried by statements of its own first, for speed (the loop over receivers costs
--- three times as much): they add under the same conditions, and name no refusal. The loop adds nothing for whom they
--- were tried, and names what became of it. One block alone has add_one_block, which comes here with what it can't add.
+-- Blocks of a group without links and keys are first tried by two set-based statements, for speed (the loop over
+-- receivers costs three times as much). They add under the same conditions, but name no refusal. For the receivers they
+-- tried, the loop adds nothing, and only names the outcome. A single block has add_one_block, which calls this for what
+-- it can't add.
 -- The outcome is named by later statements, whose snapshots are fresh: the INSERT's own is from before any wait.
--- Locks: the inserted rows' keys alone, in the order of (receiver, sequence), then block_offsets, then record_keys.
--- No row of `receivers` is locked.
+-- Locks: only the inserted rows' keys, in the order of (receiver, sequence), then block_offsets, then record_keys. No
+-- row of `receivers` is locked.
 CREATE FUNCTION forebay.add_block(
     receiver_ids bigint[], epochs bigint[], sequences bigint[], record_counts bigint[], byte_counts bigint[],
     segment_ids bigint[], offsets bigint[], lengths bigint[], checksums bigint[],
@@ -22,14 +23,14 @@ CREATE FUNCTION forebay.add_block(
     link_blocks integer[] DEFAULT '{}', link_sources text[] DEFAULT '{}', link_partitions text[] DEFAULT '{}',
     link_generations integer[] DEFAULT '{}', link_froms bigint[] DEFAULT '{}', link_tos bigint[] DEFAULT '{}',
     link_kinds text[] DEFAULT '{}',
-    -- One element per idempotency key, likewise.
+    -- One element per idempotency key, in the same way.
     key_blocks integer[] DEFAULT '{}', keys text[] DEFAULT '{}')
 RETURNS TABLE (
     receiver_id bigint, outcome text, detail text, rate_limit double precision, desired_state text,
     assignment bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = forebay, pg_temp
--- A plan cached while the table was near empty would scan it for hours; a join that is no nested loop, its whole index.
+-- A plan cached while the table was almost empty would scan it for hours, and any join but a nested loop its index.
 SET enable_seqscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
@@ -48,7 +49,7 @@ DECLARE
     tried boolean := false;
 BEGIN
     IF cardinality(receiver_ids) > 1 AND cardinality(link_blocks) = 0 AND cardinality(key_blocks) = 0 THEN
-        -- A group: each receiver's first block in one statement, the rest of those that went in by the next.
+        -- A group: one statement tries each receiver's first block, the next adds the rest of those that went in.
         tried := true;
         WITH runs AS (
             SELECT u.receiver_id AS receiver, min(u.n)::int AS lo
@@ -107,7 +108,7 @@ BEGIN
         FROM receivers r WHERE r.id = sent.receiver;
 
         IF cardinality(link_blocks) > 0 THEN
-            -- Each link must begin exactly where the partition's newest one ended, or its forerunner in this call.
+            -- Each link must begin exactly where the partition's newest one ended, or its predecessor in this call.
             SELECT string_agg(format('%s/%s: %s link %s..%s in generation %s, the log is at %s in generation %s',
                                      l.source, l.partition, l.kind, l.from_offset, l.to_offset, l.generation,
                                      coalesce(l.before_to::text, 'no position'), coalesce(l.before_generation, 0)),
@@ -130,8 +131,8 @@ BEGIN
                            ELSE l.generation = l.before_generation AND l.from_offset = l.before_to END IS TRUE;
         END IF;
         IF cardinality(key_blocks) > 0 THEN
-            -- A few for people; `known_keys` says which of many are there.
-            -- Not by EXISTS: a join that is planned while the table is near empty compares each with all, for hours.
+            -- A few, for the message; the function `known_keys` returns all that are there.
+            -- Not by EXISTS: a join planned while the table is almost empty would compare each with all, for hours.
             SELECT string_agg(k.key, ', ') INTO known_keys
             FROM (SELECT u.key FROM unnest(keys, key_blocks) AS u(key, n)
                   WHERE u.n BETWEEN sent.lo AND sent.hi
@@ -146,7 +147,7 @@ BEGIN
                    record_counts[sent.lo], byte_counts[sent.lo],
                    p.total_records + record_counts[sent.lo], p.total_bytes + byte_counts[sent.lo],
                    segment_ids[sent.lo], offsets[sent.lo], lengths[sent.lo], checksums[sent.lo]
-            -- The newest, not just any predecessor: a number whose block is cleaned away is free, and its marker stays.
+            -- The newest, not any predecessor: the number of a cleaned-up block is free again, and its marker stays.
             FROM (SELECT * FROM blocks b WHERE b.receiver_id = sent.receiver ORDER BY b.sequence DESC LIMIT 1) AS p
             WHERE p.sequence = sequences[sent.lo] - 1 AND p.epoch = epochs[sent.lo]
             ON CONFLICT (receiver_id, sequence) DO NOTHING
@@ -178,11 +179,11 @@ BEGIN
                 SELECT stream, u.key, sent.receiver, sequences[u.n]
                 FROM unnest(keys, key_blocks) AS u(key, n)
                 WHERE u.n BETWEEN sent.lo AND sent.hi
-                -- In one order by all, so that two receivers with the same keys wait for each other and don't deadlock.
+                -- All insert in one order, so that two receivers with the same keys wait and don't deadlock.
                 ORDER BY u.key;
             END IF;
         ELSE
-            -- A block that clean-up has taken already was its epoch's: what is sent under that epoch is that block.
+            -- Clean-up may have deleted the block already: then the same epoch at that sequence identifies it.
             SELECT count(b.sequence), count(*) FILTER (
                        WHERE b.epoch = epochs[n] AND b.records = record_counts[n] AND b.bytes = byte_counts[n]
                          AND b.segment_id = segment_ids[n] AND b."offset" = offsets[n]
@@ -192,7 +193,7 @@ BEGIN
             FROM generate_series(sent.lo, sent.hi) AS n
             LEFT JOIN blocks b ON b.receiver_id = sent.receiver AND b.sequence = sequences[n]
             LEFT JOIN LATERAL (
-                -- Markers stay, so below the low mark each number's epoch is that of the marker before it.
+                -- Markers stay, so below the low mark each sequence has the epoch of the marker before it.
                 SELECT m.epoch FROM receivers r JOIN blocks m ON m.receiver_id = r.id
                 WHERE b.sequence IS NULL AND r.id = sent.receiver AND sequences[n] <= r.low_mark
                   AND m.sequence < sequences[n]
@@ -202,9 +203,10 @@ BEGIN
             WHERE b.receiver_id = sent.receiver ORDER BY b.sequence DESC LIMIT 1;
 
             IF identical = sent.blocks THEN
-                -- First of all: a block whose answer was lost before a take-over is in, and must be acknowledged.
+                -- This case is first: a block whose answer was lost before a take-over is in, and must be acknowledged.
                 outcome := 'already added';
-                -- The commit of what only reads waits for no synchronous standby; the source is acknowledged by this.
+                -- A read-only transaction does not wait for a synchronous standby, but this answer acknowledges data:
+                -- so write something.
                 PERFORM pg_logical_emit_message(true, 'forebay', outcome);
             ELSIF newest.epoch > epochs[sent.lo] THEN
                 outcome := 'fenced';
@@ -228,7 +230,7 @@ BEGIN
                                  sent.receiver, coalesce(newest.sequence, 0), coalesce(newest.epoch, 0),
                                  sequences[sent.lo], epochs[sent.lo]);
             ELSE
-                -- Predecessor there, number free, epoch ours: the INSERT's snapshot was older than the predecessor.
+                -- Predecessor there, number free, own epoch: the INSERT's snapshot was older than the predecessor.
                 outcome := 'again';
             END IF;
         END IF;

@@ -1,7 +1,7 @@
--- add_host_receiver: the leader gives a stream that has one receiver per host its receiver on a host.
+-- add_host_receiver: the leader gives a stream with one receiver per host its receiver on a host.
 --
--- One that was removed with its host comes back as it was: the same receiver, and the same sequence.
--- Locks: the leader's row FOR SHARE first, so that there is one who adds; then the receiver's row.
+-- A receiver that was removed with its host comes back as it was: the same receiver, and the same sequence.
+-- Locks: the leader's row FOR SHARE first, so that only one process adds; then the receiver's row.
 CREATE FUNCTION forebay.add_host_receiver(of_term bigint, stream bigint, on_host text)
 RETURNS TABLE (outcome text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -14,7 +14,7 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    -- Two leaders' shared locks do not exclude each other, but only one of them has the term.
+    -- The shared locks of two leaders do not exclude each other, but only one of them has the term.
     UPDATE receivers SET removed_at = NULL WHERE stream_id = stream AND host = on_host;
     IF FOUND THEN
         outcome := 'there';

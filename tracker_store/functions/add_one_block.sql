@@ -1,11 +1,12 @@
--- add_one_block: adds one block, with one link of a source position or none; what is sent most, with the least work.
+-- add_one_block: add one block, with at most one link of a source position: the most frequent call, with the least
+-- work.
 --
 -- Authority: as add_block, under the same conditions: the newest row of the receiver is its predecessor and carries its
--- epoch, the primary key decides every race, and a link must begin exactly where its partition's newest one ended.
--- This names success alone. Whatever else it is goes to add_block, which tries again and names what became of it.
--- Numbers come in as themselves and not as arrays, and there are no settings but the search_path: each of them would
--- cost a tenth of a call. The caller's session has enable_seqscan off instead, for the plan that it caches.
--- Locks: the inserted rows' keys alone, blocks before block_offsets.
+-- epoch, the primary key decides every race, and a link must begin exactly where its partition's newest one ended. This
+-- function names only success. Every other case goes to add_block, which tries again and names the outcome.
+-- The arguments are plain numbers instead of arrays, and the only setting is search_path, because each of these would
+-- cost a tenth of a call. Instead the caller's session has enable_seqscan off, for the plan that it caches.
+-- Locks: only the inserted rows' keys, blocks before block_offsets.
 CREATE FUNCTION forebay.add_one_block(
     new_receiver_id bigint, new_epoch bigint, new_sequence bigint, record_count bigint, byte_count bigint,
     new_segment_id bigint, new_offset bigint, new_length bigint, checksum bigint,

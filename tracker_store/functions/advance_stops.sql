@@ -1,13 +1,14 @@
--- advance_stops: the leader takes each stop and each start one step further; called every second, it settles.
+-- advance_stops: the leader takes each stop and each start one step further; called every second until all are done.
 --
--- Authority: receivers of the streams that pipelines read, none of which is RUNNING, are desired stopped until one of
--- them runs again (they stay so where all of these are removed); what was wanted of them before is kept. A pipeline that is STOPPING becomes STOPPED when those
--- receivers have ended in order (or have nobody who could: their process is gone, and salvage is the next start's), no
--- block of theirs waits for a batch, and no batch is unfinished. Of a stream that others go on reading, what had come
--- before the stop was asked for must be in a batch; the rest waits behind the pipeline's cursor.
+-- Authority: if none of the pipelines that read a stream is RUNNING, the stream's receivers are desired stopped until
+-- one of them runs again (also if all of them are removed); the desired state from before is kept. A STOPPING pipeline
+-- becomes STOPPED when those receivers have ended in order (or can't, because their process is gone; then salvage is
+-- the next start's), no block of theirs waits for a batch, and no batch is unfinished. Of a stream that other pipelines
+-- go on reading, what came before the stop was requested must be in a batch; the rest waits behind the pipeline's
+-- cursor.
 -- Locks: the leader's row FOR SHARE first, then the pipelines that do not run, then the receivers that change, by id.
--- The locks on pipelines keep a batch from being allocated while it is looked whether anything waits; that look is a
--- later statement, whose snapshot is from after the wait.
+-- The locks on pipelines prevent allocation while the function checks whether anything waits; that check is a later
+-- statement, whose snapshot is from after the wait.
 CREATE FUNCTION forebay.advance_stops(of_term bigint)
 RETURNS TABLE (outcome text, id bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -15,8 +16,8 @@ SET search_path = forebay, pg_temp
 AS $$
 #variable_conflict use_column
 DECLARE
-    read bigint[];      -- streams that a pipeline reads which is RUNNING
-    unread bigint[];    -- those that are read, and by none of these
+    read bigint[];      -- streams that a RUNNING pipeline reads
+    unread bigint[];    -- streams that are read, but by no RUNNING pipeline
 BEGIN
     IF NOT leads(of_term) THEN
         outcome := 'deposed';
@@ -46,7 +47,7 @@ BEGIN
             UPDATE receivers r SET desired_state = r.desired_before_stop, desired_before_stop = NULL
             WHERE r.desired_before_stop IS NOT NULL AND (r.stream_id = ANY (read) OR r.removed_at IS NOT NULL)
             RETURNING 'receiver goes on', r.id;
-        -- Nobody has claimed it, and nobody will under this assignment: no process is there to say that it ended.
+        -- No process has claimed it, or will under this assignment: so none reports that it ended.
         RETURN QUERY
             UPDATE receivers r SET state = 'INACTIVE', reason = 'stopped before it began', since = clock_timestamp(),
                                    agent_id = NULL, process_id = NULL, assignment = r.assignment + 1
@@ -61,7 +62,7 @@ BEGIN
                   SELECT FROM receivers r
                   WHERE r.stream_id = ANY (p.stream_ids) AND r.desired_before_stop IS NOT NULL AND (
                       r.state IN ('SCHEDULED', 'ACTIVE', 'PAUSED')
-                      -- Taken from its agent, and still draining; as long as a placement would wait for it.
+                      -- Taken from its agent, but still draining; counts for as long as a placement would wait.
                       OR r.since > clock_timestamp() - interval '20 seconds' AND EXISTS (
                           SELECT FROM processes o WHERE o.id = r.process_id AND o.ended_at IS NULL)))
               AND NOT EXISTS (

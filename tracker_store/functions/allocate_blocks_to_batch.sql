@@ -1,26 +1,27 @@
--- allocate_blocks_to_batch: gives a batch every block that was added before its time, once (docs/parity.md, T04).
+-- allocate_blocks_to_batch: allocate every block that was added before a batch's time to the batch, once
+-- (docs/parity.md, T04).
 --
--- Authority: what is decided for (pipeline, batch time) is decided for ever; asked again, the stored batch is
--- returned. The cut is by added_at, so it comes out the same however late the first call is, but for an add that
--- was uncommitted at that moment: its block goes whole to the next batch.
--- The clock may be set back. Blocks whose time is to come were added before now, whatever it says: they go with the
--- batch that has all before them. Where the last batch time is more than an interval ahead, the next boundary is
--- due two intervals after the last allocation, so that batches go on and the clock catches up with them.
--- Cost: O(receivers · log waiting): the head of each receiver, and a binary search on the primary key only where
--- the head is past the cut. Counts are differences of running totals, based on the range's first row (its
--- predecessor may have been cleaned away).
--- Locks: the pipeline's row in the first statement; heads are read in a later one, whose snapshot is from after
--- the wait (together they gave a second sensor an empty batch and moved a cursor back).
+-- Authority: what is decided for (pipeline, batch time) is decided for ever; a repeated call returns the stored batch.
+-- The cut is by added_at, so it is the same however late the first call comes, with one exception: a block whose add
+-- was uncommitted at that moment goes whole into the next batch.
+-- The clock may be set back. Blocks whose time lies in the future were added before now, whatever the clock says: they
+-- go with the batch that has all blocks before them. If the last batch time is more than an interval ahead, the next
+-- boundary is due two intervals after the last allocation, so that batches go on and the clock catches up with them.
+-- Cost: O(receivers · log waiting): the head of each receiver, and a binary search on the primary key only if the head
+-- is past the cut. Counts are differences of running totals, based on the range's first row (its predecessor may have
+-- been cleaned up).
+-- Locks: the pipeline's row in the first statement; heads are read in a later one, whose snapshot is from after the
+-- wait (in one statement, they gave a second sensor an empty batch and moved a cursor back).
 CREATE FUNCTION forebay.allocate_blocks_to_batch(
     pipeline bigint, at_time timestamptz, oldest timestamptz,
     -- Cut each receiver's range at its share of these, but never before its first block with records.
     max_records bigint DEFAULT NULL, max_bytes bigint DEFAULT NULL,
-    -- Whether an interval without records is a batch that runs (a window may still have some).
+    -- True: an interval without records is a batch that runs (a window may still have some).
     run_empty boolean DEFAULT false)
 RETURNS TABLE (outcome text, detail text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = forebay, pg_temp
--- Each receiver is looked up by the primary key: a hash or merge join reads the whole index (1 M waiting: 240 ms).
+-- Look up each receiver by the primary key: a hash or merge join reads the whole index (1 M waiting: 240 ms).
 SET enable_seqscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
@@ -70,7 +71,7 @@ BEGIN
 
     WITH RECURSIVE waiting AS MATERIALIZED (
         SELECT r.id AS receiver_id, first_row.sequence AS next_sequence, first_row.added_at AS first_added_at,
-               -- Not `now_is`: what came between that look at the clock and this statement's snapshot is seen as well.
+               -- Not `now_is`: blocks that came between that reading of the clock and this snapshot count too.
                CASE WHEN first_row.added_at > clock_timestamp() THEN 'infinity' ELSE at_time END AS cut_time,
                first_row.total_records - first_row.records AS base_records,
                first_row.total_bytes - first_row.bytes AS base_bytes,
@@ -110,7 +111,7 @@ BEGIN
             WHERE b.receiver_id = s.receiver_id AND b.sequence = middle.m) AS probe
         WHERE s.inside < s.outside
     ), found AS MATERIALIZED (
-        -- Each receiver's end of the search, once: to look it up among all its steps would cost as much as they did.
+        -- Materialise the end of each receiver's search: looking it up among the steps costs as much as they did.
         SELECT s.receiver_id, s.inside FROM search s WHERE s.inside >= s.outside
     ), cut AS MATERIALIZED (
         SELECT h.*, CASE
@@ -143,7 +144,7 @@ BEGIN
            coalesce(sum(upper(g.sequences) - lower(g.sequences)), 0) AS blocks
     INTO allocated FROM ranges g;
 
-    -- An interval without records (markers only, or nothing) is a completed batch: nothing need run for it.
+    -- An interval without records (only markers, or nothing) is a completed batch: it needs no run.
     INSERT INTO batches (pipeline_id, batch_time, oldest_time, state, records, bytes, blocks, completed_at, reason)
     VALUES (pipeline, at_time, oldest,
             CASE WHEN allocated.records > 0 OR run_empty THEN 'ALLOCATED' ELSE 'COMPLETED' END,

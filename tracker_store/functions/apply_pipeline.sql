@@ -1,10 +1,10 @@
--- apply_pipeline: writes a pipeline as it is declared, and where a new one begins; returns its id.
+-- apply_pipeline: write a pipeline as declared, and where a new one begins; returns its id.
 --
--- A new one's first batch time is the first multiple of its interval after now, by the database's clock. With
--- at_latest a new one begins after what is there: its cursors are placed in this transaction, so that it is never seen
--- without them. One that is there keeps its place.
+-- A new pipeline's first batch time is the first multiple of its interval after now, by the database's clock. With
+-- at_latest a new pipeline begins after the existing blocks: its cursors are placed in this transaction, so that no
+-- other session ever sees it without them. An existing pipeline keeps its place.
 -- Locks: the pipeline's row, then the rows of its streams' receivers FOR SHARE, in the order of their ids: a clean-up
--- that did not see the pipeline has ended before a batch of it is given any block.
+-- that did not see the pipeline has ended before a batch of it gets any block.
 CREATE FUNCTION forebay.apply_pipeline(
     pipeline_name text, declared jsonb, streams bigint[], pace interval, kept interval, at_latest boolean
 )
@@ -24,7 +24,7 @@ BEGIN
         version = p.version + CASE WHEN p.declaration IS DISTINCT FROM excluded.declaration THEN 1 ELSE 0 END,
         declaration = excluded.declaration, stream_ids = excluded.stream_ids,
         batch_interval = excluded.batch_interval, retention = excluded.retention, applied_at = clock_timestamp()
-    -- A row that this statement has inserted, nobody has locked or updated.
+    -- xmax is 0 only if this statement inserted the row: no transaction has locked or updated it.
     RETURNING p.id, p.xmax = 0 INTO pipeline, is_new;
     IF is_new AND at_latest THEN
         PERFORM start_at_latest(pipeline);

@@ -1,9 +1,10 @@
--- attach_block_store: a host that is to have receivers says which block store it sees, or is told who sees another.
+-- attach_block_store: a host that is to have receivers says which block store it sees, or learns which host sees
+-- another.
 --
--- Authority: blocks of a host are of use only where others can read them. Two hosts share a block store when they have
--- at least one root in common, by the identity that lies in it (see block_store/identity.py). A host whose agent lives,
--- or whose files the log still names, must share one with each that comes. Refused, nothing is written.
--- A host that comes again with another store of its own is asked nothing: its files may have been moved.
+-- Authority: a host's blocks are of use only if other hosts can read them. Two hosts share a block store if they have
+-- at least one root in common, by the identity stored in it (see block_store/identity.py). A host whose agent lives, or
+-- whose files the log still names, must share a root with each host that comes. A refused call writes nothing.
+-- A host that comes back with a different store is not compared with its own past: its files may have been moved.
 -- Locks: the table against other calls of this, so that of two hosts that come at once one sees the other.
 CREATE FUNCTION forebay.attach_block_store(here text, root_ids text[], root_names text[])
 RETURNS TABLE (refused_by text, its_roots text[], it_lives boolean)

@@ -1,11 +1,11 @@
--- attach_reader: makes a named reader of a stream, or finds it (docs/how-to/streaming-queries.md).
+-- attach_reader: create a named reader of a stream, or find it (docs/how-to/streaming-queries.md).
 --
--- A reader is a cursor like a pipeline's: clean-up keeps what it has not read. A new one begins with the earliest block
--- that is retained, after the latest, or at `positions` ({receiver: next sequence}: a query that has a checkpoint, and
--- whose reader was removed): refused where clean-up has been past one of them. A reader that is there keeps its
--- cursors, whatever is asked for. A receiver that comes later is read from its first block.
--- Locks: the stream's receivers FOR SHARE, in the order of their ids, so that clean-up sees the cursors or is seen; low
--- marks and newest rows are read in the next statements.
+-- A reader has cursors like a pipeline: clean-up keeps what it has not read. A new one begins with the earliest
+-- retained block, after the latest, or at `positions` ({receiver: next sequence}, from a query that has a checkpoint
+-- and whose reader was removed): refused if clean-up has passed one of them. An existing reader keeps its cursors,
+-- whatever is asked for. A receiver that comes later is read from its first block.
+-- Locks: the stream's receivers FOR SHARE, in the order of their ids, so that clean-up and this call see each other;
+-- low marks and newest rows are read in the next statements.
 CREATE FUNCTION forebay.attach_reader(reader_name text, stream_name text, start text, positions jsonb DEFAULT NULL)
 RETURNS TABLE (outcome text, detail text, reader_id bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -28,7 +28,7 @@ BEGIN
     PERFORM 1 FROM receivers r WHERE r.stream_id = stream.id ORDER BY r.id FOR SHARE;
     SELECT * INTO reader FROM readers d WHERE d.name = reader_name AND d.removed_at IS NULL;
     IF NOT FOUND THEN
-        -- A receiver that the checkpoint does not know came after it, and is to be read from its first block.
+        -- A receiver that the checkpoint does not know came after it, and is read from its first block.
         SELECT r.id INTO lost FROM receivers r
         WHERE positions IS NOT NULL AND r.stream_id = stream.id
           AND coalesce((positions ->> r.id::text)::bigint, 1) <= r.low_mark LIMIT 1;

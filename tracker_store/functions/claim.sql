@@ -1,11 +1,11 @@
--- claim: a process takes a receiver over by the marker row of a new epoch, the next of the receiver's sequence.
+-- claim: a process takes over a receiver by the marker row of a new epoch, the next of the receiver's sequence.
 --
--- Authority: an epoch belongs to one process and one *answered* claim; a claim whose answer was lost is not owned
--- (the process claims again). A claim is refused unless it names the receiver's present assignment and the epoch
--- that its process saw as newest.
--- Locks: the receiver's row FOR SHARE in one statement, so that no placement changes under the claim; the newest
--- row is read in the next, whose snapshot is from after the wait. `receivers` is not written here: two claims that
--- both hold the shared lock would deadlock on the upgrade.
+-- Authority: an epoch belongs to one process and one *answered* claim; a claim whose answer was lost is not owned (the
+-- process claims again). A claim is refused unless it names the receiver's present assignment and the epoch that its
+-- process saw as newest.
+-- Locks: the receiver's row FOR SHARE in one statement, so that no placement changes during the claim; the newest row
+-- is read in the next, whose snapshot is from after the wait. `receivers` is not written here: two claims that both
+-- hold the shared lock would deadlock on the upgrade.
 CREATE FUNCTION forebay.claim(receiver bigint, seen_epoch bigint, under_assignment bigint)
 RETURNS TABLE (outcome text, detail text, epoch bigint, sequence bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -33,7 +33,7 @@ BEGIN
             RETURN NEXT;
             RETURN;
         END IF;
-        -- The clock keeps epochs (and file names) apart after a restore from a backup; it may step back freely.
+        -- The clock keeps epochs (and file names) distinct after a restore from a backup; it may be set back.
         epoch := greatest(seen_epoch + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint);
         sequence := coalesce(newest.sequence, 0) + 1;
         INSERT INTO blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records, total_bytes)

@@ -1,10 +1,10 @@
--- claim_attempt: a run takes a batch's next attempt, or is told which run holds the batch.
+-- claim_attempt: a run takes a batch's next attempt, or learns which run holds the batch.
 --
--- A pipeline that is removed gets no run any more: clean-up keeps nothing for it.
+-- A removed pipeline gets no run any more: clean-up keeps nothing for it.
 -- Locks: the pipeline's row FOR KEY SHARE, so that it is not removed meanwhile; the batch's row in the next statement,
 -- held to the end; everything else is read and written after it.
--- A run that was launched again under its own number (its daemon crashed) gets the attempt that it already has, once
--- the process that had it has ended: a run that two processes execute must not commit one attempt twice.
+-- A run that was launched again under its own id (its daemon crashed) gets the attempt that it already has, once the
+-- process that held it has ended: two processes that execute one run must not both commit the same attempt.
 CREATE FUNCTION forebay.claim_attempt(
     pipeline bigint, at_time timestamptz, number integer, claiming_run text, claiming_process bigint)
 RETURNS TABLE (outcome text, detail text)
@@ -40,7 +40,7 @@ BEGIN
         WHERE pipeline_id = pipeline AND batch_time = at_time;
         outcome := 'claimed';
     ELSIF batch.state = 'RUNNING' AND number = batch.attempt AND held.run_id = claiming_run
-          -- Who has ended stays so: this needs no lock.
+          -- An ended process never comes back: this needs no lock.
           AND NOT EXISTS (SELECT 1 FROM processes p WHERE p.id = held.process_id AND p.id <> claiming_process
                           AND p.ended_at IS NULL) THEN
         UPDATE batch_attempts SET process_id = claiming_process

@@ -1,12 +1,12 @@
 -- claim_replay: a run takes the next attempt of a batch that is COMPLETED or QUARANTINED, to run it again.
 --
--- The batch keeps its state, its attempt and its output until the replay has succeeded. It counts neither in
--- max_attempts nor in concurrent_batches. It is refused before anything is written where a block of the batch, or of
--- the window of length `reach` that ends with it, is no longer there, and where a batch of that window may be forgotten.
+-- The batch keeps its state, its attempt and its output until the replay has succeeded. A replay counts neither in
+-- max_attempts nor in concurrent_batches. It is refused before anything is written if a block of the batch, or of the
+-- window of length `reach` that ends with it, is gone, or if a batch of that window may be forgotten.
 -- A run that was launched again under its own id gets the attempt that it already has.
--- Locks: the pipeline's row FOR SHARE (so it is not removed, and its history not forgotten, meanwhile); the receivers'
--- rows FOR SHARE, by id, which hold clean-up of blocks back until this attempt can be seen; the batch's row; what may
--- still be read is looked at in a later statement.
+-- Locks: the pipeline's row FOR SHARE (so that it is not removed, and its history not forgotten, meanwhile); the
+-- receivers' rows FOR SHARE, by id, which hold back clean-up of blocks until this attempt can be seen; the batch's row;
+-- what can still be read is checked in a later statement.
 CREATE FUNCTION forebay.claim_replay(
     pipeline bigint, at_time timestamptz, claiming_run text, claiming_process bigint, reach interval)
 RETURNS TABLE (outcome text, detail text, number integer)
@@ -66,7 +66,8 @@ BEGIN
         RETURN;
     END IF;
 
-    -- All that is forgotten is older than history_from; what a quarantined batch's window has is not (clean_up_history).
+    -- All forgotten batches are older than history_from; those of a quarantined batch's window are kept even so
+    -- (clean_up_history).
     IF reach > interval '1 us' AND locked.history_from > after + interval '1 us'
        AND NOT (batch.state = 'QUARANTINED' AND reach <= locked.retention) THEN
         outcome := 'not retained';

@@ -1,9 +1,9 @@
--- clean_up_events: forgets what happened longer than `keep` ago, at most max_rows of each table's oldest rows.
+-- clean_up_events: delete what happened longer than `keep` ago, at most max_rows of each table's oldest rows.
 --
--- A receiver's newest event of each kind stays (its last error, its last start), and so does each clean-up that took
--- records that nothing had read, which explains a gap. A process that has ended stays while a receiver, or a run that
--- Dagster may still ask about, names it; and so does the newest agent of a name that is to stay empty: the next of that
--- name goes on from it.
+-- A receiver's newest event of each kind stays (its last error, its last start), and so does each clean-up that deleted
+-- unread records, because it explains a gap. An ended process stays while a receiver, or a run that Dagster may still
+-- ask about, names it. The newest agent of a name stays while it is draining, because the next agent of that name
+-- inherits this.
 -- Locks: the leader's row FOR SHARE first; then only rows that nothing else changes.
 CREATE FUNCTION forebay.clean_up_events(of_term bigint, keep interval, max_rows bigint)
 RETURNS TABLE (outcome text, events bigint, more boolean)

@@ -1,11 +1,11 @@
--- clean_up_history: forgets a pipeline's oldest batches that nobody can still ask for, at most max_rows of them.
+-- clean_up_history: delete a pipeline's oldest batches that can no longer be asked for, at most max_rows of them.
 --
--- A batch goes, with its ranges, attempts and commits, when it is COMPLETED or DISCARDED, older than `keep`, and so old
--- that neither a window, nor a replay, nor clean-up of blocks counts from it (the pipeline's retention, back from the
--- oldest batch that is not finished). The newest always stays. One that is quarantined stays, with those of its window,
--- until it is replayed or discarded; so do those of a running replay's window, and one with a commit that readers do not
--- see yet. `history_from` says from where on there are all.
--- What is forgotten can't come again: its time has passed (allocate_blocks_to_batch), and an attempt finds no batch.
+-- A batch is deleted, with its ranges, attempts and commits, when it is COMPLETED or DISCARDED, older than `keep`, and
+-- so old that no window, replay or clean-up of blocks depends on it (the pipeline's retention, back from the oldest
+-- unfinished batch). The newest always stays. A quarantined batch stays, with those of its window, until it is replayed
+-- or discarded; so do those of a running replay's window, and a batch with a commit that readers do not see yet. From
+-- `history_from` on all batches are there.
+-- A deleted batch can't come back: its time has passed (allocate_blocks_to_batch), and an attempt finds no batch.
 -- Locks: the leader's row FOR SHARE, the pipeline's row, then the batches.
 CREATE FUNCTION forebay.clean_up_history(of_term bigint, pipeline bigint, keep interval, max_rows bigint)
 RETURNS TABLE (outcome text, batches bigint, more boolean)
@@ -50,15 +50,15 @@ BEGIN
         SELECT t.batch_time FROM batches t
         WHERE t.pipeline_id = pipeline AND t.batch_time <= goes_to AND t.batch_time < before
               AND t.state IN ('COMPLETED', 'DISCARDED')
-              -- A replay reads its window by these batches' ranges, and the blocks are kept for it.
+              -- A replay finds its window by these batches' ranges, and the blocks are kept for it.
               AND NOT EXISTS (SELECT FROM batches q WHERE q.pipeline_id = pipeline AND q.state = 'QUARANTINED'
                               AND locked.removed_at IS NULL AND q.batch_time > t.batch_time
                               AND q.batch_time < t.batch_time + locked.retention)
-              -- The row is all that says what is to be shown.
+              -- Only this row says what must still be published.
               AND NOT EXISTS (SELECT FROM output_commits c WHERE c.pipeline_id = pipeline AND c.to_publish
                               AND locked.removed_at IS NULL AND c.batch_time = t.batch_time)
         ORDER BY t.batch_time LIMIT max_rows FOR UPDATE) AS o;
-    -- One that began before the pipeline's row was locked is seen here; it has the pipeline's row until then.
+    -- A replay that began before the pipeline's row was locked is visible here: it held that row until then.
     SELECT array_agg(g.batch_time) INTO gone FROM unnest(gone) AS g(batch_time)
     WHERE NOT EXISTS (SELECT FROM batch_attempts a WHERE a.pipeline_id = pipeline AND a.state = 'RUNNING'
                       AND g.batch_time <= a.batch_time

@@ -1,7 +1,7 @@
--- clean_up_offsets: takes away links of a stream's partitions whose blocks are gone, at most max_rows of them.
+-- clean_up_offsets: delete links of a stream's partitions whose blocks are gone, at most max_rows of them.
 --
--- Each partition's newest link stays, whatever its age: it is the position. Links are taken from the oldest of each
--- partition on, and only up to the first whose block is still there, so nothing younger is looked at.
+-- Each partition's newest link stays, whatever its age: it is the position. Links are deleted from the oldest of each
+-- partition on, and only up to the first whose block is still there, so younger ones are not read.
 -- Locks: the deleted links.
 CREATE FUNCTION forebay.clean_up_offsets(stream bigint, max_rows bigint)
 RETURNS bigint

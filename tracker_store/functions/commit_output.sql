@@ -1,8 +1,8 @@
--- commit_output: makes an attempt's result the one that counts for (pipeline, output, batch time).
+-- commit_output: make an attempt's result the one that counts for (pipeline, output, batch time).
 --
--- Authority: this row is the commit; files are its projection. A zombie attempt changes nothing: the batch's row
--- is locked first, and only the attempt that it names, or the replay that runs, may commit.
--- `publishes`: readers see files that are still to be shown; whoever finds the row shows them.
+-- Authority: this row is the commit; files are its projection. A zombie attempt changes nothing: the batch's row is
+-- locked first, and only the attempt that it names, or the running replay, may commit.
+-- `publishes`: the files must still be published to readers; any process that finds the row does it.
 -- Locks: the batch's row in the first statement, then the output's row.
 CREATE FUNCTION forebay.commit_output(
     pipeline bigint, at_time timestamptz, number integer, output_name text, result_location text,

@@ -1,4 +1,4 @@
--- complete_batch: a batch is COMPLETED when each of its outputs has a commit, and not before.
+-- complete_batch: make a batch COMPLETED once each of its outputs has a commit, and not before.
 --
 -- Locks: the batch's row in the first statement; the commits are read in a later one.
 CREATE FUNCTION forebay.complete_batch(

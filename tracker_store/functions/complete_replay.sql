@@ -1,7 +1,8 @@
--- complete_replay: a replay has succeeded when each output that it was to replace names it.
+-- complete_replay: end a replay as succeeded once the commit of each output that it had to replace is its own.
 --
--- A COMPLETED batch stays as it is, with the delays of the run that brought it out. A QUARANTINED one is COMPLETED once
--- each output that is `due` has a commit: its kept blocks go, and a pipeline that it had halted goes on.
+-- A COMPLETED batch stays as it is, with the delays of the run that completed it first. A QUARANTINED one becomes
+-- COMPLETED once each output that is `due` has a commit: its kept blocks are deleted, and a pipeline that it had halted
+-- goes on.
 -- Locks: the pipeline's row, then the batch's; attempt and commits are read in later statements.
 CREATE FUNCTION forebay.complete_replay(
     pipeline bigint, at_time timestamptz, number integer, outputs text[], due text[])
@@ -48,7 +49,7 @@ BEGIN
         UPDATE batches SET state = 'COMPLETED', completed_at = clock_timestamp(), attempt = number, reason = ''
         WHERE pipeline_id = pipeline AND batch_time = at_time;
         DELETE FROM kept_blocks k WHERE k.pipeline_id = pipeline AND k.batch_time = at_time;
-        -- What was quarantined after it, while it halted the pipeline, halts it on.
+        -- A batch that was quarantined after it, while the pipeline was halted, takes over the halt.
         UPDATE pipelines SET halted_by = (SELECT min(b.batch_time) FROM batches b WHERE b.pipeline_id = pipeline
                                           AND b.batch_time > at_time AND b.state = 'QUARANTINED')
         WHERE id = pipeline AND halted_by = at_time;

@@ -1,4 +1,5 @@
--- discard_batch: a person gives a quarantined batch up; its kept blocks go, and what only they held can be deleted.
+-- discard_batch: a person discards a quarantined batch; its kept blocks go, and files that only they needed can be
+-- deleted.
 --
 -- Locks: the pipeline's row, then the batch's; whether a replay runs is read in a later statement.
 CREATE FUNCTION forebay.discard_batch(pipeline bigint, at_time timestamptz)

@@ -1,7 +1,9 @@
--- driver_log_between: the view driver_log from `from_time` up to, but not including, `to_time`, in the order of time.
+-- driver_log_between: return the view driver_log from `from_time` up to, but not including, `to_time`, in the order of
+-- time.
 --
--- Cost: O(receivers · log blocks) for the ends, found by halving on the primary key (added_at never goes back within a
--- receiver's sequence), then what is returned. The other tables of the log are small, and are filtered by time.
+-- Cost: O(receivers · log blocks) for the ends, found by binary search on the primary key (added_at never decreases
+-- within a receiver's sequence), then what is returned. The other tables of the log are small, and are filtered by
+-- time.
 -- Locks: none.
 CREATE FUNCTION forebay.driver_log_between(from_time timestamptz, to_time timestamptz DEFAULT 'infinity')
 RETURNS TABLE (
@@ -27,7 +29,7 @@ BEGIN
                CASE WHEN probe.before THEN s.outside ELSE middle.m - 1 END
         FROM search s
         CROSS JOIN LATERAL (SELECT s.inside + (s.outside - s.inside + 1) / 2) AS middle(m)
-        -- OFFSET 0: else each step is a join with all of blocks while they are some ten thousand.
+        -- OFFSET 0: without it each step is a join with all blocks while there are some ten thousand.
         CROSS JOIN LATERAL (
             SELECT b.added_at < s.target AS before FROM blocks b
             WHERE b.receiver_id = s.receiver_id AND b.sequence = middle.m OFFSET 0) AS probe
@@ -43,7 +45,7 @@ BEGIN
         WHERE l.source = 'blocks' AND l.receiver_id = e.receiver_id
           AND l.first_sequence > e.before AND l.first_sequence <= e.last OFFSET 0) AS b
     UNION ALL
-    -- Of what is cleaned up the epochs' markers are left.
+    -- Of the cleaned-up part only the epochs' markers are left.
     SELECT m.* FROM receivers r
     CROSS JOIN LATERAL (
         SELECT l.* FROM driver_log l

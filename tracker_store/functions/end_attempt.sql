@@ -1,14 +1,14 @@
--- end_attempt: ends a batch's attempt as FAILED, BLOCKED or LOST; the batch is tried again after a pause, or quarantined.
+-- end_attempt: end a batch's attempt as FAILED, BLOCKED or LOST; the batch is retried after a pause, or quarantined.
 --
--- Called by the run itself, by the sensor for a run that ended without a word, and by the tracker for one whose
--- process is dead. An attempt that never claimed (its run died at its start) is recorded all the same, so that the next
--- run key is a new one. FAILED (its data or code) counts in max_attempts. LOST (what it ran on died: a process, a host)
--- counts in max_lost_attempts. BLOCKED (no block store) is not counted. The nth failure of a kind waits for the nth of
--- `pauses`, or for the last of them.
--- The batch's reason is its most telling failure: the newest FAILED attempt's, whatever was lost after it. A batch that
--- is BLOCKED says what it waits for. A replay that fails changes nothing of its batch.
--- Locks: the pipeline's row in the first statement (a quarantined batch may halt it), then the batch's. Clean-up passes
--- over blocks of a batch that is not finished, and of its window, so they are all there to be kept.
+-- Called by the run itself, by the sensor for a run that ended without reporting, and by the tracker for a run whose
+-- process is dead. An attempt that never claimed (its run died at its start) is recorded too, so that the next run key
+-- is a new one. FAILED (its data or code) counts in max_attempts. LOST (its process or host died) counts in
+-- max_lost_attempts. BLOCKED (no block store) is not counted. The nth failure of a kind waits for the nth of `pauses`,
+-- or for the last of them.
+-- The batch's reason is its most telling failure: that of the newest FAILED attempt, even if later ones were lost. A
+-- BLOCKED batch says what it waits for. A replay that fails changes nothing of its batch.
+-- Locks: the pipeline's row in the first statement (a quarantined batch may halt it), then the batch's. Clean-up skips
+-- blocks of an unfinished batch and of its window, so they are all there to be kept.
 CREATE FUNCTION forebay.end_attempt(
     pipeline bigint, at_time timestamptz, number integer, failed_run text, message text, failure text,
     max_attempts integer, max_lost_attempts integer, pauses interval[])
@@ -20,8 +20,8 @@ AS $$
 DECLARE
     declared pipelines;
     batch batches;
-    counted integer;    -- attempts that ended as this one did
-    telling text;       -- what the newest FAILED one said
+    counted integer;    -- attempts that ended in the same state as this one
+    telling text;       -- the error of the newest FAILED attempt
     after timestamptz;
 BEGIN
     SELECT * INTO declared FROM pipelines p WHERE p.id = pipeline FOR NO KEY UPDATE;
@@ -38,7 +38,7 @@ BEGIN
         UPDATE batch_attempts SET state = failure, ended_at = clock_timestamp(), error = message
         WHERE pipeline_id = pipeline AND batch_time = at_time AND attempt = number;
     ELSIF batch.state IN ('ALLOCATED', 'FAILED', 'BLOCKED') AND number = batch.attempt + 1 THEN
-        -- It has looked for no block store.
+        -- It never claimed, so it can't have found the block store unreachable.
         failure := CASE failure WHEN 'BLOCKED' THEN 'LOST' ELSE failure END;
         INSERT INTO batch_attempts (pipeline_id, batch_time, attempt, state, run_id, ended_at, error)
         VALUES (pipeline, at_time, number, failure, failed_run, clock_timestamp(), message);
@@ -69,7 +69,7 @@ BEGIN
                    ELSE clock_timestamp() + pauses[least(counted, cardinality(pauses))] END
     WHERE pipeline_id = pipeline AND batch_time = at_time;
     IF outcome = 'QUARANTINED' THEN
-        -- Its blocks, and those of its longest window, are copied, so that it holds up nobody else's clean-up.
+        -- Copy its blocks, and those of its longest window, so that the batch does not hold back clean-up.
         SELECT at_time - greatest(interval '1 us', coalesce(max((i.value ->> 'length_ms')::bigint), 0)
                                                    * interval '1 ms') INTO after
         FROM jsonb_each(CASE jsonb_typeof(declared.declaration -> 'outputs') WHEN 'object'
@@ -87,7 +87,7 @@ BEGIN
           AND b.segment_id IS NOT NULL
         ON CONFLICT DO NOTHING;
         IF declared.declaration -> 'settings' ->> 'on_failure' = 'halt' THEN
-            -- The oldest: what is replayed, or given up, lifts the halt for none but itself.
+            -- The oldest: replaying or discarding a batch lifts only its own halt.
             UPDATE pipelines SET halted_by = least(halted_by, at_time) WHERE id = pipeline;
         END IF;
     END IF;

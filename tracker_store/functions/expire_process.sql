@@ -1,7 +1,7 @@
--- expire_process: the leader declares a process dead whose counter it saw unmoved for the limit.
+-- expire_process: the leader declares a process dead whose counter did not change for the limit.
 --
--- Locks: the leader's row FOR SHARE first (an unlocked sub-select let a deposed leader overwrite its successor),
--- then the receivers that were placed there or held by it, then its own row.
+-- Locks: the leader's row FOR SHARE first (an unlocked sub-select let a deposed leader overwrite its successor), then
+-- the receivers that were placed there or held by it, then its own row.
 CREATE FUNCTION forebay.expire_process(of_term bigint, process bigint, seen_heartbeat bigint, why text)
 RETURNS TABLE (outcome text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER

@@ -1,6 +1,6 @@
--- expire_stream_rates: the leader writes down that a pipeline stands still, or that it goes on.
+-- expire_stream_rates: the leader records that a pipeline stands still, or that it goes on.
 --
--- While it stands still its rates hold nobody up. They stay in their rows, for when it goes on.
+-- While a pipeline stands still its rates limit no receiver. They stay in their rows, for when it goes on.
 -- Locks: the leader's row FOR SHARE first, then the pipeline's rows.
 CREATE FUNCTION forebay.expire_stream_rates(of_term bigint, pipeline bigint, still boolean)
 RETURNS TABLE (outcome text)

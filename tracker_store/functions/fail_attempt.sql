@@ -1,6 +1,7 @@
--- fail_attempt: what processes of an older release call in place of end_attempt: an attempt has failed, or is `blocked`.
+-- fail_attempt: end an attempt as failed or `blocked`, for processes of an older release, which do not know
+-- end_attempt.
 --
--- They know of no lost attempts, so theirs count in max_attempts.
+-- They don't know lost attempts, so theirs count in max_attempts.
 -- Locks: those of end_attempt.
 CREATE FUNCTION forebay.fail_attempt(
     pipeline bigint, at_time timestamptz, number integer, failed_run text, message text,

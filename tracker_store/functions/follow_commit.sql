@@ -1,9 +1,9 @@
--- follow_commit: has the row of an output say what its target has committed, by an attempt that has ended.
+-- follow_commit: make an output's row say what its target has committed, by an attempt that has ended.
 --
 -- Authority: a transactional target's own commit decides; an attempt that died between that and its row (commit_output)
--- left the row behind. Of a batch that will be tried again the next attempt does it; this is for what is left: replays
--- that failed, and the last attempt of a batch that is quarantined or given up. A commit never goes back to an older
--- attempt, and an attempt that runs writes its row itself.
+-- left the row behind. If the batch will be tried again, the next attempt does this; the function is for the rest:
+-- replays that failed, and the last attempt of a batch that is quarantined or discarded. A commit never goes back to an
+-- older attempt, and a running attempt writes its row itself.
 -- Locks: the batch's row in the first statement, then the output's row.
 CREATE FUNCTION forebay.follow_commit(
     pipeline bigint, at_time timestamptz, number integer, output_name text, result_location text, result_rows bigint)

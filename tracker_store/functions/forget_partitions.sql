@@ -1,8 +1,8 @@
--- forget_partitions: takes away all links of source partitions that are over for good, as those of a file that is gone.
+-- forget_partitions: delete all links of source partitions that are over for good, such as those of deleted files.
 --
--- The newest link of a partition is its position, and clean-up never takes it; here the source says that nobody will
--- ask for it again. One whose newest block is not cleaned away yet is left for a later call. Who is late and still
--- writes to a partition that is forgotten is refused by add_block: there is no position that it could go on from.
+-- The newest link of a partition is its position, and clean-up never deletes it; here the source says that it will not
+-- ask for it again. A partition whose newest block is not cleaned up yet is left for a later call. add_block refuses a
+-- late write to a forgotten partition, because there is no position from which it could continue.
 -- Locks: the deleted links.
 CREATE FUNCTION forebay.forget_partitions(receiver bigint, of_source text, partitions text[])
 RETURNS bigint

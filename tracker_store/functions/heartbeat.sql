@@ -1,10 +1,10 @@
--- heartbeat: raises a process's counter by one and returns what its receivers are to do.
+-- heartbeat: raise a process's counter by one and return what its receivers must do.
 --
--- A counter, not a time: a process is dead when its counter has not moved for the limit on the leader's monotonic
--- clock, so a stepped clock expires nothing. A process that was declared dead is told so (no row moved).
--- The newest sequence of each receiver goes back: a process that knows a newer one to be registered sees by it that the
--- driver log lost its last commits, also where it has nothing to register. The primary key answers.
--- How full its receivers' queues are goes along, in the same row: for who watches, and nobody decides by it.
+-- A counter, not a time: a process is dead when its counter has not changed for the limit on the leader's monotonic
+-- clock, so a stepped clock expires nothing. A process that was declared dead learns it from this (no row changed).
+-- The answer has each receiver's newest sequence: a process that knows that a newer one was registered learns by it
+-- that the driver log lost its last commits, even if it has nothing to register. The primary key answers.
+-- The lengths of its receivers' queues are stored in the same row, for display only: nothing is decided by them.
 -- Locks: the process's own row.
 CREATE FUNCTION forebay.heartbeat(process bigint, receiver_ids bigint[], in_queue integer[] DEFAULT NULL)
 RETURNS TABLE (

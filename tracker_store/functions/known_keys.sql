@@ -1,8 +1,8 @@
--- known_keys: which of many idempotency keys a receiver's stream has received within its window.
+-- known_keys: return those of many idempotency keys that a receiver's stream has received within its window.
 --
--- A sender is told that its records are stored by this answer, as by "already added": what only reads waits for no
--- synchronous standby, so that something is written where a key is found. What is not found here may be there a moment
--- later: add_block alone decides.
+-- This answer acknowledges records to a sender, as "already added" does. A read-only transaction does not wait for a
+-- synchronous standby, so something is written if a key is found. A key that is not found here may be there a moment
+-- later: only add_block decides.
 -- Locks: none.
 CREATE FUNCTION forebay.known_keys(receiver bigint, asked text[])
 RETURNS SETOF text
@@ -15,7 +15,7 @@ DECLARE
 BEGIN
     SELECT r.stream_id INTO STRICT stream FROM receivers r WHERE r.id = receiver;
     RETURN QUERY
-    -- No join: one that is planned while the table is near empty compares each with all, for hours.
+    -- No join: one planned while the table is almost empty would compare each with all, for hours.
     SELECT a.key FROM unnest(asked) AS a(key)
     WHERE (SELECT true FROM record_keys k WHERE k.stream_id = stream AND k.key = a.key);
     IF FOUND THEN

@@ -1,7 +1,7 @@
--- leads: whether the tracker of this term leads, and goes on leading until the caller's transaction ends.
+-- leads: return whether the tracker of this term leads; if so, it leads until the caller's transaction ends.
 --
--- For functions of the leader's, as their first statement: what they read after it is from a later snapshot, so that a
--- tracker that waited here while another took over changes nothing.
+-- The first statement of the leader's functions: what they read after it is from a later snapshot, so a tracker that
+-- waited here while another took over changes nothing.
 -- Locks: the leader's row FOR SHARE.
 CREATE FUNCTION forebay.leads(of_term bigint)
 RETURNS boolean

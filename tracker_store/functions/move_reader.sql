@@ -1,7 +1,7 @@
--- move_reader: moves a named reader's cursors to `positions` ({receiver: next sequence}), only ever forward.
+-- move_reader: move a named reader's cursors to `positions` ({receiver: next sequence}), only forward.
 --
--- What lies before them may be cleaned up from now on. A cursor that is further already stays: a query that goes on from
--- an older checkpoint holds nothing back that another has let go. False: the reader was removed.
+-- What lies before them may be cleaned up from now on. A cursor that is already further stays: a query that continues
+-- from an older checkpoint does not hold back what another has released. Returns false if the reader was removed.
 -- Locks: the reader's row FOR SHARE (so it is not removed meanwhile), then its cursors.
 CREATE FUNCTION forebay.move_reader(reader bigint, positions jsonb)
 RETURNS boolean

@@ -1,8 +1,8 @@
--- open_partition: where a source partition is to be read from; its origin link goes in before the first read.
+-- open_partition: return where a source partition must be read from; its origin link goes in before the first read.
 --
--- Two receivers that come together at a partition (a rebalance) get the same answer: the primary key decides whose
--- origin it is, and the position is read in a later statement. Nothing is fenced here: an origin is a fact about the
--- partition, not about who reads it; what is read from there is fenced by add_block.
+-- Two receivers that open a partition at the same time (a rebalance) get the same answer: the primary key decides whose
+-- origin counts, and the position is read in a later statement. Nothing is fenced here: an origin is a fact about the
+-- partition, not about its reader; add_block fences what is read from there.
 -- Locks: the new link's key.
 CREATE FUNCTION forebay.open_partition(
     receiver bigint, of_source text, of_partition text, start_offset bigint)

@@ -1,6 +1,6 @@
--- record_scaling: what the scaling schedule decided for a pipeline, by how long its batches take.
+-- record_scaling: record what the scaling schedule decided for a pipeline, from how long its batches take.
 --
--- One row per pipeline. Numbers that stay as they were keep their `since`.
+-- One row per pipeline. Numbers that stay the same keep their `since`.
 -- Locks: the pipeline's decision.
 CREATE FUNCTION forebay.record_scaling(
     pipeline bigint, mean_ratio double precision, of_batches integer, want_executors integer, want_drivers integer,

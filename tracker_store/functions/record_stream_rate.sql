@@ -1,11 +1,12 @@
--- record_stream_rate: the leader writes down what a completed batch says about a stream's rate.
+-- record_stream_rate: the leader records what a completed batch says about a stream's rate.
 --
--- One row per (pipeline, stream) is all that a new leader needs to go on: the estimator's state and the rate decided.
--- A batch that is not newer than the one reckoned in (a replay, or a leader that asks twice) changes nothing.
+-- One row per (pipeline, stream) is all that a new leader needs to continue: the estimator's state and the decided
+-- rate. A batch that is not newer than the last one that was used (a replay, or a leader that asks twice) changes
+-- nothing.
 -- Locks: the leader's row FOR SHARE first, then the row of (pipeline, stream).
 CREATE FUNCTION forebay.record_stream_rate(
     of_term bigint, pipeline bigint, stream bigint, at_time timestamptz,
-    -- The estimator's state, whole or null; the rate for the stream, null where nothing is decided yet.
+    -- The estimator's state, all set or all null; the stream's rate, null if nothing is decided yet.
     estimated_at timestamptz, rate double precision, error double precision, decided double precision)
 RETURNS TABLE (outcome text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER

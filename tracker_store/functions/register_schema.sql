@@ -1,13 +1,14 @@
--- register_schema: may a receiver of these columns begin? Its stream then has them as a version; asked once per start.
+-- register_schema: check whether a receiver with these columns may begin, and record them as a version; called once per
+-- start.
 --
--- A column keeps its type for as long as the stream lives, so that blocks of all versions can be read together: a
--- column that is new, or left out, is fine; one of another type is refused, and so is one that differs from an older
--- one in case alone (to Spark they are one). Nothing is fenced here: a version is a fact about the stream, and what a
--- replaced process registers, its blocks of earlier had already.
--- Outcomes: 'known' (changes nothing, so it may be asked again after a lost answer), 'registered', 'conflict' with the
--- columns and types in detail.
--- Locks: none where the version is known; else the stream's row, FOR NO KEY UPDATE, and what is there is read in the
--- next statement: two new versions come one after the other, and the second is compared with the first.
+-- A column keeps its type for as long as the stream lives, so that blocks of all versions can be read together: a new
+-- column, or one left out, is fine; a column of another type is refused, and so is one that differs from an older one
+-- only in case (to Spark they are the same). Nothing is fenced here: a version is a fact about the stream, and what a
+-- replaced process registers, its earlier blocks had already.
+-- Outcomes: 'known' (changes nothing, so the call may be repeated after a lost answer), 'registered', 'conflict' with
+-- the columns and types in detail.
+-- Locks: none if the version is known; else the stream's row, FOR NO KEY UPDATE, and the existing versions are read in
+-- the next statement: two new versions come one after the other, and the second is compared with the first.
 CREATE FUNCTION forebay.register_schema(receiver bigint, of_fingerprint text, of_columns jsonb)
 RETURNS TABLE (outcome text, version integer, detail text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER

@@ -1,4 +1,4 @@
--- release_launch: gives a launch back that certainly made no run, so that another launcher need not wait for its lease.
+-- release_launch: give back a launch that certainly made no run, so that another launcher need not wait for its lease.
 --
 -- Locks: the batch's row.
 CREATE FUNCTION forebay.release_launch(pipeline bigint, at_time timestamptz, number integer, launcher text)

@@ -1,6 +1,6 @@
--- release_receivers: the leader takes from an agent that is draining, or has ended, what is placed on it.
+-- release_receivers: the leader takes the receivers from an agent that is draining, or has ended.
 --
--- A receiver keeps the process that it has, until that has signed off: who places it elsewhere can wait for that.
+-- A receiver's row keeps naming its process until that has signed off, so that the next placement can wait for it.
 -- Locks: the leader's row FOR SHARE first, then those receivers' rows in the order of their ids.
 CREATE FUNCTION forebay.release_receivers(of_term bigint, agent bigint, why text)
 RETURNS TABLE (outcome text)

@@ -1,8 +1,9 @@
--- remove_pipeline: a person gives a pipeline up: from here on it holds no block back, and can't be started again.
+-- remove_pipeline: a person removes a pipeline: from now on it holds no block back, and can't be started again.
 --
--- Refused while it runs: its state is RUNNING, or an attempt at a batch of it is, a replay too. One that is applied again is another
--- one, with cursors of its own. What its quarantined batches kept goes with it, for nobody can replay them any more.
--- Its cursors stay in their rows, where they hold nothing: clean-up counts by them what had been read.
+-- Refused while it runs: its state is RUNNING, or an attempt at one of its batches is (also a replay). If it is applied
+-- again, it is a new pipeline with cursors of its own. The blocks that its quarantined batches kept are deleted,
+-- because they can't be replayed any more. Its cursors stay in their rows, where they hold nothing back: clean-up
+-- counts by them what had been read.
 -- Locks: the pipeline's row, so that no batch is allocated meanwhile; what waits is counted in the next statement.
 CREATE FUNCTION forebay.remove_pipeline(pipeline_name text)
 RETURNS TABLE (outcome text, waiting_records bigint, unfinished_batches bigint, kept_batches bigint)

@@ -1,11 +1,12 @@
--- salvage_blocks: registers blocks that an earlier process of a receiver stored in one segment and did not register.
+-- salvage_blocks: register blocks that an earlier process of a receiver stored in one segment and did not register.
 --
--- Authority: the blocks go in under the new epoch exactly as any others do (see add_block), so that a salvage whose
--- receiver was taken over meanwhile adds nothing. In the same transaction the segment notes how far it is salvaged: the
--- next salvage goes on behind that, whatever clean-up has taken since, and no frame is registered twice. The newest
--- block that came from the segment is noted too: clean-up keeps the file until that one is gone, though its number is
--- not near those of the segment's own epoch.
--- A caller may trust "added" and "already added" for ever; no answer is resolved by sending the identical call again.
+-- Authority: the blocks go in under the new epoch exactly as any others do (see add_block), so a salvage whose receiver
+-- was taken over meanwhile adds nothing. The same transaction records in the segment how far it is salvaged: the next
+-- salvage continues from there, whatever clean-up has deleted since, and no frame is registered twice. The newest block
+-- that came from the segment is recorded too: clean-up keeps the file until that block is gone, although its sequence
+-- is not near those of the segment's own epoch.
+-- A caller may trust "added" and "already added" for ever; a missing answer is resolved by sending the identical call
+-- again.
 -- Locks: the inserted rows' keys, then the segment's row.
 CREATE FUNCTION forebay.salvage_blocks(
     receiver bigint, under_epoch bigint, first_sequence bigint, segment bigint, salvaged_up_to bigint,

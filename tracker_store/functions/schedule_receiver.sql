@@ -1,8 +1,9 @@
 -- schedule_receiver: the leader places a receiver on an agent, under a new assignment.
 --
--- The clock keeps assignments apart after a failover or a restore that lost some, as it does epochs: an agent starts
--- no receiver again under an assignment that it has seen refused. It may step back freely.
--- With a host it is bound to that host from now on: who listens there is not moved to another address unasked.
+-- The clock keeps assignments distinct after a failover or a restore that lost some, as it does epochs: an agent does
+-- not start a receiver again under an assignment that it has seen refused. The clock may be set back.
+-- With a host, the receiver is bound to that host from now on: a receiver that listens there is not moved to another
+-- address without a request.
 -- Locks: the leader's row FOR SHARE first, then the receiver's row.
 CREATE FUNCTION forebay.schedule_receiver(
     of_term bigint, receiver bigint, agent bigint, why text, only_host text DEFAULT NULL)

@@ -1,8 +1,8 @@
--- set_rate_limits: the leader gives receivers their rates; each learns it with its next block or heartbeat.
+-- set_rate_limits: the leader sets receivers' rates; each receiver learns its rate with its next block or heartbeat.
 --
 -- Locks: the leader's row FOR SHARE first, then those receivers' rows in the order of their ids.
 CREATE FUNCTION forebay.set_rate_limits(
-    -- One rate per receiver, in records per second; null takes the limit away.
+    -- One rate per receiver, in records per second; null removes the limit.
     of_term bigint, receivers bigint[], rates double precision[])
 RETURNS TABLE (outcome text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER

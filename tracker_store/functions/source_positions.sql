@@ -1,6 +1,6 @@
--- source_positions: where each partition of a source stands that a receiver's stream has read, in one answer.
+-- source_positions: return the position of each partition of a source that a receiver's stream has read, in one answer.
 --
--- For sources of very many partitions, as files are: open_partition asks of each, and puts origins down.
+-- For sources with very many partitions, such as files: open_partition asks for each one, and records origins.
 -- Locks: none; one probe of the primary key per partition, not a scan of its links.
 CREATE FUNCTION forebay.source_positions(receiver bigint, of_source text)
 RETURNS TABLE (partition text, generation integer, to_offset bigint)

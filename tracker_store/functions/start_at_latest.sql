@@ -1,7 +1,7 @@
--- start_at_latest: puts a new pipeline's cursors after the newest block of each receiver of its streams.
+-- start_at_latest: put a new pipeline's cursors after the newest block of each receiver of its streams.
 --
--- Without this a pipeline begins with the earliest block that is retained. A receiver that has a cursor keeps it.
--- Locks: those receivers' rows FOR SHARE, in the order of their ids, so that clean-up sees the cursors or is seen; the
+-- Without this a pipeline begins with the earliest retained block. A receiver that has a cursor keeps it.
+-- Locks: those receivers' rows FOR SHARE, in the order of their ids, so that clean-up and this call see each other; the
 -- newest rows are read in the next statement.
 CREATE FUNCTION forebay.start_at_latest(pipeline bigint)
 RETURNS bigint

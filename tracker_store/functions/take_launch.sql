@@ -1,9 +1,10 @@
--- take_launch: who asks Dagster for the run of a batch's next attempt: one launcher at a time, for as long as `lease`.
+-- take_launch: decide which launcher asks Dagster for the run of a batch's next attempt: one at a time, for `lease`.
 --
--- Authority: this keeps the batch sensor and the pushing tracker from asking for the same run twice. It decides nothing
--- about the batch: claim_attempt does, whatever was launched. Who took it and can't say whether there is a run (no
--- answer) leaves it alone; when the lease is over another launcher looks in Dagster, and asks again.
--- With a term it is the leader's, and a leader that was deposed launches nothing.
+-- Authority: this keeps the batch sensor and the tracker, which launches short intervals itself, from asking for the
+-- same run twice. It decides nothing about the batch: claim_attempt does, whatever was launched. A launcher that took
+-- the launch and can't say whether there is a run (no answer) leaves it alone; when the lease is over another launcher
+-- looks in Dagster, and asks again.
+-- With a term, the caller is the leader, and a deposed leader launches nothing.
 -- Locks: the leader's row FOR SHARE first, then the batch's row.
 CREATE FUNCTION forebay.take_launch(
     of_term bigint, pipeline bigint, at_time timestamptz, number integer, launcher text, lease interval)
@@ -25,7 +26,7 @@ BEGIN
         outcome := 'not due';
         detail := format('attempt %s was asked for; the batch is %s at attempt %s',
                          number, coalesce(batch.state, 'not there'), batch.attempt);
-    -- Either way: a clock that was set back must not hold a launch up for longer than the lease.
+    -- In both directions: a clock that was set back must not delay a launch for longer than the lease.
     ELSIF batch.launch_attempt = number AND batch.launched_by <> launcher
           AND batch.launched_at BETWEEN clock_timestamp() - lease AND clock_timestamp() + lease THEN
         outcome := 'held';

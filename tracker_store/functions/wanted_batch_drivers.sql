@@ -1,10 +1,11 @@
--- wanted_batch_drivers: how many batch drivers a host's agent should run, of those that all pipelines together want.
+-- wanted_batch_drivers: return how many batch drivers a host's agent should run, of those that all pipelines want.
 --
--- That is the one that pipelines share, and what the scaling schedule wants beyond it for those where that takes effect.
--- The hosts that have a driver of this host's code location share it evenly, the first by name one more where it does
--- not come out even. A host that has none yet is told of one, so that several that start at once don't each begin all.
+-- That is one that the pipelines share, plus the additional ones that the scaling schedule wants, if its decision is
+-- applied. The hosts that have a driver of this host's code location share them evenly; of a remainder the first hosts
+-- by name get one more each. A host without a driver gets one, so that several hosts that start at once don't each
+-- start all.
 -- Locks: none.
--- Agents of an older release name no host, and are told of one.
+-- Agents of an older release name no host, and get one.
 CREATE FUNCTION forebay.wanted_batch_drivers(on_host text DEFAULT NULL)
 RETURNS integer
 LANGUAGE plpgsql STABLE SECURITY DEFINER

@@ -27,7 +27,7 @@ COMMENT ON VIEW forebay.batch_blocks IS
 COMMENT ON COLUMN forebay.batch_blocks.pipeline IS 'The batch''s pipeline';
 COMMENT ON COLUMN forebay.batch_blocks.pipeline_id IS 'The pipeline''s id';
 COMMENT ON COLUMN forebay.batch_blocks.batch_time IS 'The batch';
-COMMENT ON COLUMN forebay.batch_blocks.stream IS 'The stream that the block came by';
+COMMENT ON COLUMN forebay.batch_blocks.stream IS 'The stream that received the block';
 COMMENT ON COLUMN forebay.batch_blocks.ordinal IS 'The receiver''s number within the stream';
 COMMENT ON COLUMN forebay.batch_blocks.receiver_id IS 'The receiver that stored it';
 COMMENT ON COLUMN forebay.batch_blocks.sequence IS 'Its place in the receiver''s sequence';
@@ -41,4 +41,4 @@ COMMENT ON COLUMN forebay.batch_blocks."offset" IS 'Where its frame begins in th
 COMMENT ON COLUMN forebay.batch_blocks.length IS 'How long its frame is, in bytes';
 COMMENT ON COLUMN forebay.batch_blocks.crc32c IS 'The checksum of its frame';
 COMMENT ON COLUMN forebay.batch_blocks.kept IS
-    'Whether only kept_blocks has it any more (the batch was quarantined, and clean-up has passed)';
+    'True if only kept_blocks still has it (the batch was quarantined, and clean-up has passed)';

@@ -1,5 +1,5 @@
--- Arms of one table each, without a condition: so the planner pushes (receiver_id, first_sequence) and `source` into
--- them, and does not read an arm of another source at all.
+-- Each arm reads one table, without a condition, so that the planner pushes (receiver_id, first_sequence) and `source`
+-- into the arms, and does not read the arms of other sources at all.
 CREATE VIEW forebay.driver_log AS
 SELECT e.at, e.source, CASE WHEN e.marker THEN 'epoch claimed' ELSE e.event END AS event,
        s.name AS stream, r.ordinal, e.receiver_id, p.name AS pipeline, e.pipeline_id, e.batch_time, e.epoch,

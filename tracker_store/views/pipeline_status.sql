@@ -28,7 +28,7 @@ COMMENT ON VIEW forebay.pipeline_status IS
 COMMENT ON COLUMN forebay.pipeline_status.pipeline IS 'The pipeline';
 COMMENT ON COLUMN forebay.pipeline_status.pipeline_id IS 'The pipeline''s id';
 COMMENT ON COLUMN forebay.pipeline_status.state IS 'RUNNING, STOPPING or STOPPED';
-COMMENT ON COLUMN forebay.pipeline_status.state_since IS 'When it came to that state';
+COMMENT ON COLUMN forebay.pipeline_status.state_since IS 'When it entered that state';
 COMMENT ON COLUMN forebay.pipeline_status.batch_interval IS 'Batch times are its multiples';
 COMMENT ON COLUMN forebay.pipeline_status.last_batch_time IS
     'Its cursor in time: every batch time up to here is decided';

@@ -27,7 +27,7 @@ COMMENT ON COLUMN forebay.receiver_status.receiver_id IS 'Its id in every other 
 COMMENT ON COLUMN forebay.receiver_status.state IS 'INACTIVE, SCHEDULED, ACTIVE, PAUSED or FAILED';
 COMMENT ON COLUMN forebay.receiver_status.desired_state IS 'What an operator wants of it: running, paused or stopped';
 COMMENT ON COLUMN forebay.receiver_status.reason IS 'Why it is in its state; empty when there is nothing to say';
-COMMENT ON COLUMN forebay.receiver_status.since IS 'When it came to its state';
+COMMENT ON COLUMN forebay.receiver_status.since IS 'When it entered its state';
 COMMENT ON COLUMN forebay.receiver_status.agent IS 'The agent that it is placed on; null when it is on none';
 COMMENT ON COLUMN forebay.receiver_status.host IS 'That agent''s host';
 COMMENT ON COLUMN forebay.receiver_status.assignment IS
@@ -35,7 +35,7 @@ COMMENT ON COLUMN forebay.receiver_status.assignment IS
 COMMENT ON COLUMN forebay.receiver_status.epoch IS
     'Its newest epoch: the process that claimed it may add blocks; null before the first claim';
 COMMENT ON COLUMN forebay.receiver_status.newest_sequence IS 'Its newest block or marker; null before the first claim';
-COMMENT ON COLUMN forebay.receiver_status.records IS 'Records registered in all its life';
+COMMENT ON COLUMN forebay.receiver_status.records IS 'Records registered since it was created';
 COMMENT ON COLUMN forebay.receiver_status.bytes IS 'The same in bytes as stored';
 COMMENT ON COLUMN forebay.receiver_status.last_block_at IS 'When its newest block or marker was added';
 COMMENT ON COLUMN forebay.receiver_status.rate_limit IS 'Records per second that it may take in; null: no limit';

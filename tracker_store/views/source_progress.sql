@@ -33,7 +33,7 @@ COMMENT ON COLUMN forebay.source_progress.stream_id IS 'The stream''s id';
 COMMENT ON COLUMN forebay.source_progress.source IS 'The source as the receiver names it, such as a topic';
 COMMENT ON COLUMN forebay.source_progress.partition IS 'The partition, as text';
 COMMENT ON COLUMN forebay.source_progress.generation IS
-    'Raised by one when the position went backwards: a topic made anew, a replaced file, a reset';
+    'Raised by one when the position went backwards: a recreated topic, a replaced file, a reset';
 COMMENT ON COLUMN forebay.source_progress.position IS
     'The next offset to be read; everything before it is in a block or was lost';
 COMMENT ON COLUMN forebay.source_progress.kind IS 'The newest link''s: origin (nothing read yet), block or lost';

@@ -47,12 +47,12 @@ COMMENT ON COLUMN forebay.storage_usage.oldest_added_at IS 'When the oldest of t
 COMMENT ON COLUMN forebay.storage_usage.open_segments IS
     'Segment files that are being written, or that a process left unsealed';
 COMMENT ON COLUMN forebay.storage_usage.left_segments IS
-    'Those of them that no process holds: blocks may lie there that no row names, which the receiver''s next process '
-    'looks for; a removed receiver has none';
-COMMENT ON COLUMN forebay.storage_usage.sealed_segments IS 'Segment files that are whole';
+    'Those of them that no process holds: they may contain blocks that no row names, which the receiver''s next '
+    'process salvages; a removed receiver has none';
+COMMENT ON COLUMN forebay.storage_usage.sealed_segments IS 'Segment files that are complete';
 COMMENT ON COLUMN forebay.storage_usage.deleting_segments IS
     'Segment files that clean-up has marked and is about to delete';
-COMMENT ON COLUMN forebay.storage_usage.segment_bytes IS 'The length of all segments but the open ones, in bytes';
+COMMENT ON COLUMN forebay.storage_usage.segment_bytes IS 'The length of all segments except the open ones, in bytes';
 COMMENT ON COLUMN forebay.storage_usage.kept_blocks IS 'Blocks that quarantined batches keep, once per batch';
 COMMENT ON COLUMN forebay.storage_usage.kept_bytes IS 'The same in bytes as stored';
 COMMENT ON COLUMN forebay.storage_usage.dead_letters IS 'Records that could not be processed and are kept aside';

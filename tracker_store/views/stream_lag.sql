@@ -1,6 +1,6 @@
 CREATE VIEW forebay.stream_lag AS
 SELECT p.id AS pipeline_id, p.name AS pipeline, s.name AS stream, s.id AS stream_id,
-       -- Markers count in a range of sequences; where nothing but markers waits, nothing waits.
+       -- Markers count as sequences; but if only markers wait, nothing waits.
        coalesce(sum(newest.sequence - first_row.sequence + 1) FILTER (
            WHERE newest.total_records > first_row.total_records - first_row.records), 0)::bigint AS waiting_blocks,
        coalesce(sum(newest.total_records - first_row.total_records + first_row.records), 0)::bigint

@@ -15,7 +15,7 @@ COMMENT ON VIEW forebay.unallocated_blocks IS
     'stream_lag.';
 COMMENT ON COLUMN forebay.unallocated_blocks.pipeline IS 'The pipeline that it waits for';
 COMMENT ON COLUMN forebay.unallocated_blocks.pipeline_id IS 'The pipeline''s id';
-COMMENT ON COLUMN forebay.unallocated_blocks.stream IS 'The stream that it came by';
+COMMENT ON COLUMN forebay.unallocated_blocks.stream IS 'The stream that received it';
 COMMENT ON COLUMN forebay.unallocated_blocks.ordinal IS 'The receiver''s number within the stream';
 COMMENT ON COLUMN forebay.unallocated_blocks.receiver_id IS 'The receiver that stored it';
 COMMENT ON COLUMN forebay.unallocated_blocks.sequence IS 'Its place in the receiver''s sequence';
