@@ -17,7 +17,10 @@ def upgrade() -> None:
         sa.Column("pipeline_id", sa.BigInteger(), nullable=False, comment="The batch's pipeline"),
         sa.Column("batch_time", sa.DateTime(timezone=True), nullable=False, comment="The batch"),
         sa.Column(
-            "receiver_id", sa.BigInteger(), nullable=False, comment="The receiver; one with nothing to give has no row"
+            "receiver_id",
+            sa.BigInteger(),
+            nullable=False,
+            comment="The receiver; one without blocks for the batch has no row",
         ),
         sa.Column(
             "sequences",
@@ -51,7 +54,7 @@ def upgrade() -> None:
             sa.Text(),
             server_default="RUNNING",
             nullable=False,
-            comment="RUNNING, SUCCEEDED, FAILED, BLOCKED (no block store) or LOST (what it ran on died under it)",
+            comment="RUNNING, SUCCEEDED, FAILED, BLOCKED (no block store) or LOST (its process or host died)",
         ),
         sa.Column("run_id", sa.Text(), nullable=False, comment="The Dagster run; empty when none is known"),
         sa.Column(
@@ -81,7 +84,7 @@ def upgrade() -> None:
             sa.Interval(),
             server_default=sa.text("interval '0'"),
             nullable=False,
-            comment="How far before its batch time a replay reads (its longest window): clean-up waits for it",
+            comment="How far before its batch time a replay reads (its longest window); clean-up keeps those blocks",
         ),
         sa.CheckConstraint("(state = 'RUNNING') = (ended_at IS NULL)", name="batch_attempts_ended_at"),
         sa.CheckConstraint("kind IN ('run', 'replay')", name="batch_attempts_kind"),
@@ -90,7 +93,7 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("pipeline_id", "batch_time", "attempt"),
         schema="forebay",
-        comment="Who has tried to run a batch, when, and how did it end? (At most one runs.)",
+        comment="Which attempts to run a batch were made, when, and how did each end? (At most one runs.)",
     )
     op.create_index(
         "batch_attempts_running",
@@ -110,7 +113,7 @@ def upgrade() -> None:
             sa.DateTime(timezone=True),
             server_default=sa.text("clock_timestamp()"),
             nullable=False,
-            comment="When it came to that state",
+            comment="When it entered that state",
         ),
         sa.CheckConstraint("state IN ('STARTING', 'READY', 'DRAINING')", name="batch_drivers_state"),
         sa.PrimaryKeyConstraint("process_id"),
@@ -131,14 +134,14 @@ def upgrade() -> None:
             "oldest_time",
             sa.DateTime(timezone=True),
             nullable=False,
-            comment="The oldest boundary that it stands for: its own, unless missed ones were merged into it",
+            comment="The oldest boundary that it covers: its own, unless missed ones were merged into it",
         ),
         sa.Column(
             "state",
             sa.Text(),
             server_default="ALLOCATED",
             nullable=False,
-            comment="What has become of it; its transitions stand in states.py",
+            comment="ALLOCATED, RUNNING, FAILED, BLOCKED, COMPLETED, QUARANTINED or DISCARDED (transitions: states.py)",
         ),
         sa.Column(
             "attempt",
@@ -165,7 +168,7 @@ def upgrade() -> None:
             "retry_at",
             sa.DateTime(timezone=True),
             nullable=True,
-            comment="Not before this may the next attempt start (backoff after a failure); null: at once",
+            comment="The next attempt starts no earlier than this (backoff after a failure); null: at once",
         ),
         sa.Column(
             "completed_at",
@@ -178,25 +181,25 @@ def upgrade() -> None:
             sa.Text(),
             server_default="",
             nullable=False,
-            comment="Its most telling failure, which may be an earlier attempt's, or why nothing ran; else empty",
+            comment="Its most telling failure, which may be of an earlier attempt, or why nothing ran; else empty",
         ),
         sa.Column(
             "launch_attempt",
             sa.Integer(),
             nullable=True,
-            comment="The attempt whose run Dagster was asked for last; null: none was",
+            comment="The newest attempt whose run Dagster was asked to launch; null: none",
         ),
         sa.Column(
             "launched_at",
             sa.DateTime(timezone=True),
             nullable=True,
-            comment="When that was, by the database's clock; null: it was not",
+            comment="When Dagster was asked, by the database's clock; null: it was not",
         ),
         sa.Column(
             "launched_by",
             sa.Text(),
             nullable=True,
-            comment="Who asked: the batch sensor, or a tracker that pushes; null: nobody has",
+            comment="What asked: the batch sensor, or the leading tracker; null: nothing has",
         ),
         sa.CheckConstraint("(state = 'COMPLETED') = (completed_at IS NOT NULL)", name="batches_completed_at"),
         sa.CheckConstraint(
@@ -210,7 +213,7 @@ def upgrade() -> None:
         sa.CheckConstraint("oldest_time <= batch_time", name="batches_oldest_time"),
         sa.PrimaryKeyConstraint("pipeline_id", "batch_time"),
         schema="forebay",
-        comment="Which batches were made, how large are they, and what has become of them?",
+        comment="Which batches were made, how large are they, and in which state are they?",
     )
     op.create_index(
         "batches_completed",
@@ -232,18 +235,23 @@ def upgrade() -> None:
         "block_offsets",
         sa.Column("stream_id", sa.BigInteger(), nullable=False, comment="The stream that reads the source"),
         sa.Column("source", sa.Text(), nullable=False, comment="The source as the receiver names it, such as a topic"),
-        sa.Column("partition", sa.Text(), nullable=False, comment="Text: sources count theirs as they like"),
+        sa.Column(
+            "partition",
+            sa.Text(),
+            nullable=False,
+            comment="The partition's name; text, because each source names its own",
+        ),
         sa.Column(
             "generation",
             sa.Integer(),
             nullable=False,
-            comment="Raised by one when a position goes backwards: a topic made anew, a replaced file, a reset",
+            comment="Raised by one when a position goes backwards: a topic created again, a replaced file, a reset",
         ),
         sa.Column(
             "from_offset",
             sa.BigInteger(),
             nullable=False,
-            comment="Exactly the forerunner's to_offset; -1 in an origin link: nothing comes before it",
+            comment="Exactly the to_offset of the link before; -1 in an origin link: nothing comes before it",
         ),
         sa.Column(
             "to_offset",
@@ -255,14 +263,14 @@ def upgrade() -> None:
             "kind",
             sa.Text(),
             nullable=False,
-            comment="origin (where reading begins), block (records went into one) or lost (the source had them no more)",
+            comment="origin (where reading begins), block (the records are in one) or lost (the source no longer had them)",
         ),
         sa.Column("receiver_id", sa.BigInteger(), nullable=False, comment="The receiver that wrote the link"),
         sa.Column(
             "sequence",
             sa.BigInteger(),
             nullable=False,
-            comment="The block that it came with; 0 for an origin put down before the first read",
+            comment="The block that it was registered with; 0 for an origin that was recorded before the first read",
         ),
         sa.CheckConstraint("(kind = 'origin') = (from_offset = -1)", name="block_offsets_origin"),
         sa.CheckConstraint("kind IN ('origin', 'block', 'lost')", name="block_offsets_kind"),
@@ -283,22 +291,22 @@ def upgrade() -> None:
     )
     op.create_table(
         "block_stores",
-        sa.Column("host", sa.Text(), nullable=False, comment="The host, as its agent is called"),
+        sa.Column("host", sa.Text(), nullable=False, comment="The host, by its agent's name"),
         sa.Column(
             "roots",
             sa.ARRAY(sa.Text()),
             nullable=False,
-            comment="What it writes blocks to, by identity: the word in a directory's file _store, or a URL",
+            comment="The roots it writes blocks to, by identity: the id in a directory's file _store, or a URL",
         ),
         sa.Column(
-            "names", sa.ARRAY(sa.Text()), nullable=False, comment="The same roots as they are called on that host"
+            "names", sa.ARRAY(sa.Text()), nullable=False, comment="The paths or URLs of the same roots on that host"
         ),
         sa.Column(
             "attached_at",
             sa.DateTime(timezone=True),
             server_default=sa.text("clock_timestamp()"),
             nullable=False,
-            comment="When its agent first said so",
+            comment="When its agent first reported them",
         ),
         sa.CheckConstraint(
             "cardinality(roots) > 0 AND cardinality(roots) = cardinality(names)", name="block_stores_roots"
@@ -326,7 +334,7 @@ def upgrade() -> None:
             "added_at",
             sa.DateTime(timezone=True),
             nullable=False,
-            comment="The database's clock, but never before the predecessor's; batches are cut by this",
+            comment="By the database's clock, but never before the predecessor's; batches are cut by this time",
         ),
         sa.Column("records", sa.BigInteger(), nullable=False, comment="How many records it has; 0 in a marker"),
         sa.Column("bytes", sa.BigInteger(), nullable=False, comment="Its size as stored; 0 in a marker"),
@@ -363,7 +371,7 @@ def upgrade() -> None:
         sa.CheckConstraint("sequence > 0 AND epoch > 0", name="blocks_positive"),
         sa.PrimaryKeyConstraint("receiver_id", "sequence"),
         schema="forebay",
-        comment="Which blocks does each receiver have, in which order, and where do their bytes lie?",
+        comment="Which blocks does each receiver have, in which order, and where are their bytes?",
         postgresql_with={"autovacuum_vacuum_insert_scale_factor": "0.05"},
     )
     op.create_table(
@@ -371,17 +379,20 @@ def upgrade() -> None:
         sa.Column("id", sa.BigInteger(), autoincrement=True, nullable=False, comment="The event"),
         sa.Column("receiver_id", sa.BigInteger(), nullable=False, comment="The receiver"),
         sa.Column(
-            "sequences", postgresql.INT8RANGE(), nullable=False, comment="The range that went; epoch markers in it stay"
+            "sequences",
+            postgresql.INT8RANGE(),
+            nullable=False,
+            comment="The range that was deleted; epoch markers in it stay",
         ),
-        sa.Column("blocks", sa.BigInteger(), nullable=False, comment="How many sequences that is"),
-        sa.Column("records", sa.BigInteger(), nullable=False, comment="Records that went"),
+        sa.Column("blocks", sa.BigInteger(), nullable=False, comment="How many sequences the range has"),
+        sa.Column("records", sa.BigInteger(), nullable=False, comment="Records that were deleted"),
         sa.Column("bytes", sa.BigInteger(), nullable=False, comment="The same in bytes as stored"),
         sa.Column(
             "unread_records",
             sa.BigInteger(),
             server_default="0",
             nullable=False,
-            comment="Records that went without any pipeline having read them: their stream's retention was over",
+            comment="Deleted records that no pipeline had read: their stream's retention was over",
         ),
         sa.Column(
             "at",
@@ -392,7 +403,7 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("id"),
         schema="forebay",
-        comment="Which blocks were cleaned away, when, and had they been read?",
+        comment="Which blocks did clean-up delete, when, and had they been read?",
     )
     op.create_index("cleanup_events_receiver", "cleanup_events", ["receiver_id", "id"], unique=False, schema="forebay")
     op.create_table(
@@ -418,7 +429,7 @@ def upgrade() -> None:
     op.create_table(
         "dead_letters",
         sa.Column("id", sa.BigInteger(), autoincrement=True, nullable=False, comment="The dead letter"),
-        sa.Column("receiver_id", sa.BigInteger(), nullable=False, comment="The receiver that met it"),
+        sa.Column("receiver_id", sa.BigInteger(), nullable=False, comment="The receiver that received it"),
         sa.Column("epoch", sa.BigInteger(), nullable=False, comment="The claim under which it was stored"),
         sa.Column("reason", sa.Text(), nullable=False, comment="Why it could not be processed"),
         sa.Column(
@@ -485,10 +496,13 @@ def upgrade() -> None:
             sa.BigInteger(),
             server_default="0",
             nullable=False,
-            comment="Raised every second by the leader; a candidate that sees it unmoved takes the next term",
+            comment="Raised every second by the leader; a candidate that sees no change takes the next term",
         ),
         sa.Column(
-            "holder", sa.Text(), nullable=True, comment="Who leads, for people; null when the last leader resigned"
+            "holder",
+            sa.Text(),
+            nullable=True,
+            comment="The leading tracker's name; null after the last leader has resigned",
         ),
         sa.Column(
             "since",
@@ -510,7 +524,7 @@ def upgrade() -> None:
             sa.BigInteger(),
             autoincrement=True,
             nullable=False,
-            comment="The segment in every other table; a receiver's rise with its sequence",
+            comment="The segment in every other table; ids of a receiver's segments rise with its sequence",
         ),
         sa.Column("receiver_id", sa.BigInteger(), nullable=False, comment="The receiver that wrote it"),
         sa.Column(
@@ -521,7 +535,7 @@ def upgrade() -> None:
             "source_rule",
             sa.Text(),
             nullable=False,
-            comment="Whether the source sends again what was stored and not registered; decides what salvage registers",
+            comment="Whether the source sends unregistered records again; decides which stored blocks salvage registers",
         ),
         sa.Column("state", sa.Text(), server_default="OPEN", nullable=False, comment="OPEN, SEALED, DELETING"),
         sa.Column("length", sa.BigInteger(), nullable=True, comment="Its length in bytes once sealed; null while open"),
@@ -542,26 +556,26 @@ def upgrade() -> None:
             "store",
             sa.Text(),
             nullable=True,
-            comment="Where it was made, roots as in block_stores: one missing elsewhere proves nothing; null: unknown",
+            comment="The store that holds it, roots as in block_stores; missing in another proves nothing; null: unknown",
         ),
         sa.Column(
             "durability",
             sa.Text(),
             server_default="durable",
             nullable=False,
-            comment="durable, or ephemeral: not synced, so that a block of it that a crash took is counted, not waited for",
+            comment="durable, or ephemeral: not synced, so a block that a crash lost is counted and not waited for",
         ),
         sa.Column(
             "salvaged_to",
             sa.BigInteger(),
             nullable=True,
-            comment="Frames before this offset are salvaged, by blocks of later epochs; null where there are none",
+            comment="Frames before this offset are salvaged, as blocks of later epochs; null: none are",
         ),
         sa.Column(
             "salvaged_sequence",
             sa.BigInteger(),
             nullable=True,
-            comment="The newest block that salvage registered from it: the file stays until that is cleaned; null: none",
+            comment="The newest block salvaged from it; the file stays until that block is deleted; null: none",
         ),
         sa.CheckConstraint("(state = 'OPEN') = (length IS NULL)", name="log_segments_length"),
         sa.CheckConstraint("durability IN ('durable', 'ephemeral')", name="log_segments_durability"),
@@ -570,7 +584,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("path", name="log_segments_path"),
         schema="forebay",
-        comment="Which files of the block store are ours? (A row comes before its file.)",
+        comment="Which files of the block store belong to this driver log? (A row is inserted before its file is made.)",
     )
     op.create_index(
         "log_segments_open",
@@ -590,24 +604,22 @@ def upgrade() -> None:
             "location",
             sa.Text(),
             nullable=False,
-            comment="Where that result lies: the attempt's own path, never written again",
+            comment="Where that result is: the attempt's own path, which is never written again",
         ),
-        sa.Column(
-            "rows", sa.BigInteger(), nullable=True, comment="How many rows it has; null where the sink can't say"
-        ),
+        sa.Column("rows", sa.BigInteger(), nullable=True, comment="How many rows it has; null if the sink can't tell"),
         sa.Column(
             "committed_at",
             sa.DateTime(timezone=True),
             server_default=sa.text("clock_timestamp()"),
             nullable=False,
-            comment="When it began to count",
+            comment="When it was committed",
         ),
         sa.Column(
             "to_publish",
             sa.Boolean(),
             server_default=sa.text("false"),
             nullable=False,
-            comment="Whether its files are still to be shown to readers; false where the sink publishes nothing",
+            comment="Whether its files are not yet published to readers; false if the sink publishes nothing",
         ),
         sa.PrimaryKeyConstraint("pipeline_id", "output", "batch_time"),
         schema="forebay",
@@ -689,39 +701,39 @@ def upgrade() -> None:
             sa.Text(),
             server_default="RUNNING",
             nullable=False,
-            comment="Whether it makes batches: RUNNING, STOPPING or STOPPED; its transitions stand in states.py",
+            comment="Whether it makes batches: RUNNING, STOPPING or STOPPED (transitions: states.py)",
         ),
         sa.Column(
             "state_since",
             sa.DateTime(timezone=True),
             server_default=sa.text("clock_timestamp()"),
             nullable=False,
-            comment="When it came to that state",
+            comment="When it entered that state",
         ),
         sa.Column(
             "ends_system",
             sa.Boolean(),
             server_default="false",
             nullable=False,
-            comment="Stopped with all others: `forebay up` ends when each pipeline is STOPPED and was stopped so",
+            comment="Whether all were stopped together; `forebay up` ends when every pipeline is STOPPED in this way",
         ),
         sa.Column(
             "removed_why",
             sa.Text(),
             nullable=True,
-            comment="By whom, and what it had not done by then; null while it is declared",
+            comment="Who removed it, and what it had not done by then; null while it is declared",
         ),
         sa.Column(
             "halted_by",
             sa.DateTime(timezone=True),
             nullable=True,
-            comment='The quarantined batch that halted it (on_failure = "halt"); null while it goes on',
+            comment='The quarantined batch that halted it (on_failure = "halt"); null while it is not halted',
         ),
         sa.Column(
             "history_from",
             sa.DateTime(timezone=True),
             nullable=True,
-            comment="Batches before this are forgotten, but for those that are quarantined; null: none are",
+            comment="Batches before this time are deleted, except quarantined ones; null: none are deleted",
         ),
         sa.CheckConstraint("batch_interval > interval '0'", name="pipelines_interval_positive"),
         sa.CheckConstraint("state IN ('RUNNING', 'STOPPING', 'STOPPED')", name="pipelines_state"),
@@ -754,14 +766,14 @@ def upgrade() -> None:
             sa.Integer(),
             server_default="0",
             nullable=False,
-            comment="How many receivers may be placed on it; 0 for what is no agent",
+            comment="How many receivers may be placed on it; 0 unless it is an agent",
         ),
         sa.Column(
             "heartbeat",
             sa.BigInteger(),
             server_default="0",
             nullable=False,
-            comment="Raised every second; dead when unmoved for the limit on the leader's monotonic clock",
+            comment="Raised every second; dead if it does not change within the limit, on the leader's monotonic clock",
         ),
         sa.Column(
             "started_at",
@@ -774,27 +786,27 @@ def upgrade() -> None:
             "ended_at",
             sa.DateTime(timezone=True),
             nullable=True,
-            comment="When it signed off or was declared dead; null while it lives",
+            comment="When it ended itself or was declared dead; null while it is alive",
         ),
-        sa.Column("end_reason", sa.Text(), nullable=True, comment="Its own word, or the tracker's"),
+        sa.Column("end_reason", sa.Text(), nullable=True, comment="Why it ended, as the process or the tracker says"),
         sa.Column(
             "draining",
             sa.Boolean(),
             server_default="false",
             nullable=False,
-            comment="An agent that gets no receivers and loses those that it has; the next agent of its name inherits it",
+            comment="A draining agent gets no receivers and hands its own over; the next agent of its name inherits this",
         ),
         sa.Column(
             "queued",
             postgresql.JSONB(astext_type=sa.Text()),
             nullable=True,
-            comment="Blocks in the queue of each of its receivers, by id, at its newest heartbeat; null for what has none",
+            comment="Blocks in the queue of each of its receivers, by id, at its newest heartbeat; null: no receivers",
         ),
         sa.CheckConstraint("kind IN ('agent', 'receiver', 'batch run', 'batch driver')", name="processes_kind"),
         sa.CheckConstraint("slots >= 0", name="processes_slots"),
         sa.PrimaryKeyConstraint("id"),
         schema="forebay",
-        comment="Which processes live (a heartbeat counter that moves), where, with how many slots?",
+        comment="Which processes are alive (their heartbeat counter changes), where, with how many slots?",
         postgresql_with={"autovacuum_vacuum_scale_factor": "0", "autovacuum_vacuum_threshold": "500"},
     )
     op.create_index(
@@ -828,7 +840,7 @@ def upgrade() -> None:
             sa.DateTime(timezone=True),
             server_default=sa.text("clock_timestamp()"),
             nullable=False,
-            comment="When it was moved last, or placed",
+            comment="When it was last moved, or created",
         ),
         sa.CheckConstraint("next_sequence > 0", name="reader_cursors_positive"),
         sa.PrimaryKeyConstraint("reader_id", "receiver_id"),
@@ -850,7 +862,10 @@ def upgrade() -> None:
             comment="The reader in every other table; one that is removed and attached again gets a new one",
         ),
         sa.Column(
-            "name", sa.Text(), nullable=False, comment="As its query names it; unique among those that are not removed"
+            "name",
+            sa.Text(),
+            nullable=False,
+            comment="Its name in the query; unique among readers that are not removed",
         ),
         sa.Column("stream_id", sa.BigInteger(), nullable=False, comment="The stream that it reads"),
         sa.Column(
@@ -858,7 +873,7 @@ def upgrade() -> None:
             sa.DateTime(timezone=True),
             server_default=sa.text("clock_timestamp()"),
             nullable=False,
-            comment="When a query asked for it first",
+            comment="When a query first used it",
         ),
         sa.Column(
             "removed_at",
@@ -868,7 +883,7 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("id"),
         schema="forebay",
-        comment="Which streaming queries read a stream by a cursor of their own, that clean-up respects?",
+        comment="Which streaming queries read a stream with their own cursor, which clean-up respects?",
     )
     op.create_index(
         "readers_live_name",
@@ -893,14 +908,14 @@ def upgrade() -> None:
             sa.BigInteger(),
             autoincrement=True,
             nullable=False,
-            comment="The event; in the order of being written",
+            comment="The event; ids rise in the order of insertion",
         ),
         sa.Column("receiver_id", sa.BigInteger(), nullable=False, comment="The receiver"),
         sa.Column(
             "epoch",
             sa.BigInteger(),
             nullable=False,
-            comment="The claim of the process that reports; 0 where the tracker or an agent does",
+            comment="The epoch of the reporting process; 0 if the tracker or an agent reports",
         ),
         sa.Column(
             "at",
@@ -937,28 +952,28 @@ def upgrade() -> None:
             sa.Text(),
             server_default="INACTIVE",
             nullable=False,
-            comment="What it is; its transitions stand in states.py",
+            comment="INACTIVE, SCHEDULED, ACTIVE, PAUSED or FAILED (transitions: states.py)",
         ),
         sa.Column(
             "desired_state",
             sa.Text(),
             server_default="running",
             nullable=False,
-            comment="What an operator wants of it: running, paused or stopped; durable",
+            comment="What an operator wants it to be: running, paused or stopped; kept over restarts",
         ),
         sa.Column(
             "reason",
             sa.Text(),
             server_default="",
             nullable=False,
-            comment="Why it is in its state; empty when there is nothing to say",
+            comment="Why it is in its state; empty if there is no reason to give",
         ),
         sa.Column(
             "since",
             sa.DateTime(timezone=True),
             server_default=sa.text("clock_timestamp()"),
             nullable=False,
-            comment="When it came to its state",
+            comment="When it entered its state",
         ),
         sa.Column(
             "assignment",
@@ -967,17 +982,12 @@ def upgrade() -> None:
             nullable=False,
             comment="Raised by every placement decision; a process may claim only under the one it was started for",
         ),
-        sa.Column(
-            "agent_id",
-            sa.BigInteger(),
-            nullable=True,
-            comment="The agent that it is placed on; null when it is on none",
-        ),
+        sa.Column("agent_id", sa.BigInteger(), nullable=True, comment="The agent that it is placed on; null: none"),
         sa.Column(
             "process_id",
             sa.BigInteger(),
             nullable=True,
-            comment="The process that claimed it; null when none did under this assignment",
+            comment="The process that claimed it under this assignment; null: none yet",
         ),
         sa.Column(
             "rate_limit", sa.Double(), nullable=True, comment="Records per second that it may take in; null: no limit"
@@ -987,31 +997,31 @@ def upgrade() -> None:
             sa.BigInteger(),
             server_default="0",
             nullable=False,
-            comment="Blocks up to here are cleaned away; gapless means from low_mark + 1 to the newest",
+            comment="Blocks up to here are deleted, markers stay; from low_mark + 1 to the newest there are no gaps",
         ),
         sa.Column(
             "removed_at",
             sa.DateTime(timezone=True),
             nullable=True,
-            comment="When the declaration was left with fewer receivers; null while it is declared",
+            comment="When a declaration with fewer receivers removed it; null while it is declared",
         ),
         sa.Column(
             "host",
             sa.Text(),
             nullable=True,
-            comment="The one host where it may run: a listener's address, or one of each host; null: any host will do",
+            comment="The only host where it may run (a listener's address, or one receiver per host); null: any host",
         ),
         sa.Column(
             "preferred_location",
             sa.Text(),
             nullable=True,
-            comment="The host that the receiver itself asked for at its newest start; a wish; null: none",
+            comment="The host that the receiver preferred at its newest start; not binding; null: none",
         ),
         sa.Column(
             "desired_before_stop",
             sa.Text(),
             nullable=True,
-            comment="What is wanted of it again when a pipeline that reads it runs; null unless they are all stopped",
+            comment="The desired state for when a pipeline that reads it runs again; null unless all are stopped",
         ),
         sa.CheckConstraint(
             "desired_before_stop IS NULL OR desired_before_stop IN ('running', 'paused', 'stopped')",
@@ -1024,7 +1034,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("stream_id", "ordinal", name="receivers_stream_ordinal"),
         schema="forebay",
-        comment="Where is each receiver placed, what is wanted of it, and how does it fare?",
+        comment="Where is each receiver placed, what should it be, and what is it?",
         postgresql_with={
             "autovacuum_vacuum_scale_factor": "0",
             "autovacuum_vacuum_threshold": "500",
@@ -1042,7 +1052,7 @@ def upgrade() -> None:
             sa.DateTime(timezone=True),
             server_default=sa.text("clock_timestamp()"),
             nullable=False,
-            comment="When it was received; forgotten once the stream's window is over",
+            comment="When it was received; deleted after the stream's key window",
         ),
         sa.PrimaryKeyConstraint("stream_id", "key"),
         schema="forebay",
@@ -1052,7 +1062,7 @@ def upgrade() -> None:
     op.create_table(
         "run_queue",
         sa.Column("run_id", sa.Text(), nullable=False, comment="The Dagster run"),
-        sa.Column("location", sa.Text(), nullable=False, comment="The code location that it is of"),
+        sa.Column("location", sa.Text(), nullable=False, comment="The Dagster code location of the run"),
         sa.Column(
             "process_id",
             sa.BigInteger(),
@@ -1064,14 +1074,14 @@ def upgrade() -> None:
             sa.Boolean(),
             server_default="false",
             nullable=False,
-            comment="Its driver is to cancel it",
+            comment="Whether its driver must cancel it",
         ),
         sa.Column(
             "enqueued_at",
             sa.DateTime(timezone=True),
             server_default=sa.text("clock_timestamp()"),
             nullable=False,
-            comment="When it was handed over",
+            comment="When the run launcher handed it over",
         ),
         sa.Column(
             "claimed_at",
@@ -1097,9 +1107,12 @@ def upgrade() -> None:
         "scaling_decisions",
         sa.Column("pipeline_id", sa.BigInteger(), nullable=False, comment="The pipeline whose batches it is about"),
         sa.Column(
-            "ratio", sa.Double(), nullable=False, comment="Mean processing time of its newest batches to its interval"
+            "ratio",
+            sa.Double(),
+            nullable=False,
+            comment="Mean processing time of its newest batches, divided by its interval",
         ),
-        sa.Column("batches", sa.Integer(), nullable=False, comment="How many batches that is the mean of"),
+        sa.Column("batches", sa.Integer(), nullable=False, comment="How many batches the mean is of"),
         sa.Column(
             "executors", sa.Integer(), nullable=False, comment="Executors that Spark should have for its batches"
         ),
@@ -1107,23 +1120,23 @@ def upgrade() -> None:
             "batch_drivers",
             sa.Integer(),
             nullable=False,
-            comment="Batch drivers that it wants: 1 is the one that pipelines share, what is more comes on top of it",
+            comment="Batch drivers that it wants: 1 is the one that pipelines share; further ones are added to it",
         ),
-        sa.Column("applied", sa.Boolean(), nullable=False, comment="Whether it takes effect; else it is advice"),
+        sa.Column("applied", sa.Boolean(), nullable=False, comment="Whether it takes effect; otherwise it is advice"),
         sa.Column("reason", sa.Text(), nullable=False, comment="Why, and how it takes effect"),
         sa.Column(
             "since",
             sa.DateTime(timezone=True),
             server_default=sa.text("clock_timestamp()"),
             nullable=False,
-            comment="Since when these numbers are wanted",
+            comment="Since when these numbers are the decision",
         ),
         sa.Column(
             "decided_at",
             sa.DateTime(timezone=True),
             server_default=sa.text("clock_timestamp()"),
             nullable=False,
-            comment="When it was looked at last",
+            comment="When the decision was last checked",
         ),
         sa.CheckConstraint("executors > 0 AND batch_drivers > 0", name="scaling_decisions_positive"),
         sa.CheckConstraint("ratio >= 0 AND batches > 0", name="scaling_decisions_seen"),
@@ -1133,19 +1146,19 @@ def upgrade() -> None:
     )
     op.create_table(
         "stream_rates",
-        sa.Column("pipeline_id", sa.BigInteger(), nullable=False, comment="The pipeline that has back pressure on"),
+        sa.Column("pipeline_id", sa.BigInteger(), nullable=False, comment="The pipeline, which has back pressure on"),
         sa.Column("stream_id", sa.BigInteger(), nullable=False, comment="The stream that it reads"),
         sa.Column(
             "batch_time",
             sa.DateTime(timezone=True),
             nullable=False,
-            comment="The newest batch that was reckoned in; older ones, and replays, change nothing",
+            comment="The newest batch that the estimator has used; older batches and replays change nothing",
         ),
         sa.Column(
             "latest_at",
             sa.DateTime(timezone=True),
             nullable=True,
-            comment="The estimator's latest time: the end of the newest batch that counted; null before the first",
+            comment="The estimator's latest time: the end of the newest batch that it used; null before the first",
         ),
         sa.Column(
             "latest_rate",
@@ -1169,14 +1182,14 @@ def upgrade() -> None:
             "expired_at",
             sa.DateTime(timezone=True),
             nullable=True,
-            comment="Since when the pipeline stands still, so that its rate holds nobody up; null while it goes on",
+            comment="Since when the pipeline makes no progress, so that its rate limits no receiver; else null",
         ),
         sa.Column(
             "decided_at",
             sa.DateTime(timezone=True),
             server_default=sa.text("clock_timestamp()"),
             nullable=False,
-            comment="When this was decided",
+            comment="When this row was last changed",
         ),
         sa.CheckConstraint(
             "num_nulls(latest_at, latest_rate, latest_error) IN (0, 3)", name="stream_rates_state_whole"
@@ -1184,7 +1197,7 @@ def upgrade() -> None:
         sa.CheckConstraint("rate_limit IS NULL OR rate_limit > 0", name="stream_rates_rate_limit"),
         sa.PrimaryKeyConstraint("pipeline_id", "stream_id"),
         schema="forebay",
-        comment="How fast may a stream come in for a pipeline's batches to keep up, and from what was that reckoned?",
+        comment="How fast may a stream come in so that a pipeline's batches keep up, and from which figures follows that?",
         postgresql_with={"autovacuum_vacuum_scale_factor": "0", "autovacuum_vacuum_threshold": "500"},
     )
     op.create_table(
@@ -1194,7 +1207,10 @@ def upgrade() -> None:
             "version", sa.Integer(), nullable=False, comment="From 1, in the order in which they were registered"
         ),
         sa.Column(
-            "fingerprint", sa.Text(), nullable=False, comment="Of names and types in order; each block carries its own"
+            "fingerprint",
+            sa.Text(),
+            nullable=False,
+            comment="A hash of names and types in order; each block carries its schema's",
         ),
         sa.Column(
             "columns",
@@ -1202,20 +1218,20 @@ def upgrade() -> None:
             nullable=False,
             comment="An array of [name, Arrow type]; a name has one type in all of a stream's versions",
         ),
-        sa.Column("receiver_id", sa.BigInteger(), nullable=False, comment="The receiver that came with it first"),
+        sa.Column("receiver_id", sa.BigInteger(), nullable=False, comment="The receiver that registered it first"),
         sa.Column(
             "registered_at",
             sa.DateTime(timezone=True),
             server_default=sa.text("clock_timestamp()"),
             nullable=False,
-            comment="When that was",
+            comment="When it was registered",
         ),
         sa.CheckConstraint("jsonb_typeof(columns) = 'array'", name="stream_schemas_columns_array"),
         sa.CheckConstraint("version > 0", name="stream_schemas_version_positive"),
         sa.PrimaryKeyConstraint("stream_id", "version"),
         sa.UniqueConstraint("stream_id", "fingerprint", name="stream_schemas_fingerprint"),
         schema="forebay",
-        comment="Which columns have a stream's blocks, in the versions of its receivers' schemas?",
+        comment="Which columns do a stream's blocks have, in each version of its receivers' schemas?",
     )
     op.create_table(
         "streams",
