@@ -15,7 +15,7 @@ from rich.table import Table
 from forebay.cli.batch_bisect import declared_pipeline
 from forebay.cli.dagster_home import URL_FILE
 from forebay.cli.database import database_url, driver_log
-from forebay.cli.services.supervisor import lock_holder
+from forebay.cli.services.supervisor_lock import lock_holder
 from orchestration.batch_schedule import sensor_name
 from orchestration.replay import ReplayError, batches_to_replay, checked_outputs, parsed_time, replay_batches
 from orchestration.settings import Settings

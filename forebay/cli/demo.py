@@ -25,14 +25,8 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from forebay.cli.services.supervisor import (
-    ChildEvent,
-    ChildEventKind,
-    StopReason,
-    StopRequestedError,
-    Supervisor,
-    SupervisorError,
-)
+from forebay.cli.services.child import ChildEvent, ChildEventKind, SupervisorError
+from forebay.cli.services.supervisor import StopReason, StopRequestedError, Supervisor
 from forebay.demo import comparison, flights, known_answer, report
 from forebay.demo.progress import QUARANTINED, BatchFacts, Snapshot, Watch, what_is_stuck
 from forebay.demo.replay_process import ReplayFailedError, ReplayProcess

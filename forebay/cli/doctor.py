@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from forebay import shadowing
-from forebay.cli.services.supervisor import lock_holder
+from forebay.cli.services.supervisor_lock import lock_holder
 from orchestration.java import JavaNotFoundError, JavaOrigin, find_java
 from orchestration.settings import Settings
 from tracker_store import migrate

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from forebay.cli.database import driver_log
-from forebay.cli.services.supervisor import lock_holder
+from forebay.cli.services.supervisor_lock import lock_holder
 from orchestration.settings import Settings
 from receiver_runtime.sources.units import parse_duration
 from tracker_store import pipeline_states as store

@@ -29,7 +29,8 @@ from forebay.cli.dagster_home import (
     write_dagster_home,
 )
 from forebay.cli.database import embedded_postgres
-from forebay.cli.services.supervisor import Child, ChildEvent, ChildEventKind, StopReason, Supervisor, SupervisorError
+from forebay.cli.services.child import Child, ChildEvent, ChildEventKind, SupervisorError
+from forebay.cli.services.supervisor import StopReason, Supervisor
 from orchestration.apply import Change, apply
 from orchestration.modules import PipelineModuleError, load_pipelines
 from orchestration.settings import Settings

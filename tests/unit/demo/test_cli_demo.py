@@ -19,14 +19,8 @@ from rich.console import Console
 
 from forebay.cli import demo as cli
 from forebay.cli.demo import DemoOptions, DemoServices, Replay
-from forebay.cli.services.supervisor import (
-    ChildEvent,
-    ChildEventKind,
-    ChildNotReadyError,
-    StopReason,
-    StopRequestedError,
-    Supervisor,
-)
+from forebay.cli.services.child import ChildEvent, ChildEventKind
+from forebay.cli.services.supervisor import ChildNotReadyError, StopReason, StopRequestedError, Supervisor
 from forebay.demo import flights, known_answer
 from forebay.demo.progress import BatchFacts, Snapshot
 from forebay.demo.replay_server import ReplayProgress, ReplayState

@@ -17,19 +17,10 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from forebay.cli.services.child import Child, ChildEvent, ChildEventKind, ChildState, RestartPolicy
 from forebay.cli.services.run_files import TOKEN_VARIABLE, ProcessIdentity, RunFile
-from forebay.cli.services.supervisor import (
-    Child,
-    ChildEvent,
-    ChildEventKind,
-    ChildNotReadyError,
-    ChildState,
-    RestartPolicy,
-    StopReason,
-    StopRequestedError,
-    Supervisor,
-    SupervisorRunningError,
-)
+from forebay.cli.services.supervisor import ChildNotReadyError, StopReason, StopRequestedError, Supervisor
+from forebay.cli.services.supervisor_lock import SupervisorRunningError
 from tests.polling import eventually
 
 if TYPE_CHECKING:
@@ -292,7 +283,8 @@ _PROGRAM = textwrap.dedent(
     import sys
     from pathlib import Path
     import structlog
-    from forebay.cli.services.supervisor import Child, Supervisor
+    from forebay.cli.services.child import Child
+    from forebay.cli.services.supervisor import Supervisor
 
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 
