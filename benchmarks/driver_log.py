@@ -217,7 +217,7 @@ def _steady(server: Server, report: Report, sizes: Sizes) -> None:
             "size at steady state, bloat",
             result.largest / mib,
             result.compact / mib,
-            peer_name="written anew",
+            peer_name="rewritten",
             unit="MiB",
         ),
     )

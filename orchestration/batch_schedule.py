@@ -218,7 +218,7 @@ def next_steps(
     `launcher` must make each launch that is returned. Without `runs`, return only first launches: the caller that can
     ask Dagster does the rest. Raises DeposedError if the leader's term `term` is over.
     """
-    # Launches taken before another batch changed: the next look would find them taken, and nobody would launch them.
+    # Launches taken before another batch changed: the next look would find them taken, and would not launch them.
     taken: dict[datetime, Launch] = {}
     for _ in range(MAX_EMPTY_BATCHES_PER_CALL):
         unfinished = batches.unfinished_batches(connection, rules.pipeline_id, limit=rules.concurrent_batches)

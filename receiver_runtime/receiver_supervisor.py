@@ -549,7 +549,7 @@ class ReceiverSupervisor:
                 )
             case ExitCode.FAILED if ending.again:
                 # A new process claims the receiver and goes on, so the receiver does not become FAILED.
-                what, detail = "this process ends, another claims anew", ending.reason
+                what, detail = "this process ends, another one claims the receiver", ending.reason
                 if isinstance(self._refusal, SequenceGapError):
                     what = f"the driver log lacks blocks that it had acknowledged: {what}"
                     detail += f" It was acknowledged up to sequence {self.block_path.registered_through}."

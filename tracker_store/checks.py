@@ -134,7 +134,7 @@ def epochs_begin_with_a_marker(connection: sa.Connection, pipeline_id: int | Non
     return _found(
         connection,
         "epochs_begin_with_a_marker",
-        "each epoch begins with a marker and is higher than the one before: nobody adds who was replaced",
+        "each epoch begins with a marker and is higher than the one before: a replaced process adds nothing",
         """
         -- Markers are never cleaned up, so the rule holds across the low mark too.
         SELECT format('receiver %s, sequence %s: %s of epoch %s follows epoch %s', r.id, w.sequence,

@@ -84,7 +84,7 @@ class BlocksNotRetainedError(DriverLogError):
 
 
 class NotQuarantinedError(DriverLogError):
-    """Only a quarantined batch that nobody replays can be discarded: `forebay batches` shows which there are."""
+    """Only a quarantined batch that is not being replayed can be discarded: `forebay batches` shows which there are."""
 
 
 class AllocationError(DriverLogError):

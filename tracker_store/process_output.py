@@ -93,7 +93,7 @@ class UnfailingOutput(io.RawIOBase):
                     self._write_all((_NEWLINE if self._in_line else b"") + self._lost.report().encode())
                     self._lost.clear()
                 self._write_all(whole)
-            except Exception as error:  # noqa: BLE001  whatever it is: nobody who logs can handle it
+            except Exception as error:  # noqa: BLE001  no caller of a logger can handle it
                 self._lost.add(max(1, whole.count(_NEWLINE)), error)
         return len(whole)
 
@@ -131,7 +131,7 @@ class UnfailingLog:
                     self._lost.clear()
                 stream.write(message + "\n")
                 stream.flush()
-            except Exception as error:  # noqa: BLE001  whatever it is: nobody who logs can handle it
+            except Exception as error:  # noqa: BLE001  no caller of a logger can handle it
                 self._lost.add(1, error)
 
     log = debug = info = warn = warning = msg

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ProcessExpiredError(DriverLogError):
-    """The tracker has declared this process dead and gave its work away: stop, and start anew."""
+    """The tracker has declared this process dead and gave its work away: stop, and start again."""
 
 
 @dataclass(frozen=True, slots=True)

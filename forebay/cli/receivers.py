@@ -82,7 +82,7 @@ def restart(name: Name) -> None:
             full_name = f"{receiver.stream_name}/{receiver.ordinal}"
             if not store.restart_receiver(connection, receiver_id=receiver.receiver_id, why="restarted by an operator"):
                 raise store.ReceiverStoppedError(f"receiver {full_name}")
-            console.print(f"{full_name} (it was {receiver.state}) will be started anew.", markup=False)
+            console.print(f"{full_name} (it was {receiver.state}) will be started again.", markup=False)
 
 
 @app.command()

@@ -150,7 +150,7 @@ def receiver_sensor(pipeline: Pipeline, streams: Sequence[Stream], job: dg.JobDe
         job_name=job.name,
         minimum_interval_seconds=1,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Starts FAILED receivers of {', '.join(stream.name for stream in streams)} anew.",
+        description=f"Starts FAILED receivers of {', '.join(stream.name for stream in streams)} again.",
     )
     def evaluate(_context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         try:

@@ -1,7 +1,7 @@
 """Write the same compute logs as Dagster, but without extra processes, for runs that take less than a second.
 
 Dagster's local manager starts four processes for each run, which also copy the run's output to the output of the
-process that it runs in; that costs more than a small batch. In a Forebay instance nobody reads that copy.
+process that it runs in; that costs more than a small batch. In a Forebay instance nothing reads that copy.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _KEEP_ALIVE = {
     zmq.TCP_KEEPALIVE_CNT: 4,
 }
 _REFUSED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
-_RETRIES_TOLD = 2  # which wait to connect again is reported: the first one also follows each lost connection
+_RETRIES_REPORTED = 2  # which wait to connect again is reported: the first one also follows each lost connection
 _WATCHED = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.CONNECT_RETRIED | _REFUSED
 
 
@@ -106,7 +106,7 @@ class ZeroMQClient:
                 yield False, f"{endpoint}: the connection was lost, ZeroMQ connects again"
             else:
                 self._retries[endpoint] += 1
-                if self._retries[endpoint] == _RETRIES_TOLD:
+                if self._retries[endpoint] == _RETRIES_REPORTED:
                     yield False, f"{endpoint} can't be reached, ZeroMQ keeps trying"
 
     def _encrypt(self) -> None:

@@ -118,7 +118,7 @@ def test_k04_a_failed_receiver_is_restarted_by_its_name(log: Log) -> None:
     log.connection.execute(sa.text("UPDATE forebay.receivers SET state = 'FAILED'"))
     result = forebay("receivers", "restart", "lines/2")
     assert result.exit_code == 0
-    assert "lines/2 (it was FAILED) will be started anew." in said(result)
+    assert "lines/2 (it was FAILED) will be started again." in said(result)
     assert [(row.state, row.assignment) for row in placements(log.connection)] == [
         (ReceiverState.FAILED, 0),
         (ReceiverState.INACTIVE, 1),

@@ -208,14 +208,14 @@ def test_a_receiver_taken_away_is_placed_when_its_process_has_drained(fleet: Fle
     assert fleet.where() == ["b"]
 
 
-@pytest.mark.parametrize("change", ["declared anew", "removed and back"])
+@pytest.mark.parametrize("change", ["declared again", "removed and back"])
 def test_a_receiver_of_a_changed_stream_is_placed_when_its_process_has_drained(fleet: Fleet, change: str) -> None:
     fleet.agent("a")
     fleet.stream("lines", 2)
     fleet.tick()
     processes = fleet.start_all()
     second = fleet.all()[1].receiver_id
-    if change == "declared anew":
+    if change == "declared again":
         apply_stream(fleet.connection, name="lines", declaration={"source": {}, "settings": {"x": 1}}, receivers=2)
     else:
         # Its declaration differs each time, so both receivers are taken away.

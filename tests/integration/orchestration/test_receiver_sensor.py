@@ -175,8 +175,8 @@ def test_each_stream_has_one_sensor_even_if_several_pipelines_read_it() -> None:
     repository = build_definitions(*pipelines).get_repository_def()
     sensors = {found.name: found for found in repository.sensor_defs if found.name.endswith("_receivers")}
     assert {name: found.description for name, found in sensors.items()} == {
-        "first_receivers": "Starts FAILED receivers of shared anew.",
-        "second_receivers": "Starts FAILED receivers of own anew.",
+        "first_receivers": "Starts FAILED receivers of shared again.",
+        "second_receivers": "Starts FAILED receivers of own again.",
     }
     assert all(found.default_status is dg.DefaultSensorStatus.RUNNING for found in sensors.values())
 

@@ -72,7 +72,7 @@ def test_an_idle_receiver_detects_lost_blocks_and_its_successor_registers_them_a
     sent = until_idle(rig, source)
     lose_last_blocks(rig)
     assert exit_code(process) == ExitCode.FAILED
-    [said] = errors(rig, "lacks blocks that it had acknowledged: this process ends, another claims anew")
+    [said] = errors(rig, "lacks blocks that it had acknowledged: this process ends, another one claims the receiver")
     assert "It was acknowledged up to sequence" in said
     assert rig.state()[0] == "ACTIVE"
     rig.start()

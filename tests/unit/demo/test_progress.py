@@ -110,7 +110,7 @@ def test_too_few_records_end_the_demo_only_when_no_more_arrive() -> None:
     assert not watch.see(replace(short, at=100))
     assert not watch.see(replace(short, at=129))
     grown = replace(short, received=950, batches=(batch(1, "COMPLETED", 950),))
-    assert not watch.see(replace(grown, at=131)), "the wait begins anew with every new record"
+    assert not watch.see(replace(grown, at=131)), "the wait begins again with every new record"
     assert not watch.see(replace(grown, at=160))
     assert watch.see(replace(grown, at=161.5))
 
