@@ -1,4 +1,4 @@
-"""Declare files as sources: followed as they grow, or read once when complete, here or on an object store (issue 8).
+"""Declare files as sources: followed as they grow, or read once when complete, here or on an object store.
 
 Only the declarations and their checks; ``receiver_runtime.receivers.files.receiver`` reads.
 """

@@ -1,4 +1,4 @@
-"""Declare an HTTP source: senders push records, which are acknowledged when they are safe (issue 8).
+"""Declare an HTTP source: senders push records, which are acknowledged when they are safe.
 
 Only the declaration and its checks; ``receiver_runtime.receivers.http.receiver`` listens.
 """

@@ -38,7 +38,7 @@ POLL_SECONDS = 0.1
 SETTINGS = {"block_interval": "100ms", "block_queue_size": 3, "max_block_bytes": "64KiB"}
 #: Bytes by which a receiver may grow while nothing can be registered: it holds 9 blocks of 64 KiB; the rest is Python.
 MOST_GROWTH_BYTES = 48 * 2**20
-#: Seconds within which everything must resume once the server is back (issue 4).
+#: Seconds within which everything must resume once the server is back.
 RESUME_SECONDS = 10.0
 
 

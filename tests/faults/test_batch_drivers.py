@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.systems, pytest.mark.timeout(900)]
 
 PIPELINE = Path(__file__).with_name("held_pipeline.py")
-# Seconds from the request to cancel a run to its end (issue 7, item 2).
+# Seconds from the request to cancel a run to its end.
 CANCELLED_SECONDS = 2.0
 # In seconds. A driver starts Python, Dagster and a JVM, beside other tests.
 READY_SECONDS = 300.0
