@@ -17,7 +17,7 @@ from tests.unit.receiver_runtime.rig import rig
 from tests.unit.receiver_runtime.support import eventually
 from tracker_store.engine import connect
 from tracker_store.receivers import report_event
-from tracker_store.schema import ReceiverEventKind
+from tracker_store.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
