@@ -1,17 +1,14 @@
 """One listening socket, and the thread that reads from it, from binding to its end.
 
-Owns how the thread starts, is woken and exits, and what it reports of that to its receiver. A subclass reads.
+Owns what it reports of binding to its receiver. A subclass binds and reads.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from receiver_runtime.block_generator import GeneratorStateError
-from receiver_runtime.driver_log import GivenUpError
+from receiver_runtime.receivers.reading_thread import ReadingThread
 from receiver_runtime.sources.tcp import address_of
 
 if TYPE_CHECKING:
@@ -20,8 +17,8 @@ if TYPE_CHECKING:
     from receiver_runtime.receiver import Receiver
 
 
-class ListeningThread(ABC):
-    """See the module. Call ``start`` and ``stop`` once each.
+class ListeningThread(ReadingThread):
+    """See the module. Call ``start`` and ``stop`` once each; after ``stop`` the port is free.
 
     Args:
         name: the thread's name.
@@ -29,27 +26,8 @@ class ListeningThread(ABC):
     """
 
     def __init__(self, receiver: Receiver, *, name: str, where: str) -> None:
-        self._receiver = receiver
+        super().__init__(receiver, name=name)
         self._where = where
-        #: Readable from ``stop`` on.
-        self._wake_read, self._wake_write = os.pipe()
-        self._lock = threading.Lock()
-        self._stopping = False
-        self._done = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> None:
-        """Start the thread; returns at once."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Wake the thread, and wait until it has handed on what it had read and the port is free."""
-        with self._lock:
-            self._stopping = True
-            if not self._done:
-                os.write(self._wake_write, b"\0")
-        if self._thread is not threading.current_thread():
-            self._thread.join()
 
     @abstractmethod
     def _listen(self) -> socket.socket:
@@ -59,36 +37,12 @@ class ListeningThread(ABC):
     def _serve(self, listening: socket.socket) -> None:
         """Read until ``_is_stopping``, then hand on what was read. Whatever it raises restarts the receiver."""
 
-    @abstractmethod
-    def _close(self) -> None:
-        """Close what was opened. Called also after ``_listen`` or ``_serve`` has raised."""
-
-    def _is_stopping(self) -> bool:
-        with self._lock:
-            return self._stopping
-
-    def _run(self) -> None:
+    def _read_until_stopped(self) -> None:
         try:
-            try:
-                listening = self._listen()
-            except OSError as error:
-                self._restart(f"Error listening on {self._where}", error)
-                return
-            host, port = listening.getsockname()[:2]
-            self._receiver.report_listening(address_of(host, port))
-            self._serve(listening)
-        except (GeneratorStateError, GivenUpError):
-            # The supervisor ends without draining, and takes no more records.
+            listening = self._listen()
+        except OSError as error:
+            self._restart(f"Error listening on {self._where}", error)
             return
-        except BaseException as error:  # noqa: BLE001  a thread that dies silently would receive nothing for ever
-            self._restart("Error receiving data", error)
-        finally:
-            with self._lock:
-                self._done = True
-            self._close()
-            os.close(self._wake_read)
-            os.close(self._wake_write)
-
-    def _restart(self, message: str, error: BaseException) -> None:
-        if not self._is_stopping():
-            self._receiver.restart(message, error)
+        host, port = listening.getsockname()[:2]
+        self._receiver.report_listening(address_of(host, port))
+        self._serve(listening)

@@ -9,15 +9,12 @@ At most once. At a stop the thread reads until no message waits, for a bounded t
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from typing import TYPE_CHECKING
 
 import zmq
 
-from receiver_runtime.block_generator import GeneratorStateError
-from receiver_runtime.driver_log import GivenUpError
+from receiver_runtime.receivers.reading_thread import ReadingThread
 from receiver_runtime.receivers.zeromq.client import ZeroMQClient
 from receiver_runtime.receivers.zeromq.records import cut
 from receiver_runtime.sources.secret import SecretError
@@ -37,67 +34,32 @@ _QUIET_MILLISECONDS = 10
 _LEAVING_SECONDS = 1.0
 
 
-class ZeroMQReader:
+class ZeroMQReader(ReadingThread):
     """Read from one start to one stop; see the module."""
 
     def __init__(self, receiver: Receiver, source: ZeroMQ) -> None:
-        self._receiver = receiver
+        super().__init__(receiver, name=f"zeromq {source.address}")
         self._source = source
-        # ``stop`` writes to this pipe, which wakes the thread from its poll.
-        self._wake_read, self._wake_write = os.pipe()
-        self._lock = threading.Lock()
-        self._stopping = False
-        self._done = False
-        self._thread = threading.Thread(target=self._run, name=f"zeromq {source.address}", daemon=True)
+        # The thread's own: a socket belongs to the thread that opened it.
+        self._client: ZeroMQClient | None = None
 
-    def start(self) -> None:
-        """Start the thread; returns at once."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Wake the thread, and wait until it has handed on what it had and the socket is closed."""
-        with self._lock:
-            self._stopping = True
-            if not self._done:
-                os.write(self._wake_write, b"\0")
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _is_stopping(self) -> bool:
-        with self._lock:
-            return self._stopping
-
-    def _run(self) -> None:
-        client = None
+    def _read_until_stopped(self) -> None:
+        client = self._client = ZeroMQClient(self._source)
         try:
-            client = ZeroMQClient(self._source)
-            try:
-                where = client.open()
-            except (zmq.ZMQError, SecretError) as error:
-                self._restart(f"the ZeroMQ socket for {self._source.address} could not be opened", error)
-                return
-            if self._source.bind:
-                self._receiver.report_listening(where)
-            self._read_until_stopped(client)
-            self._read_what_is_left(client)
-        except (GeneratorStateError, GivenUpError):
-            # The supervisor ends without draining: nothing takes records any more.
+            where = client.open()
+        except (zmq.ZMQError, SecretError) as error:
+            self._restart(f"the ZeroMQ socket for {self._source.address} could not be opened", error)
             return
-        except BaseException as error:  # noqa: BLE001  a thread that dies silently would receive nothing for ever
-            self._restart("Error receiving data", error)
-        finally:
-            if client is not None:
-                client.close()
-            with self._lock:
-                self._done = True
-                os.close(self._wake_read)
-                os.close(self._wake_write)
+        if self._source.bind:
+            self._receiver.report_listening(where)
+        self._poll(client)
+        self._read_what_is_left(client)
 
-    def _restart(self, message: str, error: BaseException) -> None:
-        if not self._is_stopping():
-            self._receiver.restart(message, error)
+    def _close(self) -> None:
+        if self._client is not None:
+            self._client.close()
 
-    def _read_until_stopped(self, client: ZeroMQClient) -> None:
+    def _poll(self, client: ZeroMQClient) -> None:
         everything, wake = zmq.Poller(), zmq.Poller()
         everything.register(client.socket, zmq.POLLIN)
         everything.register(client.monitor, zmq.POLLIN)
