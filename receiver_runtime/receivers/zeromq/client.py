@@ -5,6 +5,7 @@ The library's own threads connect, connect again, and receive. A socket belongs 
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ _KEEP_ALIVE = {
 }
 _REFUSED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
 _RETRIES_REPORTED = 2  # which wait to connect again is reported: the first one also follows each lost connection
+_REFUSED_SECONDS = 60.0  # how often a failed handshake is reported: ZeroMQ tries again ten times a second
 _WATCHED = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.CONNECT_RETRIED | _REFUSED
 
 
@@ -43,6 +45,9 @@ class ZeroMQClient:
         self.monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(_WATCHED)
         # By endpoint, how often the library has waited to connect again since anything last connected.
         self._retries: Counter[str] = Counter()
+        self._connected: set[str] = set()
+        # By endpoint, when a failed handshake was last reported, on the monotonic clock.
+        self._refused_at: dict[str, float] = {}
 
     def open(self) -> str:
         """Connect, or listen; return the endpoints, with the ports that the system chose.
@@ -96,13 +101,21 @@ class ZeroMQClient:
             found = recv_monitor_message(self.monitor)
             event, endpoint = found["event"], found["endpoint"].decode(errors="replace")
             if event & _REFUSED:
+                now = time.monotonic()
+                if now - self._refused_at.get(endpoint, -_REFUSED_SECONDS) < _REFUSED_SECONDS:
+                    continue
+                self._refused_at[endpoint] = now
                 yield False, f"{endpoint}: the ZeroMQ handshake failed: check the socket types and the CURVE keys"
             elif self._source.bind:
                 continue
             elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._retries.clear()
+                self._connected.add(endpoint)
                 yield True, endpoint
             elif event == zmq.Event.DISCONNECTED:
+                if endpoint not in self._connected:
+                    continue  # a handshake failed, which is reported already
+                self._connected.discard(endpoint)
                 yield False, f"{endpoint}: the connection was lost, ZeroMQ connects again"
             else:
                 self._retries[endpoint] += 1

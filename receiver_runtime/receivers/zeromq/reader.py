@@ -65,11 +65,13 @@ class ZeroMQReader(ReadingThread):
         everything.register(client.monitor, zmq.POLLIN)
         for one in (everything, wake):
             one.register(self._wake_read, zmq.POLLIN)
+        # With a low mark the library holds few messages even of a fast sender: that is no reason to wait.
+        little = min(_LITTLE_MESSAGES, self._source.high_water_mark)
         while not self._is_stopping():
             ready = {source for source, _ in everything.poll()}
             if client.monitor in ready:
                 self._report(client)
-            if client.socket in ready and self._read(client) < _LITTLE_MESSAGES:
+            if client.socket in ready and self._read(client) < little:
                 wake.poll(_PAUSE_MILLISECONDS)
 
     def _read_what_is_left(self, client: ZeroMQClient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -170,6 +171,20 @@ def test_it_connects_again_by_itself_and_says_so(tmp_path: Path) -> None:
         assert bodies(made) == [b"1", b"2"]
         assert made.reporter.kinds().count(ReceiverEventKind.CONNECTED) == 2
         assert ReceiverEventKind.RESTARTED not in made.reporter.kinds()
+
+
+def test_handshakes_that_fail_again_and_again_are_reported_once(tmp_path: Path) -> None:
+    """A server that does not speak ZeroMQ: the library tries ten times a second."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(20)
+        with rig(tmp_path, zeromq(f"tcp://127.0.0.1:{server.getsockname()[1]}", "pull")) as made:
+            for _ in range(8):
+                connection, _peer = server.accept()
+                with connection:
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+            eventually(lambda: said(made, ReceiverEventKind.ERROR, "handshake failed"), "the report")
+            told = [message for kind, message, _ in made.reporter.events if kind is ReceiverEventKind.ERROR]
+            assert len([message for message in told if "can't be reached" not in message]) == 1, told
 
 
 def test_an_address_in_use_is_tried_again(tmp_path: Path, senders: Senders) -> None:
