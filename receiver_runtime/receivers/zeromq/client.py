@@ -5,6 +5,10 @@ The library's own threads connect, connect again, and receive. A socket belongs 
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
+import stat
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -31,6 +35,7 @@ _KEEP_ALIVE = {
 }
 _REFUSED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
 _RETRIES_REPORTED = 2  # which wait to connect again is reported: the first one also follows each lost connection
+_CONNECT_MILLISECONDS = 5000  # a host that drops packets is reported after two of these, not after the kernel's minutes
 _REFUSED_SECONDS = 60.0  # how often a failed handshake is reported: ZeroMQ tries again ten times a second
 _WATCHED = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.CONNECT_RETRIED | _REFUSED
 
@@ -42,7 +47,11 @@ class ZeroMQClient:
         self._source = source
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.SUB if source.socket == "sub" else zmq.PULL)
-        self.monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(_WATCHED)
+        self.monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(
+            # A listener's senders may come and go: events that are not read would fill the monitor's queue, and then
+            # block the library's own thread.
+            _REFUSED if source.bind else _WATCHED
+        )
         # By endpoint, how often the library has waited to connect again since anything last connected.
         self._retries: Counter[str] = Counter()
         self._connected: set[str] = set()
@@ -62,6 +71,7 @@ class ZeroMQClient:
         socket.linger = 0
         socket.rcvhwm = source.high_water_mark
         socket.maxmsgsize = _MOST_FRAME_BYTES
+        socket.connect_timeout = _CONNECT_MILLISECONDS
         for option, value in _KEEP_ALIVE.items():
             socket.setsockopt(option, value)
         # Not always: with it, host names are looked up as IPv6 addresses.
@@ -73,6 +83,7 @@ class ZeroMQClient:
         opened = []
         for endpoint in source.endpoints:
             if source.bind:
+                _refuse_taken_path(endpoint)
                 socket.bind(endpoint)
                 opened.append(socket.getsockopt_string(zmq.LAST_ENDPOINT))
             else:
@@ -129,8 +140,9 @@ class ZeroMQClient:
         if source.curve_secret_key is None:
             public, secret = zmq.curve_keypair()
         else:
-            secret = source.curve_secret_key.resolve().encode()
+            resolved = source.curve_secret_key.resolve()
             try:
+                secret = resolved.encode()
                 public = zmq.curve_public(secret)
             except (ValueError, zmq.ZMQError):
                 raise SecretError(
@@ -143,3 +155,23 @@ class ZeroMQClient:
             socket.curve_server = True
         else:
             socket.curve_serverkey = source.curve_server_key.encode()
+
+
+def _refuse_taken_path(endpoint: str) -> None:
+    """Raise ZMQError where a Unix socket's path is a file, or has a listener: the library would delete it.
+
+    A socket that no process listens at any more is left to the library, which replaces it.
+    """
+    path = endpoint.removeprefix("ipc://")
+    if not endpoint.startswith("ipc:///") or not os.path.lexists(path):
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            if stat.S_ISSOCK(os.lstat(path).st_mode):
+                return
+        except OSError:
+            pass
+    raise zmq.ZMQError(errno.EADDRINUSE, f"{path} is a file, or another process listens there: use another path")

@@ -196,6 +196,23 @@ def test_an_address_in_use_is_tried_again(tmp_path: Path, senders: Senders) -> N
         eventually(lambda: bodies(made) == [b"x"], "a message")
 
 
+@pytest.mark.parametrize("taken_by", ["a file", "a listener"])
+def test_a_path_that_is_taken_is_refused_and_stays(tmp_path: Path, taken_by: str) -> None:
+    """The library would delete what is at the path, without an error."""
+    path = tmp_path / "taken"
+    with ExitStack() as stack:
+        if taken_by == "a file":
+            path.write_text("data", encoding="utf-8")
+        else:
+            listening = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listening.bind(str(path))
+            listening.listen()
+        inode = path.stat().st_ino
+        with rig(tmp_path, zeromq(f"ipc://{path}", "pull", bind=True)) as made:
+            eventually(lambda: ReceiverEventKind.RESTARTED in made.reporter.kinds(), "a restart")
+        assert path.stat().st_ino == inode
+
+
 def test_a_socket_that_listens_encrypts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, senders: Senders) -> None:
     public, secret = zmq.curve_keypair()
     monkeypatch.setenv("ZEROMQ_KEY", secret.decode())
