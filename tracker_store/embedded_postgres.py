@@ -220,7 +220,7 @@ class EmbeddedPostgres:
                 cursor.execute(psycopg2.sql.SQL("CREATE DATABASE {}").format(psycopg2.sql.Identifier(name)))
 
     def running_pid(self) -> int | None:
-        """Return the pid of the postmaster on this data directory, whoever started it, or None if none runs.
+        """Return the pid of the postmaster on this data directory, whatever started it, or None if none runs.
 
         The pid file alone proves nothing: it survives a kill, and the number may since be another process's.
         """
@@ -228,7 +228,7 @@ class EmbeddedPostgres:
         return None if process is None else process.pid
 
     def stop(self, mode: StopMode = StopMode.FAST, timeout: float = 30.0) -> None:
-        """End the server that runs on this data directory, if any, whoever started it.
+        """End the server that runs on this data directory, if any, whatever started it.
 
         After `timeout` seconds it is ended as by a crash, which loses nothing that was committed. Raises
         ServerNotStoppedError.

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 #: The most bytes of one read.
 READ_BYTES = 2**20
 # Seconds, seconds and a count: notice within about two minutes that a peer has vanished without closing.
-_KEEP_ALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+KEEP_ALIVE_IDLE, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_COUNT = 60, 15, 4
+_KEEP_ALIVE = (
+    ("TCP_KEEPIDLE", KEEP_ALIVE_IDLE),
+    ("TCP_KEEPINTVL", KEEP_ALIVE_INTERVAL),
+    ("TCP_KEEPCNT", KEEP_ALIVE_COUNT),
+)
 
 
 class TlsFileError(OSError):

@@ -101,7 +101,7 @@ class ZeroMQSender:
         self._queue: deque[Message] = deque()
         self._open: dict[int, _Connection] = {}
         self._connections: list[_Connection] = []
-        # Events that are no longer true: nobody listens there.
+        # Events that are no longer true: nothing listens there.
         self._ended: set[int] = set()
         self._number = 0
         self._is_away = False
@@ -158,7 +158,7 @@ class ZeroMQSender:
         came = Counter(map(_message, rig.rows()))
         assert max(came.values()) == 1, "messages came twice"
         sent = {message for connection in self._connections for message in connection.messages}
-        assert not came.keys() - sent, "messages came that nobody sent"
+        assert not came.keys() - sent, "messages came that were never sent"
         for connection in self._connections:
             arrived = [message in came for message in connection.messages]
             wanted = sum(arrived) if connection.lossy else len(arrived)

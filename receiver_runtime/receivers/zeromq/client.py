@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 import stat
 import time
 from collections import Counter
+from socket import AF_UNIX
+from socket import socket as system_socket
 from typing import TYPE_CHECKING
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from receiver_runtime.receivers.tcp import KEEP_ALIVE_COUNT, KEEP_ALIVE_IDLE, KEEP_ALIVE_INTERVAL
 from receiver_runtime.sources.secret import SecretError
 
 if TYPE_CHECKING:
@@ -26,12 +28,11 @@ if TYPE_CHECKING:
 # The largest frame that is taken from the network at all, in bytes: a sender of more is disconnected by the library.
 # As large as ``max_record_bytes`` may be, so that what is larger than that still becomes a dead letter.
 _MOST_FRAME_BYTES = 256 * 2**20
-# As ``receivers.tcp`` has them: a peer that vanished without a word is noticed in about two minutes.
 _KEEP_ALIVE = {
     zmq.TCP_KEEPALIVE: 1,
-    zmq.TCP_KEEPALIVE_IDLE: 60,
-    zmq.TCP_KEEPALIVE_INTVL: 15,
-    zmq.TCP_KEEPALIVE_CNT: 4,
+    zmq.TCP_KEEPALIVE_IDLE: KEEP_ALIVE_IDLE,
+    zmq.TCP_KEEPALIVE_INTVL: KEEP_ALIVE_INTERVAL,
+    zmq.TCP_KEEPALIVE_CNT: KEEP_ALIVE_COUNT,
 }
 _REFUSED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
 _RETRIES_REPORTED = 2  # which wait to connect again is reported: the first one also follows each lost connection
@@ -106,7 +107,7 @@ class ZeroMQClient:
     def connection_events(self) -> Iterator[tuple[bool, str]]:
         """Yield each event since the last call: True and the endpoint that connected, or False and what went wrong.
 
-        For a socket that listens, only failed handshakes: its senders may come and go.
+        For a socket that listens, the monitor has only failed handshakes: its senders may come and go.
         """
         while self.monitor.poll(0):
             found = recv_monitor_message(self.monitor)
@@ -117,8 +118,6 @@ class ZeroMQClient:
                     continue
                 self._refused_at[endpoint] = now
                 yield False, f"{endpoint}: the ZeroMQ handshake failed: check the socket types and the CURVE keys"
-            elif self._source.bind:
-                continue
             elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._retries.clear()
                 self._connected.add(endpoint)
@@ -165,7 +164,7 @@ def _refuse_taken_path(endpoint: str) -> None:
     path = endpoint.removeprefix("ipc://")
     if not endpoint.startswith("ipc:///") or not os.path.lexists(path):
         return
-    with socket.socket(socket.AF_UNIX) as probe:
+    with system_socket(AF_UNIX) as probe:
         probe.settimeout(1.0)
         try:
             probe.connect(path)

@@ -1,4 +1,4 @@
-"""Check that the statements of the how-tos on Redis and NATS run."""
+"""Check that the statements of the how-tos on Redis, NATS and ZeroMQ run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 PAGES = Path(__file__).parents[3] / "docs" / "how-to" / "sources"
 
 
-@pytest.mark.parametrize("page", ["redis.md", "nats.md"])
-def test_its_statement_shows_the_streams_errors(engine: sa.Engine, page: str) -> None:
+@pytest.mark.parametrize(("page", "stream"), [("redis.md", "orders"), ("nats.md", "orders"), ("zeromq.md", "prices")])
+def test_its_statement_shows_the_streams_errors(engine: sa.Engine, page: str, stream: str) -> None:
     text = (PAGES / page).read_text(encoding="utf-8")
     [statement] = re.findall(r"^```sql\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     with connect(engine) as connection:
-        log = make_log(connection, stream="orders")
+        log = make_log(connection, stream=stream)
         report_event(
             connection,
             receiver_id=log.receiver_ids[0],
