@@ -11,22 +11,16 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-import threading
-from collections import Counter, deque
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
 from receiver_runtime.sources.syslog import Syslog
-from tests.conformance.sending import Sending
-from tests.receiver_processes import eventually
-from tracker_store.engine import connect, create_engine
+from tests.conformance.forwarding_sender import ForwardingSender
+from tracker_store.engine import connect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.conformance.source_rig import SourceRig
 
 _LOOK_SECONDS = 0.02
@@ -68,27 +62,12 @@ class _Connection:
         return True
 
 
-class SyslogSender:
+class SyslogSender(ForwardingSender[bytes, _Connection]):
     """See the module."""
 
-    def __init__(self, database_url: str) -> None:
-        self._engine = create_engine(database_url, application_name="tests")
-        self._lock = threading.Lock()
-        self._queue: deque[bytes] = deque()
-        self._open: dict[int, _Connection] = {}
-        self._connections: list[_Connection] = []
-        self._number = 0
-        self._is_away = False
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._done.set()
-        self._thread.join(20)
+    def _close_sockets(self) -> None:
         for connection in self._connections:
             connection.socket.close()
-        self._engine.dispose()
 
     def source(self, **changes: Any) -> Syslog:  # noqa: ANN401  fields of the source
         return Syslog(**{"listen": "127.0.0.1:0", "transports": ("tcp",), **changes})
@@ -102,22 +81,7 @@ class SyslogSender:
     def send_odd(self) -> int:
         """Send messages without priority, without text, not in UTF-8, with a newline inside, and nearly the largest."""
         odd = [b"<13>plain", b"", b"no priority", b"\xff\x00 \xfe", b"<13>two\nlines", b"<13>" + b"x" * 65_000]
-        with self._lock:
-            self._queue.extend(odd)
-        return len(odd)
-
-    def sending(self) -> Sending:
-        return Sending(lambda: self.send(50))
-
-    @contextmanager
-    def away(self) -> Iterator[None]:
-        """Kill the sender, and start it again with its queue: there is no broker between it and the receiver."""
-        with self._lock:
-            self._is_away = True
-        eventually(lambda: not self._open, "no connection")
-        yield
-        with self._lock:
-            self._is_away = False
+        return self._send_all(odd)
 
     def all_came(self, rig: SourceRig) -> bool:
         with self._lock:
@@ -133,15 +97,8 @@ class SyslogSender:
         return came.issuperset(sure)
 
     def check(self, rig: SourceRig) -> None:
-        """Check that nothing came twice or was never sent, and that only the tail of lossy connections is lost."""
-        came = Counter(row["raw"] for row in rig.rows())
-        assert max(came.values()) == 1, "messages came twice"
-        sent = {message for connection in self._connections for message in connection.messages}
-        assert not came.keys() - sent, "messages came that were never sent"
-        for connection in self._connections:
-            arrived = [message in came for message in connection.messages]
-            wanted = sum(arrived) if connection.lossy else len(arrived)
-            assert arrived == [True] * wanted + [False] * (len(arrived) - wanted)
+        """Check what came, and the columns."""
+        self._check_tails(row["raw"] for row in rig.rows())
         for row in rig.rows():
             assert row["sender"] == "127.0.0.1"
             assert row["raw"].endswith(row["message"].encode()) or row["parse_error"] == "not UTF-8"

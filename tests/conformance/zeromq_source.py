@@ -8,9 +8,6 @@ fenced) may be lost from some message on; everything else must come.
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections import Counter, deque
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +16,10 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from receiver_runtime.sources.zeromq import ZeroMQ
-from tests.conformance.sending import Sending
-from tests.receiver_processes import eventually
-from tracker_store.engine import connect, create_engine
+from tests.conformance.forwarding_sender import ForwardingSender
+from tracker_store.engine import connect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.conformance.source_rig import SourceRig
 
 _LOOK_SECONDS = 0.02
@@ -90,30 +84,18 @@ class _Connection:
         self.socket.close(linger)
 
 
-class ZeroMQSender:
+class ZeroMQSender(ForwardingSender[Message, _Connection]):
     """See the module. ``socket`` is the receivers'."""
 
     def __init__(self, database_url: str, socket: str) -> None:
         self._socket = socket
-        self._engine = create_engine(database_url, application_name="tests")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._lock = threading.Lock()
-        self._queue: deque[Message] = deque()
-        self._open: dict[int, _Connection] = {}
-        self._connections: list[_Connection] = []
         # Events that are no longer true: nothing listens there.
         self._ended: set[int] = set()
-        self._number = 0
-        self._is_away = False
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        super().__init__(database_url)
 
-    def close(self) -> None:
-        self._done.set()
-        self._thread.join(20)
+    def _close_sockets(self) -> None:
         self._context.destroy(linger=0)
-        self._engine.dispose()
 
     def source(self, **changes: Any) -> ZeroMQ:  # noqa: ANN401  fields of the source
         return ZeroMQ(**{"endpoints": "tcp://127.0.0.1:*", "socket": self._socket, "bind": True, **changes})
@@ -128,22 +110,7 @@ class ZeroMQSender:
     def send_odd(self) -> int:
         """Nothing, no text, many frames, and nearly the largest."""
         odd: list[Message] = [(b"",), (b"", b""), (b"\xff\0",), (b"n", *[b"f"] * 500), (b"", b"x" * 1_000_000)]
-        with self._lock:
-            self._queue.extend(odd)
-        return len(odd)
-
-    def sending(self) -> Sending:
-        return Sending(lambda: self.send(50))
-
-    @contextmanager
-    def away(self) -> Iterator[None]:
-        """The sender ends when all is sent, and starts again with its queue: nothing is between it and receivers."""
-        with self._lock:
-            self._is_away = True
-        eventually(lambda: not self._open, "no connection")
-        yield
-        with self._lock:
-            self._is_away = False
+        return self._send_all(odd)
 
     def all_came(self, rig: SourceRig) -> bool:
         with self._lock:
@@ -154,15 +121,8 @@ class ZeroMQSender:
         return rig.registered() >= len(sure) and sure <= {_message(row) for row in rig.rows()}
 
     def check(self, rig: SourceRig) -> None:
-        """Nothing twice, nothing invented; lost is only the end of what was on a connection that the receiver ended."""
-        came = Counter(map(_message, rig.rows()))
-        assert max(came.values()) == 1, "messages came twice"
-        sent = {message for connection in self._connections for message in connection.messages}
-        assert not came.keys() - sent, "messages came that were never sent"
-        for connection in self._connections:
-            arrived = [message in came for message in connection.messages]
-            wanted = sum(arrived) if connection.lossy else len(arrived)
-            assert arrived == [True] * wanted + [False] * (len(arrived) - wanted)
+        """Check what came, and the columns."""
+        self._check_tails(map(_message, rig.rows()))
         for row in rig.rows():
             assert (row["topic"] is not None) == (self._socket == "sub" and len(_message(row)) > 1)
         assert rig.failed_checks() == []
