@@ -53,9 +53,15 @@ class ForwardingSender(ABC, Generic[MessageT, ConnectionT]):
         self._close_sockets()
         self._engine.dispose()
 
-    @abstractmethod
     def send(self, records: int) -> None:
         """Queue this many numbered messages."""
+        with self._lock:
+            self._queue.extend(map(self._numbered, range(self._number, self._number + records)))
+            self._number += records
+
+    @abstractmethod
+    def _numbered(self, number: int) -> MessageT:
+        """Return the message of this number."""
 
     @abstractmethod
     def _run(self) -> None:

@@ -72,11 +72,8 @@ class SyslogSender(ForwardingSender[bytes, _Connection]):
     def source(self, **changes: Any) -> Syslog:  # noqa: ANN401  fields of the source
         return Syslog(**{"listen": "127.0.0.1:0", "transports": ("tcp",), **changes})
 
-    def send(self, records: int) -> None:
-        with self._lock:
-            for _ in range(records):
-                self._queue.append(b"<13>1 2026-01-01T00:00:00Z host app - - - message %d" % self._number)
-                self._number += 1
+    def _numbered(self, number: int) -> bytes:
+        return b"<13>1 2026-01-01T00:00:00Z host app - - - message %d" % number
 
     def send_odd(self) -> int:
         """Send messages without priority, without text, not in UTF-8, with a newline inside, and nearly the largest."""

@@ -100,12 +100,9 @@ class ZeroMQSender(ForwardingSender[Message, _Connection]):
     def source(self, **changes: Any) -> ZeroMQ:  # noqa: ANN401  fields of the source
         return ZeroMQ(**{"endpoints": "tcp://127.0.0.1:*", "socket": self._socket, "bind": True, **changes})
 
-    def send(self, records: int) -> None:
-        with self._lock:
-            for _ in range(records):
-                body = b"message %d" % self._number
-                self._queue.append((body,) if self._number % 3 else (b"topic", body, b"more"))
-                self._number += 1
+    def _numbered(self, number: int) -> Message:
+        body = b"message %d" % number
+        return (body,) if number % 3 else (b"topic", body, b"more")
 
     def send_odd(self) -> int:
         """Nothing, no text, many frames, and nearly the largest."""
@@ -115,7 +112,7 @@ class ZeroMQSender(ForwardingSender[Message, _Connection]):
     def all_came(self, rig: SourceRig) -> bool:
         with self._lock:
             if self._queue or not any(connection.is_there for connection in self._open.values()):
-                # Nothing may be left to send; but who was started last has not begun.
+                # Nothing may be left to send; but the process that was started last may not have begun.
                 return False
             sure = {message for one in self._connections if not one.lossy for message in one.messages}
         return rig.registered() >= len(sure) and sure <= {_message(row) for row in rig.rows()}
