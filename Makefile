@@ -8,6 +8,7 @@ SHELL := /bin/sh
 PYTHON ?=
 ARGS ?=
 
+# An environment of its own, beside that of another Python: make test PYTHON=python3.13 VENV=.venv-3.13
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
@@ -19,6 +20,15 @@ unexport PYTHONDONTWRITEBYTECODE
 # Ignore an active environment of another project.
 unexport VIRTUAL_ENV
 unexport UV_PROJECT_ENVIRONMENT
+
+# Make the environment again if it has another Python than PYTHON. Without PYTHON it keeps the one that it has.
+WHICH_PYTHON := import sys; print(*sys.version_info[:3], sys.base_prefix)
+ifneq ($(PYTHON),)
+  ifneq ($(shell "$(PYTHON)" -c '$(WHICH_PYTHON)' 2>/dev/null),$(shell $(BIN)/python -c '$(WHICH_PYTHON)' 2>/dev/null))
+    ANOTHER_PYTHON := another-python
+  endif
+endif
+.PHONY: another-python
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name what; do \
@@ -101,19 +111,19 @@ wheel-demo: $(STAMP) ## build the wheel and run its demo in an empty environment
 	@PATH="$(CURDIR)/$(UV_VENV)/bin:$$PATH" .ci/wheel-demo $(BIN)/python
 
 clean: ## remove environments, caches and build results; your data in .forebay stays
-	rm -rf $(VENV) $(UV_VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-3.* $(UV_VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find benchmarks forebay migrations orchestration receiver_runtime tests tracker_store -name __pycache__ -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml uv.lock
+$(STAMP): pyproject.toml uv.lock $(ANOTHER_PYTHON)
 	@set -eu; \
 	python=; \
-	for candidate in $(PYTHON) python3 python3.13 python3.12 python3.11 python3.14; do \
+	for candidate in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14); do \
 	  if found=$$("$$candidate" -c 'import sys; print(sys.executable); sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null); then \
 	    python=$$found; break; \
 	  fi; \
 	done; \
 	if [ -z "$$python" ]; then \
-	  echo "Forebay needs Python 3.11 to 3.14, and there is none on PATH. Install one, or: make PYTHON=/path/to/python3" >&2; \
+	  echo "Forebay needs Python 3.11 to 3.14; $(if $(PYTHON),$(PYTHON) is another or can't be run,there is none on PATH). Install one, or: make PYTHON=/path/to/python3" >&2; \
 	  exit 1; \
 	fi; \
 	is_uv='import re, subprocess, sys; said = subprocess.check_output([sys.argv[1], "--version"], text=True); sys.exit(tuple(map(int, re.findall("[0-9]+", said)[:2])) < (0, 8))'; \
@@ -128,5 +138,6 @@ $(STAMP): pyproject.toml uv.lock
 	  $(UV_VENV)/bin/python -m pip --disable-pip-version-check install --quiet 'uv>=0.8,<1'; \
 	  uv="$(CURDIR)/$(UV_VENV)/bin/uv"; \
 	fi; \
-	UV_PYTHON_DOWNLOADS=never "$$uv" sync --locked --compile-bytecode --python "$$python"; \
+	UV_PYTHON_DOWNLOADS=never UV_PROJECT_ENVIRONMENT="$(abspath $(VENV))" \
+	  "$$uv" sync --locked --compile-bytecode --python "$$python"; \
 	touch $(STAMP)

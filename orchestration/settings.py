@@ -82,6 +82,17 @@ class Settings(BaseSettings):
         description="The webserver of the Dagster instance of `forebay up`, which sets this. There the batch sensor "
         "waits for its boundary, the tracker pushes batches, and old batch runs are pruned. Unset elsewhere.",
     )
+    stop_gracefully_on_shutdown: bool = Field(
+        default=False,
+        description="Whether SIGTERM, SIGHUP and Ctrl-C let `forebay up` process what was received before it ends, as "
+        "with `forebay up --drain`. The next `forebay up` goes on.",
+    )
+    graceful_stop_timeout: Annotated[timedelta, BeforeValidator(_duration)] = Field(
+        timedelta(minutes=10),
+        ge=timedelta(0),
+        description="How long that may take, such as 10m: more than the longest batch interval. After it `forebay up` "
+        "ends with code 1, and what is left is processed after the next start.",
+    )
     tracker_token: SecretStr | None = Field(
         None, description="The token that clients of the tracker's HTTP server send: 'Authorization: Bearer TOKEN'."
     )

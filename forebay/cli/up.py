@@ -1,4 +1,4 @@
-"""`forebay up`: run everything on one machine; Ctrl-C stops it cleanly.
+"""`forebay up`: run everything on one machine; Ctrl-C stops it cleanly, with `--drain` when all is processed.
 
 This module defines the children (Postgres unless you name one, an agent, Dagster's code server, daemon and webserver)
 and the order in which they start; the supervisor starts, restarts and stops them. Your declarations are applied before
@@ -29,6 +29,7 @@ from forebay.cli.dagster_home import (
     write_dagster_home,
 )
 from forebay.cli.database import embedded_postgres
+from forebay.cli.drain import DrainResult, drain_pipelines
 from forebay.cli.services.child import Child, ChildEvent, ChildEventKind, SupervisorError
 from forebay.cli.services.supervisor import StopReason, Supervisor
 from orchestration.apply import Change, apply
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
+
+    from orchestration.pipeline import Pipeline
 
 HOST = "127.0.0.1"
 DEFAULT_UI_PORT = 3000
@@ -123,6 +126,7 @@ class Services:
         self._supervisor = Supervisor(settings.home, on_event)
         self._stack = ExitStack()
         self._database_url = settings.database_url
+        self._pipelines: list[Pipeline] = []
         self.changes: list[Change] = []
 
     @property
@@ -160,6 +164,25 @@ class Services:
             engine.dispose()
         return reason
 
+    def drain(self, tell: Callable[[str], None]) -> DrainResult:
+        """Process what was received, for at most `graceful_stop_timeout` or until a second signal."""
+        engine = create_engine(self.database_url, application_name="forebay up", pool_size=1)
+        try:
+            return drain_pipelines(
+                engine,
+                [pipeline.name for pipeline in self._pipelines],
+                seconds=self._settings.graceful_stop_timeout.total_seconds(),
+                interrupted=self._supervisor.stops_at_once,
+                tell=tell,
+            )
+        finally:
+            engine.dispose()
+
+    def intervals_beyond_the_drain(self) -> list[str]:
+        """Return the pipelines whose last batch may come later than a drain waits for it."""
+        timeout = self._settings.graceful_stop_timeout
+        return [pipeline.name for pipeline in self._pipelines if pipeline.interval >= timeout]
+
     def pid(self, name: str) -> int | None:
         """Return the pid of a service's process now."""
         return self._supervisor.pid(name)
@@ -180,7 +203,7 @@ class Services:
     def _start(self) -> None:
         # Report a module that can't be loaded, or an address that may not be used, before anything starts.
         listen_address(self._settings.tracker_http, self._settings.tracker_token)
-        pipelines = load_pipelines(self._settings.module)
+        self._pipelines = pipelines = load_pipelines(self._settings.module)
         if self._database_url is None:
             self._database_url = self._start_postgres()
         migrate.upgrade(self._database_url)
@@ -281,6 +304,14 @@ def up(
     ui_port: Annotated[
         int | None, typer.Option(help="Port of the Dagster UI (default: 3000 if that is free); 0: any free one.")
     ] = None,
+    drain: Annotated[
+        bool | None,
+        typer.Option(
+            "--drain/--no-drain",
+            help="On SIGTERM or Ctrl-C, first process what was received, for at most FOREBAY_GRACEFUL_STOP_TIMEOUT "
+            "(10m). Default: FOREBAY_STOP_GRACEFULLY_ON_SHUTDOWN, else no.",
+        ),
+    ] = None,
 ) -> None:
     """Apply a pipeline module and run everything on this machine until Ctrl-C.
 
@@ -290,19 +321,26 @@ def up(
     settings = Settings()
     if module is not None:
         settings = settings.model_copy(update={"module": module})
+    if drain is not None:
+        settings = settings.model_copy(update={"stop_gracefully_on_shutdown": drain})
     console = Console(highlight=False)
+    result: DrainResult | None = None
     try:
         with Services(settings, ui_port=ui_port, on_event=_event_printer(console)) as services:
             if services.changes:
                 console.print(changes_table(services.changes))
             console.print(f"Dagster: {services.ui_url}")
-            console.print(
-                "Ctrl-C stops everything; what waits for a batch gets it after the next start. In another terminal: "
-                "forebay status, and forebay stop, which lets everything come out first"
-            )
+            _print_how_to_stop(console, settings, services)
             reason = services.wait_for_stop()
             if reason is None:
                 console.print("forebay stop has stopped all pipelines: nothing waits.")
+            elif settings.stop_gracefully_on_shutdown and reason.signal is not None:
+                console.print(
+                    f"Draining: what was received is processed first, for at most {_drain_seconds(settings)} "
+                    "(Ctrl-C again: ends at once)."
+                )
+                result = services.drain(lambda line: console.print(line, markup=False))
+                console.print(_DRAIN_RESULTS[result].format(seconds=_drain_seconds(settings)))
             console.print("Stopping all services (Ctrl-C again: at once).")
     except (SupervisorError, DriverLogError, ListenAddressError, PipelineModuleError) as error:
         console.print(str(error), style="bold red", markup=False)
@@ -311,6 +349,39 @@ def up(
     if reason is not None and reason.failed_child is not None:
         console.print(f"{reason.failed_child} failed too often and was given up.", style="bold red")
         raise typer.Exit(1)
+    if result is DrainResult.TIMED_OUT:
+        raise typer.Exit(1)
+
+
+_DRAIN_RESULTS = {
+    DrainResult.DRAINED: "Drained.",
+    DrainResult.TIMED_OUT: "Not drained within {seconds}: the rest is processed after the next start.",
+    DrainResult.INTERRUPTED: "Not drained, because of a second signal: the rest is processed after the next start.",
+}
+
+
+def _drain_seconds(settings: Settings) -> str:
+    return f"{settings.graceful_stop_timeout.total_seconds():g} s"
+
+
+def _print_how_to_stop(console: Console, settings: Settings, services: Services) -> None:
+    if not settings.stop_gracefully_on_shutdown:
+        console.print(
+            "Ctrl-C stops everything; what waits for a batch gets it after the next start. In another terminal: "
+            "forebay status, and forebay stop, which lets everything come out first"
+        )
+        return
+    console.print(
+        "Ctrl-C stops everything when what was received is processed, after at most "
+        f"{_drain_seconds(settings)}. In another terminal: forebay status"
+    )
+    if beyond := services.intervals_beyond_the_drain():
+        console.print(
+            f"The interval of {', '.join(beyond)} is not shorter than that: its last batch may come too late. Set "
+            "FOREBAY_GRACEFUL_STOP_TIMEOUT to more than the interval.",
+            style="bold red",
+            markup=False,
+        )
 
 
 def _event_printer(console: Console) -> Callable[[ChildEvent], None]:

@@ -26,7 +26,7 @@ from tracker_store.leadership import Leadership, read_leadership
 from tracker_store.outage import SURVIVED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from tests.faults.numbered_source import NumberedSource
@@ -38,7 +38,7 @@ POLL_SECONDS = 0.2
 
 
 class RunningSystem:
-    """A system whose every process may be killed."""
+    """A system whose every process may be killed. `exit_code`: the one with which `forebay up` must end."""
 
     def __init__(self, home: Path, source: NumberedSource, engine: sa.Engine, up: psutil.Process, ui_url: str) -> None:
         self.home = home
@@ -46,6 +46,7 @@ class RunningSystem:
         self.source = source
         self.engine = engine
         self._up = up
+        self.exit_code = 0
 
     def process(self, *words: str) -> psutil.Process | None:
         """Return the process of this system whose command line has all of `words`, except guards."""
@@ -226,11 +227,16 @@ def _registered_blocks(connection: sa.Connection) -> list[tuple[str, int, int, i
 
 @contextmanager
 def running_system(
-    home: Path, source: NumberedSource, module: str = "tests.faults.numbered_pipeline", **settings: str
+    home: Path,
+    source: NumberedSource,
+    module: str = "tests.faults.numbered_pipeline",
+    *,
+    arguments: Sequence[str] = (),
+    **settings: str,
 ) -> Iterator[RunningSystem]:
-    """Start `forebay up` in `home` on the numbered pipeline; stop it, and check that no process remains.
+    """Start `forebay up` in `home` on the numbered pipeline; stop it, and check its exit code and that nothing remains.
 
-    `settings`: further environment variables.
+    `arguments`: further ones of `forebay up`. `settings`: further environment variables.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
     environment |= {
@@ -243,7 +249,7 @@ def running_system(
     log = home / "up.log"
     with log.open("wb") as output:
         up = subprocess.Popen(
-            [sys.executable, "-m", "forebay.cli", "up", module, "--ui-port", "0"],
+            [sys.executable, "-m", "forebay.cli", "up", module, "--ui-port", "0", *arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -258,7 +264,8 @@ def running_system(
             time.sleep(POLL_SECONDS)
         engine = create_engine(EmbeddedPostgres(home / "postgres").url(), application_name="fault tests")
         [ui_url] = re.findall(r"^Dagster: (http://\S+)", log.read_text(encoding="utf-8"), re.MULTILINE)
-        yield RunningSystem(home, source, engine, supervised, ui_url)
+        system = RunningSystem(home, source, engine, supervised, ui_url)
+        yield system
         engine.dispose()
     finally:
         processes = supervised.children(recursive=True) if supervised.is_running() else []
@@ -271,4 +278,4 @@ def running_system(
     # wait_procs waits for a pid, which another process may have by now.
     left = [process for process in left if process.is_running()]
     assert left == [], f"processes that outlived `forebay up`: {left}"
-    assert up.returncode == 0, log.read_text(encoding="utf-8")
+    assert up.returncode == system.exit_code, log.read_text(encoding="utf-8")

@@ -132,6 +132,10 @@ class Supervisor:
                 self._wake.wait(0.2 if left is None else min(left, 0.2))
             return self._reason
 
+    def stops_at_once(self) -> bool:
+        """Return whether an immediate stop was requested: by a second signal, or by stop(at_once=True)."""
+        return self._at_once.is_set()
+
     def request_stop(self, reason: StopReason | None = None) -> None:
         """Make wait() return and start() give up. Does not stop any child."""
         # No lock: signal handlers call this too, on a thread that may hold the lock.

@@ -1,0 +1,158 @@
+"""Test the drain of `forebay up` on a real driver log: what it waits for, its bound, and what it leaves behind."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+
+from forebay.cli.drain import DrainResult, drain_pipelines
+from tests.driver_log import INTERVAL, NOON, Log, make_log
+from tests.held_ports import held_port
+from tracker_store.engine import connect, create_engine
+from tracker_store.leadership import read_leadership, take_leadership
+from tracker_store.pipeline_states import advance_stops, all_ended, start_pipelines, stop_pipelines
+from tracker_store.pipelines import get_pipeline
+from tracker_store.states import PipelineState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# Longer than any of these tests may take.
+LONG = 250.0
+
+
+@pytest.fixture
+def log(engine: sa.Engine) -> Iterator[Log]:
+    with connect(engine) as connection:
+        yield make_log(connection)
+
+
+@pytest.fixture
+def term(log: Log) -> int:
+    taken = take_leadership(log.connection, seen=read_leadership(log.connection), holder="me")
+    assert taken is not None
+    return taken
+
+
+def state(log: Log) -> PipelineState:
+    return get_pipeline(log.connection, "words").state
+
+
+def step_by_step(*steps: Callable[[], object]) -> Callable[[], bool]:
+    """Return a check for a second signal that takes one more of `steps` at each look, and never sees a signal."""
+    left = list(steps)
+
+    def look() -> bool:
+        if left:
+            left.pop(0)()
+        return False
+
+    return look
+
+
+def test_o05_it_returns_when_all_is_processed_and_the_next_start_runs_the_pipeline(
+    engine: sa.Engine, log: Log, term: int
+) -> None:
+    [receiver] = log.receiver_ids
+    log.add_at(receiver, NOON)
+    log.connection.execute(sa.text("UPDATE forebay.receivers SET state = 'ACTIVE'"))
+    said: list[str] = []
+    result = drain_pipelines(
+        engine,
+        ["words"],
+        seconds=LONG,
+        interrupted=step_by_step(
+            lambda: None,
+            lambda: advance_stops(log.connection, term=term),
+            lambda: log.connection.execute(sa.text("UPDATE forebay.receivers SET state = 'INACTIVE'")),
+            lambda: log.tracker.allocate_blocks_to_batch(NOON + INTERVAL),
+            lambda: advance_stops(log.connection, term=term),
+            lambda: log.connection.execute(
+                sa.text("UPDATE forebay.batches SET state = 'COMPLETED', completed_at = clock_timestamp()")
+            ),
+            lambda: advance_stops(log.connection, term=term),
+        ),
+        tell=said.append,
+    )
+    assert result is DrainResult.DRAINED
+    assert state(log) is PipelineState.STOPPED
+    assert said[0].startswith("words: stopping; receivers: lines/1 ACTIVE; waiting: 10 records in 2 blocks; at most ")
+    waits = [line.split("; ")[1] for line in said[:-1]]
+    assert waits == [
+        "receivers: lines/1 ACTIVE",
+        "waiting: 10 records in 2 blocks",
+        f"batch {NOON + INTERVAL:%Y-%m-%d %H:%M:%S}Z ALLOCATED, attempt 0",
+        "the tracker's next look",
+    ]
+    assert said[-1] == "words: stopped"
+    assert not all_ended(log.connection), "no person asked the system to end"
+    assert start_pipelines(log.connection, names=["words"], lift_halts=False) == ["words"]
+
+
+def test_o05_its_bound_holds_while_a_batch_fails_again_and_again(engine: sa.Engine, log: Log, term: int) -> None:
+    log.add_at(log.receiver_ids[0], NOON)
+    log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+    log.connection.execute(sa.text("UPDATE forebay.batches SET state = 'FAILED', attempt = 7, reason = 'no table'"))
+    said: list[str] = []
+    began = time.monotonic()
+    result = drain_pipelines(
+        engine,
+        ["words"],
+        seconds=1.5,
+        interrupted=step_by_step(*[lambda: advance_stops(log.connection, term=term)] * 1000),
+        tell=said.append,
+    )
+    assert result is DrainResult.TIMED_OUT
+    assert 1.5 <= time.monotonic() - began < LONG / 2
+    assert state(log) is PipelineState.STOPPING
+    assert len(said) == 1, "the same is not said again"
+    assert "FAILED, attempt 7 (no table); at most " in said[0]
+
+
+def test_o05_a_second_signal_ends_it_at_once(engine: sa.Engine, log: Log) -> None:
+    log.add_at(log.receiver_ids[0], NOON)
+    looks = iter([False, False, True])
+    began = time.monotonic()
+    result = drain_pipelines(engine, ["words"], seconds=LONG, interrupted=lambda: next(looks), tell=lambda _: None)
+    assert result is DrainResult.INTERRUPTED
+    assert time.monotonic() - began < LONG / 2
+
+
+def test_it_does_not_wait_for_what_a_person_decides(engine: sa.Engine, log: Log) -> None:
+    """Check a pipeline that is halted, one that a person starts again, and one that is removed."""
+    log.add_at(log.receiver_ids[0], NOON)
+    log.connection.execute(sa.text("UPDATE forebay.pipelines SET halted_by = :noon"), {"noon": NOON})
+    said: list[str] = []
+
+    def drain(interrupted: Callable[[], bool]) -> DrainResult:
+        return drain_pipelines(engine, ["words", "removed"], seconds=LONG, interrupted=interrupted, tell=said.append)
+
+    assert drain(lambda: False) is DrainResult.DRAINED
+    assert said == ["words: halted by a quarantined batch, which waits for a person; waiting: 10 records in 2 blocks"]
+    log.connection.execute(sa.text("UPDATE forebay.pipelines SET halted_by = NULL"))
+    assert drain(step_by_step(lambda: None, lambda: start_pipelines(log.connection))) is DrainResult.DRAINED
+    assert said[-1] == "words: running"
+
+
+def test_a_persons_stop_stays_one(engine: sa.Engine, log: Log, term: int) -> None:
+    stop_pipelines(log.connection)
+    result = drain_pipelines(
+        engine,
+        ["words"],
+        seconds=LONG,
+        interrupted=step_by_step(lambda: None, lambda: advance_stops(log.connection, term=term)),
+        tell=lambda _: None,
+    )
+    assert result is DrainResult.DRAINED
+    assert all_ended(log.connection)
+
+
+def test_its_bound_holds_without_a_driver_log() -> None:
+    with held_port() as port:
+        engine = create_engine(f"postgresql://nobody@127.0.0.1:{port}/none", application_name="tests", pool_size=1)
+        result = drain_pipelines(engine, ["words"], seconds=1.0, interrupted=lambda: False, tell=lambda _: None)
+        engine.dispose()
+    assert result is DrainResult.TIMED_OUT
