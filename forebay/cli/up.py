@@ -339,7 +339,7 @@ def up(
                     f"Draining: what was received is processed first, for at most {_drain_seconds(settings)} "
                     "(Ctrl-C again: ends at once)."
                 )
-                result = services.drain(lambda line: console.print(line, markup=False))
+                result = services.drain(lambda line: console.print(line, markup=False, soft_wrap=True))
                 console.print(_DRAIN_RESULTS[result].format(seconds=_drain_seconds(settings)))
             console.print("Stopping all services (Ctrl-C again: at once).")
     except (SupervisorError, DriverLogError, ListenAddressError, PipelineModuleError) as error:
