@@ -12,16 +12,18 @@ from sqlalchemy.exc import IntegrityError
 
 from tests.driver_log import INTERVAL, NOON, add, block, claim_anew, make_log
 from tracker_store import status
-from tracker_store.blocks import AddOutcome, claim
+from tracker_store.blocks import AddOutcome, add_blocks, claim
 from tracker_store.engine import connect
 from tracker_store.errors import NotAssignedError
 from tracker_store.pipelines import apply_pipeline, get_pipeline
 from tracker_store.received_block_tracker import ReceivedBlockTracker
 from tracker_store.receivers import placements, receiver_events, report_event, schedule_receiver, set_receiver_state
+from tracker_store.segments import open_segment
 from tracker_store.states import ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import datetime
 
 SECOND = timedelta(seconds=1)
 
@@ -96,28 +98,30 @@ def test_t08_allocation_of_100000_blocks(connection: sa.Connection) -> None:
     """Store two numbers per receiver in a batch: the original's serializer overflowed its stack on a few thousand."""
     log = make_log(connection)
     [receiver] = log.receiver_ids
-    claimed = log.add_at(receiver, NOON + SECOND)
-    connection.execute(
-        sa.text(
-            "INSERT INTO forebay.blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records, "
-            'total_bytes, segment_id, "offset", length, crc32c) '
-            "SELECT b.receiver_id, b.sequence + n, b.epoch, b.added_at + n * interval '50 us', 1, 10, "
-            'b.total_records + n, b.total_bytes + 10 * n, b.segment_id, b."offset" + n, 10, n '
-            "FROM forebay.blocks b, generate_series(1, 100000) AS n WHERE b.receiver_id = :r AND b.sequence = 2"
-        ),
-        {"r": claimed.receiver_id},
+    claimed = claim_anew(connection, receiver)
+    segment = open_segment(
+        connection, receiver_id=receiver, epoch=claimed.epoch, path="one", source_rule="not_sent_again"
     )
-    connection.execute(sa.text("ANALYZE forebay.blocks"))
+
+    def register(first: int, last: int) -> datetime:
+        """Register these sequences as a receiver does, in groups; return a time after all of them."""
+        for begin in range(first, last, 1000):
+            blocks = [block(claimed, n, segment_id=segment, records=1) for n in range(begin, begin + 1000)]
+            [result] = add_blocks(connection, blocks)
+            assert result.outcome is AddOutcome.ADDED
+        after: datetime = connection.execute(sa.text("SELECT clock_timestamp()")).scalar_one()
+        return after
+
+    # The first cut lies within these blocks, so the end of its range has to be searched.
+    cuts = [register(2, 80_002), register(80_002, 100_002)]
     began = time.monotonic()
-    # The cut lies within these blocks, so the end of the range has to be searched.
-    log.tracker.allocate_blocks_to_batch(NOON + SECOND + timedelta(seconds=4))
-    log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+    for cut in cuts:
+        log.tracker.allocate_blocks_to_batch(cut)
     took = time.monotonic() - began
-    first, second = (
-        log.tracker.get_ranges_of_batch(at) for at in (NOON + SECOND + timedelta(seconds=4), NOON + INTERVAL)
-    )
-    assert [(r.first, r.last, r.records) for r in first] == [(1, 80_001, 10 + 79_999)]
-    assert [(r.first, r.last, r.records) for r in second] == [(80_002, 100_002, 20_001)]
+    first, second = (log.tracker.get_ranges_of_batch(cut) for cut in cuts)
+    assert [(r.first, r.last, r.records) for r in first] == [(1, 80_001, 80_000)]
+    assert [(r.first, r.last, r.records) for r in second] == [(80_002, 100_001, 20_000)]
+    assert [len(log.tracker.get_blocks_of_batch(cut)) for cut in cuts] == [80_000, 20_000]
     assert took < 20
 
 

@@ -142,12 +142,25 @@ def test_w21_the_process_that_was_taken_over_is_fenced_and_says_so(rig: Receiver
     assert_each_once_in_order(rig.values())
 
 
-def test_a_process_may_claim_only_under_its_own_assignment(rig: ReceiverRig) -> None:
+# Runs in a receiver process: it reads the assignment that was in force a moment before.
+_READS_AN_OLD_ASSIGNMENT = """
+from dataclasses import replace
+from receiver_runtime import receiver_life
+now = receiver_life.get_receiver
+receiver_life.get_receiver = lambda connection, receiver_id: replace(now(connection, receiver_id), assignment=4)
+"""
+
+
+def test_s02_a_process_whose_claim_is_refused_reads_nothing(rig: ReceiverRig, source: NumberedSource) -> None:
     rig.assign(5)
     assert exit_code(rig.start(assignment=4)) == ExitCode.FENCED
     assert exit_code(rig.start(assignment=6)) == ExitCode.FENCED
-    assert rig.epochs() == []
+    # The claim itself is refused: the assignment changes after the process has read it.
+    assert exit_code(rig.start(assignment=4, first=_READS_AN_OLD_ASSIGNMENT)) == ExitCode.FENCED
+    assert (rig.epochs(), source.sent) == ([], 0)
     assert rig.state()[0] == "SCHEDULED"
+    rig.start(assignment=5)
+    eventually(lambda: source.sent, "lines that are read under the assignment in force")
 
 
 def test_a_newer_assignment_makes_it_drain_and_go(rig: ReceiverRig, source: NumberedSource) -> None:

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 
 from receiver_runtime.block_generator import GeneratorState, GeneratorStateError
 from receiver_runtime.block_handler import DeadLetter
-from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.frame import DeadLetterReason
 from receiver_runtime.block_store.segment import IntactFrame
-from receiver_runtime.block_store.stores import open_block_store
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.receiver import Receiver, ReceiverAttachedError, ReceiverNotAttachedError
 from receiver_runtime.receiver_supervisor import TRANSITIONS, Ending, SupervisorState
@@ -497,12 +495,6 @@ def test_s10_a_push_that_fails_is_an_error_event_and_the_block_is_kept(receiver:
         eventually(lambda: made.values() == ["x"])
         assert made.reporter.kinds() == [ReceiverEventKind.ERROR]
         assert receiver.is_started()
-
-
-def test_s11_there_is_no_receiver_without_a_place_for_its_log() -> None:
-    """An invalid place is refused with an error that names it, before anything is received."""
-    with pytest.raises(BlockStoreError, match="gopher://store"):
-        open_block_store("gopher://store")
 
 
 def test_w12_a_record_is_written_once_and_synced_once_with_its_block(receiver: HandReceiver, tmp_path: Path) -> None:
