@@ -239,10 +239,13 @@ def test_an_error_that_escapes_a_call_is_counted_and_reported_and_ends_no_thread
     def die() -> None:
         raise error
 
+    # Threads of another test may still be ending.
+    others = set(threading.enumerate())
     with threads() as shared:
         shared.attach()
         eventually(lambda: push_threads(shared) == 2)
-        before = {thread for thread in threading.enumerate() if "block" in thread.name}
+        before = {thread for thread in threading.enumerate() if "block" in thread.name} - others
+        assert before
         told: list[BaseException] = []
         for _ in range(10):
             shared.submit(die, on_death=told.append)
