@@ -276,7 +276,7 @@ def test_two_takers_share_the_rate() -> None:
             limiter.acquire(1)
             taken[which] += 1
 
-    threads = [threading.Thread(target=take, args=(which,)) for which in (0, 1)]
+    threads = [threading.Thread(target=take, args=(which,), daemon=True) for which in (0, 1)]
     for thread in threads:
         thread.start()
     passed = advance_until(clock, lambda: sum(taken) >= 45)
