@@ -1,0 +1,55 @@
+"""Check which Python `make` gives the environment: an existing one is made again only for another Python."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """Make what `make setup` asks of an environment: its Python, and the stamp of a finished set-up."""
+    made = tmp_path / "environment"
+    (made / "bin").mkdir(parents=True)
+    (made / "bin" / "python").symlink_to(sys.executable)
+    (made / ".set-up").touch()
+    return made
+
+
+def make(environment: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    # This suite may itself be run by `make test PYTHON=…`.
+    outer = ("MAKE", "PYTHON", "VENV")
+    return subprocess.run(
+        ["make", "--no-print-directory", *arguments, "setup", f"VENV={environment}"],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if not name.startswith(outer)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("arguments", [(), (f"PYTHON={sys.executable}",)])
+def test_an_environment_is_kept_without_a_wish_and_for_its_own_python(
+    environment: Path, arguments: tuple[str, ...]
+) -> None:
+    assert make(environment, "--question", *arguments).returncode == 0
+
+
+def test_an_environment_is_made_again_for_another_python(environment: Path, tmp_path: Path) -> None:
+    other = tmp_path / "python3"
+    other.write_text("#!/bin/sh\necho 3 14 0 /opt/python\n", encoding="utf-8")
+    other.chmod(0o755)
+    assert make(environment, "--question", f"PYTHON={other}").returncode == 1
+
+
+def test_a_python_that_can_not_be_used_is_named_and_no_other_is_taken(environment: Path, tmp_path: Path) -> None:
+    done = make(environment, f"PYTHON={tmp_path}/none")
+    assert done.returncode != 0
+    assert f"Forebay needs Python 3.11 to 3.14; {tmp_path}/none is another or can't be run" in done.stderr
