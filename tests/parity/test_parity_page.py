@@ -87,7 +87,8 @@ def test_a_line_names_no_test_twice() -> None:
 
 def test_every_point_has_its_line_with_its_tests_and_nothing_else() -> None:
     points = {
-        int(number): (hole, tests) for number, hole, tests in re.findall(r"^\| (\d+) \| (.*) \| (.*) \|$", PAGE, re.M)
+        int(number): (hole, tests)
+        for number, hole, tests in re.findall(r"^\| (\d+) \| (.*) \| (.*) \|$", PAGE, re.MULTILINE)
     }
     assert list(points) == list(range(1, POINTS + 1))
     for number, (hole, tests) in points.items():
