@@ -1,4 +1,4 @@
-"""For your own receivers: base class and errors; see ``docs/how-to/custom-receiver.md``. Loads no Dagster, no Spark."""
+"""For your own receivers: base classes, errors; see ``docs/how-to/custom-receiver.md``. Loads no Dagster, no Spark."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ from receiver_runtime.block_handler import DeadLetter
 from receiver_runtime.block_store.columns import ColumnsError
 from receiver_runtime.block_store.frame import DeadLetterReason
 from receiver_runtime.receiver import Receiver, ReceiverNotAttachedError
+from receiver_runtime.receivers.positioned_receiver import Fetched, PositionedReceiver
+from receiver_runtime.receivers.positioned_run import PositionError
 from receiver_runtime.records import RecordTypeError
 from receiver_runtime.sources.base import SourceRule
-from tracker_store.errors import DriverLogError, ReceiverFencedError
+from tracker_store.errors import DriverLogError, EmptyBlockError, ReceiverFencedError
 
 __all__ = [
     "ColumnsError",
     "DeadLetter",
     "DeadLetterReason",
     "DriverLogError",
+    "EmptyBlockError",
+    "Fetched",
     "GeneratorStateError",
+    "PositionError",
+    "PositionedReceiver",
     "Receiver",
     "ReceiverFencedError",
     "ReceiverNotAttachedError",

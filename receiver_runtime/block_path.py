@@ -23,11 +23,11 @@ from receiver_runtime.block_store.frame import SourceRule
 from receiver_runtime.progress import LONGEST_PAUSE_SECONDS
 from receiver_runtime.rate_limiter import RateLimiter
 from receiver_runtime.receiver_calls import HandOvers
-from receiver_runtime.records import conform, to_batch
+from receiver_runtime.records import conform, to_batch, to_batches
 from receiver_runtime.unfailing_reporter import describe
 from receiver_runtime.write_ahead_log import WriteAheadLogError
 from tracker_store.dead_letters import StoredDeadLetter
-from tracker_store.errors import DriverLogError, DuplicateKeysError, OffsetConflictError
+from tracker_store.errors import DriverLogError, DuplicateKeysError, EmptyBlockError, OffsetConflictError
 from tracker_store.states import ReceiverEventKind
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ class BlockPath:
         progress: Progress,
     ) -> None:
         self._schema = schema
+        self._receiver_id = claim.receiver_id
         self._handler = handler
         self._driver_log = driver_log
         self._reporter = reporter
@@ -261,17 +262,12 @@ class BlockPath:
     def push_and_report_block(self, records: pa.RecordBatch | pa.Table | Sequence[object]) -> None:
         """Store many records as one block; return when it is registered (S07).
 
-        Raises: whatever stopped it. Then the block is not registered, and the source must not be acknowledged.
+        Raises: EmptyBlockError if there are no records, and whatever stopped it. Then the block is not registered, and
+        the source must not be acknowledged.
         """
-        if isinstance(records, pa.RecordBatch):
-            batches = [conform(records, self._schema)]
-        elif isinstance(records, pa.Table):
-            batches = [conform(batch, self._schema) for batch in records.to_batches()]
-        else:
-            batches = [to_batch(records, self._schema)]
-        batches = [batch for batch in batches if batch.num_rows]
+        batches = to_batches(records, self._schema)
         if not batches:
-            return
+            raise EmptyBlockError(f"receiver {self._receiver_id} stored many records as one block, and there were 0")
         with self.hand_overs:
             self.limiter.acquire(sum(batch.num_rows for batch in batches), sum(batch.nbytes for batch in batches))
             self._push(self._handler.encode(batches)).result()

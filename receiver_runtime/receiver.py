@@ -13,14 +13,15 @@ Two ways to hand records on:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-import pyarrow as pa
-
-from receiver_runtime.records import from_bytes, schema_of, takes_bytes
+from receiver_runtime.records import many_of, schema_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
     from receiver_runtime.attached_supervisor import AttachedSupervisor
     from receiver_runtime.block_handler import DeadLetter
     from receiver_runtime.sources.base import SourceRule
@@ -94,22 +95,16 @@ class Receiver(ABC):
 
         Raises:
             RecordTypeError: a record does not fit the schema, or bytes are no Arrow IPC stream.
+            EmptyBlockError: many records, and there are none: a block has at least one.
             GeneratorStateError: one record, and the receiver is stopping.
             DriverLogError: many records, and the driver log refused the block (for example of a fenced receiver).
         """
         path = self.supervisor.block_path
-        if isinstance(data, pa.Buffer) or (
-            isinstance(data, bytes | bytearray | memoryview) and not takes_bytes(self.record_schema)
-        ):
-            data = from_bytes(data)
-        elif isinstance(data, pa.RecordBatchReader):
-            data = data.read_all()
-        elif isinstance(data, Iterator):
-            data = list(data)
-        if isinstance(data, pa.RecordBatch | pa.Table | list):
-            path.push_and_report_block(data)
-        else:
+        many = many_of(data, self.record_schema)
+        if many is None:
             path.push_single(data)
+        else:
+            path.push_and_report_block(many)
 
     def store_buffered(self, records: pa.RecordBatch | Sequence[object]) -> None:
         """Hand on many records as ``store`` does one: asynchronous, rate-limited, waiting while the buffer is full.

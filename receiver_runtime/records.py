@@ -5,7 +5,7 @@ A record is a bare value if the schema has one column, else a mapping by column 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, time, timedelta
 from decimal import Decimal
 
@@ -50,6 +50,36 @@ def from_bytes(data: bytes | bytearray | memoryview | pa.Buffer) -> pa.Table:
             f"{len(data) if not isinstance(data, pa.Buffer) else data.size} bytes are no Arrow IPC stream ({error}): "
             "store records, or what pyarrow.ipc.new_stream wrote with the receiver's schema"
         ) from error
+
+
+def many_of(data: object, schema: pa.Schema) -> pa.RecordBatch | pa.Table | Sequence[object] | None:
+    """Return the records of data that holds many, as ``Receiver.store`` takes them; None: the data is one record.
+
+    Raises:
+        RecordTypeError: bytes are no Arrow IPC stream.
+    """
+    if isinstance(data, pa.Buffer) or (isinstance(data, bytes | bytearray | memoryview) and not takes_bytes(schema)):
+        return from_bytes(data)
+    if isinstance(data, pa.RecordBatchReader):
+        return data.read_all()
+    if isinstance(data, Iterator):
+        return list(data)
+    return data if isinstance(data, pa.RecordBatch | pa.Table | list) else None
+
+
+def to_batches(records: pa.RecordBatch | pa.Table | Sequence[object], schema: pa.Schema) -> list[pa.RecordBatch]:
+    """Return many records as batches of this schema, none of them empty.
+
+    Raises:
+        RecordTypeError: they have other columns or types, or one record does not fit.
+    """
+    if isinstance(records, pa.RecordBatch):
+        batches = [conform(records, schema)]
+    elif isinstance(records, pa.Table):
+        batches = [conform(batch, schema) for batch in records.to_batches()]
+    else:
+        batches = [to_batch(records, schema)]
+    return [batch for batch in batches if batch.num_rows]
 
 
 def keep_record(record: object, schema: pa.Schema) -> tuple[object, int]:

@@ -21,6 +21,7 @@ from tracker_store.errors import (
     ClaimLostError,
     DriverLogError,
     DuplicateKeysError,
+    EmptyBlockError,
     NotAssignedError,
     OffsetConflictError,
     ReceiverFencedError,
@@ -202,12 +203,18 @@ def add_blocks(connection: sa.Connection, blocks: Sequence[NewBlock]) -> list[Ad
     """Register `blocks` of any number of receivers in one round trip, all or nothing per receiver.
 
     A receiver's blocks must be consecutive sequences of one epoch. Locks: only the new rows' keys, in the order of
-    (receiver, sequence). Raises OutcomeUnknownError when the answer was lost, and SQLAlchemy's IntegrityError where
-    another receiver of the call was first with the same link or key: send each receiver's blocks alone then, and the
-    outcome is named.
+    (receiver, sequence). Raises EmptyBlockError for a block without records, before anything is sent;
+    OutcomeUnknownError when the answer was lost; and SQLAlchemy's IntegrityError where another receiver of the call was
+    first with the same link or key: send each receiver's blocks alone then, and the outcome is named.
     """
     if not blocks:
         return []
+    for block in blocks:
+        if block.records < 1:
+            raise EmptyBlockError(
+                f"block {block.sequence} of receiver {block.receiver_id}, in segment {block.handle.segment_id}, has "
+                f"{block.records} records"
+            )
     if len(blocks) == 1 and len(blocks[0].links) <= 1 and not blocks[0].keys:
         return [_add_one(connection, blocks[0])]
     ordered = sorted(blocks, key=attrgetter("receiver_id", "sequence"))

@@ -30,6 +30,10 @@ class OffsetConflictError(DriverLogError):
     """The source position is not where this receiver believes: drop what was read, and read on from the log's."""
 
 
+class EmptyBlockError(DriverLogError):
+    """A block holds at least one record: leave the call out when there is nothing to store."""
+
+
 class DuplicateKeysError(DriverLogError):
     """Records with these keys are in the log: write the block without them, and acknowledge them to the sender."""
 

@@ -30,12 +30,22 @@ class _UnderWay:
 
 
 class LinkedHandOver:
-    """Hand over records with positions. ``on_registered`` gets the links of each registered block, in order."""
+    """Hand over records with positions. ``on_registered`` gets the links of each registered block, in order.
 
-    def __init__(self, receiver: Receiver, on_registered: Callable[[Sequence[OffsetLink]], None]) -> None:
+    ``on_answer`` is called on another thread when a block was answered, so that ``collect`` has something to note.
+    """
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        on_registered: Callable[[Sequence[OffsetLink]], None],
+        *,
+        on_answer: Callable[[], None] = lambda: None,
+    ) -> None:
         self._receiver = receiver
         self._path: LinkedPath = receiver.supervisor.block_path
         self._on_registered = on_registered
+        self._on_answer = on_answer
         self._under_way: list[_UnderWay] = []
         self._conflict = False
 
@@ -59,6 +69,7 @@ class LinkedHandOver:
             self._note_conflict(error)
             return False
         self._under_way.append(_UnderWay(future, links))
+        future.add_done_callback(lambda _: self._on_answer())
         return True
 
     def collect(self) -> None:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from receiver_runtime.receiver import Receiver
+
+if TYPE_CHECKING:
+    from receiver_runtime.attached_supervisor import AttachedSupervisor
 
 
 class Run(Protocol):
@@ -25,12 +28,17 @@ class Run(Protocol):
 
 
 class RunReceiver(Receiver):
-    """Start and stop runs; see the module. A subclass makes them."""
+    """Start and stop runs; see the module. A subclass makes them.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._lock = threading.Lock()
-        self._run: Run | None = None
+    Users' classes are subclasses too: they need not call ``__init__``, and may have a ``_lock`` and a ``_run``.
+    """
+
+    _current_run: Run | None = None
+
+    def attach_supervisor(self, supervisor: AttachedSupervisor) -> None:
+        """Attach the supervisor, before the first start. Raises ReceiverAttachedError if there is one already."""
+        super().attach_supervisor(supervisor)
+        self._current_run_lock = threading.Lock()
 
     @abstractmethod
     def make_run(self) -> Run:
@@ -39,15 +47,15 @@ class RunReceiver(Receiver):
     def on_start(self) -> None:
         """Start a run."""
         run = self.make_run()
-        with self._lock:
+        with self._current_run_lock:
             # `is_stopped` is true before `on_stop` is called. A run that began after `on_stop` would never end.
             if not self.is_stopped():
-                self._run = run
+                self._current_run = run
                 run.start()
 
     def on_stop(self) -> None:
         """End the run; return when its ``stop`` returns. Safe to call twice."""
-        with self._lock:
-            run, self._run = self._run, None
+        with self._current_run_lock:
+            run, self._current_run = self._current_run, None
         if run is not None:
             run.stop()

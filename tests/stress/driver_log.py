@@ -200,7 +200,7 @@ class Owner:
         blocks = []
         for n in range(random.randint(1, 4)):
             sequence = self.next_sequence + n
-            made = block(self.claimed, sequence, segment_id=self.segment_id, records=random.randint(0, 20))
+            made = block(self.claimed, sequence, segment_id=self.segment_id, records=random.randint(1, 20))
             handle = BlockHandle(self.segment_id, self.offset, 100, random.getrandbits(32))
             self.offset += 100
             made = replace(made, handle=handle)

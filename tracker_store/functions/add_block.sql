@@ -9,6 +9,7 @@
 -- mismatch inserts nothing. If another receiver was first between the two, the primary key of block_offsets or
 -- record_keys raises, the whole call is undone, and the caller sends each receiver's blocks alone: then the comparison
 -- names the outcome.
+-- A block without records is an error of the whole call (H05): only a marker has none, and `claim` inserts those.
 -- Blocks of a group without links and keys are first tried by two set-based statements, for speed (the loop over
 -- receivers costs three times as much). They add under the same conditions, but name no refusal. For the receivers they
 -- tried, the loop adds nothing, and only names the outcome. A single block has add_one_block, which calls this for what
@@ -47,7 +48,14 @@ DECLARE
     known_keys text;
     grouped bigint[] := '{}';
     tried boolean := false;
+    empty_block integer;
 BEGIN
+    IF 1 > ANY (record_counts) THEN
+        SELECT n INTO empty_block FROM generate_subscripts(record_counts, 1) AS n WHERE record_counts[n] < 1 LIMIT 1;
+        RAISE EXCEPTION 'block % of receiver %, in segment %, has % records', sequences[empty_block],
+                        receiver_ids[empty_block], segment_ids[empty_block], record_counts[empty_block]
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'A block holds at least one record: send none without.';
+    END IF;
     IF cardinality(receiver_ids) > 1 AND cardinality(link_blocks) = 0 AND cardinality(key_blocks) = 0 THEN
         -- A group: one statement tries each receiver's first block, the next adds the rest of those that went in.
         tried := true;

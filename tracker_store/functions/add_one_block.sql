@@ -32,8 +32,9 @@ BEGIN
         WHERE o.stream_id = stream AND o.source = link_source AND o.partition = link_partition
         ORDER BY o.generation DESC, o.from_offset DESC LIMIT 1;
     END IF;
-    IF link_source IS NULL
-       OR link_kind <> 'origin' AND link_generation = newest_generation AND link_from = newest_to THEN
+    -- A block without records goes to add_block too, which refuses it.
+    IF record_count > 0 AND (link_source IS NULL
+       OR link_kind <> 'origin' AND link_generation = newest_generation AND link_from = newest_to) THEN
         INSERT INTO blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records, total_bytes,
                             segment_id, "offset", length, crc32c)
         SELECT p.receiver_id, p.sequence + 1, p.epoch, greatest(p.added_at, clock_timestamp()),

@@ -70,7 +70,7 @@ MAX_LOST_ATTEMPTS = 3
 UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED, BatchState.BLOCKED)
 
 any_one = st.integers(0, 10**6)
-group_sizes = st.lists(st.integers(0, 9), min_size=1, max_size=3)
+group_sizes = st.lists(st.integers(1, 9), min_size=1, max_size=3)
 limits = st.none() | st.integers(0, 40)
 fates_of_batches = st.sampled_from(
     ["complete", "complete", "complete", "quarantine", "fail", "lose", "lose at work", "block", "leave"]

@@ -248,13 +248,14 @@ def test_a_lost_range_is_a_link_of_its_own(log: Log, first: Claim) -> None:
     opened(log, first.receiver_id)
     lost = link(500, 700, kind=LinkKind.LOST)
     assert add(log.connection, linked(first, 2, lost, link(700, 710))).outcome is AddOutcome.ADDED
-    only_lost = linked(first, 3, link(710, 800, kind=LinkKind.LOST), records=0)
-    assert add(log.connection, only_lost).outcome is AddOutcome.ADDED
+    lost_again = linked(first, 3, link(710, 800, kind=LinkKind.LOST), link(800, 801))
+    assert add(log.connection, lost_again).outcome is AddOutcome.ADDED
     assert [row[1:4] for row in chain(log)] == [
         (ORIGIN, 500, "origin"),
         (500, 700, "lost"),
         (700, 710, "block"),
         (710, 800, "lost"),
+        (800, 801, "block"),
     ]
 
 

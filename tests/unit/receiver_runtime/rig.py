@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from receiver_runtime.driver_log import KnownKeys
+    from receiver_runtime.driver_log import KnownKeys, SourcePositions
     from tracker_store.states import ReceiverEventKind, ReceiverState
 
 FAST: dict[str, Any] = {
@@ -133,6 +133,7 @@ def rig(
     start: bool = True,
     log: MemoryBlockLog | None = None,
     keys: KnownKeys | None = None,
+    positions: SourcePositions | None = None,
     reporter: RecordingReporter | None = None,
     **settings: object,
 ) -> Iterator[Rig]:
@@ -165,6 +166,7 @@ def rig(
         driver_log=rows,
         reporter=reporter,
         keys=keys,
+        positions=positions,
         clock=clock,
     )
     registrar.start()

@@ -11,6 +11,7 @@ from receiver_runtime.block_store.columns import FINGERPRINT_KEY, ColumnsError, 
 from receiver_runtime.records import RecordTypeError
 from tests.unit.receiver_runtime.rig import HandReceiver, Rig, rig
 from tests.unit.receiver_runtime.support import eventually
+from tracker_store.errors import EmptyBlockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,6 +102,23 @@ def test_r02_bytes_that_are_no_stream_of_the_schema_are_refused_and_nothing_is_s
                 push(wrong)
         made.stop()
         assert rows_of(made) == []
+
+
+def test_h05_many_records_that_are_none_are_refused_and_receiving_goes_on(tmp_path: Path) -> None:
+    receiver = Counts()
+    no_rows = pa.RecordBatch.from_pylist([], schema=TWO)
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        nothing: list[object] = [[], iter(()), no_rows, pa.Table.from_batches([no_rows]), stream_of(TWO, [])]
+        for records in nothing:
+            with pytest.raises(EmptyBlockError, match="receiver 1 stored many records as one block, and there were 0. A"):
+                receiver.store(records)
+        # Nothing is stored by this, so nothing is refused: a block is cut from a buffer that holds something.
+        receiver.store_buffered([])
+        assert made.rows.paths == {}
+        receiver.store([("a", 1)])
+        assert made.stop().drained
+        assert rows_of(made) == [{"word": "a", "count": 1}]
 
 
 def test_an_arrow_schema_overrides_columns_and_blocks_carry_its_fingerprint(tmp_path: Path) -> None:

@@ -87,7 +87,6 @@ def test_r02_one_record_is_asynchronous_and_many_return_when_registered(receiver
         receiver.store(["c"])
         receiver.store(iter(["d", "e"]))
         assert [item.records for item in made.log.chain(1)] == [2, 1, 2]
-        receiver.store([])
         assert made.stop().drained
         assert made.values() == ["a", "b", "c", "d", "e", "single"]
 
