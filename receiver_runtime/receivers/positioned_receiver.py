@@ -45,7 +45,7 @@ class PositionedReceiver(RunReceiver):
     - ``fetch`` for a source that is asked: it returns what comes after a position. This class calls it again and again.
     - ``read`` for all other sources: it runs until ``wait`` returns True, and calls ``store_buffered`` or ``store``.
 
-    Both run on one thread of this class. ``on_registered`` runs on another one. An exception in ``fetch``, ``read`` or
+    Both run on one thread of this class, and ``on_registered`` on another one. An exception in ``fetch``, ``read`` or
     ``start_position`` restarts the receiver after a pause that grows, from the registered position.
     """
 
@@ -105,9 +105,9 @@ class PositionedReceiver(RunReceiver):
     def on_registered(self, position: int) -> None:
         """Note that everything before a position is durable and registered, for example to acknowledge it.
 
-        Called in order after each block, and first at each start, with the position from which reading goes on. It is
-        one call at a time and not on the thread of ``read``; the next block waits for it. It may get the same position
-        again.
+        Called before ``read`` at each start, with the position from which reading goes on, and then after each block,
+        in order: one call at a time, and not on the thread of ``read``. The next block waits for it. It may get the
+        same position again.
         """
 
     # -- what users call ---------------------------------------------------------------------------------------------

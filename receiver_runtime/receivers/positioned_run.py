@@ -81,7 +81,8 @@ class PositionedRun:
         partition: under which the driver log has the position, within the stream.
         start_position: returns where to begin a partition that was never read.
         read: reads from a position until ``wait`` returns True, and adds what it finds.
-        on_registered: called on the hand-over thread with the position up to which everything is registered.
+        on_registered: called with the position up to which everything is registered: on the hand-over thread after each
+            block, and once on the reading thread, before ``read``.
     """
 
     def __init__(
@@ -256,6 +257,8 @@ class PositionedRun:
     def _read_until_stopped(self) -> None:
         position = self._load()
         if position is not None and self._begin(position):
+            # A process before this one may have been killed after a block was registered, and before it said so.
+            self._tell(position.offset)
             self._read(position.offset)
             if not self.wait(0):
                 raise ReadReturnedError(ReadReturnedError.__doc__)
@@ -303,8 +306,6 @@ class PositionedRun:
     def _hand_over_all(self) -> None:
         if not self._wait_until_loaded():
             return
-        # A process before this one may have been killed after a block was registered, and before it said so.
-        self._tell(self._handed_over)
         while (cut := self._next_cut()) is not None:
             self._hand_over.collect()
             if cut.batches:

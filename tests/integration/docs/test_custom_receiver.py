@@ -41,7 +41,7 @@ def blocks(language: str) -> list[str]:
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Yield a working directory with the page's files in it."""
-    receiver, pipeline = blocks("python")
+    receiver, pipeline = blocks("python")[:2]
     (tmp_path / "my_spool.py").write_text(receiver, encoding="utf-8")
     (tmp_path / "my_pipeline.py").write_text(pipeline, encoding="utf-8")
     (tmp_path / "incoming").mkdir()
@@ -98,6 +98,7 @@ def assert_it_empties_the_directory(rig: ReceiverRig, incoming: Path) -> None:
     eventually(lambda: not any(incoming.iterdir()), f"an empty directory ({rig.state()})")
     # The file is deleted after its block is registered, so there is no need to wait.
     assert rig.records() == 2
+    put(incoming / "nothing.txt", "")
     put(incoming / "two.txt", "to be")
     eventually(lambda: not any(incoming.iterdir()), "an empty directory again")
     eventually(lambda: rig.state() == ("ACTIVE", "connected to incoming"), "its state")

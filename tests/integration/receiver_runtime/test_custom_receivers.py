@@ -15,6 +15,8 @@ from tests.driver_log import claim_anew
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, exit_code
 from tests.receiver_processes import eventually
 from tracker_store.engine import connect
+from tracker_store.receivers import receiver_events
+from tracker_store.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,6 +73,10 @@ class Told(Receiver):
             return pa.RecordBatchReader.from_batches(schema, [batch])
         if name == "record":
             return {"word": "alone"}
+        if name == "nothing":
+            return []
+        if name == "no rows":
+            return batch.slice(0, 0)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, schema) as writer:
             writer.write_batch(batch)
@@ -86,6 +92,7 @@ class Told(Receiver):
                     answer = "stored"
                 except Exception as error:
                     answer = type(error).__name__
+                    self.report_error("store raised", error)
                 with self.engine.connect() as connection:
                     records = connection.execute(sa.text("SELECT sum(records) FROM forebay.blocks")).scalar()
                 answer = json.dumps([answer, int(records)])
@@ -164,6 +171,28 @@ def test_r02_r05_many_records_are_registered_when_store_returns_and_a_fenced_sto
         assert exit_code(rig.processes[0]) == ExitCode.FENCED
         [(counted,)] = rig.execute("SELECT count(*) FROM forebay.blocks WHERE segment_id IS NOT NULL")
         assert counted == 7
+    finally:
+        rig.close()
+
+
+def test_h05_a_block_without_records_is_refused_by_name_and_receiving_goes_on(database_url: str, work: Path) -> None:
+    rig = rig_for("Told", database_url, work)
+    try:
+        rig.start()
+        assert order(work, 0, "nothing") == ["EmptyBlockError", 0]
+        assert order(work, 1, "no rows") == ["EmptyBlockError", 0]
+        assert rig.execute("SELECT count(*) FROM forebay.blocks WHERE segment_id IS NOT NULL") == [(0,)]
+        assert order(work, 2, "list") == ["stored", 2]
+        with connect(rig.engine) as connection:
+            [detail] = {
+                detail
+                for kind, _, detail in receiver_events(connection, rig.receiver_id)
+                if kind is ReceiverEventKind.ERROR
+            }
+        assert detail == (
+            f"EmptyBlockError: receiver {rig.receiver_id} stored many records as one block, and there were 0. A block "
+            "holds at least one record: leave the call out when there is nothing to store."
+        )
     finally:
         rig.close()
 

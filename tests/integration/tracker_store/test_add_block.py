@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +21,7 @@ from tracker_store.engine import connect
 from tracker_store.errors import (
     BlockConflictError,
     ClaimLostError,
+    EmptyBlockError,
     NotAssignedError,
     OutcomeUnknownError,
     ReceiverFencedError,
@@ -80,6 +82,50 @@ def test_w02_a_retry_after_a_lost_answer_is_recognised_and_not_added_twice(log: 
     assert add(log.connection, *group).outcome is AddOutcome.ADDED
     assert add(log.connection, *group).outcome is AddOutcome.ALREADY_ADDED
     assert len(rows(log, claimed.receiver_id)) == 3
+
+
+@pytest.mark.parametrize("records", [0, -1])
+def test_h05_a_block_without_records_is_refused_by_name_and_nothing_of_the_call_is_added(
+    log: Log, claimed: Claim, records: int
+) -> None:
+    empty = replace(block(claimed, 3, segment_id=7), records=records)
+    other = claim_anew(log.connection, log.receiver_ids[1])
+    for sent in ([replace(empty, sequence=2)], [block(claimed, 2), empty], [block(other, 2), block(claimed, 2), empty]):
+        with pytest.raises(EmptyBlockError, match=f"of receiver {claimed.receiver_id}, in segment 7, has {records} "):
+            add_blocks(log.connection, sent)
+    assert rows(log, claimed.receiver_id) == [(1, 0, 0, 0)]
+    assert rows(log, other.receiver_id) == [(1, 0, 0, 0)]
+    assert add(log.connection, block(claimed, 2)).outcome is AddOutcome.ADDED
+
+
+def in_sql(function: str, claimed: Claim, *records: int) -> str:
+    """Return a call of `add_block` or `add_one_block` with blocks of this many records, in segment 7."""
+    sequences = range(2, 2 + len(records))
+    rows = [
+        (claimed.receiver_id, claimed.epoch, n, r, 64, 7, 64 * n, 64, n)
+        for n, r in zip(sequences, records, strict=True)
+    ]
+    if function == "add_one_block":
+        [arguments] = rows
+        return f"SELECT * FROM forebay.add_one_block{arguments}"
+    return f"SELECT * FROM forebay.add_block({', '.join(f'ARRAY{list(column)}' for column in zip(*rows, strict=True))})"
+
+
+@pytest.mark.parametrize(
+    ("function", "records"),
+    [("add_one_block", (0,)), ("add_block", (0,)), ("add_block", (5, 0)), ("add_block", (-1, 5))],
+)
+def test_h05_the_database_itself_refuses_a_block_without_records(
+    log: Log, claimed: Claim, function: str, records: tuple[int, ...]
+) -> None:
+    """Check what a process of another version, or a bug, would send."""
+    said = rf"of receiver {claimed.receiver_id}, in segment 7, has (0|-1) records\nHINT:  A block holds at least one "
+    with pytest.raises(sa.exc.DBAPIError, match=said):
+        log.connection.exec_driver_sql(in_sql(function, claimed, *records))
+    assert rows(log, claimed.receiver_id) == [(1, 0, 0, 0)]
+    # The call is right but for the records.
+    log.connection.exec_driver_sql(in_sql(function, claimed, *[3 for _ in records]))
+    assert len(rows(log, claimed.receiver_id)) == 1 + len(records)
 
 
 def test_w21_a_replaced_process_is_fenced_whatever_it_still_holds(log: Log, claimed: Claim) -> None:
