@@ -116,8 +116,8 @@ class Running:
     @property
     def reader(self) -> mqtt_reader.MqttReader:
         """Return the reader of the newest start."""
-        assert isinstance(self.receiver._run, mqtt_reader.MqttReader)
-        return self.receiver._run
+        assert isinstance(self.receiver._current_run, mqtt_reader.MqttReader)
+        return self.receiver._current_run
 
     def __enter__(self) -> Self:
         self.receiver.on_start()

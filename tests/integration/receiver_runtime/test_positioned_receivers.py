@@ -69,9 +69,9 @@ def set_end(work: Path, end: int) -> None:
     (work / "end.new").rename(work / "end")
 
 
-def rig_for(database_url: str, work: Path, *, receivers: int = 1, **settings: object) -> SourceRig:
+def rig_for(database_url: str, work: Path, *, receivers: int = 1) -> SourceRig:
     source = CustomSource(receiver="numbers_source:Numbers", options={"url": database_url, "directory": str(work)})
-    return SourceRig.make(database_url, work / "rig", source, receivers=receivers, **settings)
+    return SourceRig.make(database_url, work / "rig", source, receivers=receivers)
 
 
 def said(work: Path, pid: int) -> list[list[int]]:

@@ -6,6 +6,7 @@ once, whatever fails.
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,8 @@ from receiver_runtime.receivers.positioned_run import SOURCE, PositionError
 from receiver_runtime.records import RecordTypeError
 from receiver_runtime.sources.base import SourceRule
 from tests.unit.receiver_runtime.memory_positions import MemoryPositions
-from tests.unit.receiver_runtime.rig import Rig, rig
-from tests.unit.receiver_runtime.support import ManualClock, MemoryBlockLog, advance_until, eventually
+from tests.unit.receiver_runtime.rig import Rig, in_thread, rig
+from tests.unit.receiver_runtime.support import ManualClock, MemoryBlockLog, advance_until, eventually, reaches
 from tracker_store.blocks import ORIGIN
 from tracker_store.errors import EmptyBlockError, ReceiverFencedError
 from tracker_store.states import LinkKind
@@ -73,6 +74,8 @@ class ByHand(PositionedReceiver):
     def __init__(self) -> None:
         self.reads: list[int] = []
         self.registered: list[int] = []
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
 
     def read(self, position: int) -> None:
         self.reads.append(position)
@@ -81,15 +84,18 @@ class ByHand(PositionedReceiver):
 
     def on_registered(self, position: int) -> None:
         self.registered.append(position)
+        assert self.may_go_on.wait(_SECONDS)
 
 
 @contextmanager
 def positioned(
-    root: Path, receiver: PositionedReceiver, *, clock: ManualClock | None = None, **settings: object
+    root: Path,
+    receiver: PositionedReceiver,
+    **settings: Any,  # noqa: ANN401  of the rig
 ) -> Iterator[tuple[Rig, MemoryPositions]]:
     log = MemoryBlockLog()
     positions = MemoryPositions(log)
-    with rig(root, receiver, log=log, positions=positions, clock=clock, **settings) as made:
+    with rig(root, receiver, log=log, positions=positions, **settings) as made:
         yield made, positions
         made.stop()
         # What was registered continues without a gap or a repeat, and the positions with it.
@@ -256,7 +262,7 @@ def test_s09_a_block_is_cut_at_each_interval(tmp_path: Path) -> None:
         eventually(lambda: receiver.reads == [0], "the start")
         for number in range(3):
             receiver.store_buffered([number], number + 1)
-            eventually(lambda number=number: receiver.registered[-1] == number + 1, "the call")
+            eventually(reaches(lambda: receiver.registered[-1], number + 1), "the call")
         assert numbers(made) == [0, 1, 2]
 
 
@@ -284,6 +290,28 @@ def test_b03_a_callback_that_fails_is_reported_and_the_data_is_in(tmp_path: Path
     assert receiver.asked.count(0) == 1, "the receiver was not restarted"
 
 
+def test_s09_a_block_of_its_own_has_nothing_before_and_nothing_after_it(tmp_path: Path) -> None:
+    receiver = ByHand()
+    with positioned(tmp_path, receiver, block_interval="60s") as (made, positions):
+        eventually(lambda: receiver.reads == [0], "the start")
+        receiver.may_go_on.clear()
+        receiver.store([0], 1)
+        # The hand-over thread is in the callback, so what is stored now waits in the buffer.
+        storing, errors = in_thread(lambda: receiver.store([1], 2))
+        run = receiver._positioned_run
+        assert run is not None
+        eventually(lambda: run._position == 2, "the block in the buffer")
+        adding, more_errors = in_thread(lambda: receiver.store_buffered([2], 3))
+        adding.join(0.2)
+        assert adding.is_alive(), "it waits for the next block"
+        receiver.may_go_on.set()
+        storing.join(_SECONDS)
+        adding.join(_SECONDS)
+        assert errors == more_errors == []
+        made.stop()
+        assert [(link.from_offset, link.to_offset) for link in positions.links()] == [(0, 1), (1, 2), (2, 3)]
+
+
 def test_s09_a_block_of_its_own_that_is_refused_raises(tmp_path: Path) -> None:
     receiver = ByHand()
     with positioned(tmp_path, receiver) as (made, _):
@@ -300,7 +328,8 @@ def test_h05_a_block_without_records_is_refused_and_the_position_alone_goes_on(t
     receiver = ByHand()
     with positioned(tmp_path, receiver) as (made, positions):
         eventually(lambda: receiver.reads == [0], "the start")
-        for nothing in ([], iter(()), pa.table({"value": pa.array([], pa.int64())})):
+        kinds: list[object] = [[], iter(()), pa.table({"value": pa.array([], pa.int64())})]
+        for nothing in kinds:
             with pytest.raises(
                 EmptyBlockError, match=r"ByHand stored many .* at position 3, and there were 0 \(store_b"
             ):
@@ -355,6 +384,26 @@ def test_w01_what_the_disk_does_not_take_is_read_again(tmp_path: Path) -> None:
         receiver.end = 20
         eventually(lambda: numbers(made) == list(range(20)), "each record once")
         assert any(one.startswith("handing over failed: WriteAheadLogError") for one in reasons(made))
+
+
+def test_after_a_failure_reading_begins_when_the_blocks_in_flight_are_answered(tmp_path: Path) -> None:
+    receiver = ByHand()
+    with positioned(tmp_path, receiver) as (made, _):
+        eventually(lambda: receiver.reads == [0], "the start")
+        made.log.away = True
+        receiver.store_buffered([0], 1)
+        eventually(lambda: made.log.calls, "an attempt to register")
+        made.files.sync_faults = 9
+        receiver.store_buffered([1], 2)
+        eventually(lambda: receiver.wait(0), "the failure")
+        calls = len(made.log.calls)
+        eventually(lambda: len(made.log.calls) > calls + 2, "some time")
+        assert receiver.reads == [0]
+        made.files.sync_faults = 0
+        made.log.away = False
+        eventually(lambda: receiver.reads == [0, 1], "the next start")
+        assert numbers(made) == [0]
+        assert "SharedPartitionError" not in "".join(reasons(made))
 
 
 def test_w02_a_lost_answer_doubles_nothing(tmp_path: Path) -> None:
