@@ -49,7 +49,7 @@ class PositionedReceiver(RunReceiver):
     ``start_position`` restarts the receiver after a pause that grows, from the registered position.
     """
 
-    #: Blocks that were stored and not registered are read again, so this is no other class's choice.
+    #: Leave it as it is: blocks that were stored and not registered are read again.
     source_rule: SourceRule | None = SourceRule.OFFSETS
     #: The name under which the stream keeps the position. Set another name when the stream reads from another source,
     #: and in ``__init__`` if each receiver of the stream reads a part of it. One receiver reads a partition.
@@ -64,10 +64,7 @@ class PositionedReceiver(RunReceiver):
         super().__init_subclass__()
         if cls.fetch is PositionedReceiver.fetch and cls.read is PositionedReceiver.read:
             raise TypeError(f"{cls.__name__} reads nothing: write fetch(self, position), or read(self, position)")
-        if cls.source_rule is not SourceRule.OFFSETS:
-            raise TypeError(
-                f"{cls.__name__} has source_rule = {cls.source_rule}: leave it out, positions say what is read again"
-            )
+        _check_rule(cls.__name__, cls.source_rule)
 
     # -- what users write --------------------------------------------------------------------------------------------
 
@@ -105,9 +102,9 @@ class PositionedReceiver(RunReceiver):
     def on_registered(self, position: int) -> None:
         """Note that everything before a position is durable and registered, for example to acknowledge it.
 
-        Called before ``read`` at each start, with the position from which reading goes on, and then after each block,
-        in order: one call at a time, and not on the thread of ``read``. The next block waits for it. It may get the
-        same position again.
+        Called before ``read`` at each start, with the position from which reading goes on. Then called after each
+        block, in order, on another thread than that of ``read``: one call at a time, and the next block waits for it.
+        It may get the same position again.
         """
 
     # -- what users call ---------------------------------------------------------------------------------------------
@@ -161,7 +158,8 @@ class PositionedReceiver(RunReceiver):
     # -- the rest ----------------------------------------------------------------------------------------------------
 
     def make_run(self) -> PositionedRun:
-        """Return a run for one start. Raises TypeError for a partition that is no name."""
+        """Return a run for one start. Raises TypeError for a partition that is no name, or for another source rule."""
+        _check_rule(type(self).__name__, self.source_rule)
         if not isinstance(self.partition, str) or not self.partition:
             raise TypeError(f"partition = {self.partition!r} of {type(self).__name__}: give a text that is not empty")
         self._positioned_run = PositionedRun(
@@ -182,3 +180,9 @@ class PositionedReceiver(RunReceiver):
         if position is None:
             raise PositionError(f"{method} of {type(self).__name__} got no position: {method}(records, position)")
         return checked_position(position)
+
+
+def _check_rule(name: str, rule: SourceRule | None) -> None:
+    """Raise TypeError for a rule by which salvage would register what is read again."""
+    if rule is not SourceRule.OFFSETS:
+        raise TypeError(f"{name} has source_rule = {rule}: leave it out, positions say what is read again")

@@ -509,6 +509,14 @@ def test_a_class_with_another_source_rule_is_refused_where_it_is_defined() -> No
             source_rule = SourceRule.SENT_AGAIN
 
 
+def test_an_object_with_another_source_rule_reads_nothing(tmp_path: Path) -> None:
+    receiver = Numbers(end=1)
+    receiver.source_rule = SourceRule.NOT_SENT_AGAIN
+    with positioned(tmp_path, receiver) as (made, _):
+        eventually(lambda: "Numbers has source_rule = not_sent_again: leave it out" in "".join(reasons(made)))
+        assert receiver.asked == []
+
+
 def test_a_partition_needs_a_name(tmp_path: Path) -> None:
     receiver = Numbers(end=1)
     receiver.partition = ""
