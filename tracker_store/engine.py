@@ -61,7 +61,7 @@ _REFUSED_CODES = ("57014", _READ_ONLY)
 
 
 def psycopg2_url(url: str) -> sa.URL:
-    """Return `url` with its driver named: SQLAlchemy 2.1 takes a bare ``postgresql://`` for psycopg 3."""
+    """Return `url` with its driver named: SQLAlchemy refuses ``postgres://``, which many providers write."""
     parsed = make_url(url)
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg2")

@@ -46,9 +46,11 @@ from tracker_store.states import (
     ReceiverState,
     SegmentState,
 )
+from tracker_store.storage_parameters import HOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from datetime import datetime
     from enum import StrEnum
 
 SCHEMA = "forebay"
@@ -65,12 +67,9 @@ def _identity(comment: str) -> Column[int]:
     return Column("id", BigInteger, primary_key=True, autoincrement=True, comment=comment)
 
 
-def _now(name: str, comment: str) -> Column[object]:
+def _now(name: str, comment: str) -> Column[datetime]:
     return Column(name, DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp(), comment=comment)
 
-
-# Small, hot, updated in place: autovacuum after a fixed number of dead rows, whatever the table's size.
-HOT = {"autovacuum_vacuum_scale_factor": "0", "autovacuum_vacuum_threshold": "500"}
 
 streams = Table(
     "streams",

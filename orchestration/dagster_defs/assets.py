@@ -12,12 +12,11 @@ from orchestration.batch_schedule import op_name
 from orchestration.dagster_defs.batch_plots import batch_materialization, batch_metadata
 from orchestration.dagster_defs.partitions import partition_key, partitions_of
 from orchestration.dagster_defs.replay_job import replay_in_dagster, result_metadata
+from orchestration.dagster_defs.spark_resource import SparkResource, batch_session
 from orchestration.dagster_defs.stream_assets import stream_key
 from orchestration.pipeline import Pipeline
 from orchestration.replay import parsed_time
 from orchestration.settings import Settings
-from orchestration.spark.session import spark_session
-from orchestration.spark.wanted_executors import wanted_executors
 from tracker_store.batch_statistics import BatchFigures, batch_figures
 from tracker_store.engine import connect_once
 from tracker_store.errors import DriverLogError
@@ -53,7 +52,9 @@ def _figures(settings: Settings, pipeline: Pipeline, batch_time: datetime) -> Ba
         return None
 
 
-def _replay(context: dg.AssetExecutionContext, pipeline: Pipeline, config: BatchConfig) -> None:
+def _replay(
+    context: dg.AssetExecutionContext, pipeline: Pipeline, config: BatchConfig, resource: SparkResource
+) -> None:
     """Replay batches, for "Materialize" and backfills: the selected outputs are replaced."""
     selected = [output.name for output in pipeline.outputs.values() if output.asset_key in context.selected_asset_keys]
     from_time = parsed_time(config.batch_time)
@@ -62,7 +63,7 @@ def _replay(context: dg.AssetExecutionContext, pipeline: Pipeline, config: Batch
         window = context.partition_time_window
         # Both ends of a replay are batch times (inclusive); a partition ends where the next one begins (exclusive).
         from_time, to_time = window.start, window.end - timedelta(microseconds=1)
-    replay_in_dagster(context, pipeline, from_time=from_time, to_time=to_time, outputs=selected)
+    replay_in_dagster(context, pipeline, resource, from_time=from_time, to_time=to_time, outputs=selected)
 
 
 def output_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
@@ -87,9 +88,11 @@ def output_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         backfill_policy=None if pipeline.settings.partitions is None else dg.BackfillPolicy.single_run(),
         description=f"Runs one attempt at one batch of {pipeline.name}.",
     )
-    def outputs(context: dg.AssetExecutionContext, config: BatchConfig) -> Iterator[dg.MaterializeResult[None]]:
+    def outputs(
+        context: dg.AssetExecutionContext, config: BatchConfig, forebay_spark: dg.ResourceParam[SparkResource]
+    ) -> Iterator[dg.MaterializeResult[None]]:
         if not config.attempt:
-            _replay(context, pipeline, config)
+            _replay(context, pipeline, config, forebay_spark)
             return
         settings = Settings()
         batch_time = datetime.fromisoformat(config.batch_time).astimezone(UTC)
@@ -99,11 +102,7 @@ def output_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
             attempt=config.attempt,
             run_id=context.run.run_id,
             settings=settings,
-            session=lambda: spark_session(
-                settings,
-                application=f"forebay {pipeline.name}",
-                configuration={**pipeline.spark_configuration, **wanted_executors(settings, pipeline)},
-            ),
+            session=lambda: batch_session(forebay_spark, settings, pipeline),
         )
         figures = _figures(settings, pipeline, batch_time)
         if figures is not None:

@@ -1,6 +1,7 @@
 """Build Dagster definitions from pipelines; they can be merged with any project's own definitions.
 
-They contain no resource key and no executor, and every name begins with the pipeline's name (docs/how-to/dagster.md).
+They contain one resource key, `forebay_spark`, and no executor. Every other name begins with the pipeline's name
+(docs/how-to/dagster.md).
 """
 
 from __future__ import annotations
@@ -22,32 +23,31 @@ from orchestration.dagster_defs.observation_sensor import observation_sensor
 from orchestration.dagster_defs.receiver_sensor import owned_streams, receiver_sensor, restart_job
 from orchestration.dagster_defs.replay_job import replay_job
 from orchestration.dagster_defs.scaling_schedule import scaling_job, scaling_schedule
-from orchestration.dagster_defs.spark_resource import spark_configuration
+from orchestration.dagster_defs.spark_resource import SPARK_RESOURCE, spark_resource
 from orchestration.dagster_defs.stream_assets import stream_asset
 from orchestration.dagster_defs.stream_jobs import stream_jobs
 from tracker_store.process_output import keep_log_from_failing
 
 if TYPE_CHECKING:
+    from orchestration.dagster_defs.spark_resource import SparkResource
     from orchestration.pipeline import Pipeline
 
 
-def build_definitions(*pipelines: Pipeline, spark: object | None = None) -> dg.Definitions:
+def build_definitions(*pipelines: Pipeline, spark: SparkResource | None = None) -> dg.Definitions:
     """Return assets with checks, a batch job, a replay job, a batch sensor and a job of checks for each of `pipelines`.
 
     The sensor and jobs of the first of `pipelines` that reads a stream look after the stream's receivers. One job, on a
     schedule that is named after the first pipeline, deletes old runs from Dagster.
 
-    `spark` is a `PySparkResource` of dagster-pyspark: its `spark_config` configures the batches' sessions, and takes
-    precedence over FOREBAY_SPARK_CONFIGURATION, in runs, batch drivers and commands that load the module with this
-    call. Without it a pipeline keeps its earlier configuration. Raises SparkResourceError if `spark` has no
-    configuration.
+    `spark` is a `PySparkResource` or `LazyPySparkResource` of dagster-pyspark. The batches take their session from it.
+    It stands in the definitions under the key `forebay_spark`, and your own assets can use it too. Its `spark_config`
+    takes precedence over FOREBAY_SPARK_CONFIGURATION, in runs, batch drivers and commands that load the module with
+    this call. Without it a pipeline keeps what an earlier call was given, and the default is made from the settings.
+    Raises SparkResourceError if `spark` is anything else.
     """
     # For the Dagster processes that load these definitions: a log line that can't be written must not fail a batch.
     keep_log_from_failing()
-    if spark is not None:
-        configuration = spark_configuration(spark)
-        for pipeline in pipelines:
-            pipeline.spark_configuration = configuration
+    session = spark_resource(spark, pipelines)
     owned = {pipeline: streams for pipeline in pipelines if (streams := owned_streams(pipelines)[pipeline.name])}
     restarts = {pipeline: restart_job(pipeline) for pipeline in owned}
     jobs = {pipeline.name: batch_job(pipeline) for pipeline in pipelines}
@@ -79,6 +79,7 @@ def build_definitions(*pipelines: Pipeline, spark: object | None = None) -> dg.D
             *(compaction_schedule(pipeline, job) for pipeline, job in compactions.items()),
             *(maintenance_schedule(pipelines, job) for job in maintenance),
         ],
+        resources={SPARK_RESOURCE: session},
         sensors=[
             *(batch_sensor(pipeline, jobs[pipeline.name]) for pipeline in pipelines),
             *(observation_sensor(pipeline, owned.get(pipeline, [])) for pipeline in pipelines),

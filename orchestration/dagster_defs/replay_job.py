@@ -14,11 +14,10 @@ from pydantic import Field
 from orchestration.batch_run import OutputResult
 from orchestration.batch_schedule import PIPELINE_TAG
 from orchestration.dagster_defs.partitions import partition_key
+from orchestration.dagster_defs.spark_resource import SparkResource, batch_session
 from orchestration.pipeline import Pipeline
 from orchestration.replay import ReplayedBatch, batches_to_replay, parsed_time, replay_batches
 from orchestration.settings import Settings
-from orchestration.spark.session import spark_session
-from orchestration.spark.wanted_executors import wanted_executors
 from tracker_store.engine import connect_once
 from tracker_store.pipelines import get_pipeline
 
@@ -86,6 +85,7 @@ def _report(
 def replay_in_dagster(
     context: dg.OpExecutionContext | dg.AssetExecutionContext,
     pipeline: Pipeline,
+    resource: SparkResource,
     *,
     from_time: datetime | None,
     to_time: datetime | None,
@@ -118,11 +118,7 @@ def replay_in_dagster(
         outputs=outputs,
         run_id=context.run.run_id,
         settings=settings,
-        session=lambda: spark_session(
-            settings,
-            application=f"forebay {pipeline.name}",
-            configuration={**pipeline.spark_configuration, **wanted_executors(settings, pipeline)},
-        ),
+        session=lambda: batch_session(resource, settings, pipeline),
     )
     for number, replayed in enumerate(replays, start=1):
         where = f"{number} of {len(times)}: batch {replayed.batch_time.isoformat()}"
@@ -149,10 +145,13 @@ def replay_job(pipeline: Pipeline) -> dg.JobDefinition:
         description=f"Runs finished batches of {pipeline.name} again, with the blocks that they had, and replaces "
         "their outputs.",
     )
-    def replay(context: dg.OpExecutionContext, config: ReplayConfig) -> None:
+    def replay(
+        context: dg.OpExecutionContext, config: ReplayConfig, forebay_spark: dg.ResourceParam[SparkResource]
+    ) -> None:
         replay_in_dagster(
             context,
             pipeline,
+            forebay_spark,
             from_time=parsed_time(config.from_time),
             to_time=parsed_time(config.to_time),
             outputs=config.outputs,

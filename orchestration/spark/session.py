@@ -26,7 +26,7 @@ from orchestration.spark.session_configuration import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -58,42 +58,92 @@ def spark_session(
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415  the light parts of this package load no Spark
 
-    from orchestration.java import find_java_home  # noqa: PLC0415
-    from orchestration.spark.class_archive_file import archive_file, options_to_use  # noqa: PLC0415
-    from orchestration.spark.data_source import ForebayDataSource  # noqa: PLC0415
-    from orchestration.spark.shipping import code_archive  # noqa: PLC0415
-    from orchestration.spark.worker_python import worker_python  # noqa: PLC0415
-
     active = SparkSession.getActiveSession()
-    if active is not None and active.conf.get(_WARM_KEY, "") == "true":
+    if active is not None and _is_warm(active):
         if configuration and MAX_EXECUTORS in configuration:
             hold_executors(active, int(configuration[MAX_EXECUTORS]))
         _apply_modifiable(active, configuration or {})
         return active
     wanted = session_configuration(settings, configuration)
     if active is None and REMOTE not in wanted:
-        java_home = find_java_home(settings.home.absolute() / "java")
-        os.environ["JAVA_HOME"] = str(java_home)
-        if settings.class_archive and wanted[JAVA_OPTIONS_KEY] == JAVA_OPTIONS:
-            archive = archive_file(settings.home.absolute() / "spark", java_home)
-            wanted[JAVA_OPTIONS_KEY] = f"{JAVA_OPTIONS} {options_to_use(archive)}".rstrip()
-        # Python workers import the format by name, even if Forebay runs from a checkout and is not installed.
-        root = str(Path(__file__).resolve().parents[2])
-        paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        os.environ["PYTHONPATH"] = os.pathsep.join([root, *(path for path in paths if path and path != root)])
-        # On a cluster the command must exist on the workers' machines.
-        is_local = wanted[MASTER].startswith("local")
-        python = worker_python(settings.home.absolute() / "spark") if is_local else sys.executable
-        # The driver's Python is the one that Spark runs to find data sources.
-        os.environ["PYSPARK_DRIVER_PYTHON"] = python
-        os.environ["PYSPARK_PYTHON"] = wanted.get(PYTHON, python)
+        java_home = _prepare_process(settings, wanted)
+        _use_class_archive(settings, wanted, java_home)
     builder = SparkSession.builder.appName(application)
     for key, value in wanted.items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
-    if REMOTE in wanted:
+    return _equipped(builder.getOrCreate(), settings)
+
+
+def session_made_by(
+    make: Callable[[], SparkSession],
+    settings: Settings,
+    *,
+    configuration: Mapping[str, str],
+    executors: Mapping[str, str],
+) -> SparkSession:
+    """Return the session that a user's own code makes, so that a batch can run in it. Raises what `make` raises.
+
+    `make` finds Java and this process's Python as our own session does. Its session keeps its configuration: it gets
+    the `forebay` format and our code, and the number of executors in `executors`. `configuration` is what `make` is
+    known to use.
+    """
+    from pyspark.sql import SparkSession  # noqa: PLC0415  as above
+
+    wanted = session_configuration(settings, configuration)
+    if SparkSession.getActiveSession() is None and REMOTE not in wanted:
+        _prepare_process(settings, wanted)
+    session = make()
+    if not _is_warm(session):
+        _equipped(session, settings)
+    if MAX_EXECUTORS in executors and not _is_connect(session):
+        hold_executors(session, int(executors[MAX_EXECUTORS]))
+    return session
+
+
+def _is_warm(session: SparkSession) -> bool:
+    return bool(session.conf.get(_WARM_KEY, "") == "true")
+
+
+def _is_connect(session: SparkSession) -> bool:
+    return type(session).__module__.startswith("pyspark.sql.connect")
+
+
+def _prepare_process(settings: Settings, wanted: Mapping[str, str]) -> Path:
+    """Set the environment that Spark starts its JVM and its Python workers with; return where Java is."""
+    from orchestration.java import find_java_home  # noqa: PLC0415
+    from orchestration.spark.worker_python import worker_python  # noqa: PLC0415
+
+    java_home = find_java_home(settings.home.absolute() / "java")
+    os.environ["JAVA_HOME"] = str(java_home)
+    # Python workers import the format by name, even if Forebay runs from a checkout and is not installed.
+    root = str(Path(__file__).resolve().parents[2])
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join([root, *(path for path in paths if path and path != root)])
+    # On a cluster the command must exist on the workers' machines.
+    is_local = wanted[MASTER].startswith("local")
+    python = worker_python(settings.home.absolute() / "spark") if is_local else sys.executable
+    # The driver's Python is the one that Spark runs to find data sources.
+    os.environ["PYSPARK_DRIVER_PYTHON"] = python
+    os.environ["PYSPARK_PYTHON"] = wanted.get(PYTHON, python)
+    return java_home
+
+
+def _use_class_archive(settings: Settings, wanted: dict[str, str], java_home: Path) -> None:
+    from orchestration.spark.class_archive_file import archive_file, options_to_use  # noqa: PLC0415
+
+    if settings.class_archive and wanted[JAVA_OPTIONS_KEY] == JAVA_OPTIONS:
+        archive = archive_file(settings.home.absolute() / "spark", java_home)
+        wanted[JAVA_OPTIONS_KEY] = f"{JAVA_OPTIONS} {options_to_use(archive)}".rstrip()
+
+
+def _equipped(session: SparkSession, settings: Settings) -> SparkSession:
+    """Return the session with the `forebay` format, after shipping our code to where its tasks run."""
+    from orchestration.spark.data_source import ForebayDataSource  # noqa: PLC0415
+    from orchestration.spark.shipping import code_archive  # noqa: PLC0415
+
+    if _is_connect(session):
         session.addArtifacts(str(code_archive(settings.home.absolute() / "spark")), pyfile=True)
-    elif not wanted[MASTER].startswith("local"):
+    elif not str(session.sparkContext.master).startswith("local"):
         session.sparkContext.addPyFile(str(code_archive(settings.home.absolute() / "spark")))
     session.dataSource.register(ForebayDataSource)
     return session
@@ -110,7 +160,9 @@ def _apply_modifiable(session: SparkSession, configuration: Mapping[str, str]) -
     other = []
     for key, value in configuration.items():
         # The default must be None: Spark checks any other default against the setting's type, and refuses it.
-        if key.partition(".")[2].partition(".")[0] == "dynamicAllocation" or session.conf.get(key, None) == value:
+        if key.partition(".")[2].partition(".")[0] == "dynamicAllocation" or key == REMOTE:
+            continue
+        if session.conf.get(key, None) == value:
             continue
         if session.conf.isModifiable(key):
             session.conf.set(key, value)

@@ -60,7 +60,7 @@ def definitions(module: str) -> dg.Definitions:
 
 
 def test_every_example_is_loaded_by_its_own_test() -> None:
-    assert sorted(MODULES) == ["downstream", "existing", "failures", "owners", "pipelines", "second"]
+    assert sorted(MODULES) == ["downstream", "existing", "failures", "owners", "pipelines", "second", "session"]
 
 
 def test_it_merges_into_an_existing_location(project: Path) -> None:
@@ -179,6 +179,18 @@ def failure_sensor(module: Any, batch_time: datetime, attempt: int) -> object:  
             "batch_given_up", dagster_instance=instance, dagster_run=run, dagster_event=event
         ).for_run_failure()
         return module.batch_given_up(context)
+
+
+def test_an_asset_of_the_page_and_the_batches_ask_for_one_resource(project: Path) -> None:
+    """Check the definitions alone: `test_own_instance.py` runs them, with the page's dagster.yaml."""
+    graph = definitions("session").resolve_asset_graph()
+    asked = {key.to_user_string() for key in (dg.AssetKey("word_total"), OUTPUT) if asks(graph, key)}
+    assert asked == {"word_total", "word_count/word_counts"}
+
+
+def asks(graph: Any, key: dg.AssetKey) -> bool:  # noqa: ANN401
+    """Return whether an asset asks for the batches' Spark session."""
+    return "forebay_spark" in graph.get(key).assets_def.required_resource_keys
 
 
 def test_owners_and_freshness_are_on_the_assets(project: Path) -> None:

@@ -33,4 +33,4 @@ def test_its_statement_runs(engine: sa.Engine) -> None:
             OffsetLink("orders", "0", 0, 130, 150),
         )
         add(connection, replace(block(claimed, 2), links=links))
-        assert connection.exec_driver_sql(statement).all() == [("orders", "0", 0, 150, 30)]
+        assert list(map(tuple, connection.exec_driver_sql(statement))) == [("orders", "0", 0, 150, 30)]

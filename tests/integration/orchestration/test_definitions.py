@@ -90,10 +90,11 @@ def test_it_merges_with_a_projects_own_spark_resource_executor_and_jobs(pipeline
         executor=dg.multiprocess_executor,
     )
     ours = build_definitions(pipeline)
-    assert not ours.resources
+    assert set(ours.resources or {}) == {"forebay_spark"}
     assert ours.executor is None
     merged = dg.Definitions.merge(theirs, ours)
     repository = merged.get_repository_def()
+    assert repository.get_top_level_resources().keys() == {"forebay_spark", "io_manager", "spark"}
     assert repository.get_job("batch").executor_def is dg.multiprocess_executor
     assert repository.get_job("word_count_batch").executor_def is dg.in_process_executor
 

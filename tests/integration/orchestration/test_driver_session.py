@@ -22,7 +22,7 @@ pytestmark = pytest.mark.spark
 
 ROOT = Path(__file__).parents[3]
 DEFINITIONS = """\
-from types import SimpleNamespace
+from dagster_pyspark import PySparkResource
 
 from forebay import ConsoleSink, Pipeline, Stream
 from forebay.dagster import build_definitions
@@ -36,8 +36,7 @@ def lines(lines):
     return lines
 
 
-# What a PySparkResource has.
-spark = SimpleNamespace(spark_config={"spark": {"executor.memory": "567m"}, "spark.master": "local[1]"})
+spark = PySparkResource(spark_config={"spark": {"executor.memory": "567m"}, "spark.master": "local[1]"})
 defs = build_definitions(pipeline, spark=spark)
 """
 

@@ -13,7 +13,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from orchestration.dagster_defs.build_definitions import build_definitions
-from orchestration.dagster_defs.spark_resource import SparkResourceError, spark_configuration
 from orchestration.modules import load_pipelines
 from orchestration.pipeline import Pipeline
 from orchestration.settings import Settings
@@ -71,25 +70,6 @@ def test_settings_are_json_in_the_environment(monkeypatch: pytest.MonkeyPatch) -
         made = settings().spark_configuration
         assert made
         assert all(name.startswith("spark.") for name in made)
-
-
-def test_a_resource_is_flattened_as_spark_names_things() -> None:
-    dagster_pyspark = pytest.importorskip("dagster_pyspark")
-    resource = dagster_pyspark.PySparkResource(
-        spark_config={"spark.master": "local[1]", "spark": {"executor": {"memory": "2g"}, "ui.enabled": False, "x": 1}}
-    )
-    assert spark_configuration(resource) == {
-        "spark.master": "local[1]",
-        "spark.executor.memory": "2g",
-        "spark.ui.enabled": "false",
-        "spark.x": "1",
-    }
-    assert spark_configuration(None) == {}
-
-
-def test_invalid_resource_is_refused() -> None:
-    with pytest.raises(SparkResourceError, match="PySparkResource"):
-        spark_configuration("spark://m:7077")
 
 
 @pytest.fixture
