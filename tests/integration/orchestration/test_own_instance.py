@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import dagster as dg
 import pytest
 import sqlalchemy as sa
-from dagster_postgres import DagsterPostgresStorage
+from dagster_postgres import PostgresRunStorage
 
 from orchestration.apply import apply
 from orchestration.modules import load_pipelines
@@ -119,7 +119,7 @@ def test_a_batch_runs_in_an_instance_on_postgres_and_an_asset_below_it_uses_its_
 ) -> None:
     [pipeline] = load_pipelines("pipelines.py")
     with connect(engine) as connection, dg.DagsterInstance.from_config(str(project)) as instance:
-        assert isinstance(instance._storage, DagsterPostgresStorage)
+        assert isinstance(instance.run_storage, PostgresRunStorage)
         apply(connection, [pipeline])
         system = System(connection, database_url, Path(os.environ["FOREBAY_HOME"]), cast("Any", None))
         system.receive(["to be or not", "to be"])
