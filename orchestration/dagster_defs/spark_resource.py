@@ -111,9 +111,10 @@ def batch_session(resource: SparkResource, settings: Settings, pipeline: Pipelin
 
     Raises what ``spark_session`` raises, or what the resource raises.
     """
-    configuration = flat_configuration(resource.spark_config)
+    # A test may put any object with a session under the key.
+    configuration = flat_configuration(getattr(resource, "spark_config", {}))
     executors = wanted_executors(settings, pipeline)
-    if _is_of_own_class(resource):
+    if not isinstance(resource, ForebaySparkResource):
         return session_made_by(
             lambda: resource.spark_session, settings, configuration=configuration, executors=executors
         )

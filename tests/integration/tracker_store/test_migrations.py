@@ -42,6 +42,23 @@ def test_models_and_migrations_do_not_drift(database_url: str) -> None:
     plain.dispose()
 
 
+def test_tables_have_the_storage_parameters_that_are_declared(engine: sa.Engine) -> None:
+    """Check this because Alembic's comparison does not: without them, autovacuum comes too late to hot tables."""
+    declared = {
+        table.name: {f"{name}={value}" for name, value in parameters.items()}
+        for table in metadata.tables.values()
+        if (parameters := table.dialect_options["postgresql"]["with"])
+    }
+    statement = sa.text(
+        "SELECT relname, reloptions FROM pg_class WHERE relnamespace = CAST(:schema AS regnamespace) "
+        "AND relkind = 'r' AND reloptions IS NOT NULL"
+    )
+    with connect(engine) as connection:
+        found = {row.relname: set(row.reloptions) for row in connection.execute(statement, {"schema": SCHEMA})}
+    assert "processes" in declared
+    assert found == declared
+
+
 def test_down_and_up_again_with_data_in_it(engine: sa.Engine, database_url: str) -> None:
     with connect(engine) as connection:
         make_log(connection)
