@@ -146,7 +146,7 @@ def test_a_projects_own_class_makes_the_session_and_the_batch_can_read_in_it(sys
 
 
 def test_a_run_that_can_not_claim_its_batch_asks_for_no_session(system: System) -> None:
-    """Check this with PySparkResource, which would start Spark when Dagster makes the run's resources."""
+    """Check this because a session may have to be started, which takes seconds of a processor."""
     words = Words(system)
     SESSIONS.clear()
     job = build_definitions(words.pipeline, spark=NewSession(spark_config={})).resolve_job_def("words_batch")

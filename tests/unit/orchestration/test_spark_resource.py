@@ -76,6 +76,12 @@ def test_a_resource_of_dagster_pyspark_is_the_definitions_resource_and_configure
     assert pipeline.spark_configuration == FLAT
 
 
+def test_a_pyspark_resource_starts_no_spark_when_a_run_begins() -> None:
+    """Check this because dagster-pyspark's own does, before it is known whether the run may claim its batch."""
+    resource: Any = resource_of(build_definitions(declare(), spark=PySparkResource(spark_config=GIVEN)))
+    assert resource.process_config_and_initialize()._spark_session is None
+
+
 def test_the_default_is_made_from_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY_SPARK_MASTER", "spark://m:7077")
     monkeypatch.setenv("FOREBAY_SPARK_CONFIGURATION", '{"spark.executor.memory": "3g"}')
