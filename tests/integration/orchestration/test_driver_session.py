@@ -67,7 +67,7 @@ def test_a_driver_has_the_resources_configuration_and_is_replaced_when_it_change
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stdout.splitlines() if not line.startswith("20")]
