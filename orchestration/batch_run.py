@@ -341,7 +341,7 @@ def _read(
     session: SparkSession, entry: Stream | Window, batch: Batch, inputs: BatchInputs, settings: Settings
 ) -> DataFrame:
     from orchestration.spark.allocation import encode_allocation, location_of  # noqa: PLC0415  loads pyspark
-    from orchestration.spark.block_reader import ALLOCATION, spark_schema  # noqa: PLC0415  loads pyspark
+    from orchestration.spark.block_reader import ALLOCATION, BLOCK_KEYS, spark_schema  # noqa: PLC0415  loads pyspark
     from orchestration.spark.data_source import FORMAT  # noqa: PLC0415  loads pyspark
 
     stream = stream_of(entry)
@@ -352,6 +352,7 @@ def _read(
         .option("batch_time", batch.time.isoformat())
         .option("stream", stream.name)
         .option("block_store", settings.block_store_roots)
+        .option(BLOCK_KEYS, ",".join(map(str, settings.block_key_references)))
         .option(ALLOCATION, encode_allocation(map(location_of, inputs.blocks_of(entry)), inputs.expected))
         .load()
     )

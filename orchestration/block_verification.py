@@ -1,8 +1,11 @@
 """Compares the block store with the driver log: what is missing, what is damaged, what no row names.
 
-Reads every registered block and its checksum, in each replica, so it takes as long as the disks do. A repair never
-deletes: it moves aside a file that no row names, and a replica's damaged segment before a good copy takes its place.
-It names what it can't repair.
+Reads every registered block and its checksum, in each replica, so it takes as long as the disks do. Blocks are counted
+by the key that encrypted them; where the key is known here, their authentication tag is checked too. A block whose key
+is missing here is not lost, and a repair needs no key.
+
+A repair never deletes: it moves aside a file that no row names, and a replica's damaged segment before a good copy
+takes its place. It names what it can't repair.
 """
 
 from __future__ import annotations
@@ -10,7 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from receiver_runtime.block_store.errors import BlockStoreError
+from receiver_runtime.block_store.encryption import BlockKeys, key_id_of
+from receiver_runtime.block_store.errors import BlockKeyError, BlockStoreError
+from receiver_runtime.block_store.reading import content_of
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.block_store.stores import replicas_of
 from tracker_store.states import SegmentState
@@ -61,7 +66,8 @@ class ReplicaReport:
 class BlockReport:
     """Hold what was found. `orphans` are files that no row names, `missing` segments whose file is not there.
 
-    `replicas` is empty if the store has a single root.
+    `replicas` is empty if the store has a single root. `keys` counts encrypted blocks by the id of their key;
+    `keys_missing` has, by id, why a key can't be used here.
     """
 
     blocks: int = 0
@@ -70,22 +76,33 @@ class BlockReport:
     orphans: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     replicas: list[ReplicaReport] = field(default_factory=list)
+    keys: dict[str, int] = field(default_factory=dict)
+    keys_missing: dict[str, str] = field(default_factory=dict)
 
     @property
     def intact(self) -> bool:
         """Return whether every registered block can be read in every replica, and every file is known."""
-        return not (self.lost or self.orphans or self.missing) and all(replica.intact for replica in self.replicas)
+        return not (self.lost or self.orphans or self.missing or self.keys_missing) and all(
+            replica.intact for replica in self.replicas
+        )
 
 
 def verify_blocks(
-    connection: sa.Connection, store: BlockStore, *, on_block: Callable[[], None] = lambda: None
+    connection: sa.Connection,
+    store: BlockStore,
+    *,
+    keys: BlockKeys | None = None,
+    on_block: Callable[[], None] = lambda: None,
 ) -> BlockReport:
     """Read every block and compare every checksum; call `on_block` after each, for a progress bar.
+
+    `keys` are those that this process has references to.
 
     Raises the store's error if no replica can be reached.
     """
     report = BlockReport()
-    sites = [_Site(replica) for replica in replicas_of(store)]
+    keys = keys or BlockKeys()
+    sites = [_Site(replica, keys) for replica in replicas_of(store)]
     if len(sites) > 1:
         report.replicas = [site.report for site in sites]
     for site in sites:
@@ -101,8 +118,9 @@ def verify_blocks(
     )
     for block in stored_blocks(connection):
         handle = block.handle
+        locked: dict[str, str] = {}
         problems = [
-            site.problem_of(block.path, handle.offset, handle.length, handle.crc32c)
+            site.problem_of(block.path, handle.offset, handle.length, handle.crc32c, locked)
             for site in sites
             if not site.report.unreachable
         ]
@@ -113,6 +131,10 @@ def verify_blocks(
             for site, problem in zip((s for s in sites if not s.report.unreachable), problems, strict=True):
                 if problem:
                     site.report.lacking[block.path] = site.report.lacking.get(block.path, 0) + 1
+        for key_id, why in locked.items():
+            report.keys[key_id] = report.keys.get(key_id, 0) + 1
+            if why:
+                report.keys_missing.setdefault(key_id, why)
         report.blocks += 1
         report.bytes += handle.length
         on_block()
@@ -122,8 +144,9 @@ def verify_blocks(
 class _Site:
     """Verify one replica."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, keys: BlockKeys) -> None:
         self.replica = replica
+        self._keys = keys
         self.report = ReplicaReport(replica.name)
         self.files: set[str] = set()
 
@@ -137,10 +160,20 @@ class _Site:
             self.report.unreachable = str(error)
         self.report.orphans = sorted(_orphans(connection, sorted(self.files)))
 
-    def problem_of(self, path: str, offset: int, length: int, crc32c: int) -> str:
-        """Return why a block can't be read here; empty if it can."""
+    def problem_of(self, path: str, offset: int, length: int, crc32c: int, locked: dict[str, str]) -> str:
+        """Return why a block can't be read here; empty if it can.
+
+        Sets in `locked`, by the id of an encrypted block's key, why the key is missing; empty if it is there.
+        """
         try:
-            self.replica.read_frame(path, offset, length, crc32c)
+            frame = self.replica.read_frame(path, offset, length, crc32c)
+            if frame.header.encrypted:
+                key_id = key_id_of(frame.payload)
+                locked[key_id] = ""
+                content_of(frame, path, offset, self._keys)
+        except BlockKeyError as error:
+            # The same in every replica, and no replica's problem.
+            locked[error.key_id] = error.detail
         except _FAILURES as error:
             return str(error)
         return ""

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from receiver_runtime.block_store.roots import absolute_roots, one_root
+from receiver_runtime.sources.secret import Secret
 from receiver_runtime.sources.units import parse_duration
 
 
@@ -28,10 +29,15 @@ def _duration(value: object) -> object:
     return timedelta(seconds=parse_duration(value)) if isinstance(value, str) else value
 
 
+def _references(value: object) -> object:
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
 class Settings(BaseSettings):
     """Read a process's settings. Every field is the environment variable `FOREBAY_` + its name in capitals."""
 
-    model_config = SettingsConfigDict(env_prefix="FOREBAY_", extra="ignore", frozen=True)
+    # A value that is refused may be a secret that was given itself.
+    model_config = SettingsConfigDict(env_prefix="FOREBAY_", extra="ignore", frozen=True, hide_input_in_errors=True)
 
     home: Path = Field(Path(".forebay"), description="State of this installation: embedded Postgres, blocks, logs.")
     database_url: str | None = Field(
@@ -41,6 +47,13 @@ class Settings(BaseSettings):
         None,
         description="Where blocks are stored: a directory or an s3://, gs:// or abfs:// URL, or several replicas "
         "separated by commas; default: <home>/blocks.",
+    )
+    block_key: Secret | None = Field(
+        None,
+        description="Encrypt stored blocks: a reference to the key, env:NAME or file:/PATH; unset: no encryption.",
+    )
+    block_keys_for_reading: Annotated[tuple[Secret, ...], NoDecode, BeforeValidator(_references)] = Field(
+        (), description="References to keys that only decrypt blocks, separated by commas: the keys before a rotation."
     )
     module: str = Field("forebay.demo.pipeline", description="The Python module that declares your pipelines.")
     spark_master: str = Field(
@@ -101,6 +114,11 @@ class Settings(BaseSettings):
     def block_store_roots(self) -> str:
         """Return the block store's root, or roots separated by commas; directories are absolute."""
         return absolute_roots(self.block_store) if self.block_store else one_root(self.home / "blocks")
+
+    @property
+    def block_key_references(self) -> tuple[Secret, ...]:
+        """Return the references to all keys that decrypt blocks, the one that encrypts them first."""
+        return (*(() if self.block_key is None else (self.block_key,)), *self.block_keys_for_reading)
 
     def require_database_url(self) -> str:
         """Return the driver log's URL. Raises DatabaseUrlMissingError."""

@@ -1,4 +1,6 @@
-"""Tells whether an attempt failed because the block store was unreachable: this says nothing about the batch.
+"""Tells whether an attempt failed because the block store was unreachable, or a block's key was missing.
+
+Either says nothing about the batch.
 
 A block that is missing, or damaged, in a store that can be reached is another thing: the batch fails, and is counted.
 """
@@ -8,19 +10,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from receiver_runtime.block_store.errors import StoreUnavailableError
+from receiver_runtime.block_store.errors import BlockKeyError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # A Spark task's error comes as the text of its Python stack.
-_IN_TEXT = re.compile(rf"\b{StoreUnavailableError.__name__}: (?P<what>[^\n]+)")
+_IN_TEXT = re.compile(rf"\b(?:{StoreUnavailableError.__name__}|{BlockKeyError.__name__}): (?P<what>[^\n]+)")
 
 
 def store_away(error: BaseException) -> str | None:
-    """Return the block store's error if it could not be reached; None if the attempt failed for another reason."""
+    """Return the error if the store could not be reached, or a key is missing; None for any other reason."""
     for cause in _chain(error):
-        if isinstance(cause, StoreUnavailableError):
+        if isinstance(cause, StoreUnavailableError | BlockKeyError):
             return str(cause)
         if type(cause).__module__.partition(".")[0] in ("pyspark", "py4j") and (found := _IN_TEXT.search(str(cause))):
             return found["what"].strip()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from receiver_runtime.block_store.encryption import FrameEncryptor
     from receiver_runtime.write_ahead_log import WriteAheadLog
 
 
@@ -49,16 +50,25 @@ class EncodedBlock:
 
 
 class BlockHandler:
-    """Store one epoch's blocks. Safe from any thread; the caller assigns sequences in order."""
+    """Store one epoch's blocks. Safe from any thread; the caller assigns sequences in order.
+
+    With an ``encryptor``, blocks and dead letters are encrypted; notes are not, because they hold no record.
+    """
 
     def __init__(
-        self, log: WriteAheadLog, schema: pa.Schema, *, compression: Compression = DEFAULT_COMPRESSION
+        self,
+        log: WriteAheadLog,
+        schema: pa.Schema,
+        *,
+        compression: Compression = DEFAULT_COMPRESSION,
+        encryptor: FrameEncryptor | None = None,
     ) -> None:
         self._log = log
         self._schema = stamped(schema)
         self._claim = log.claim
         self.registered_through = log.registered_through
         self._compression = compression
+        self._encryptor = encryptor
         # The newest block, and the newest block of a sender that sends again until it gets an acknowledgement.
         self._newest = 0
         self._newest_sent_again = 0
@@ -96,6 +106,7 @@ class BlockHandler:
             sequence=sequence,
             registered_through=through,
             records=encoded.records,
+            encryptor=self._encryptor,
         )
         handle = self._log.write([frame], sequence=sequence)[0]
         self._newest = sequence
@@ -122,6 +133,7 @@ class BlockHandler:
                     records=1,
                     reason=letter.reason,
                     part=letter.part,
+                    encryptor=self._encryptor,
                 )
                 for letter in letters
             ],

@@ -19,6 +19,7 @@ import structlog
 
 from receiver_runtime.block_handler import BlockHandler
 from receiver_runtime.block_store import frame
+from receiver_runtime.block_store.encryption import BlockKey, FrameEncryptor
 from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.roots import root_names
 from receiver_runtime.block_store.stores import open_block_store
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
+    from receiver_runtime.block_store.encryption import KeyReference
     from receiver_runtime.block_threads import BlockThreads
     from receiver_runtime.clock import Clock
     from receiver_runtime.reading_loop import ReadingLoop
@@ -87,6 +89,8 @@ class SharedParts:
 
     process_id: int
     block_store: str
+    #: The key that encrypts blocks; None: they are not encrypted.
+    block_key: KeyReference | None
     host: str
     clock: Clock
     block_log: PostgresBlockLog
@@ -286,6 +290,8 @@ class ReceiverLife:
             )
         source = parse_source(spec.source)
         settings = ReceiverSettings.of_row(spec.settings)
+        # Before the claim: without its key a receiver must store nothing.
+        encryptor = None if shared.block_key is None else FrameEncryptor(BlockKey.read(shared.block_key))
         self._limit = progress_limit(settings)
         with self._unwatched():
             # The receiver's own code may take long here, and the receiver holds no data yet.
@@ -351,7 +357,7 @@ class ReceiverLife:
             clock=shared.clock,
             progress=self.progress,
         )
-        handler = BlockHandler(log, receiver.record_schema, compression=settings.compression)
+        handler = BlockHandler(log, receiver.record_schema, compression=settings.compression, encryptor=encryptor)
         self._reporter.state(ReceiverState.ACTIVE, f"starting on {source.address}")
         self._reporter.event(ReceiverEventKind.STARTED, f"claimed on {shared.host}", f"epoch {claimed.epoch}")
         supervisor = ReceiverSupervisor(

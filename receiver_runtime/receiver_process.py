@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
+    from receiver_runtime.block_store.encryption import KeyReference
     from receiver_runtime.progress import Watched
 
 _log = structlog.get_logger(__name__)
@@ -67,6 +68,7 @@ def run(
     *,
     database_url: str,
     block_store: str,
+    block_key: KeyReference | None = None,
     host: str | None = None,
     parent_pipe: int | None = 0,
 ) -> ExitCode:
@@ -79,6 +81,7 @@ def run(
             process may claim each receiver under this assignment only.
         database_url: of the driver log.
         block_store: the setting; see ``block_store.roots``.
+        block_key: names the key that encrypts blocks; each receiver reads it when it starts. None: no encryption.
         host: the host's name in the driver log; the machine's name by default.
         parent_pipe: a descriptor that closes when the parent is gone; watched only where it is a pipe or a socket, and
             on a socket the agent's lines are read and answered. None: not watched.
@@ -91,7 +94,11 @@ def run(
     engine = create_engine(database_url, application_name=name, pool_size=3)
     agent = AgentLine(parent_pipe)
     process = _ReceiverProcess(
-        engine, block_store=block_store, host=host or socket.gethostname(), tell_agent=agent.tell
+        engine,
+        block_store=block_store,
+        block_key=block_key,
+        host=host or socket.gethostname(),
+        tell_agent=agent.tell,
     )
     watcher = ParentWatcher(process.stop, process.obey, parent_pipe=parent_pipe)
     watcher.start()
@@ -111,6 +118,7 @@ class _ReceiverProcess:
         engine: sa.Engine,
         *,
         block_store: str,
+        block_key: KeyReference | None,
         host: str,
         tell_agent: Callable[[Message], None],
         exit_process: Callable[[int], object] = os._exit,
@@ -118,6 +126,7 @@ class _ReceiverProcess:
         self._exit_process = exit_process
         self._engine = engine
         self._block_store = block_store
+        self._block_key = block_key
         self._host = host
         self._tell_agent = tell_agent
         self._clock = SystemClock()
@@ -333,6 +342,7 @@ class _ReceiverProcess:
         shared = SharedParts(
             process_id=process_id,
             block_store=self._block_store,
+            block_key=self._block_key,
             host=self._host,
             clock=self._clock,
             block_log=block_log,

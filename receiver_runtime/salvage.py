@@ -47,6 +47,8 @@ epoch's segments stay open, with an event at every start; docs/runbooks/receiver
 Damage is counted: numbers that are missing before the newest one were stored whole, and are lost; an ERROR says so. An
 incomplete last frame is no damage, because its sync had not returned.
 
+Encrypted frames are salvaged without a key: headers are never encrypted, and checksums cover what is stored.
+
 Memory holds the handles of what one epoch left unregistered, never a payload. Another thread sends the process's
 heartbeats, so a long salvage loses no lease.
 """
@@ -567,7 +569,7 @@ def _take(segment: OpenSegment, item: IntactFrame | DamagedFrame, found: _Found)
         else:
             reason = header.reason.label if header.reason is not None else ""
             handle = BlockHandle(segment.segment_id, item.offset, item.length, item.crc32c)
-            found.letters.append(StoredDeadLetter(reason, header.part, header.payload_length, handle))
+            found.letters.append(StoredDeadLetter(reason, header.part, header.content_length, handle))
         return
     sequence = header.sequence
     if sequence <= found.registered:

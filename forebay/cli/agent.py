@@ -83,6 +83,7 @@ def agent(
     """
     from receiver_runtime.agent import Agent  # noqa: PLC0415  other commands need none of it
     from receiver_runtime.batch_drivers import BatchDrivers  # noqa: PLC0415
+    from receiver_runtime.block_store.encryption import check_block_key  # noqa: PLC0415
     from receiver_runtime.block_store.errors import BlockStoreError  # noqa: PLC0415
     from receiver_runtime.left_processes import LeftProcesses  # noqa: PLC0415
     from receiver_runtime.store_attachment import attach  # noqa: PLC0415
@@ -101,6 +102,8 @@ def agent(
         console = Console(stderr=True, highlight=False, soft_wrap=True)
         with clear_errors(console):
             try:
+                # Report it here, once: each receiver would be FAILED for the same reason.
+                check_block_key(settings.block_key)
                 attach(engine, host=here, block_store=settings.block_store_roots, stop=stop)
             except BlockStoreError as error:
                 console.print(str(error), style="bold red", markup=False)

@@ -18,6 +18,7 @@ from forebay.cli.database import driver_log
 from orchestration.attached_store import open_attached_store
 from orchestration.block_verification import BlockReport, repair_blocks, verify_blocks
 from orchestration.settings import Settings
+from receiver_runtime.block_store.encryption import BlockKeys
 from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.identity import identity_of, make_identity
 from receiver_runtime.block_store.roots import root_names
@@ -55,7 +56,8 @@ def _verify(connection: sa.Connection, store: BlockStore, console: Console) -> B
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("Reading blocks", total=count_stored_blocks(connection))
-        return verify_blocks(connection, store, on_block=lambda: progress.advance(task))
+        keys = BlockKeys(Settings().block_key_references)
+        return verify_blocks(connection, store, keys=keys, on_block=lambda: progress.advance(task))
 
 
 def _show(console: Console, report: BlockReport) -> None:
@@ -71,6 +73,10 @@ def _show(console: Console, report: BlockReport) -> None:
                 console.print(f"  {name}", markup=False)
             if len(names) > _SHOWN:
                 console.print(f"  … and {len(names) - _SHOWN:,} more (--json shows all)")
+    for key_id, blocks in sorted(report.keys.items()):
+        console.print(f"{blocks:,} of them are encrypted with the key {key_id}")
+        if key_id in report.keys_missing:
+            console.print(f"  {report.keys_missing[key_id]}", style="bold red", markup=False)
     for replica in report.replicas:
         if replica.unreachable:
             console.print(
@@ -98,6 +104,8 @@ def _as_json(report: BlockReport) -> dict[str, object]:
         ],
         "orphans": report.orphans,
         "missing": report.missing,
+        "keys": report.keys,
+        "keys_missing": report.keys_missing,
         "replicas": [
             {"name": replica.name, "lacking": replica.lacking, "unreachable": replica.unreachable}
             for replica in report.replicas
@@ -109,8 +117,8 @@ def _as_json(report: BlockReport) -> dict[str, object]:
 def verify(as_json: AsJson = False) -> None:  # noqa: FBT002
     """Read every registered block and compare its checksum; find files that no row names. Changes nothing.
 
-    The exit code is 1 if a block can't be read, a segment's file is missing, a file has no row, or a replica lacks a
-    block.
+    Counts encrypted blocks by the key that encrypted them. The exit code is 1 if a block can't be read, or its key is
+    missing here, if a segment's file is missing, a file has no row, or a replica lacks a block.
     """
     console = Console(highlight=False, stderr=as_json)
     with _log_and_store(console) as (connection, store):
@@ -227,7 +235,9 @@ def records(
         raise typer.BadParameter(message)
     with driver_log(console, application_name=APPLICATION) as connection:
         block = find_stored_block(connection, stream=stream, ordinal=int(ordinal), sequence=sequence)
-        store = open_attached_store(connection, Settings().block_store_roots)
+        settings = Settings()
+        keys = BlockKeys(settings.block_key_references)
+        store = open_attached_store(connection, settings.block_store_roots, keys=keys)
     if block is None:
         console.print(f"Receiver {receiver} has no block {sequence}: it was cleaned up, or is an epoch's marker.")
         raise typer.Exit(1)

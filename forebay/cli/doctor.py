@@ -75,7 +75,7 @@ class Finding:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
-    """Check Java, Postgres, the block store, package names and ports; exit with 1 if something is missing."""
+    """Check Java, Postgres, block store, block keys, package names and ports; exit with 1 if something is missing."""
     findings = examine()
     is_well = all(finding.health is not Health.FAILED for finding in findings)
     if as_json:
@@ -98,6 +98,7 @@ def examine() -> list[Finding]:
         ("java", _java),
         ("postgres", _postgres),
         ("block store", _block_store),
+        ("block keys", _block_keys),
         ("mounts", _mounts),
         ("hosts", _hosts),
         ("segments", _segments),
@@ -218,6 +219,32 @@ def _block_store(settings: Settings) -> Iterator[Finding]:
             yield Finding("block store", Health.FAILED, str(error), way_out)
         else:
             yield Finding("block store", Health.OK, f"{store.name}: answers")
+
+
+def _block_keys(settings: Settings) -> Iterator[Finding]:
+    """Report the keys of encrypted blocks, by reference and id."""
+    from receiver_runtime.block_store.encryption import (  # noqa: PLC0415  only for this check
+        KEY_SETTING,
+        READING_SETTING,
+        BlockKey,
+        FrameEncryptor,
+    )
+    from receiver_runtime.block_store.errors import BlockKeyError  # noqa: PLC0415  as above
+
+    if settings.block_key is None:
+        yield Finding("block keys", Health.OK, "blocks are stored without encryption")
+    for reference in settings.block_key_references:
+        setting = KEY_SETTING if reference is settings.block_key else READING_SETTING
+        try:
+            key = BlockKey.read(reference, setting=setting)
+            # Loads the package, too.
+            FrameEncryptor(key)
+        except BlockKeyError as error:
+            way_out = "Put the key there, or correct the setting: docs/how-to/encryption.md."
+            yield Finding("block keys", Health.FAILED, str(error), way_out)
+        else:
+            does = "encrypts blocks" if setting == KEY_SETTING else "decrypts blocks"
+            yield Finding("block keys", Health.OK, f"{setting}: {reference} is key {key.key_id}, which {does}")
 
 
 def _mounts(settings: Settings) -> Iterator[Finding]:

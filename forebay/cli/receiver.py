@@ -36,6 +36,10 @@ def receiver(
             return
         receivers = list(begin.receivers)
     code = run(
-        receivers, database_url=settings.require_database_url(), block_store=settings.block_store_roots, host=host
+        receivers,
+        database_url=settings.require_database_url(),
+        block_store=settings.block_store_roots,
+        block_key=settings.block_key,
+        host=host,
     )
     raise typer.Exit(int(code))

@@ -36,6 +36,8 @@ from orchestration.apply import Change, apply
 from orchestration.modules import PipelineModuleError, load_pipelines
 from orchestration.settings import Settings
 from orchestration.tracker.listen_address import ListenAddressError, listen_address
+from receiver_runtime.block_store.encryption import check_block_key
+from receiver_runtime.block_store.errors import BlockKeyError
 from tracker_store import migrate
 from tracker_store.embedded_postgres import StopMode
 from tracker_store.engine import connect, create_engine
@@ -201,7 +203,9 @@ class Services:
         self._stack.__exit__(kind, error, trace)
 
     def _start(self) -> None:
-        # Report a module that can't be loaded, or an address that may not be used, before anything starts.
+        # Report a module that can't be loaded, an address that may not be used, or a key that can't be read, before
+        # anything starts.
+        check_block_key(self._settings.block_key)
         listen_address(self._settings.tracker_http, self._settings.tracker_token)
         self._pipelines = pipelines = load_pipelines(self._settings.module)
         if self._database_url is None:
@@ -342,7 +346,7 @@ def up(
                 result = services.drain(lambda line: console.print(line, markup=False, soft_wrap=True))
                 console.print(_DRAIN_RESULTS[result].format(seconds=_drain_seconds(settings)))
             console.print("Stopping all services (Ctrl-C again: at once).")
-    except (SupervisorError, DriverLogError, ListenAddressError, PipelineModuleError) as error:
+    except (BlockKeyError, SupervisorError, DriverLogError, ListenAddressError, PipelineModuleError) as error:
         console.print(str(error), style="bold red", markup=False)
         raise typer.Exit(1) from error
     console.print("All services are stopped.")

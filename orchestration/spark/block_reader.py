@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from receiver_runtime.block_store.interface import BlockStore
 
+#: The option with the references to the keys of encrypted blocks, separated by commas; never a key.
+BLOCK_KEYS = "block_keys"
 #: The option in which a batch's run passes on the block locations that it has read from the driver log.
 ALLOCATION = "allocation"
 # Options that tasks don't get: one contains the driver log's password, the other may be long.
@@ -150,14 +152,18 @@ class ForebayReader(DataSourceReader):
 
         A block that was never synced and is lost is skipped: the batch's run counts it (``lost_blocks``).
         """
+        from receiver_runtime.block_store.encryption import BlockKeys  # noqa: PLC0415
         from receiver_runtime.block_store.replica_notes import NotingListener  # noqa: PLC0415
         from receiver_runtime.block_store.stores import open_block_store  # noqa: PLC0415
+        from receiver_runtime.sources.secret import Secret  # noqa: PLC0415
 
         if not isinstance(partition, BlockPartition):
             message = f"a partition of another reader: {type(partition).__name__}"
             raise TypeError(message)
         noted = NotingListener()
-        store = open_block_store(self._options["block_store"], expected=partition.expected, listener=noted)
+        # A key never travels: each worker reads it where it runs.
+        keys = BlockKeys([Secret(text) for text in self._options.get(BLOCK_KEYS, "").split(",") if text])
+        store = open_block_store(self._options["block_store"], expected=partition.expected, listener=noted, keys=keys)
         try:
             yield from self._read(store, partition)
         finally:

@@ -2,9 +2,9 @@
 
 Options: `pipeline` and `batch_time` (ISO 8601) name the batch, `stream` the input; with `window_seconds` it reads the
 blocks of all batches in the time window that ends with the batch. `spark.readStream` has its own options
-(`stream_reader`). `database_url` and `block_store` default to the environment's (`FOREBAY_DATABASE_URL`, …). The
-planner reads block locations and the expected identity of the block store once from the driver log; `block_reader`
-reads the planned blocks.
+(`stream_reader`). `database_url`, `block_store` and `block_keys` (references to the keys of encrypted blocks) default
+to the environment's (`FOREBAY_DATABASE_URL`, …). The planner reads block locations and the expected identity of the
+block store once from the driver log; `block_reader` reads the planned blocks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from orchestration.spark.block_reader import ForebayReader, ReadOptionError, spark_schema
+from orchestration.spark.block_reader import BLOCK_KEYS, ForebayReader, ReadOptionError, spark_schema
 from orchestration.spark.stream_reader import ForebayStreamReader
 
 if TYPE_CHECKING:
@@ -42,10 +42,12 @@ class ForebayDataSource(DataSource):
             if missing[:2] == [*_OF_A_BATCH]:
                 message += "; or, for spark.readStream, 'reader'"
             raise ReadOptionError(message)
-        if "block_store" not in options:
+        if "block_store" not in options or BLOCK_KEYS not in options:
             from orchestration.settings import Settings  # noqa: PLC0415
 
-            options["block_store"] = Settings().block_store_roots
+            settings = Settings()
+            options.setdefault("block_store", settings.block_store_roots)
+            options.setdefault(BLOCK_KEYS, ",".join(map(str, settings.block_key_references)))
         return options
 
     def schema(self) -> str:

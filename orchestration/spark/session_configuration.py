@@ -30,6 +30,8 @@ _CONFIGURATION = {
     "spark.python.unix.domain.socket.enabled": "true",
     JAVA_OPTIONS_KEY: JAVA_OPTIONS,
 }
+# If blocks are encrypted, what Spark itself writes to local disks is too: shuffles, spilled and cached data.
+_ENCRYPTED_CONFIGURATION = {"spark.io.encryption.enabled": "true", "spark.io.encryption.keySizeBits": "256"}
 # Only for a local master, whose workers are the driver's own threads; other workers connect from other machines.
 _LOCAL_CONFIGURATION = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 MASTER = "spark.master"
@@ -61,16 +63,36 @@ def own_settings(pipelines: Iterable[Pipeline]) -> set[str]:
     return {key for key in keys if len({configuration.get(key) for configuration in each}) > 1}
 
 
+class ShownKeyError(ValueError):
+    """Spark shows these values in its pages, in its event log and on the command line of its JVM."""
+
+
 def session_configuration(settings: Settings, configuration: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the whole configuration of a session, including its master (or the address of a Connect server)."""
+    """Return the whole configuration of a session, including its master (or the address of a Connect server).
+
+    Raises ShownKeyError if it contains a key of encrypted blocks.
+    """
     asked = {**settings.spark_configuration, **(configuration or {})}
+    _refuse_shown_keys(settings, asked)
     if MASTER not in asked and REMOTE not in asked:
         asked[REMOTE if settings.spark_master.startswith(_CONNECT) else MASTER] = settings.spark_master
     if REMOTE in asked:
         # The driver belongs to the server, which refuses settings of the driver from here.
         return {key: value for key, value in asked.items() if key != MASTER}
     local = _LOCAL_CONFIGURATION if asked[MASTER].startswith("local") else {}
-    return {**_CONFIGURATION, **local, **asked}
+    encrypted = {} if settings.block_key is None else _ENCRYPTED_CONFIGURATION
+    return {**_CONFIGURATION, **encrypted, **local, **asked}
+
+
+def _refuse_shown_keys(settings: Settings, asked: Mapping[str, str]) -> None:
+    for reference in settings.block_key_references:
+        name = str(reference).removeprefix("env:")
+        for key in (f"spark.executorEnv.{name}", f"spark.yarn.appMasterEnv.{name}"):
+            if key in asked:
+                raise ShownKeyError(
+                    f"the Spark configuration sets {key}, a key of encrypted blocks: {ShownKeyError.__doc__} Put the "
+                    "key into the environment of the workers, or into a file there: docs/how-to/encryption.md"
+                )
 
 
 def spark_master(settings: Settings, configuration: Mapping[str, str] | None = None) -> str:

@@ -66,6 +66,44 @@ class BlockCorruptError(BlockStoreError):
         )
 
 
+class BlockAlteredError(BlockStoreError):
+    """An encrypted block's checksum is right and its authentication tag is not: it was changed on purpose, or moved.
+
+    A crash or a failing disk can't cause this, so such a block never counts as lost.
+
+    Attributes: ``path``, ``offset`` in bytes, ``key_id``.
+    """
+
+    def __init__(self, path: str, offset: int, key_id: str) -> None:
+        super().__init__(path, offset, key_id)
+        self.path = path
+        self.offset = offset
+        self.key_id = key_id
+
+    def __str__(self) -> str:
+        return (
+            f"the block at {self.path}, offset {self.offset}, was altered after it was encrypted with the key "
+            f"{self.key_id} (its checksum is right, its authentication tag is not): find out who can write to the "
+            "block store, and restore the file from a replica"
+        )
+
+
+class BlockKeyError(BlockStoreError):
+    """The key of blocks is missing here, or can't be used: nothing is known about what is in them.
+
+    Attributes: ``key_id`` (of the block; empty if the key itself could not be read), ``detail`` (one line, which names
+    the setting; never a key).
+    """
+
+    def __init__(self, key_id: str, detail: str) -> None:
+        super().__init__(key_id, detail)
+        self.key_id = key_id
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return self.detail
+
+
 class StoreUnavailableError(BlockStoreError):
     """A block store can't be reached: nothing is known about the blocks in it.
 

@@ -8,7 +8,7 @@ A frame is a header of 64 bytes, little-endian, and a payload of ``payload_lengt
 offset size field                 meaning
 ====== ==== ===================== ==========================================================================
 0      4    magic                 ``FBAY``
-4      1    header version        1
+4      1    header version        1; 2 if the payload is encrypted
 5      1    kind                  1 block, 2 dead letter, 3 note
 6      1    source rule           whether the sender sends these records again, for salvage
 7      1    reason                0, or the reason of a dead letter
@@ -18,7 +18,7 @@ offset size field                 meaning
 24     8    epoch                 of the process that wrote it
 32     8    sequence              the block's; of a dead letter or a note, that of the newest block before it
 40     8    registered_through    the newest sequence known to be registered when this was written
-48     8    payload_length        never 0
+48     8    payload_length        as it is stored; never 0
 56     4    header checksum       crc32c of bytes 0 to 55: the length can be trusted before the payload is read
 60     4    frame checksum        crc32c of bytes 0 to 59 and the payload; the handle in the driver log holds it
 ====== ==== ===================== ==========================================================================
@@ -27,7 +27,9 @@ A header of zeros never validates: it has no magic, no version and no length. Th
 incomplete last frame (its length is true and points past the end) from a damaged one.
 
 The payload of a block is one self-contained Arrow IPC stream; the payload of a dead letter is the record's raw bytes. A
-note only holds its ``registered_through``, for a process that stores no block after its last acknowledgement.
+note only holds its ``registered_through``, for a process that stores no block after its last acknowledgement; it is
+never encrypted. ``encryption`` has the layout of an encrypted payload. A header is never encrypted: salvage and scans
+need no key.
 """
 
 from __future__ import annotations
@@ -40,13 +42,17 @@ from typing import TYPE_CHECKING
 import google_crc32c
 import pyarrow as pa
 
+from receiver_runtime.block_store.encryption import OVERHEAD_BYTES
 from receiver_runtime.block_store.errors import InvalidFrameError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from receiver_runtime.block_store.encryption import FrameEncryptor
+
 MAGIC = b"FBAY"
 HEADER_VERSION = 1
+ENCRYPTED_VERSION = 2
 _HEADER = struct.Struct("<4sBBBBIIqqqqQII")
 HEADER_LENGTH = _HEADER.size
 _CHECKED_BY_HEADER = HEADER_LENGTH - 8
@@ -108,11 +114,17 @@ class FrameHeader:
     payload_length: int
     reason: DeadLetterReason | None = None
     part: int = 0
+    encrypted: bool = False
 
     @property
     def frame_length(self) -> int:
         """Return the length of header and payload, in bytes."""
         return HEADER_LENGTH + self.payload_length
+
+    @property
+    def content_length(self) -> int:
+        """Return the length of the payload before it was encrypted, in bytes."""
+        return self.payload_length - (OVERHEAD_BYTES if self.encrypted else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +163,9 @@ def encode_frame(
     records: int,
     reason: DeadLetterReason | None = None,
     part: int = 0,
+    encryptor: FrameEncryptor | None = None,
 ) -> EncodedFrame:
-    """Frame a payload, which may come in parts.
+    """Frame a payload, which may come in parts; with an ``encryptor``, encrypted.
 
     Raises:
         InvalidFrameError: the payload is empty or larger than ``MAX_PAYLOAD_LENGTH``, a block has no records, or a
@@ -164,6 +177,8 @@ def encode_frame(
     else:
         parts = (payload,) if isinstance(payload, pa.Buffer) else payload
     size = sum(map(len, parts))
+    if encryptor is not None and size:
+        size += OVERHEAD_BYTES
     if not 0 < size <= MAX_PAYLOAD_LENGTH:
         raise InvalidFrameError(
             f"a payload of {size} bytes can't be framed: it must have 1 to {MAX_PAYLOAD_LENGTH}; "
@@ -175,7 +190,7 @@ def encode_frame(
         raise InvalidFrameError("a dead letter has a reason, and a block has none")
     fields = (
         MAGIC,
-        HEADER_VERSION,
+        HEADER_VERSION if encryptor is None else ENCRYPTED_VERSION,
         kind,
         source_rule,
         0 if reason is None else reason,
@@ -188,6 +203,8 @@ def encode_frame(
         size,
     )
     bare = _HEADER.pack(*fields, 0, 0)
+    if encryptor is not None:
+        parts = encryptor.encrypt(parts, bare[:_CHECKED_BY_HEADER])
     header_crc = google_crc32c.value(bare[:_CHECKED_BY_HEADER])
     checked = _HEADER.pack(*fields, header_crc, 0)[:_CHECKED_BY_FRAME]
     crc = google_crc32c.value(checked)
@@ -225,15 +242,16 @@ def decode_header(data: bytes) -> tuple[FrameHeader, int]:
     ) = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise InvalidFrameError(f"no frame begins here: found {magic!r} where {MAGIC!r} should stand")
-    if version != HEADER_VERSION:
+    if version not in (HEADER_VERSION, ENCRYPTED_VERSION):
         raise InvalidFrameError(
-            f"header version {version} is not known here (known: {HEADER_VERSION}): "
+            f"header version {version} is not known here (known: {HEADER_VERSION}, {ENCRYPTED_VERSION}): "
             "read it with the release that wrote it"
         )
     found = google_crc32c.value(bytes(data[:_CHECKED_BY_HEADER]))
     if found != header_crc:
         raise InvalidFrameError(f"the header is damaged: its checksum is {header_crc:08x}, its bytes give {found:08x}")
-    if not 0 < length <= MAX_PAYLOAD_LENGTH:
+    encrypted = version == ENCRYPTED_VERSION
+    if not (OVERHEAD_BYTES if encrypted else 0) < length <= MAX_PAYLOAD_LENGTH:
         raise InvalidFrameError(f"a payload length of {length} is impossible")
     try:
         header = FrameHeader(
@@ -247,10 +265,16 @@ def decode_header(data: bytes) -> tuple[FrameHeader, int]:
             payload_length=length,
             reason=DeadLetterReason(reason) if reason else None,
             part=part,
+            encrypted=encrypted,
         )
     except ValueError as error:
         raise InvalidFrameError(f"{error}: read it with the release that wrote it") from error
     return header, crc
+
+
+def authenticated_header(header: bytes) -> bytes:
+    """Return the bytes of a header that the tag of an encrypted payload covers."""
+    return bytes(header[:_CHECKED_BY_HEADER])
 
 
 def header_checksum_seed(header: bytes) -> int:

@@ -75,7 +75,12 @@ class BlockStore(Protocol):
         ...
 
     def read_batches(self, path: str, offset: int, length: int, crc32c: int) -> Iterator[pa.RecordBatch]:
-        """Yield the record batches of one block by its handle. Raises as ``read_frame``, before the first batch."""
+        """Yield the record batches of one block by its handle.
+
+        Raises as ``read_frame``, before the first batch; and, for an encrypted block:
+            BlockKeyError: the store was opened without its key.
+            BlockAlteredError: its checksums are right and its authentication tag is not.
+        """
         ...
 
     @property

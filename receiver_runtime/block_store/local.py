@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from receiver_runtime.block_store.direct import Portions
+from receiver_runtime.block_store.encryption import BlockKeys
 from receiver_runtime.block_store.errors import (
     BlockCorruptError,
     BlockMissingError,
@@ -60,16 +61,23 @@ class LocalBlockStore:
         expected: the identities of which it must have one, see ``identity``; then the root is never created. None: any
             directory is accepted, and it is created with the first segment.
         files: the operating system's calls (tests inject faults there).
+        keys: decrypt encrypted blocks. None: they can't be decrypted.
     """
 
     def __init__(
-        self, root: str | Path, *, expected: Collection[str] | None = None, files: Files | None = None
+        self,
+        root: str | Path,
+        *,
+        expected: Collection[str] | None = None,
+        files: Files | None = None,
+        keys: BlockKeys | None = None,
     ) -> None:
         self.root = Path(root).absolute()
         #: The store's name for people.
         self.name = str(self.root)
         self._expected = expected
         self._files = files or Files()
+        self._keys = keys or BlockKeys()
         self._portions = Portions()
         self._durable = DurableDirectories()
         # Without an identity the root is created at most once: if it is gone later, it may not be mounted.
@@ -153,10 +161,11 @@ class LocalBlockStore:
     def read_batches(self, path: str, offset: int, length: int, crc32c: int) -> Iterator[pa.RecordBatch]:
         """Return the record batches of one block by its handle, decompressed one at a time.
 
-        Memory: the stored block and one decompressed batch. Arguments and errors as for ``read_frame``; the checksum is
-        compared before the first batch is returned.
+        Memory: the stored block, its decrypted copy if it is encrypted, and one decompressed batch. Arguments and
+        errors as for ``read_frame``; the checksum is compared before the first batch is returned.
         """
-        return batches_of(self.read_frame(path, offset, length, crc32c), str(self.root / _checked(path)), offset)
+        frame = self.read_frame(path, offset, length, crc32c)
+        return batches_of(frame, str(self.root / _checked(path)), offset, self._keys)
 
     def lost_frames(self, path: str, frames: Sequence[FrameAt]) -> set[FrameAt]:
         """Return the frames that a crash took, by reading them; see ``BlockStore``."""

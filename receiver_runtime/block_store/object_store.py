@@ -24,6 +24,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
 from receiver_runtime.block_store.call_pool import CallPool, CallsHangError
+from receiver_runtime.block_store.encryption import BlockKeys
 from receiver_runtime.block_store.errors import (
     BlockMissingError,
     InvalidPathError,
@@ -70,6 +71,7 @@ class ObjectBlockStore:
         timeout: seconds for one call with all its attempts.
         max_attempts: the most attempts at one call.
         expected: the identities of which it must have one, see ``identity``. None: any prefix will do.
+        keys: decrypt encrypted blocks. None: they can't be decrypted.
     """
 
     def __init__(
@@ -80,8 +82,10 @@ class ObjectBlockStore:
         timeout: float = 30.0,
         max_attempts: int = 5,
         expected: Collection[str] | None = None,
+        keys: BlockKeys | None = None,
     ) -> None:
         self.name = name
+        self._keys = keys or BlockKeys()
         self._expected = expected
         self._objects = objects
         self._timeout = timeout
@@ -140,7 +144,7 @@ class ObjectBlockStore:
 
     def read_batches(self, path: str, offset: int, length: int, crc32c: int) -> Iterator[pa.RecordBatch]:
         """Return the record batches of one block by its handle; see ``BlockStore``."""
-        return batches_of(self.read_frame(path, offset, length, crc32c), self._where(path), offset)
+        return batches_of(self.read_frame(path, offset, length, crc32c), self._where(path), offset, self._keys)
 
     def lost_frames(self, path: str, frames: Sequence[FrameAt]) -> set[FrameAt]:
         """Return the frames that are not there, by one listing; see ``BlockStore``."""
@@ -240,7 +244,7 @@ class ObjectBlockStore:
             self._move(f"{unfinished}/{name}", f"{path}/{name}")
 
     def _put(self, path: str, offset: int, frames: list[EncodedFrame]) -> None:
-        buffers = [buffer for frame in frames for buffer in (frame.header, frame.payload)]
+        buffers = [buffer for frame in frames for buffer in frame.buffers]
         self._call("put", lambda: self._objects.put(f"{path}/{offset:020d}", buffers))
 
     def _get(self, key: str, offset: int, length: int) -> bytes:

@@ -1,6 +1,7 @@
 """Check a frame's stored bytes, for every kind of store, so that the frame can be trusted.
 
-Owns the comparison with the handle in the driver log: length, both checksums, the kind. It reads nothing itself.
+Owns the comparison with the handle in the driver log: length, both checksums, the kind; and what comes out of an
+encrypted frame. It reads nothing itself.
 """
 
 from __future__ import annotations
@@ -11,16 +12,28 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 
 from receiver_runtime.block_store.errors import BlockCorruptError, BlockMissingError, InvalidFrameError
-from receiver_runtime.block_store.frame import HEADER_LENGTH, FrameHeader, FrameKind, decode_header, frame_checksum
+from receiver_runtime.block_store.frame import (
+    HEADER_LENGTH,
+    FrameHeader,
+    FrameKind,
+    authenticated_header,
+    decode_header,
+    frame_checksum,
+)
 from receiver_runtime.block_store.payload import decode_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from receiver_runtime.block_store.encryption import BlockKeys
+
 
 @dataclass(frozen=True, slots=True)
 class StoredFrame:
-    """Hold a frame that was read and whose checksum is right; ``data`` is all of it, as it is in the segment."""
+    """Hold a frame that was read and whose checksum is right; ``data`` is all of it, as it is in the segment.
+
+    ``payload`` is as it is stored too; ``content_of`` decrypts it.
+    """
 
     header: FrameHeader
     payload: pa.Buffer
@@ -75,11 +88,23 @@ def checked_frame(data: bytes, where: str, offset: int, length: int, crc32c: int
     return StoredFrame(header, payload, data)
 
 
-def batches_of(frame: StoredFrame, where: str, offset: int) -> Iterator[pa.RecordBatch]:
+def content_of(frame: StoredFrame, where: str, offset: int, keys: BlockKeys) -> pa.Buffer:
+    """Return the payload, decrypted if the frame is encrypted.
+
+    Raises:
+        BlockKeyError: its key is missing here.
+        BlockAlteredError: the frame is not as it was encrypted, although its checksums are right.
+    """
+    if not frame.header.encrypted:
+        return frame.payload
+    return keys.decrypt(frame.payload, authenticated_header(frame.data), where, offset)
+
+
+def batches_of(frame: StoredFrame, where: str, offset: int, keys: BlockKeys) -> Iterator[pa.RecordBatch]:
     """Return the record batches of a block's frame, decompressed one at a time.
 
-    Raises BlockCorruptError if it is no block.
+    Raises BlockCorruptError if it is no block, and as ``content_of``.
     """
     if frame.header.kind is not FrameKind.BLOCK:
         raise BlockCorruptError(where, offset, "a block", frame.header.kind.name, "frame kind")
-    return decode_batches(frame.payload)
+    return decode_batches(content_of(frame, where, offset, keys))

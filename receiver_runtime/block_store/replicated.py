@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from receiver_runtime.block_store.call_pool import CallPool
+from receiver_runtime.block_store.encryption import BlockKeys
 from receiver_runtime.block_store.errors import (
     BlockCorruptError,
     BlockMissingError,
@@ -93,6 +94,7 @@ class ReplicatedBlockStore:
         min_replicas: how many replicas must have a write.
         timeout: seconds for one write, or one read of one replica.
         listener: gets reports of replicas that are lost, back or damaged.
+        keys: decrypt encrypted blocks. None: they can't be decrypted.
     """
 
     def __init__(
@@ -102,7 +104,9 @@ class ReplicatedBlockStore:
         min_replicas: int = 1,
         timeout: float = 30.0,
         listener: ReplicaListener | None = None,
+        keys: BlockKeys | None = None,
     ) -> None:
+        self._keys = keys or BlockKeys()
         self.replicas = tuple(replicas)
         self.name = ", ".join(store.name for store in self.replicas)
         self._sites = [_Site(store) for store in self.replicas]
@@ -176,7 +180,7 @@ class ReplicatedBlockStore:
 
     def read_batches(self, path: str, offset: int, length: int, crc32c: int) -> Iterator[pa.RecordBatch]:
         """Return the record batches of one block by its handle; see ``read_frame``."""
-        return batches_of(self.read_frame(path, offset, length, crc32c), path, offset)
+        return batches_of(self.read_frame(path, offset, length, crc32c), path, offset, self._keys)
 
     @property
     def crash_may_spoil(self) -> bool:

@@ -12,6 +12,7 @@ from receiver_runtime.block_store.roots import OBJECT_SCHEMES, directory_of, roo
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from receiver_runtime.block_store.encryption import BlockKeys
     from receiver_runtime.block_store.interface import BlockStore, Replica
     from receiver_runtime.block_store.replicated import ReplicaListener
 
@@ -33,6 +34,7 @@ def open_block_store(
     timeout: float = DEFAULT_TIMEOUT,
     listener: ReplicaListener | None = None,
     expected: Mapping[str, Collection[str]] | None = None,
+    keys: BlockKeys | None = None,
 ) -> BlockStore:
     """Return the block store of a setting; nothing is made, read or connected to before it is used.
 
@@ -43,6 +45,7 @@ def open_block_store(
         listener: told of replicas that are lost and that are back.
         expected: by a root's name, the identities of which it must have one (empty: no host has attached the root). A
             root that is missing here may have any identity.
+        keys: decrypt encrypted blocks in ``read_batches``; everything else needs none.
 
     Raises:
         UnknownBlockStoreError: another scheme, a host in a file URL, a root that is named twice, or none.
@@ -56,12 +59,12 @@ def open_block_store(
         raise MinReplicasError(
             f"min_replicas is {min_replicas}, and the block store has {len(roots)}: {MinReplicasError.__doc__}"
         )
-    replicas = [_open_root(root, timeout, (expected or {}).get(root_name(root))) for root in roots]
+    replicas = [_open_root(root, timeout, (expected or {}).get(root_name(root)), keys) for root in roots]
     if len(replicas) == 1:
         return replicas[0]
     from receiver_runtime.block_store.replicated import ReplicatedBlockStore  # noqa: PLC0415  most have one root
 
-    return ReplicatedBlockStore(replicas, min_replicas=min_replicas, timeout=timeout, listener=listener)
+    return ReplicatedBlockStore(replicas, min_replicas=min_replicas, timeout=timeout, listener=listener, keys=keys)
 
 
 def replicas_of(store: BlockStore) -> Sequence[Replica]:
@@ -70,16 +73,16 @@ def replicas_of(store: BlockStore) -> Sequence[Replica]:
     return found
 
 
-def _open_root(root: str, timeout: float, expected: Collection[str] | None) -> Replica:
+def _open_root(root: str, timeout: float, expected: Collection[str] | None, keys: BlockKeys | None) -> Replica:
     directory = directory_of(root)
     if directory is not None:
-        return LocalBlockStore(directory, expected=expected)
+        return LocalBlockStore(directory, expected=expected, keys=keys)
     parts = urlsplit(root)
     if parts.scheme in OBJECT_SCHEMES:
         from receiver_runtime.block_store.object_store import ObjectBlockStore  # noqa: PLC0415  most are directories
         from receiver_runtime.block_store.objects import open_objects  # noqa: PLC0415
 
-        return ObjectBlockStore(open_objects(root), root_name(root), timeout=timeout, expected=expected)
+        return ObjectBlockStore(open_objects(root), root_name(root), timeout=timeout, expected=expected, keys=keys)
     raise UnknownBlockStoreError(
         f"block store {without_secrets(root)!r} can't be used: {UnknownBlockStoreError.__doc__}"
     )

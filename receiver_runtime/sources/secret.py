@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from pydantic_core import core_schema
-
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
+    from pydantic_core import core_schema
 
 _ENV = "env:"
 _FILE = "file:"
@@ -99,6 +98,8 @@ class Secret:
 
         The model must set `hide_input_in_errors=True`, otherwise pydantic itself prints the value that was refused.
         """
+        from pydantic_core import core_schema  # noqa: PLC0415  Spark's workers read a reference, and may lack pydantic
+
         return core_schema.no_info_plain_validator_function(cls.of, serialization=core_schema.to_string_ser_schema())
 
 
