@@ -22,8 +22,10 @@ DEADLINE_SECONDS = 90.0
 _RUN = """
 import sys
 from receiver_runtime.receiver_process import run
-receiver_id, assignment, database_url, block_store = sys.argv[1:]
-sys.exit(run([(int(receiver_id), int(assignment))], database_url=database_url, block_store=block_store))
+from receiver_runtime.sources.secret import Secret
+receiver_id, assignment, database_url, block_store, *keys = sys.argv[1:]
+key = Secret(keys[0]) if keys else None
+sys.exit(run([(int(receiver_id), int(assignment))], database_url=database_url, block_store=block_store, block_key=key))
 """
 
 
@@ -55,7 +57,14 @@ class ReceiverProcesses:
         )
 
     def spawn(
-        self, receiver_id: int, assignment: int, *, block_store: str, database_url: str | None, first: str
+        self,
+        receiver_id: int,
+        assignment: int,
+        *,
+        block_store: str,
+        database_url: str | None,
+        first: str,
+        block_key: str | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start a process; its interpreter runs the code `first` first (a test's seam)."""
         self.root.mkdir(parents=True, exist_ok=True)
@@ -64,6 +73,7 @@ class ReceiverProcesses:
                 [
                     *(sys.executable, "-c", first + _RUN, str(receiver_id), str(assignment)),
                     *(database_url or self.database_url, block_store),
+                    *([] if block_key is None else [block_key]),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=log,

@@ -1,4 +1,4 @@
-"""Write `dead_letters`: records that could not be processed, which are kept and counted, never dropped."""
+"""Write and find `dead_letters`: records that could not be processed, which are kept and counted, never dropped."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from tracker_store.blocks import BlockHandle
 from tracker_store.engine import named_failures
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from tracker_store.blocks import BlockHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +57,18 @@ def add_dead_letters(
                 "checksums": [letter.handle.crc32c for letter in letters],
             },
         ).rowcount
+
+
+def find_dead_letter(connection: sa.Connection, dead_letter_id: int) -> tuple[str, BlockHandle] | None:
+    """Return the path of a dead letter's segment and its handle there; None: there is no such row. No locks."""
+    with named_failures():
+        row = connection.execute(
+            sa.text("""
+                SELECT g.path, d.segment_id, d."offset", d.length, d.crc32c
+                FROM forebay.dead_letters d
+                JOIN forebay.log_segments g ON g.id = d.segment_id
+                WHERE d.id = :id
+            """),
+            {"id": dead_letter_id},
+        ).one_or_none()
+    return None if row is None else (row.path, BlockHandle(row.segment_id, row.offset, row.length, row.crc32c))

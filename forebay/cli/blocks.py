@@ -1,4 +1,4 @@
-"""`forebay blocks`: compare the block store with the driver log, repair it, adopt a root, and print records."""
+"""`forebay blocks`: compare the block store with the driver log, repair it, adopt a root, print what is stored."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from orchestration.settings import Settings
 from receiver_runtime.block_store.encryption import BlockKeys
 from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.identity import identity_of, make_identity
+from receiver_runtime.block_store.reading import content_of
 from receiver_runtime.block_store.roots import root_names
 from receiver_runtime.block_store.stores import open_block_store, replicas_of
 from tracker_store.block_stores import list_block_stores
+from tracker_store.dead_letters import find_dead_letter
 from tracker_store.stored_blocks import count_stored_blocks, find_stored_block
 
 if TYPE_CHECKING:
@@ -35,7 +37,9 @@ if TYPE_CHECKING:
 
 APPLICATION = "forebay blocks"
 
-app = typer.Typer(help="Stored blocks: verify, repair, print records; adopt a block store.", no_args_is_help=True)
+app = typer.Typer(
+    help="Stored blocks: verify, repair, print records, dead letters; adopt a block store.", no_args_is_help=True
+)
 
 _SHOWN = 20
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
@@ -263,6 +267,34 @@ def records(
     with to.open("w", encoding="utf-8") as file:
         file.writelines(f"{line}\n" for line in islice(lines, limit))
     console.print(f"{to} is written.", markup=False)
+
+
+@app.command()
+def dead_letter(
+    dead_letter_id: Annotated[int, typer.Argument(metavar="ID", help="The id of its row in forebay.dead_letters.")],
+    to: Annotated[Path | None, typer.Option(help="Write to this file (default: standard output).")] = None,
+) -> None:
+    """Print a dead letter: the record's raw bytes, or those of one part of it, as they were received."""
+    console = Console(highlight=False, stderr=True, soft_wrap=True)
+    settings = Settings()
+    with driver_log(console, application_name=APPLICATION) as connection:
+        found = find_dead_letter(connection, dead_letter_id)
+        store = open_attached_store(connection, settings.block_store_roots)
+    if found is None:
+        console.print(f"There is no dead letter {dead_letter_id}: it was cleaned up, or never there.")
+        raise typer.Exit(1)
+    path, handle = found
+    try:
+        frame = store.read_frame(path, handle.offset, handle.length, handle.crc32c)
+        content = content_of(frame, path, handle.offset, BlockKeys(settings.block_key_references)).to_pybytes()
+    except (BlockStoreError, OSError) as error:
+        console.print(str(error), style="bold red", markup=False)
+        raise typer.Exit(1) from error
+    if to is None:
+        typer.echo(content, nl=False)
+    else:
+        to.write_bytes(content)
+        console.print(f"{to} is written.", markup=False)
 
 
 def _as_text(value: object) -> str:

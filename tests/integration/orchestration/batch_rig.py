@@ -16,9 +16,11 @@ from orchestration.apply import apply
 from orchestration.batch_run import OutputResult, replay_batch, run_batch
 from orchestration.settings import Settings
 from orchestration.spark.session import spark_session
+from receiver_runtime.block_store.encryption import BlockKey, FrameEncryptor
 from receiver_runtime.block_store.frame import FrameKind, SourceRule, encode_frame
 from receiver_runtime.block_store.payload import encode_batches
 from receiver_runtime.block_store.stores import open_block_store
+from receiver_runtime.sources.secret import Secret
 from tests.driver_log import claim_anew
 from tracker_store import batches
 from tracker_store.blocks import BlockHandle, NewBlock, add_blocks
@@ -59,13 +61,22 @@ class System:
         session: SparkSession,
         *,
         block_store: str | None = None,
+        block_keys: Sequence[str] = (),
     ) -> None:
         self.connection = connection
         self.settings = Settings(home=directory, database_url=url, block_store=block_store)
+        self.use_keys(*block_keys)
         self.output = directory / "output"
         self.session = session
         self._begin: datetime | None = None
         self._store = open_block_store(self.settings.block_store_roots)
+
+    def use_keys(self, *references: str) -> None:
+        """Set the keys of encrypted blocks, as a restart with other settings does: the first one encrypts."""
+        keys = [Secret(reference) for reference in references]
+        self.settings = self.settings.model_copy(
+            update={"block_key": keys[0] if keys else None, "block_keys_for_reading": tuple(keys[1:])}
+        )
 
     def declare(
         self,
@@ -93,6 +104,8 @@ class System:
             durability=durability,
         )
         writer = self._store.create_segment(path)
+        key = self.settings.block_key
+        encryptor = None if key is None else FrameEncryptor(BlockKey.read(key))
         offset = 0
         for sequence, lines in enumerate(blocks, start=claimed.sequence + 1):
             batch = pa.record_batch([pa.array(lines, pa.string())], schema=SCHEMA)
@@ -105,6 +118,7 @@ class System:
                 sequence=sequence,
                 registered_through=sequence - 1,
                 records=len(lines),
+                encryptor=encryptor,
             )
             writer.append(frame)
             handle = BlockHandle(segment_id, offset, frame.length, frame.crc32c)

@@ -10,7 +10,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from receiver_runtime.block_store.encryption import BlockKeys
+from receiver_runtime.block_store.reading import content_of
 from receiver_runtime.block_store.stores import open_block_store
+from receiver_runtime.sources.secret import Secret
 from receiver_runtime.sources.socket_text import SocketText
 from tests.receiver_processes import DEADLINE_SECONDS, ReceiverProcesses
 from tracker_store.engine import connect, create_engine
@@ -158,6 +161,12 @@ class ReceiverRig(ReceiverProcesses):
     receiver_id: int
     #: The value of FOREBAY_BLOCK_STORE; empty: a directory below the root.
     roots: str = ""
+    #: References to the keys of encrypted blocks; the first one encrypts.
+    block_keys: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> BlockKeys:
+        return BlockKeys([Secret(text) for text in self.block_keys])
 
     @property
     def block_store(self) -> str:
@@ -165,7 +174,7 @@ class ReceiverRig(ReceiverProcesses):
 
     @property
     def store(self) -> BlockStore:
-        return open_block_store(self.block_store)
+        return open_block_store(self.block_store, keys=self.keys)
 
     @classmethod
     def make(cls, database_url: str, root: Path, source: dict[str, Any], **settings: object) -> ReceiverRig:
@@ -193,7 +202,12 @@ class ReceiverRig(ReceiverProcesses):
     ) -> subprocess.Popen[bytes]:
         """Start a process; `first` is code that its interpreter runs before (a seam for tests)."""
         return self.spawn(
-            self.receiver_id, assignment, block_store=self.block_store, database_url=database_url, first=first
+            self.receiver_id,
+            assignment,
+            block_store=self.block_store,
+            database_url=database_url,
+            first=first,
+            block_key=self.block_keys[0] if self.block_keys else None,
         )
 
     def state(self) -> tuple[str, str]:
@@ -244,9 +258,15 @@ class ReceiverRig(ReceiverProcesses):
         return found
 
     def dead_letters(self) -> list[tuple[str, bytes]]:
-        store = self.store
+        store, keys = self.store, self.keys
+
+        def content(path: str, offset: int, length: int, crc32c: int) -> bytes:
+            frame = store.read_frame(path, offset, length, crc32c)
+            found: bytes = content_of(frame, path, offset, keys).to_pybytes()
+            return found
+
         return [
-            (row.reason, store.read_frame(row.path, row.offset, row.length, row.crc32c).payload.to_pybytes())
+            (row.reason, content(row.path, row.offset, row.length, row.crc32c))
             for row in self.execute(
                 'SELECT d.reason, s.path, d."offset", d.length, d.crc32c FROM forebay.dead_letters d '
                 "JOIN forebay.log_segments s ON s.id = d.segment_id ORDER BY d.id"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestration.attempt_failure import failure_of
-from receiver_runtime.block_store.errors import StoreUnavailableError
+from receiver_runtime.block_store.errors import BlockAlteredError, BlockKeyError, StoreUnavailableError
 from tracker_store.errors import AttemptSupersededError, DriverLogUnavailableError, OutcomeUnknownError
 from tracker_store.states import AttemptFailure
 
@@ -106,6 +106,12 @@ def test_an_unavailable_store_blocks_the_attempt_whatever_else_ended() -> None:
     away = StoreUnavailableError("/blocks", "there is no such directory")
     failure = failure_of(caused_by(away), lambda: "its JVM has ended")
     assert (failure.kind, failure.message) == (AttemptFailure.BLOCKED, str(away))
+
+
+def test_a_missing_key_blocks_the_attempt_and_an_altered_block_fails_it() -> None:
+    failure = failure_of(caused_by(BlockKeyError("00aa", "no key 00aa")), lambda: "its JVM has ended")
+    assert (failure.kind, failure.message) == (AttemptFailure.BLOCKED, "no key 00aa")
+    assert failure_of(BlockAlteredError("/blocks/1", 0, "00aa"), no_end).kind is AttemptFailure.FAILED
 
 
 def test_the_length_of_a_kept_error_is_bounded() -> None:

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from orchestration.spark.allocation import BlockLocation, decode_allocation, encode_allocation, location_of
 from orchestration.spark.block_reader import ALLOCATION, BlockPartition, ForebayReader, partitions_of, spark_schema
 from receiver_runtime.block_store import stores
-from receiver_runtime.block_store.errors import BlockCorruptError, BlockMissingError, StoreUnavailableError
+from receiver_runtime.block_store.errors import (
+    BlockAlteredError,
+    BlockCorruptError,
+    BlockKeyError,
+    BlockMissingError,
+    StoreUnavailableError,
+)
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.block_store.object_store import ObjectBlockStore
 from receiver_runtime.sources.socket_text import SocketText
@@ -101,6 +107,8 @@ def test_task_fails_if_its_store_is_not_the_expected_one(tmp_path: Path, *, ephe
         ("directory", BlockCorruptError("p", 0, "a", "b", "torn"), True),
         ("object store", BlockMissingError("p", 0, 1, "gone"), True),
         ("object store", BlockCorruptError("p", 0, "a", "b", "other"), False),
+        ("directory", BlockKeyError("00aa", "no key 00aa"), False),
+        ("directory", BlockAlteredError("p", 0, "00aa"), False),
     ],
 )
 def test_h01_task_skips_only_the_losses_that_the_run_counts(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
+from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from orchestration.dagster_defs.build_definitions import build_definitions
@@ -17,7 +18,12 @@ from orchestration.modules import load_pipelines
 from orchestration.pipeline import Pipeline
 from orchestration.settings import Settings
 from orchestration.spark import shipping
-from orchestration.spark.session_configuration import session_configuration, shared_configuration, spark_master
+from orchestration.spark.session_configuration import (
+    ShownKeyError,
+    session_configuration,
+    shared_configuration,
+    spark_master,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -139,3 +145,39 @@ def test_archive_is_whole_when_two_processes_write_it_at_once(tmp_path: Path, mo
     with opened(archive) as read:
         assert read.testzip() is None
     assert list(tmp_path.iterdir()) == [archive]
+
+
+def test_spark_encrypts_its_own_files_where_blocks_are_encrypted_unless_it_is_told_otherwise() -> None:
+    name = "spark.io.encryption.enabled"
+    assert name not in session_configuration(settings())
+    assert session_configuration(settings(block_key="env:BLOCKS"))[name] == "true"
+    told = settings(block_key="env:BLOCKS", spark_configuration={name: "false"})
+    assert session_configuration(told)[name] == "false"
+    # A Connect server's configuration is its own.
+    assert name not in session_configuration(settings(block_key="env:BLOCKS", spark_master="sc://h:1"))
+
+
+@pytest.mark.parametrize("keys", [{"block_key": "env:BLOCKS"}, {"block_keys_for_reading": "file:/x, env:BLOCKS"}])
+def test_a_key_in_sparks_configuration_is_refused_because_spark_shows_it(keys: dict[str, str]) -> None:
+    shown = {"spark.executorEnv.BLOCKS": "hunter2hunter2"}
+    with pytest.raises(ShownKeyError, match=r"spark\.executorEnv\.BLOCKS.*docs/how-to/encryption\.md") as raised:
+        session_configuration(settings(**keys), shown)
+    assert "hunter2" not in str(raised.value)
+    assert session_configuration(settings(**keys), {"spark.executorEnv.OTHER": "x"})["spark.executorEnv.OTHER"] == "x"
+
+
+def test_a_key_that_is_given_itself_is_refused_and_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FOREBAY_BLOCK_KEY", "FOREBAY_BLOCK_KEYS_FOR_READING"):
+        with monkeypatch.context() as environment:
+            environment.setenv(name, "hunter2hunter2")
+            with pytest.raises(ValidationError, match="a secret is given by reference") as raised:
+                Settings()
+            assert "hunter2" not in f"{raised.value!s} {raised.value!r}"
+
+
+def test_all_keys_are_references_and_the_one_that_encrypts_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings().block_key_references == ()
+    monkeypatch.setenv("FOREBAY_BLOCK_KEYS_FOR_READING", "file:/run/secrets/before, env:LONG_BEFORE")
+    assert [str(key) for key in Settings().block_key_references] == ["file:/run/secrets/before", "env:LONG_BEFORE"]
+    monkeypatch.setenv("FOREBAY_BLOCK_KEY", "env:NOW")
+    assert str(Settings().block_key_references[0]) == "env:NOW"

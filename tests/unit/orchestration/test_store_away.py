@@ -1,11 +1,16 @@
-"""Check that an unavailable store is distinguished from a missing block, also in the text of a Spark task's error."""
+"""Check that an unavailable store, or a missing key, is distinguished from a missing block, also in Spark's text."""
 
 from __future__ import annotations
 
 import pytest
 
 from orchestration.store_away import store_away
-from receiver_runtime.block_store.errors import BlockMissingError, StoreUnavailableError
+from receiver_runtime.block_store.errors import (
+    BlockAlteredError,
+    BlockKeyError,
+    BlockMissingError,
+    StoreUnavailableError,
+)
 
 AWAY = StoreUnavailableError("/blocks", "there is no such directory")
 
@@ -33,9 +38,22 @@ def test_unavailable_store_is_recognized_and_its_message_returned(error: Excepti
     assert store_away(error) == str(AWAY)
 
 
+NO_KEY = BlockKeyError("00aa", "the block at /blocks/1, offset 0, is encrypted with the key 00aa, which …: name it")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NO_KEY, caused_by(NO_KEY), SparkError(TEXT.replace(f"StoreUnavailableError: {AWAY}", f"BlockKeyError: {NO_KEY}"))],
+)
+def test_a_missing_key_is_recognized_as_well(error: Exception) -> None:
+    assert store_away(error) == str(NO_KEY)
+
+
 @pytest.mark.parametrize(
     "error",
     [
+        BlockAlteredError("/blocks/1", 0, "00aa"),
+        SparkError(TEXT.replace("StoreUnavailable", "BlockAltered")),
         BlockMissingError("/blocks/1", 0, 10, "no such file"),
         SparkError(TEXT.replace("StoreUnavailable", "BlockMissing")),
         RuntimeError(TEXT),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import PurePath
 
+    from receiver_runtime.block_store.encryption import FrameEncryptor
     from tracker_store.dead_letters import StoredDeadLetter
 
 DEADLINE_SECONDS = 60.0
@@ -279,7 +280,14 @@ def block(sequence: int, *, receiver_id: int = 1, epoch: int = 1, records: int =
     return NewBlock(receiver_id, epoch, sequence, records, 100, BlockHandle(1, sequence * 100, 100, sequence))
 
 
-def frame(payload: bytes = b"payload", *, sequence: int = 1, receiver_id: int = 7, epoch: int = 9) -> EncodedFrame:
+def frame(
+    payload: bytes = b"payload",
+    *,
+    sequence: int = 1,
+    receiver_id: int = 7,
+    epoch: int = 9,
+    encryptor: FrameEncryptor | None = None,
+) -> EncodedFrame:
     """Encode a block's frame; the payload need not be Arrow if nothing decodes it."""
     return encode_frame(
         payload,
@@ -290,6 +298,7 @@ def frame(payload: bytes = b"payload", *, sequence: int = 1, receiver_id: int = 
         sequence=sequence,
         registered_through=sequence - 1,
         records=1,
+        encryptor=encryptor,
     )
 
 

@@ -103,6 +103,6 @@ def test_an_invalid_frame_is_refused(
 
 def test_a_frame_of_a_newer_release_is_reported_as_such() -> None:
     data = bytearray(frame().header)
-    data[4] = 2
-    with pytest.raises(InvalidFrameError, match="header version 2 is not known"):
+    data[4] = 3
+    with pytest.raises(InvalidFrameError, match="header version 3 is not known"):
         decode_header(bytes(data))
