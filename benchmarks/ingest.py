@@ -6,6 +6,7 @@ Run as ``python -m benchmarks.ingest [--json] [--quick]``; docs/reference/benchm
 from __future__ import annotations
 
 import argparse
+import base64
 import os
 import shutil
 import statistics
@@ -24,6 +25,7 @@ from benchmarks.ingest_sender import LINE_BYTES, sender, write_corpus
 from benchmarks.ingest_spark import SparkIngested, receive_with_spark
 from benchmarks.report import Figure, Report, machine, rate_figure, time_figure
 from benchmarks.server import running_server
+from receiver_runtime.block_store.encryption import KEY_BYTES
 from receiver_runtime.block_store.payload import DEFAULT_COMPRESSION, Compression
 
 if TYPE_CHECKING:
@@ -88,11 +90,15 @@ class _Peers:
     disk: Sequence[float]
 
 
-def _receive(server: Server, report: Report, sizes: Sizes, directory: Path, port: int) -> None:
-    """Measure in rounds: the disk, the bare loop, Forebay with each compression, and Spark's two applications."""
+def _receive(server: Server, report: Report, sizes: Sizes, directory: Path, port: int, block_key: str | None) -> None:
+    """Measure in rounds: the disk, the bare loop, Forebay with each compression, and Spark's two applications.
+
+    With a key, Forebay is also measured with encrypted blocks.
+    """
     report.section(f"From a socket to registered blocks, lines of {LINE_BYTES} bytes, one receiver")
     disk: list[float] = []
     ours: dict[Compression, list[Ingested]] = {compression: [] for compression in _COMPRESSIONS}
+    encrypted: dict[Compression, list[Ingested]] = {compression: [] for compression in _AIMED if block_key is not None}
     peer: list[SparkIngested] = []
     counting: list[SparkIngested] = []
     bare: list[Bare] = []
@@ -104,6 +110,12 @@ def _receive(server: Server, report: Report, sizes: Sizes, directory: Path, port
         def of_ours(compression: Compression, number: int = number) -> None:
             receiver = Receiver(server, directory, port, f"{compression}{number}", compression=compression)
             ours[compression].append(receiver.measure(warm_up=sizes.warm_up, seconds=sizes.seconds))
+            shutil.rmtree(receiver.block_store)
+
+        def of_encrypted(compression: Compression, number: int = number) -> None:
+            name = f"encrypted-{compression}{number}"
+            receiver = Receiver(server, directory, port, name, block_key=block_key, compression=compression)
+            encrypted[compression].append(receiver.measure(warm_up=sizes.warm_up, seconds=sizes.seconds))
             shutil.rmtree(receiver.block_store)
 
         def of_bare_loop() -> None:
@@ -122,6 +134,7 @@ def _receive(server: Server, report: Report, sizes: Sizes, directory: Path, port
             of_disk,
             of_bare_loop,
             *(partial(of_ours, compression) for compression in _COMPRESSIONS),
+            *(partial(of_encrypted, compression) for compression in encrypted),
             partial(of_spark, peer, counts=False),
             partial(of_spark, counting, counts=True),
         ]
@@ -139,6 +152,28 @@ def _receive(server: Server, report: Report, sizes: Sizes, directory: Path, port
         )
     for compression in _COMPRESSIONS:
         _figures(report, compression, ours[compression], _Peers(peer, counting, bare, disk))
+    for compression, measured in encrypted.items():
+        report.add(*_cost(compression, measured, ours[compression]))
+
+
+def _cost(compression: Compression, encrypted: Sequence[Ingested], plain: Sequence[Ingested]) -> tuple[Figure, Figure]:
+    """Return what encryption costs: the ratios to the same without it."""
+    return (
+        rate_figure(
+            f"received, {compression}, encrypted",
+            [one.records_per_second for one in encrypted],
+            [one.records_per_second for one in plain],
+            peer_name="the same, not encrypted",
+            unit="records/s",
+        ),
+        time_figure(
+            f"CPU, {compression}, encrypted",
+            statistics.median(one.cpu_per_million for one in encrypted),
+            statistics.median(one.cpu_per_million for one in plain),
+            peer_name="the same, not encrypted",
+            unit="s/million records",
+        ),
+    )
 
 
 def _figures(
@@ -217,7 +252,7 @@ def _figures(
     )
 
 
-def _read(server: Server, report: Report, sizes: Sizes, directory: Path, port: int) -> None:
+def _read(server: Server, report: Report, sizes: Sizes, directory: Path, port: int, block_key: str | None) -> None:
     report.section("Reading a batch in Spark, warm")
     receiver = Receiver(server, directory, port, "read")
     receiver.receive(sizes.read_records)
@@ -240,17 +275,45 @@ def _read(server: Server, report: Report, sizes: Sizes, directory: Path, port: i
         ),
     )
     report.note(f"read back: {found.rows:,} rows of one batch into Spark's noop sink, {sizes.read_rounds} rounds")
+    if block_key is None:
+        return
+    receiver = Receiver(server, directory, port, "read-encrypted", block_key=block_key)
+    receiver.receive(sizes.read_records)
+    encrypted = read_back(server, receiver, directory, rounds=sizes.read_rounds)
+    report.add(
+        rate_figure(
+            f'read.format("forebay"), {DEFAULT_COMPRESSION}, encrypted',
+            encrypted.ours.rates,
+            found.ours.rates,
+            peer_name="the same, not encrypted",
+            unit="rows/s",
+        ),
+        time_figure(
+            f'CPU, read.format("forebay"), {DEFAULT_COMPRESSION}, encrypted',
+            statistics.median(encrypted.ours.cpu),
+            statistics.median(found.ours.cpu),
+            peer_name="the same, not encrypted",
+            unit="s/million rows",
+        ),
+    )
 
 
-def measure(report: Report, server: Server, sizes: Sizes, directory: Path, *, parts: Collection[str]) -> None:
+def measure(
+    report: Report, server: Server, sizes: Sizes, directory: Path, *, parts: Collection[str], encrypted: bool = False
+) -> None:
     """Measure the requested parts."""
+    block_key = None
+    if encrypted:
+        key = directory / "block-key"
+        key.write_text(base64.b64encode(os.urandom(KEY_BYTES)).decode(), encoding="ascii")
+        block_key = f"file:{key.absolute()}"
     corpus = directory / "corpus"
     write_corpus(corpus)
     with sender(corpus) as port:
         if "receive" in parts:
-            _receive(server, report, sizes, directory, port)
+            _receive(server, report, sizes, directory, port, block_key)
         if "read" in parts:
-            _read(server, report, sizes, directory, port)
+            _read(server, report, sizes, directory, port, block_key)
 
 
 def main() -> None:
@@ -259,6 +322,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--quick", action="store_true", help="one short round: to see that it works, no aim is met")
     parser.add_argument("--only", choices=_PARTS, action="append", help="measure this part alone; may be repeated")
+    parser.add_argument("--encrypted", action="store_true", help="measure what encrypted blocks cost, too")
     parser.add_argument("--directory", type=Path, help="where data goes: the disk to measure (default: temporary)")
     arguments = parser.parse_args()
     began = time.perf_counter()
@@ -267,7 +331,14 @@ def main() -> None:
         running_server(Path(name)) as server,
     ):
         report = Report("ingest", machine(postgres=server.version()))
-        measure(report, server, _QUICK if arguments.quick else _FULL, Path(name), parts=arguments.only or _PARTS)
+        measure(
+            report,
+            server,
+            _QUICK if arguments.quick else _FULL,
+            Path(name),
+            parts=arguments.only or _PARTS,
+            encrypted=arguments.encrypted,
+        )
     report.note(f"the whole took {time.perf_counter() - began:.0f} s")
     report.print(as_json=arguments.json)
 

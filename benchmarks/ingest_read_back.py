@@ -13,7 +13,9 @@ import pyarrow.compute as pc
 
 from orchestration.settings import Settings
 from orchestration.spark.session import spark_session
+from receiver_runtime.block_store.encryption import BlockKeys
 from receiver_runtime.block_store.stores import open_block_store
+from receiver_runtime.sources.secret import Secret
 from tracker_store.engine import connect
 from tracker_store.pipelines import apply_pipeline
 from tracker_store.received_block_tracker import AllocatedBlock, ReceivedBlockTracker
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from benchmarks.ingest_receiver import Receiver
     from benchmarks.server import Server
 
-_PIPELINE = "read_back"
 _TEXT_FILE_BYTES = 128 * 2**20
 _WARM_UPS = 2
 
@@ -59,24 +60,27 @@ class ReadBack:
 def read_back(server: Server, receiver: Receiver, directory: Path, *, rounds: int) -> ReadBack:
     """Put all blocks of a receiver into one batch, write the same lines as text, and read both in turn."""
     batch_time, blocks = _allocate(server, receiver)
-    rows = _write_text(receiver, blocks, directory / "text")
-    settings = Settings(home=directory, database_url=server.url, block_store=str(receiver.block_store))
+    text = directory / f"text of {receiver.stream}"
+    rows = _write_text(receiver, blocks, text)
+    key = None if receiver.block_key is None else Secret(receiver.block_key)
+    settings = Settings(home=directory, database_url=server.url, block_store=str(receiver.block_store), block_key=key)
     session = spark_session(settings, application="benchmark")
     try:
         session.sparkContext.setLogLevel("ERROR")
         options = {
-            "pipeline": _PIPELINE,
+            "pipeline": receiver.stream,
             "batch_time": batch_time.isoformat(),
             "stream": receiver.stream,
             "database_url": server.url,
             "block_store": str(receiver.block_store),
+            "block_keys": receiver.block_key or "",
         }
         result = ReadBack(rows, Reads(), Reads())
         for number in range(-_WARM_UPS, rounds):
             if number == 0:
                 result = ReadBack(rows, Reads(), Reads())
             result.ours.read(_blocks(session, options), rows)
-            result.text.read(session.read.text(str(directory / "text")), rows)
+            result.text.read(session.read.text(str(text)), rows)
         if (found := _blocks(session, options).count()) != rows:
             raise RuntimeError(f"Spark found {found} rows of {rows}")
         return result
@@ -102,7 +106,7 @@ def _allocate(server: Server, receiver: Receiver) -> tuple[datetime, Sequence[Al
     with connect(server.engine) as connection:
         pipeline_id = apply_pipeline(
             connection,
-            name=_PIPELINE,
+            name=receiver.stream,
             declaration={"max_attempts": 3, "streams": [receiver.stream]},
             stream_ids=[receiver.stream_id],
             interval=timedelta(seconds=1),
@@ -110,7 +114,7 @@ def _allocate(server: Server, receiver: Receiver) -> tuple[datetime, Sequence[Al
         tracker = ReceivedBlockTracker(connection, pipeline_id)
         [[now]] = server.execute(
             "UPDATE forebay.pipelines SET last_batch_time = last_batch_time - interval '1 hour' "
-            "RETURNING date_trunc('second', clock_timestamp())"
+            f"WHERE id = {pipeline_id:d} RETURNING date_trunc('second', clock_timestamp())"
         )
         assert isinstance(now, datetime)
         time.sleep(1)
@@ -122,7 +126,8 @@ def _allocate(server: Server, receiver: Receiver) -> tuple[datetime, Sequence[Al
 def _write_text(receiver: Receiver, blocks: Sequence[AllocatedBlock], directory: Path) -> int:
     """Write the blocks' lines to text files of about a segment's size; return how many lines there are."""
     directory.mkdir()
-    store = open_block_store(str(receiver.block_store))
+    keys = BlockKeys([] if receiver.block_key is None else [Secret(receiver.block_key)])
+    store = open_block_store(str(receiver.block_store), keys=keys)
     rows = files = size = 0
     file = (directory / "0.txt").open("wb")
     for block in blocks:

@@ -43,8 +43,12 @@ class Ingested:
 class Receiver:
     """A receiver of its own stream."""
 
-    def __init__(self, server: Server, directory: Path, port: int, name: str, **settings: object) -> None:
+    def __init__(
+        self, server: Server, directory: Path, port: int, name: str, *, block_key: str | None = None, **settings: object
+    ) -> None:
+        """Declare the stream; `block_key` is a reference to the key that encrypts its blocks."""
         self._server = server
+        self.block_key = block_key
         self._directory = directory
         self.stream = name
         checked = ReceiverSettings.model_validate(settings)
@@ -101,6 +105,8 @@ class Receiver:
             "FOREBAY_DATABASE_URL": self._server.url,
             "FOREBAY_BLOCK_STORE": str(self.block_store),
         }
+        if self.block_key is not None:
+            environment["FOREBAY_BLOCK_KEY"] = self.block_key
         log_path = self._directory / f"{self.stream}.log"
         with log_path.open("wb") as log:
             popen = subprocess.Popen(  # noqa: S603  our own command

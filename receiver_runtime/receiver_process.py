@@ -118,7 +118,7 @@ class _ReceiverProcess:
         engine: sa.Engine,
         *,
         block_store: str,
-        block_key: KeyReference | None,
+        block_key: KeyReference | None = None,
         host: str,
         tell_agent: Callable[[Message], None],
         exit_process: Callable[[int], object] = os._exit,

@@ -135,3 +135,14 @@ def test_an_unwritable_store_is_reported_at_the_start(database_url: str, tmp_pat
     (tmp_path / "file").write_text("", encoding="utf-8")
     said = refuse("a", environment(database_url, tmp_path, tmp_path / "file" / "blocks"))
     assert f"the block store {tmp_path / 'file' / 'blocks'} can't be reached" in said.splitlines()[-1]
+
+
+def test_an_agent_does_not_start_without_the_key_that_encrypts(
+    engine: sa.Engine, database_url: str, tmp_path: Path
+) -> None:
+    settings = {**environment(database_url, tmp_path), "FOREBAY_BLOCK_KEY": f"file:{tmp_path}/none"}
+    told = refuse("h1", settings)
+    assert f"FOREBAY_BLOCK_KEY: file:{tmp_path}/none: No such file or directory" in told
+    with connect(engine) as connection:
+        # It has not become a host on which receivers are placed.
+        assert connection.execute(sa.text("SELECT count(*) FROM forebay.processes")).scalar_one() == 0

@@ -15,6 +15,7 @@ from forebay import shadowing
 from forebay.cli import doctor as doctor_module
 from forebay.cli.doctor import Health, doctor, examine
 from forebay.cli.services.supervisor import Supervisor
+from tests.block_keys import key_id, new_key
 from tests.driver_log import NOON, make_log
 from tests.postgres import PostgresProcess
 from tracker_store.embedded_postgres import BinariesMissingError, EmbeddedPostgres
@@ -198,3 +199,22 @@ def test_a_check_that_raises_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(doctor_module, "_write_and_sync", broken)
     assert "ZeroDivisionError" in _finding("block store").found
     assert _finding("ports").check == "ports"
+
+
+def test_block_keys_are_shown_by_reference_and_id_only(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _finding("block keys").found == "blocks are stored without encryption"
+    key = new_key()
+    monkeypatch.setenv("BLOCKS", key)
+    monkeypatch.setenv("FOREBAY_BLOCK_KEY", "env:BLOCKS")
+    monkeypatch.setenv("FOREBAY_BLOCK_KEYS_FOR_READING", f"file:{home}/before")
+    found = [finding for finding in examine() if finding.check == "block keys"]
+    assert [finding.health for finding in found] == [Health.OK, Health.FAILED]
+    assert found[0].found == f"FOREBAY_BLOCK_KEY: env:BLOCKS is key {key_id('env:BLOCKS')}, which encrypts blocks"
+    assert found[1].found.startswith(f"FOREBAY_BLOCK_KEYS_FOR_READING: file:{home}/before: No such file")
+    assert key not in _run("--json").output
+    # A key that was given itself is not repeated.
+    monkeypatch.setenv("FOREBAY_BLOCK_KEY", key)
+    answer = _run("--json")
+    assert answer.exit_code == 1
+    assert "a secret is given by reference" in answer.output
+    assert key not in answer.output

@@ -282,7 +282,13 @@ def test_a_frame_that_is_larger_than_a_subkey_takes_is_encrypted() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["hunter2hunter2", base64.b64encode(b"x" * 16).decode(), "00" * 32, "ü" * 44, base64.b64encode(b"x" * 33).decode()],
+    [
+        "hunter2hunter2",
+        "00" * 32,
+        "ü" * 44,
+        base64.b64encode(b"x" * 16).decode(),
+        base64.b64encode(b"x" * 33).decode(),
+    ],
 )
 def test_what_is_no_key_is_refused_with_the_setting_and_without_the_value(text: str) -> None:
     with pytest.raises(BlockKeyError, match=r"FOREBAY_BLOCK_KEY: .* holds no key: .*openssl rand -base64 32") as raised:
@@ -313,7 +319,7 @@ def test_errors_survive_pickling() -> None:
         assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
-def test_the_package_is_loaded_only_to_encrypt_and_its_absence_is_a_missing_key() -> None:
+def test_the_package_is_loaded_only_to_encrypt_and_its_absence_is_a_missing_key(tmp_path: Path) -> None:
     """Check what a worker of Spark has that was set up for plain blocks."""
     program = """
 import sys
@@ -334,21 +340,18 @@ except BlockKeyError as error:
 """
     key = new_key()
     made = frame(encryptor=encryptor(key))
-    import tempfile  # noqa: PLC0415  this test alone needs a folder of its own
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "one.segment"
-        path.write_bytes(whole(made))
-        assert key.text is not None
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(path), str(made.length), str(made.crc32c)],
-            env={**os.environ, "BLOCKS": key.text},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+    path = tmp_path / "one.segment"
+    path.write_bytes(whole(made))
+    assert key.text is not None
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path), str(made.length), str(made.crc32c)],
+        env={**os.environ, "BLOCKS": key.text},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     assert "pip install cryptography" in done.stdout
 
