@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _COMPRESSIONS: Sequence[Compression] = ("lz4", "zstd", "none")
 # The default, and none, because Spark's log is not compressed.
-_AIMED = (DEFAULT_COMPRESSION, "none")
+_AIMED: Sequence[Compression] = (DEFAULT_COMPRESSION, "none")
 _SPARK_AIM = 8.0
 _DISK_AIM = 0.8
 _READ_BACK_AIM = 0.9

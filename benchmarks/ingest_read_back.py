@@ -113,7 +113,7 @@ def _allocate(server: Server, receiver: Receiver) -> tuple[datetime, Sequence[Al
         )
         tracker = ReceivedBlockTracker(connection, pipeline_id)
         [[now]] = server.execute(
-            "UPDATE forebay.pipelines SET last_batch_time = last_batch_time - interval '1 hour' "
+            "UPDATE forebay.pipelines SET last_batch_time = last_batch_time - interval '1 hour' "  # noqa: S608  a number
             f"WHERE id = {pipeline_id:d} RETURNING date_trunc('second', clock_timestamp())"
         )
         assert isinstance(now, datetime)

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from receiver_runtime.block_store.encryption import BlockKey, FrameEncryptor
 from receiver_runtime.block_store.frame import FrameKind, SourceRule, encode_frame
 from receiver_runtime.block_store.payload import encode_batches
 from receiver_runtime.block_store.stores import open_block_store
+from receiver_runtime.sources.secret import Secret
 from tests.driver_log import claim_anew
 from tracker_store.blocks import BlockHandle, NewBlock, add_blocks
 from tracker_store.segments import open_segment
@@ -24,9 +26,12 @@ SCHEMA = pa.schema([("value", pa.string())])
 class LineReceiver:
     """One receiver's epoch with one segment: each call of `receive` adds a block."""
 
-    def __init__(self, connection: sa.Connection, block_store: str, receiver_id: int) -> None:
-        """Claim `receiver_id` and begin a segment."""
+    def __init__(
+        self, connection: sa.Connection, block_store: str, receiver_id: int, *, block_key: str | None = None
+    ) -> None:
+        """Claim `receiver_id` and begin a segment; `block_key` is a reference to the key that encrypts its blocks."""
         self._connection = connection
+        self._encryptor = None if block_key is None else FrameEncryptor(BlockKey.read(Secret(block_key)))
         self._claimed = claim_anew(connection, receiver_id)
         self._sequence = self._claimed.sequence
         self._offset = 0
@@ -53,6 +58,7 @@ class LineReceiver:
             sequence=self._sequence,
             registered_through=self._sequence - 1,
             records=len(lines),
+            encryptor=self._encryptor,
         )
         self._writer.append(frame)
         self._writer.sync()

@@ -98,6 +98,8 @@ def test_a_system_that_encrypts_shows_neither_key_nor_records() -> None:
         (home / "events").mkdir()
         configuration = {
             "spark.eventLog.enabled": "true",
+            "spark.eventLog.compress": "false",
+            "spark.eventLog.rolling.enabled": "false",
             "spark.eventLog.dir": (home / "events").as_uri(),
             "spark.local.dir": str(home / "local"),
         }

@@ -31,12 +31,15 @@ LINES = 40
 class AllocatedBatch:
     """A batch of `pipeline`, which has one receiver: 40 blocks of one line each, "all word0" to "all word39"."""
 
-    def __init__(self, connection: sa.Connection, url: str, directory: Path, pipeline: Pipeline) -> None:
+    def __init__(
+        self, connection: sa.Connection, url: str, directory: Path, pipeline: Pipeline, *, block_key: str | None = None
+    ) -> None:
+        self._block_key = block_key
         self._settings = Settings(home=directory / "home", database_url=url)
         self._directory = directory
         apply(connection, [pipeline])
         [placement] = placements(connection)
-        lines = LineReceiver(connection, self._settings.block_store_roots, placement.receiver_id)
+        lines = LineReceiver(connection, self._settings.block_store_roots, placement.receiver_id, block_key=block_key)
         for number in range(LINES):
             lines.receive([f"all word{number}"])
         lines.close()
@@ -73,6 +76,7 @@ class AllocatedBatch:
                 "FOREBAY_DATABASE_URL": self._settings.require_database_url(),
                 "FOREBAY_SPARK_MASTER": master,
                 "FOREBAY_SPARK_CONFIGURATION": json.dumps(dict(configuration or {})),
+                **({} if self._block_key is None else {"FOREBAY_BLOCK_KEY": self._block_key}),
             },
             cwd=self._directory,
             capture_output=True,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow.dataset as ds
 import pytest
 
+from tests.block_keys import files_with, key_file, spellings
 from tests.integration.cluster.allocated_batch import AllocatedBatch
 from tests.integration.cluster.batch_program import declare
 from tests.spark_cluster import connect_server, standalone_cluster
@@ -27,6 +28,13 @@ PROGRAM = "batch_program.py"
 def batch(engine: sa.Engine, database_url: str, tmp_path: Path) -> Iterator[AllocatedBatch]:
     with connect(engine) as connection:
         yield AllocatedBatch(connection, database_url, tmp_path, declare(tmp_path / "output"))
+
+
+@pytest.fixture
+def encrypted_batch(engine: sa.Engine, database_url: str, tmp_path: Path) -> Iterator[AllocatedBatch]:
+    key = key_file(tmp_path / "secrets" / "blocks")
+    with connect(engine) as connection:
+        yield AllocatedBatch(connection, database_url, tmp_path, declare(tmp_path / "output"), block_key=key)
 
 
 EXPECTED = {"all": 40} | {f"word{number}": 1 for number in range(40)}
@@ -51,6 +59,41 @@ def test_a_batch_on_a_standalone_cluster_of_two_workers(batch: AllocatedBatch, t
     assert counts(tmp_path / "output") == EXPECTED
     # Both workers had an executor; on both, Forebay was importable only because it was shipped.
     assert len(started) == 2
+
+
+def test_workers_of_a_standalone_cluster_read_the_key_where_they_run_and_spark_writes_it_nowhere(
+    encrypted_batch: AllocatedBatch, tmp_path: Path
+) -> None:
+    (tmp_path / "events").mkdir()
+    with standalone_cluster(tmp_path) as master:
+        rows = encrypted_batch.run(
+            PROGRAM,
+            tmp_path / "output",
+            master=master,
+            configuration={
+                "spark.driver.host": "127.0.0.1",
+                "spark.driver.bindAddress": "127.0.0.1",
+                "spark.cores.max": "2",
+                "spark.executor.memory": "450m",
+                "spark.eventLog.enabled": "true",
+                "spark.eventLog.compress": "false",
+                "spark.eventLog.rolling.enabled": "false",
+                "spark.eventLog.dir": (tmp_path / "events").as_uri(),
+            },
+        )
+    assert rows == [41]
+    assert counts(tmp_path / "output") == EXPECTED
+    [log] = [path for path in (tmp_path / "events").rglob("*") if path.is_file() and path.stat().st_size]
+    assert b"spark.io.encryption.enabled" in log.read_bytes()
+    file = tmp_path / "secrets" / "blocks"
+    assert files_with(tmp_path, spellings(file.read_text().strip()), except_for=[file]) == []
+
+
+def test_a_connect_server_reads_the_key_where_it_runs(encrypted_batch: AllocatedBatch, tmp_path: Path) -> None:
+    with connect_server(tmp_path) as address:
+        rows = encrypted_batch.run(PROGRAM, tmp_path / "output", master=address)
+    assert rows == [41]
+    assert counts(tmp_path / "output") == EXPECTED
 
 
 def test_a_batch_on_spark_connect(batch: AllocatedBatch, tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ def session(spark_home: Path, key_of_environment: str) -> Iterator[SparkSession]
             "block_key": f"env:{VARIABLE}",
             "spark_configuration": {
                 "spark.eventLog.enabled": "true",
+                "spark.eventLog.compress": "false",
+                "spark.eventLog.rolling.enabled": "false",
                 "spark.eventLog.dir": (spark_home / "events").as_uri(),
                 "spark.local.dir": str(spark_home / "local"),
             },
