@@ -129,21 +129,22 @@ def verified_with(rig: ReceiverRig) -> tuple[int, dict[str, Any]]:
 def test_keys_are_rotated_between_two_processes_and_verify_counts_what_still_needs_the_old_one(
     rig: ReceiverRig, source: NumberedSource, tmp_path: Path
 ) -> None:
-    def receive() -> None:
+    def receive(assignment: int) -> None:
         before = rig.records()
-        process = rig.start()
+        rig.assign(assignment)
+        process = rig.start(assignment)
         eventually(lambda: rig.records() > before + 50, "50 records")
         process.send_signal(signal.SIGTERM)
         assert exit_code(process) == ExitCode.STOPPED
 
     [old] = rig.block_keys
     rig.block_keys = ()
-    receive()
+    receive(1)
     rig.block_keys = (old,)
-    receive()
+    receive(2)
     new = key_file(tmp_path / "keys" / "two")
     rig.block_keys = (new, old)
-    receive()
+    receive(3)
     numbers = [int(value) for value in rig.values()]
     assert numbers == sorted(set(numbers))
     code, report = verified_with(rig)
