@@ -65,9 +65,9 @@ def batches(
 ) -> None:
     """List batches: state, attempts, records, and why one failed or waits.
 
-    The reason is the most informative failure of all attempts. A BLOCKED batch waits for its block store, or for a block's
-    key, which uses up no attempts. A QUARANTINED batch has used up its attempts; its blocks are kept for `forebay
-    batches replay`. Times are UTC.
+    The reason is the most informative failure of all attempts. A BLOCKED batch waits for its block store, or for the
+    key of a block, which uses up no attempts. A QUARANTINED batch has used up its attempts; its blocks are kept for
+    `forebay batches replay`. Times are UTC.
     """
     if context.invoked_subcommand is not None:
         return
