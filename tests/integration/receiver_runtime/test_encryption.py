@@ -233,7 +233,7 @@ def test_on_replicas_every_copy_is_encrypted_and_repaired_without_the_key(
     process.send_signal(signal.SIGTERM)
     assert exit_code(process) == ExitCode.STOPPED
     for root in ("a", "b"):
-        [path] = (tmp_path / root).rglob("*.segment")
+        path, *_ = sorted((tmp_path / root).rglob("*.segment"))
         kinds = [
             (item.header.kind, item.header.encrypted)
             for item in rig.store.scan(path.relative_to(tmp_path / root).as_posix())
@@ -242,7 +242,8 @@ def test_on_replicas_every_copy_is_encrypted_and_repaired_without_the_key(
         assert {encrypted for kind, encrypted in kinds if kind is not FrameKind.NOTE} == {True}
     content = path.read_bytes()
     flipped = bytearray(content)
-    flipped[-20] ^= 1
+    # In the first block: the last frame may be the dead letter of a line that broke off.
+    flipped[100] ^= 1
     path.write_bytes(flipped)
     # Without the key the damage is found and repaired.
     code, report = verified()
