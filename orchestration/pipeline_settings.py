@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from orchestration.spark.executor_allocation import SCALING_DOWN_RATIO, SCALING_UP_RATIO
+from orchestration.spark.executor_allocation import SCALING_DOWN_RATIO, SCALING_INTERVAL, SCALING_UP_RATIO
 from orchestration.tracker.pid_rate_estimator import (
     DEFAULT_DERIVATIVE,
     DEFAULT_INTEGRAL,
@@ -28,7 +28,14 @@ def _checked_duration(value: str) -> str:
     return value
 
 
+def _checked_scaling_interval(value: str) -> str:
+    if parse_duration(value) < SCALING_INTERVAL.total_seconds():
+        raise ValueError(f"{value!r} is too short: the schedule runs once a minute, so give at least '60s'")
+    return value
+
+
 Retention = Annotated[str, AfterValidator(_checked_duration)]
+ScalingInterval = Annotated[str, AfterValidator(_checked_scaling_interval)]
 
 
 class PipelineSettings(BaseModel):
@@ -79,6 +86,9 @@ class PipelineSettings(BaseModel):
     dynamic_allocation_min_executors: Annotated[int, Field(ge=1)] = 1
     #: The largest number of executors (spark.streaming.dynamicAllocation.maxExecutors); None: as many as Spark gives.
     dynamic_allocation_max_executors: Annotated[int, Field(ge=1)] | None = None
+    #: How long after a decision the next one is due (spark.streaming.dynamicAllocation.scalingInterval), at least 60 s:
+    #: the schedule runs once a minute.
+    dynamic_allocation_scaling_interval: ScalingInterval = "60s"
     #: The fraction of the interval from which batches take too long (spark.streaming.dynamicAllocation.scalingUpRatio).
     dynamic_allocation_scaling_up_ratio: Ratio = SCALING_UP_RATIO
     #: The fraction up to which they have spare time (spark.streaming.dynamicAllocation.scalingDownRatio).

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScalingDecision:
-    """A pipeline's newest decision; `since`: when these numbers were decided first."""
+    """A pipeline's newest decision; `since`: when these numbers were decided first.
+
+    `age`: how long ago it was decided, by the database's clock.
+    """
 
     pipeline: str
     ratio: float
@@ -30,6 +33,7 @@ class ScalingDecision:
     reason: str
     since: datetime
     decided_at: datetime
+    age: timedelta
 
 
 def processing_times_since(
@@ -68,7 +72,7 @@ def scaling_decisions(connection: sa.Connection) -> list[ScalingDecision]:
         rows = connection.execute(
             sa.text("""
                 SELECT p.name, d.ratio, d.batches, d.executors, d.batch_drivers, d.applied, d.reason, d.since,
-                    d.decided_at
+                    d.decided_at, clock_timestamp() - d.decided_at
                 FROM forebay.scaling_decisions d
                 JOIN forebay.pipelines p ON p.id = d.pipeline_id
                 WHERE p.removed_at IS NULL

@@ -1,20 +1,23 @@
-"""The scaling schedule: decide once a minute how large Spark should be for a pipeline's batches (the original's O04).
+"""The scaling schedule: decide every scaling interval how large Spark should be for a pipeline's batches (O04).
 
-It compares how long batches took since its last look with their interval, and records a decision. It does nothing else:
+It runs once a minute. If the scaling interval has passed since its last decision, it compares how long batches took
+since then with their interval, and records a decision. It does nothing else:
 the next Spark session, or an agent that runs batch drivers, reads the decision from the driver log. If
 `dynamic_allocation_enabled` is off, or the master supports neither, the decision is only advice that `forebay status`
 shows. It decides in its own tick and launches no run; a person can run the job of the same name to decide at once.
 """
 
 # No `from __future__ import annotations`: Dagster reads the context's class off the annotation.
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from orchestration.pipeline import Pipeline
 from orchestration.settings import DatabaseUrlMissingError, Settings
-from orchestration.spark.executor_allocation import SCALING_INTERVAL, Bounds, decide, scaling
+from orchestration.spark.executor_allocation import Bounds, decide, scaling
 from orchestration.spark.session_configuration import spark_master
+from receiver_runtime.sources.units import parse_duration
 from tracker_store.engine import connect_once
 from tracker_store.errors import DriverLogError
 from tracker_store.pipelines import get_pipeline
@@ -24,6 +27,25 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 EVERY_MINUTE = "* * * * *"
+# How much earlier than the scaling interval a tick may decide: ticks of a minute are some seconds early or late.
+_TICK_TOLERANCE = timedelta(seconds=30)
+
+
+def scaling_interval(pipeline: Pipeline) -> timedelta:
+    """Return how long after a decision the next one is due."""
+    return timedelta(seconds=parse_duration(pipeline.settings.dynamic_allocation_scaling_interval))
+
+
+def not_due(connection: "sa.Connection", pipeline: Pipeline) -> str | None:
+    """Return why the schedule does not decide yet, as a sentence; None if a decision is due."""
+    newest = scaling_decision(connection, pipeline.name)
+    interval = scaling_interval(pipeline)
+    if newest is None or newest.age >= interval - _TICK_TOLERANCE:
+        return None
+    return (
+        f"decided {newest.age.total_seconds():.0f} s ago, and decides every {interval.total_seconds():g} s "
+        "(dynamic_allocation_scaling_interval)"
+    )
 
 
 def decide_scaling(connection: "sa.Connection", pipeline: Pipeline, *, master: str) -> str:
@@ -36,7 +58,7 @@ def decide_scaling(connection: "sa.Connection", pipeline: Pipeline, *, master: s
         connection,
         row.pipeline_id,
         after=None if before is None else before.decided_at,
-        seconds=SCALING_INTERVAL.total_seconds(),
+        seconds=scaling_interval(pipeline).total_seconds(),
     )
     found = scaling(
         times,
@@ -71,11 +93,13 @@ def decide_scaling(connection: "sa.Connection", pipeline: Pipeline, *, master: s
     return decision.reason
 
 
-def _look(pipeline: Pipeline) -> str:
+def _look(pipeline: Pipeline, *, on_request: bool) -> str:
     settings = Settings()
     with connect_once(
         settings.require_database_url(), application_name=f"forebay scaling {pipeline.name}"
     ) as connection:
+        if not on_request and (reason := not_due(connection, pipeline)) is not None:
+            return reason
         return decide_scaling(connection, pipeline, master=spark_master(settings, pipeline.spark_configuration))
 
 
@@ -84,13 +108,13 @@ def scaling_job(pipeline: Pipeline) -> dg.JobDefinition:
 
     @dg.op(name=f"{pipeline.name}__scaling", description="Decides how large Spark should be, by the newest batches.")
     def look(context: dg.OpExecutionContext) -> None:
-        context.log.info(_look(pipeline))
+        context.log.info(_look(pipeline, on_request=True))
 
     @dg.job(
         name=f"{pipeline.name}_scaling",
         executor_def=dg.in_process_executor,
-        description=f"Decides how large Spark should be for batches of {pipeline.name}; its schedule does it each "
-        "minute without a run.",
+        description=f"Decides now how large Spark should be for batches of {pipeline.name}; its schedule does it "
+        "every dynamic_allocation_scaling_interval, without a run.",
         tags={"forebay/pipeline": pipeline.name},
     )
     def scaling_job_definition() -> None:
@@ -112,7 +136,7 @@ def scaling_schedule(pipeline: Pipeline, job: dg.JobDefinition) -> dg.ScheduleDe
     )
     def evaluate(_context: dg.ScheduleEvaluationContext) -> dg.SkipReason:
         try:
-            return dg.SkipReason(_look(pipeline))
+            return dg.SkipReason(_look(pipeline, on_request=False))
         except (DatabaseUrlMissingError, DriverLogError) as error:
             return dg.SkipReason(f"nothing is decided: {error}")
 

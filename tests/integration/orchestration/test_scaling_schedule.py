@@ -136,6 +136,48 @@ def test_o04_each_batch_counts_in_one_round_and_what_stays_keeps_its_since(conne
     assert executors(connection) == 1
 
 
+def test_o04_the_scaling_interval_passes_between_two_decisions(
+    connection: sa.Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    monkeypatch.setenv("FOREBAY_SPARK_MASTER", CLUSTER)
+    pipeline = declare(dynamic_allocation_scaling_interval="5m")
+    schedule = build_definitions(pipeline).get_repository_def().get_schedule_def("words_scaling")
+
+    def tick() -> str:
+        skipped = schedule(dg.build_schedule_context())
+        assert isinstance(skipped, dg.SkipReason)
+        return skipped.skip_message or ""
+
+    def moved_back(seconds: int) -> None:
+        """Make what has happened so far this much older."""
+        for statement in (
+            "UPDATE forebay.scaling_decisions SET decided_at = decided_at - make_interval(secs => :s)",
+            "UPDATE forebay.batches SET completed_at = completed_at - make_interval(secs => :s)",
+            "UPDATE forebay.batch_attempts SET started_at = started_at - make_interval(secs => :s)",
+        ):
+            connection.execute(sa.text(statement), {"s": seconds})
+
+    batches = applied(connection, pipeline)
+    batches.complete(1.0)
+    moved_back(240)
+    assert "2 executors instead of 1" in tick(), "the first decision counts the batches of one scaling interval"
+    batches.complete(3.0)
+    moved_back(240)
+    assert tick().endswith("s ago, and decides every 300 s (dynamic_allocation_scaling_interval)")
+    assert executors(connection) == 2
+    batches.complete(5.0)
+    # A tick that is a little early decides too; it counts both batches.
+    moved_back(50)
+    assert "400% of their interval (mean of 2): 6 executors instead of 2" in tick()
+
+
+@pytest.mark.parametrize("interval", ["59s", "0s"])
+def test_o04_a_scaling_interval_below_a_minute_is_refused(interval: str) -> None:
+    with pytest.raises(ValueError, match="dynamic_allocation_scaling_interval.*at least '60s'"):
+        declare(dynamic_allocation_scaling_interval=interval)
+
+
 def test_o04_a_replay_says_nothing_about_the_interval(connection: sa.Connection) -> None:
     pipeline = declare()
     applied(connection, pipeline).complete(5.0, kind="replay")
