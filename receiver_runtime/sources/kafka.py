@@ -68,6 +68,8 @@ class Kafka(Source):
         options: librdkafka's options, by their names, as ``{"security.protocol": "SASL_SSL"}``. A password is given by
             reference: ``{"sasl.password": EnvVar("NAME")}``, ``"env:NAME"`` or ``"file:/PATH"``.
         guarantee: ``"exactly_once"``, or ``"at_most_once"``.
+        max_rate_per_partition: at most this many records per second of each partition, in addition to the stream's
+            ``receiver_max_rate`` (spark.streaming.kafka.maxRatePerPartition); 0: no limit. Only for exactly once.
         fetch: ``"columns"`` gathers a batch's fields at once, by librdkafka's C interface, if the installed client is a
             release whose layout is known; ``"objects"`` asks each record for each field.
     """
@@ -94,6 +96,7 @@ class Kafka(Source):
     options: dict[str, Option] = Field(default_factory=dict)
     # The values are those of ``base.Guarantee``, as text in declarations.
     guarantee: Literal["exactly_once", "at_most_once"] = "exactly_once"  # type: ignore[assignment, misc]
+    max_rate_per_partition: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
     fetch: Literal["columns", "objects"] = "columns"
 
     @property
@@ -170,4 +173,9 @@ class Kafka(Source):
     def _check_what(self) -> Self:
         if bool(self.topics) == (self.pattern is not None):
             raise ValueError("reads topics by name or by a pattern: give topics=['orders'], or pattern='orders-.*'")
+        if self.max_rate_per_partition and not self.exactly_once:
+            raise ValueError(
+                f"max_rate_per_partition={self.max_rate_per_partition:g} needs guarantee='exactly_once': with "
+                "'at_most_once' limit the stream by receiver_max_rate"
+            )
         return self

@@ -16,6 +16,8 @@ record that is read here can be left out or stored twice, even if another receiv
   between two fetches, never during one.
 - *Out of range*: the next offset is not on the broker. ``places`` decides where to continue. The links that record this
   go in with the next block, and the event is reported at once.
+- *Late*: a partition that has used up its rate (``partition_rates``) is not fetched, and what was fetched of it beyond
+  that rate is not handed over yet. Its position does not move, and it is read from there again.
 - *Waiting*: the broker can't say where to begin in a partition that has no leader, or that we may not read. Such a
   partition stays assigned but is not read; it is tried again regularly, and the others are read meanwhile.
 """
@@ -36,6 +38,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from receiver_runtime.block_handler import DeadLetter
 from receiver_runtime.block_store.frame import DeadLetterReason
 from receiver_runtime.receivers.kafka.library import ColumnFetcher, Library, LibraryError
+from receiver_runtime.receivers.kafka.partition_rates import PartitionRates
 from receiver_runtime.receivers.kafka.places import BROKER_SECONDS, KafkaPlaces, Look, OutOfRangeError, Partition
 from receiver_runtime.receivers.kafka.records import BadRecord, Records, Run, records_of
 from receiver_runtime.receivers.linked_hand_over import LinkedHandOver
@@ -119,6 +122,11 @@ class KafkaReader:
         self._strangers: set[str] = set()
         self._ids_at = time.monotonic() + _IDS_SECONDS
         self._hand_over = LinkedHandOver(receiver, self._on_registered)
+        self._rates = PartitionRates(
+            source.max_rate_per_partition,
+            most_bytes=self._supervisor.settings.max_block_bytes,
+            every=self._supervisor.settings.block_interval,
+        )
         # Partitions to read from their positions again; until then, their records are dropped.
         self._unsure: set[Key] = set()
         self._moved = False
@@ -212,6 +220,7 @@ class KafkaReader:
             self._hand_over.collect()
             if self._hand_over.has_conflict:
                 self._recover()
+            self._pass_waiting()
             if time.monotonic() >= self._look_at:
                 self._look_again()
             if time.monotonic() >= self._ids_at:
@@ -228,7 +237,7 @@ class KafkaReader:
         messages = self._consumer.consume(self._at_once(), self._pause())
         if self._moved:
             # Read again the messages of partitions that are still assigned.
-            self._unsure.update(self._partitions)
+            self._unsure.update(self._partitions.keys() - self._rates.late)
             return
         good = [message for message in messages if self._is_record(message)]
         if good:
@@ -298,25 +307,51 @@ class KafkaReader:
     def _take(self, found: Sequence[Records], bad: Sequence[BadRecord]) -> None:
         """Hand over the records that come next in each partition."""
         self._note_answer()
-        self._keep_aside([one for one in bad if self._is_next(one)])
-        for one in found:
-            if one.batch.num_rows and not self._hand_over.has_conflict:
-                self._take_batch(one)
-
-    def _take_batch(self, found: Records) -> None:
-        self._bytes_each = max(1.0, found.batch.nbytes / found.batch.num_rows)
         next_ones = {key: partition.position for key, partition in self._partitions.items()}
+        passing = [one for some in found if (one := self._passing(some, next_ones)) is not None]
+        self._keep_aside(self._next_bad(bad, passing))
+        for records in passing:
+            self._push(records)
+
+    def _passing(self, found: Records, next_ones: dict[Key, int]) -> Records | None:
+        """Return the records that come next in their partitions, as far as these may pass by their rates."""
+        if not found.batch.num_rows:
+            return None
+        self._bytes_each = max(1.0, found.batch.nbytes / found.batch.num_rows)
         runs = [taken for run in found.runs if (taken := self._next_of(run, found.offsets, next_ones)) is not None]
         if not runs:
-            return
-        for piece in found.only(runs).pieces(self._supervisor.settings.max_block_bytes):
-            links = self._links(piece)
-            if not self._hand_over.push(piece.batch, links):
+            return None
+        passing, late = self._rates.divide(found.only(runs))
+        if late:
+            self._leave(late)
+        return passing
+
+    def _pass_waiting(self) -> None:
+        """Hand over records that have waited for their partition's rate; fetch late partitions again in time."""
+        released = self._rates.release()
+        if released is not None:
+            self._push(released)
+        self._unsure.update(self._rates.returning())
+
+    def _push(self, records: Records) -> None:
+        for piece in records.pieces(self._supervisor.settings.max_block_bytes):
+            # The links move the positions, which is wrong after a conflict.
+            if self._hand_over.has_conflict or not self._hand_over.push(piece.batch, self._links(piece)):
                 return
 
-    def _is_next(self, bad: BadRecord) -> bool:
-        key = (bad.topic, bad.partition)
-        return key in self._partitions and key not in self._unsure and bad.offset >= self._partitions[key].position
+    def _next_bad(self, bad: Sequence[BadRecord], passing: Sequence[Records]) -> list[BadRecord]:
+        """Return the bad records that come next in their partitions and are not read again."""
+        found: list[BadRecord] = []
+        for one in bad:
+            key = (one.topic, one.partition)
+            if key not in self._partitions or key in self._unsure or one.offset < self._partitions[key].position:
+                continue
+            # A late partition is read again from the last record that passes or waits.
+            if key not in self._rates.late or one.offset < max(
+                self._rates.waits_until(key), *(_ends(records).get(key, 0) for records in passing), 0
+            ):
+                found.append(one)
+        return found
 
     def _keep_aside(self, bad: Sequence[BadRecord]) -> None:
         """Store bad records as dead letters.
@@ -341,7 +376,7 @@ class KafkaReader:
 
     def _next_of(self, run: Run, offsets: NDArray[np.int64], next_ones: dict[Key, int]) -> Run | None:
         key = (run.topic, run.partition)
-        if key not in next_ones or key in self._unsure:
+        if key not in next_ones or key in self._unsure or key in self._rates.late:
             return None
         of_run = offsets[run.first : run.end]
         if np.any(np.diff(of_run) <= 0):
@@ -359,14 +394,11 @@ class KafkaReader:
 
         Each link begins exactly at its partition's position, and the position moves to the link's end.
         """
-        ends: dict[Key, int] = {}
-        for run in piece.runs:
-            ends[run.topic, run.partition] = int(piece.offsets[run.end - 1]) + 1
         links: list[OffsetLink] = []
         for partition in self._partitions.values():
             links += partition.links
             partition.links = []
-        for (topic, number), end in ends.items():
+        for (topic, number), end in _ends(piece).items():
             partition = self._partitions[topic, number]
             links.append(OffsetLink(topic, str(number), partition.generation, partition.position, end))
             partition.position = end
@@ -435,6 +467,7 @@ class KafkaReader:
             self._committed.pop(key, None)
             self._registered.pop(key, None)
             self._unsure.discard(key)
+            self._rates.forget(key)
 
     def _on_unreliable_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
         positions = assigned
@@ -504,7 +537,7 @@ class KafkaReader:
                 self._consumer.incremental_assign([self._topic_partition(key) for key in unsure])
             else:
                 self._consumer.assign([self._topic_partition(key) for key in (*self._partitions, *self._waiting)])
-                self._consumer.pause([TopicPartition(*key) for key in self._waiting])
+                self._consumer.pause([TopicPartition(*key) for key in (*self._waiting, *self._rates.late)])
             # Partitions that waited were paused.
             self._consumer.resume([TopicPartition(*key) for key in unsure])
         self._unsure.clear()
@@ -517,6 +550,7 @@ class KafkaReader:
     def _wait_for(self, key: Key, cut_at: int | None = None) -> None:
         self._partitions.pop(key, None)
         self._unsure.discard(key)
+        self._rates.forget(key)
         self._waiting[key] = cut_at
 
     def _look_again(self) -> None:
@@ -619,7 +653,8 @@ class KafkaReader:
 
     def _passed(self) -> dict[Key, int]:
         """Return how far the client has read, if that is known: past transaction markers, which are no records."""
-        keys = [key for key in self._partitions if key not in self._unsure]
+        # The client has read more of a late partition than was handed over.
+        keys = [key for key in self._partitions if key not in self._unsure and key not in self._rates.late]
         if self._fetcher is not None:
             return self._fetcher.passed(keys)
         found = self._consumer.position([TopicPartition(*key) for key in keys]) if keys else ()
@@ -648,6 +683,11 @@ class KafkaReader:
         if self._fetcher is not None:
             self._fetcher.close()
         self._places.close()
+
+
+def _ends(records: Records) -> dict[Key, int]:
+    """Return the offset after the last record of each partition."""
+    return {(run.topic, run.partition): int(records.offsets[run.end - 1]) + 1 for run in records.runs}
 
 
 class _RecentMessages:

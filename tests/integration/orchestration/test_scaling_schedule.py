@@ -174,7 +174,7 @@ def test_o04_the_scaling_interval_passes_between_two_decisions(
 
 @pytest.mark.parametrize("interval", ["59s", "0s"])
 def test_o04_a_scaling_interval_below_a_minute_is_refused(interval: str) -> None:
-    with pytest.raises(ValueError, match="dynamic_allocation_scaling_interval.*at least '60s'"):
+    with pytest.raises(ValueError, match=r"dynamic_allocation_scaling_interval.*at least '60s'"):
         declare(dynamic_allocation_scaling_interval=interval)
 
 

@@ -34,7 +34,7 @@ def text_of(page: str) -> str:
     ("page", "declared"),
     [
         ("files.md", [{"logs": FollowedFiles}, {"orders": FileLines, "scans": WholeFiles}]),
-        ("kafka.md", [{"orders": Kafka}, {"payments": Kafka}]),
+        ("kafka.md", [{"orders": Kafka}, {"clicks": Kafka}, {"payments": Kafka}]),
         ("mqtt.md", [{"temperatures": Mqtt}, {"orders": Mqtt}]),
         ("nats.md", [{"orders": NatsJetStream}]),
         ("redis.md", [{"orders": RedisStreams}]),

@@ -30,6 +30,7 @@ def test_one_topic_may_be_given_as_text_and_a_pattern_matches_the_whole_name() -
         ("start", "2026-01-31T00:00:00", "start.*has no zone"),
         ("out_of_range", "ignore", "out_of_range: "),
         ("guarantee", "maybe", "guarantee: "),
+        ("max_rate_per_partition", -1, "max_rate_per_partition: "),
         ("options", {"group.id": "x"}, "options: group.id is not to be set here: use group"),
         ("options", {"auto.offset.reset": "latest"}, "use start and out_of_range"),
         ("options", {"sasl.password": "hunter2"}, "options: .*by reference|options: .*write EnvVar"),
@@ -40,6 +41,12 @@ def test_invalid_fields_are_named(field: str, value: object, message: str) -> No
     with pytest.raises(SourceError, match=message) as caught:
         parse_source({**GIVEN, field: value})
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_rate_per_partition_needs_positions() -> None:
+    with pytest.raises(SourceError, match=r"max_rate_per_partition=5 needs guarantee='exactly_once'"):
+        parse_source({**GIVEN, "guarantee": "at_most_once", "max_rate_per_partition": 5})
+    assert Kafka(bootstrap_servers="a:1", topics="t", group="g", guarantee="at_most_once").max_rate_per_partition == 0
 
 
 def test_an_invalid_pattern_is_named() -> None:

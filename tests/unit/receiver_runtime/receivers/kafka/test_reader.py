@@ -12,17 +12,22 @@ from confluent_kafka import KafkaError
 from structlog.testing import capture_logs
 
 from receiver_runtime.receivers.kafka.library import Fault, Fetched
+from receiver_runtime.receivers.kafka.partition_rates import PartitionRates
 from receiver_runtime.receivers.kafka.places import Look, Partition
 from receiver_runtime.receivers.kafka.reader import KafkaReader, _ClientLog
 from receiver_runtime.receivers.kafka.receiver import KafkaReceiver
+from receiver_runtime.receivers.kafka.records import BadRecord, Records
 from receiver_runtime.sources.kafka import Kafka
+from tests.unit.receiver_runtime.receivers.kafka.test_partition_rates import records
 from tests.unit.receiver_runtime.rig import rig
+from tests.unit.receiver_runtime.support import ManualClock, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from receiver_runtime.receivers.kafka.places import Key
+    from tracker_store.blocks import NewBlock
 
 KEY = ("t", 0)
 
@@ -58,6 +63,89 @@ class Fetcher:
     def fetch(self, _: int, __: float) -> Fetched:
         refused = Fault("", 0, KafkaError._AUTHENTICATION, "SASL authentication failed")
         return Fetched((), (), (), [refused])
+
+
+class EndlessPartitions:
+    """A fetcher of a topic that has every offset; some records of partition 0 are bad."""
+
+    BAD = range(117, 500, 23)
+
+    def __init__(self) -> None:
+        self.assigned: dict[Key, int] = {}
+
+    def read_from(self, positions: Mapping[Key, int]) -> None:
+        self.assigned.update(positions)
+
+    def leave(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self.assigned.pop(key, None)
+
+    def fetch(self, _: int, __: float) -> Fetched:
+        found: list[Records] = []
+        bad: list[BadRecord] = []
+        for key, first in self.assigned.items():
+            end = self.assigned[key] = first + (60 if key == KEY else 1)
+            # Several batches, as of large records.
+            for begin in range(first, end, 20):
+                offsets = range(begin, min(end, begin + 20))
+                good = [offset for offset in offsets if key != KEY or offset not in self.BAD]
+                bad += [BadRecord(*key, offset, b"%d" % offset) for offset in offsets if offset not in good]
+                found.append(records(*((key[1], offset, 1) for offset in good)))
+        return Fetched(found, bad, ())
+
+
+def test_a_rate_per_partition_leaves_nothing_out(tmp_path: Path) -> None:
+    """Partition 0 has more records than its rate allows, 1 has fewer; another receiver moves a position meanwhile."""
+    source = Kafka(bootstrap_servers="127.0.0.1:1", topics="t", group="g", max_rate_per_partition=40)
+    receiver = KafkaReceiver(source)
+    clock = ManualClock()
+    with rig(tmp_path, receiver, start=False) as made:
+        reader = KafkaReader(receiver, source)
+        # Room for a few records only: the others are dropped and fetched again.
+        reader._rates = PartitionRates(40, most_bytes=3000, every=0.05, clock=clock)
+        reader._places = Places()  # type: ignore[assignment]
+        reader._consumer = Client()  # type: ignore[assignment]
+        reader._fetcher = fetcher = EndlessPartitions()  # type: ignore[assignment]
+        reader._open_all([KEY, ("t", 1)])
+        started = clock.monotonic()
+        for turn in range(200):
+            if turn == 100:
+                made.log.offset_conflicts = 1
+                eventually(lambda: _conflicts(reader, clock, fetcher))
+                reader._recover()
+                # The driver log's positions, as a real one says them.
+                for key, partition in reader._partitions.items():
+                    partition.position = _position(made.log.chain(1), key)
+            reader._pass_waiting()
+            reader._read_columns(fetcher)  # type: ignore[arg-type]
+            clock.advance(0.05)
+        reader._hand_over.settle()
+        chain = made.log.chain(1)
+        for number in (0, 1):
+            links = [link for item in chain for link in item.links if link.partition == str(number)]
+            assert [link.from_offset for link in links] == [100, *(link.to_offset for link in links)][:-1]
+        seconds = clock.monotonic() - started
+        assert 0.9 * 40 * seconds <= _position(chain, KEY) - 100 <= 40 * (seconds + 1) + 1
+        assert _position(chain, ("t", 1)) - 100 >= 190
+        bad = [offset for offset in EndlessPartitions.BAD if offset < _position(chain, KEY)]
+        assert sum(item.records for item in chain) == sum(_position(chain, ("t", n)) - 100 for n in (0, 1)) - len(bad)
+        # One again after the conflict, and the next one before the records after it.
+        letters = [int(data) for _, _, data in made.dead_letters()]
+        assert len(bad) > 10
+        assert set(bad) <= set(letters)
+        assert len(letters) <= len(bad) + 2
+
+
+def _conflicts(reader: KafkaReader, clock: ManualClock, fetcher: EndlessPartitions) -> bool:
+    reader._pass_waiting()
+    reader._read_columns(fetcher)  # type: ignore[arg-type]
+    clock.advance(0.05)
+    reader._hand_over.collect()
+    return reader._hand_over.has_conflict
+
+
+def _position(chain: Iterable[NewBlock], key: Key) -> int:
+    return max([100, *(link.to_offset for item in chain for link in item.links if link.partition == str(key[1]))])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,67 @@
+"""The rate of each partition, on Apache Kafka: kept, without slowing others down, and each record comes once.
+
+``make kafka``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conformance.kafka_source import KafkaTopic
+from tests.conformance.suite import stop
+from tests.receiver_processes import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conformance.source_rig import SourceRig
+    from tests.kafka_broker import KafkaBroker
+
+# In seconds. Each of a test's waits may take long on a busy machine.
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+
+_RATE = 200
+_BUSY, _QUIET = 4000, 100
+# The permits that a reader may have saved up, at its start and while it waited.
+_SAVED = 2 * _RATE
+
+
+@pytest.mark.parametrize("options", [{}, {"partition.assignment.strategy": "range"}], ids=["cooperative", "eager"])
+@pytest.mark.parametrize("fetch", ["columns", "objects"])
+def test_a_busy_partition_keeps_its_rate_and_a_quiet_one_does_not_wait(
+    kafka_broker: KafkaBroker, make_rig: Callable[..., SourceRig], fetch: str, options: dict[str, str]
+) -> None:
+    topic = KafkaTopic(kafka_broker, partitions=2)
+    topic.send(_BUSY, partition=0)
+    topic.send(_QUIET, partition=1)
+    rig = make_rig(topic.source(fetch=fetch, max_rate_per_partition=_RATE, options=options), max_block_bytes="64KiB")
+
+    def registered(partition: int) -> int:
+        [(position,)] = rig.execute(
+            "SELECT coalesce(max(to_offset), 0) FROM forebay.block_offsets WHERE partition = :partition",
+            partition=str(partition),
+        )
+        return int(position)
+
+    process = rig.start()
+    eventually(lambda: registered(1) == _QUIET, "the quiet partition")
+    assert registered(0) < _BUSY
+    # Killed with records that wait: the next process reads them again.
+    process.kill()
+    process.wait(30)
+    done = registered(0)
+    second = rig.start(assignment=2)
+    topic.send(_QUIET, partition=1)
+    eventually(lambda: registered(1) == 2 * _QUIET, "the quiet partition again")
+    eventually(lambda: topic.all_came(rig), "everything")
+    stop(second)
+    topic.check_each_came_once(rig)
+    [(seconds,)] = rig.execute(
+        "SELECT extract(epoch FROM max(b.added_at) - min(b.added_at)) FROM forebay.blocks b "
+        "JOIN forebay.block_offsets o ON o.receiver_id = b.receiver_id AND o.sequence = b.sequence "
+        "WHERE o.partition = '0' AND o.from_offset >= :done",
+        done=done,
+    )
+    assert float(seconds) >= (_BUSY - done - _SAVED) / _RATE
