@@ -94,15 +94,16 @@ class EndlessPartitions:
         return Fetched(found, bad, ())
 
 
-def test_a_rate_per_partition_leaves_nothing_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("most_bytes", [3000, 10**9])
+def test_a_rate_per_partition_leaves_nothing_out(tmp_path: Path, most_bytes: int) -> None:
     """Partition 0 has more records than its rate allows, 1 has fewer; another receiver moves a position meanwhile."""
     source = Kafka(bootstrap_servers="127.0.0.1:1", topics="t", group="g", max_rate_per_partition=40)
     receiver = KafkaReceiver(source)
     clock = ManualClock()
     with rig(tmp_path, receiver, start=False) as made:
         reader = KafkaReader(receiver, source)
-        # Room for a few records only: the others are dropped and fetched again.
-        reader._rates = PartitionRates(40, most_bytes=3000, every=0.05, clock=clock)
+        # With little room most of what is fetched is dropped and fetched again.
+        reader._rates = PartitionRates(40, most_bytes=most_bytes, every=0.05, clock=clock)
         reader._places = Places()  # type: ignore[assignment]
         reader._consumer = Client()  # type: ignore[assignment]
         reader._fetcher = fetcher = EndlessPartitions()  # type: ignore[assignment]
