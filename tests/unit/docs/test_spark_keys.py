@@ -51,8 +51,8 @@ CONNECTORS = frozenset(
         "kinesis.retry.waitTime",
     }
 )
-#: Keys of pyspark 4.3.0. Spark 3.5 has no other, and lacks only the two newest, `extraListeners` and
-#: `raw.maxBlockSizeBytes`.
+#: Keys of pyspark 4.3.0. The sources of Spark 3.5 have no other; `extraListeners` is new in 4.1, and
+#: `raw.maxBlockSizeBytes` in 3.5.10.
 PYSPARK = frozenset(
     {
         "backpressure.enabled",
