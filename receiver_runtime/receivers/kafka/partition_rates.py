@@ -10,6 +10,7 @@ reader's thread uses it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ _FIRST_SECONDS = 0.1
 # A late partition of which nothing waits is fetched again when it has the permits of this time. Fetched sooner, most of
 # what comes would be dropped and fetched again, if there is no room for it to wait.
 _RETURN_SECONDS = 0.5
+_LEAST_PAUSE = 0.01  # seconds
 
 
 @dataclass(slots=True)
@@ -45,13 +47,14 @@ class PartitionRates:
     Args:
         rate: records per second of each partition; 0 means unlimited.
         most_bytes: how many bytes of records may wait, of all partitions together.
-        every: seconds between two releases of records that wait, so that they make no tiny blocks.
+        every: seconds between two releases of records that wait, so that they make no tiny blocks; at most half the
+            time for which unused permits are kept.
     """
 
     def __init__(self, rate: float, *, most_bytes: int, every: float, clock: Clock | None = None) -> None:
         self._rate = rate
         self._most_bytes = most_bytes
-        self._every = every
+        self._every = min(every, _BURST_SECONDS / 2)
         self._clock = clock or SystemClock()
         self._permits: dict[Key, _Permits] = {}
         # The late partitions, each with its records that wait, if there are any.
@@ -63,6 +66,11 @@ class PartitionRates:
     def late(self) -> Collection[Key]:
         """Return the partitions that are not to be fetched now."""
         return self._late.keys()
+
+    @property
+    def pause(self) -> float:
+        """Return after how many seconds, at the latest, to ask for a release again."""
+        return max(self._every, _LEAST_PAUSE) if self._late else math.inf
 
     def waits_until(self, key: Key) -> int:
         """Return the offset after the last record that waits of a partition; 0 if none waits."""

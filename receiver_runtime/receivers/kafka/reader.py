@@ -269,7 +269,7 @@ class KafkaReader:
                     self._supervisor.block_path.push_buffered(one.batch)
 
     def _pause(self) -> float:
-        return min(self._supervisor.settings.block_interval, _LONGEST_FETCH)
+        return min(self._supervisor.settings.block_interval, _LONGEST_FETCH, self._rates.pause)
 
     def _at_once(self) -> int:
         most = int(self._supervisor.settings.max_block_bytes / self._bytes_each)

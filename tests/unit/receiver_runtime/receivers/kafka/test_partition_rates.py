@@ -122,12 +122,14 @@ def test_any_window_lets_through_at_most_the_rate_and_a_second_and_nothing_is_le
 
 @pytest.mark.parametrize("rate", [0.5, 7, 1000])
 @pytest.mark.parametrize("most_bytes", [0, MUCH])
-def test_a_busy_partition_reaches_its_rate(rate: float, most_bytes: int) -> None:
-    reading = Reading(rate, most_bytes=most_bytes)
+@pytest.mark.parametrize("every", [0.05, 0.2, 30.0])
+def test_a_busy_partition_reaches_its_rate(rate: float, most_bytes: int, every: float) -> None:
+    reading = Reading(rate, most_bytes=most_bytes, every=every)
     seconds = 60
-    for _ in range(seconds * 20):
+    began = reading.clock.monotonic()
+    while reading.clock.monotonic() < began + seconds:
         reading.fetch((0, 500))
-        reading.clock.advance(0.05)
+        reading.clock.advance(min(0.2, reading.rates.pause))
         reading.go_on()
     assert 0.97 * rate * seconds - 1 <= reading.next[0] <= rate * (seconds + 1) + 1
 
