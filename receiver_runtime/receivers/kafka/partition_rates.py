@@ -121,7 +121,7 @@ class PartitionRates:
 
     def returning(self) -> list[Key]:
         """Return the partitions that are late no longer: fetch them again, from the position after what has passed."""
-        wanted = max(1.0, min(self._capacity, self._rate * _RETURN_SECONDS))
+        wanted = max(1.0, self._rate * _RETURN_SECONDS)
         found = [key for key, waiting in self._late.items() if waiting is None and self._left(key) >= wanted]
         for key in found:
             del self._late[key]
@@ -135,7 +135,8 @@ class PartitionRates:
 
     @property
     def _capacity(self) -> float:
-        return max(1.0, self._rate * _BURST_SECONDS)
+        # One permit more, so that a low rate loses nothing of the next permit while one waits to be used.
+        return 1.0 + self._rate * _BURST_SECONDS
 
     def _left(self, key: Key) -> float:
         now = self._clock.monotonic()
