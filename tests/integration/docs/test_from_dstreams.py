@@ -53,7 +53,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
     """Yield a function that imports a file of the page; the working directory is the test's own."""
     for name, code in FILES.items():
-        (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+        # Spark's working directory is that of the process that started it.
+        (tmp_path / f"{name}.py").write_text(code.replace('f"data/', f'f"{tmp_path}/data/'), encoding="utf-8")
         sys.modules.pop(name, None)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -79,7 +80,9 @@ def outputs(
     **more: Any,  # noqa: ANN401  of run_batch
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of each output for these lines."""
-    given: dict[Stream | str, Any] = {"lines": list(lines), "archive": [{"value": line} for line in archive]}
+    given: dict[Stream | str, Any] = {"lines": list(lines)}
+    if archive:
+        given["archive"] = [{"value": line} for line in archive]
     return {name: table.to_pylist() for name, table in run_batch(pipeline, given, session=session, **more).items()}
 
 
