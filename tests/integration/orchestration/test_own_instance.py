@@ -44,12 +44,14 @@ import session
 def table() -> None: ...
 
 
-theirs = dg.Definitions(
-    assets=[table],
-    resources={"spark": dg.ResourceDefinition.hardcoded_resource("theirs"), "io_manager": dg.FilesystemIOManager()},
-    executor=dg.multiprocess_executor,
+defs = dg.Definitions.merge(
+    dg.Definitions(
+        assets=[table],
+        resources={"spark": dg.ResourceDefinition.hardcoded_resource("theirs"), "io_manager": dg.FilesystemIOManager()},
+        executor=dg.multiprocess_executor,
+    ),
+    session.defs,
 )
-defs = dg.Definitions.merge(theirs, session.defs)
 """
 WORKSPACE = "load_from: [{python_file: {relative_path: project.py, location_name: theirs}}]\n"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import zipfile
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from typer.main import get_command
 from forebay import Pipeline
 from forebay.cli.main import app
 from orchestration.pipeline_settings import PipelineSettings
+from orchestration.settings import Settings
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.source_registry import KINDS
 from receiver_runtime.sources.units import parse_bytes, parse_duration
@@ -136,6 +138,8 @@ def default_of(setting: str) -> Any:  # noqa: ANN401  of any setting
         assert made is not None
         [found] = [parameter for parameter in made.params if option in parameter.opts]
         return found.default
+    if where == "environment":
+        return field(Settings, name.removeprefix("FOREBAY_").lower()).default
     if where == "stream":
         return field(ReceiverSettings, name).default
     if where == "pipeline":
@@ -153,6 +157,8 @@ def test_each_setting_exists_and_has_the_default_that_the_page_says(key: str, se
         assert not default
         return
     found = default_of(setting)
+    if isinstance(found, timedelta):
+        found = found.total_seconds()
     if str(found) == default:
         return
     # A duration or a size is kept as a number.
