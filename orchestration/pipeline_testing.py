@@ -179,7 +179,8 @@ def _result(
         # The types that Spark has when it reads a stream: signed integers, times in microseconds.
         columns: Any = StructType.fromDDL(spark_schema(columns_of(table.schema)))
         schema = to_arrow_schema(columns, timezone="UTC")
-        return session.createDataFrame(table.cast(schema, safe=False))
+        # In one piece: Spark 4.3 leaves out what comes after an empty chunk.
+        return session.createDataFrame(table.cast(schema, safe=False).combine_chunks())
 
     arguments = {parameter: frame(entry) for parameter, entry in zip(output.parameters, output.inputs, strict=True)}
     if output.wants_batch:

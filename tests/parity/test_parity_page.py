@@ -29,7 +29,7 @@ GROUPS = {
 }
 ROWS = [f"{group}{number:02}" for group, count in GROUPS.items() for number in range(1, count + 1)]
 #: Rows of what Forebay does not have; their line says why.
-WITHOUT_TEST = {"S09", "H03"}
+WITHOUT_TEST = {"H03"}
 POINTS = 36
 POINTS_WITHOUT_TEST = {6}
 
