@@ -90,9 +90,13 @@ class LocalBlockStore:
 
     def check(self) -> None:
         """Check that this is the expected store. See ``BlockStore``."""
-        if self._expected is not None:
+        try:
             with self._opened():
                 return
+        except StoreUnavailableError as error:
+            # Where no store is expected yet, the first segment makes its root.
+            if self._expected is not None or not isinstance(error.__cause__, FileNotFoundError):
+                raise
 
     def identity(self) -> str | None:
         """Return the id in its file ``_store``; see ``Replica``."""
