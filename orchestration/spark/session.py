@@ -47,6 +47,10 @@ _MODULES = (
 _WARM_KEY = "spark.forebay.warm"
 
 
+class SessionWithoutFormatError(RuntimeError):
+    """A session can't get the `forebay` format."""
+
+
 def spark_session(
     settings: Settings, *, application: str, configuration: Mapping[str, str] | None = None
 ) -> SparkSession:
@@ -138,6 +142,8 @@ def _use_class_archive(settings: Settings, wanted: dict[str, str], java_home: Pa
 
 def _equipped(session: SparkSession, settings: Settings) -> SparkSession:
     """Return the session with the `forebay` format, after shipping our code to where its tasks run."""
+    from pyspark.errors import AnalysisException  # noqa: PLC0415  as above
+
     from orchestration.spark.data_source import ForebayDataSource  # noqa: PLC0415
     from orchestration.spark.shipping import code_archive  # noqa: PLC0415
 
@@ -145,7 +151,16 @@ def _equipped(session: SparkSession, settings: Settings) -> SparkSession:
         session.addArtifacts(str(code_archive(settings.home.absolute() / "spark")), pyfile=True)
     elif not str(session.sparkContext.master).startswith("local"):
         session.sparkContext.addPyFile(str(code_archive(settings.home.absolute() / "spark")))
-    session.dataSource.register(ForebayDataSource)
+    try:
+        session.dataSource.register(ForebayDataSource)
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+        # Spark 4.3 registers a format for one session of a JVM, and finds it in no other.
+        raise SessionWithoutFormatError(
+            "another session of this Spark has the forebay format, and Spark takes it for one session alone: let the "
+            "resource return SparkSession.builder.getOrCreate(), and not newSession()"
+        ) from error
     return session
 
 

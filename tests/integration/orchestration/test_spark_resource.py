@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 from dagster_pyspark import LazyPySparkResource, PySparkResource
-from pydantic import PrivateAttr
 
 from forebay.dagster import build_definitions
 from orchestration.settings import Settings
-from orchestration.spark.session import WarmSession
+from orchestration.spark.session import SessionWithoutFormatError, WarmSession
 from tests.integration.orchestration.batch_rig import System
 from tests.state_directory import state_directory
 from tracker_store.engine import connect
@@ -114,42 +113,61 @@ def test_the_given_resource_configures_the_batch_and_a_run_may_change_it(
     assert all(session is warm.session for session in words.sessions)
 
 
-class NewSession(LazyPySparkResource):
-    """A project's own resource: its sessions share a Spark, and nothing else."""
-
-    _made: list[SparkSession] = PrivateAttr(default_factory=list)
+class OwnSession(LazyPySparkResource):
+    """A project's own resource, which makes its session without Forebay."""
 
     @property
     def spark_session(self) -> SparkSession:
-        """Return a session that has no `forebay` format yet."""
+        """Return the session that Spark makes, or has."""
         from pyspark.sql import SparkSession  # noqa: PLC0415  as the rest of Spark
 
-        active = SparkSession.getActiveSession()
-        assert active is not None
-        SESSIONS.append(active.newSession())
+        SESSIONS.append(SparkSession.builder.getOrCreate())
         SESSIONS[-1].conf.set(SHUFFLES, "13")
         return SESSIONS[-1]
+
+
+class SeparateSession(OwnSession):
+    """A project's own resource whose sessions share a Spark with others, and nothing else."""
+
+    @property
+    def spark_session(self) -> SparkSession:
+        """Return a new session of that Spark."""
+        return super().spark_session.newSession()
 
 
 # A resource is made anew for each run, so it can't hold what a test looks at.
 SESSIONS: list[SparkSession] = []
 
 
+@pytest.fixture
+def no_sessions() -> None:
+    """Forget the sessions that resources made in other tests."""
+    SESSIONS.clear()
+
+
+@pytest.mark.usefixtures("no_sessions")
 def test_a_projects_own_class_makes_the_session_and_the_batch_can_read_in_it(system: System) -> None:
     words = Words(system)
-    SESSIONS.clear()
-    job = build_definitions(words.pipeline, spark=NewSession(spark_config={})).resolve_job_def("words_batch")
+    job = build_definitions(words.pipeline, spark=OwnSession(spark_config={})).resolve_job_def("words_batch")
     job.execute_in_process(run_config=words.config())
     assert system.published() == ["a", "b"]
     assert words.sessions == SESSIONS
     assert words.shuffles == ["13"], "its configuration stays as it is"
 
 
+@pytest.mark.usefixtures("no_sessions")
+def test_a_new_session_of_a_spark_with_the_format_is_refused_with_the_way_out(system: System) -> None:
+    words = Words(system)
+    job = build_definitions(words.pipeline, spark=SeparateSession(spark_config={})).resolve_job_def("words_batch")
+    with pytest.raises(SessionWithoutFormatError, match=r"getOrCreate\(\)"):
+        job.execute_in_process(run_config=words.config())
+
+
+@pytest.mark.usefixtures("no_sessions")
 def test_a_run_that_can_not_claim_its_batch_asks_for_no_session(system: System) -> None:
     """Check this because a session may have to be started, which takes seconds of a processor."""
     words = Words(system)
-    SESSIONS.clear()
-    job = build_definitions(words.pipeline, spark=NewSession(spark_config={})).resolve_job_def("words_batch")
+    job = build_definitions(words.pipeline, spark=OwnSession(spark_config={})).resolve_job_def("words_batch")
     config = words.config()
     assert job.execute_in_process(run_config=config).success
     SESSIONS.clear()
