@@ -11,6 +11,7 @@ from orchestration.spark.session import spark_session
 from receiver_runtime.block_store.errors import BlockKeyError
 from tests.block_keys import files_with, key_file, key_id, new_key, spellings
 from tests.integration.orchestration.batch_rig import System
+from tests.integration.orchestration.spark_jvm import end_jvm
 from tests.polling import eventually
 from tracker_store import batches
 from tracker_store.engine import connect
@@ -35,11 +36,13 @@ _SECONDS = 150
 
 @pytest.fixture(scope="module")
 def key_of_environment() -> Iterator[str]:
-    """Set a key in the environment, before Spark starts: its workers inherit it."""
+    """Set a key in the environment, before a JVM starts: its workers inherit it."""
     key = new_key()
+    end_jvm()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, key)
         yield key
+    end_jvm()
 
 
 @pytest.fixture(scope="module")
