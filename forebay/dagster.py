@@ -1,8 +1,10 @@
-"""For Dagster code locations: `build_definitions`, and `is_given_up` for your own failure sensors."""
+"""For Dagster code locations: `build_definitions`, `event_sensor`, and `is_given_up` for your own failure sensors."""
 
 from __future__ import annotations
 
 from orchestration.dagster_defs.build_definitions import build_definitions
+from orchestration.dagster_defs.event_sensor import event_sensor
 from orchestration.dagster_defs.given_up import is_given_up
+from tracker_store.listener_events import EventKind, ListenerEvent
 
-__all__ = ["build_definitions", "is_given_up"]
+__all__ = ["EventKind", "ListenerEvent", "build_definitions", "event_sensor", "is_given_up"]

@@ -31,6 +31,7 @@ from orchestration.spark.sinks.sink import OutputAttempt
 from tracker_store import batches, outputs
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import BatchHeldError, DriverLogError
+from tracker_store.input_metadata import record_input_metadata
 from tracker_store.pipelines import get_pipeline
 from tracker_store.processes import ProcessExpiredError, deregister_process, heartbeat, register_process
 from tracker_store.retry import FIRST
@@ -308,6 +309,8 @@ def _batch(
     inputs = read_batch_inputs(
         connection, pipeline, pipeline_id, batch_time, attempt.outputs, block_store=settings.block_store_roots
     )
+    with _logged("the positions of its sources are not recorded"):
+        record_input_metadata(connection, pipeline_id, batch_time)
     lost = find_lost_blocks(
         connection, settings.block_store_roots, chain.from_iterable([*inputs.blocks.values(), *inputs.windows.values()])
     )

@@ -40,6 +40,11 @@ def function_source(name: str) -> str:
     return _FUNCTION_FILES.joinpath(f"{name}.sql").read_text(encoding="utf-8")
 
 
+def is_trigger_function(name: str) -> bool:
+    """Return whether only triggers call the function. They are made, and dropped with it, by a migration."""
+    return "\nRETURNS trigger\n" in function_source(name)
+
+
 def _literal(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
@@ -120,12 +125,17 @@ def _execute(connection: sa.Connection, statement: str) -> None:
 def uninstall(connection: sa.Connection, *, functions: bool) -> None:
     """Revoke the roles' rights, and drop every view and, with `functions`, every function; the roles stay.
 
-    Functions are left in place if the same transaction installs them again. Locks: the views, and the functions' rows.
+    Functions are left in place if the same transaction installs them again; those of triggers always, because the
+    tables' triggers need them. Locks: the views, and the functions' rows.
     """
     for statement in (
         *roles.revoke_statements(),
         *(f"DROP VIEW IF EXISTS forebay.{name}" for name in reversed(list(VIEWS))),
-        *(f"DROP FUNCTION IF EXISTS forebay.{name}" for name in FUNCTIONS if functions),
+        *(
+            f"DROP FUNCTION IF EXISTS forebay.{name}"
+            for name in FUNCTIONS
+            if functions and not is_trigger_function(name)
+        ),
         "COMMENT ON SCHEMA forebay IS NULL",
     ):
         _execute(connection, statement)

@@ -78,6 +78,7 @@ ROLES: Mapping[str, Role] = {
             "allocate_blocks_to_batch",
             "apply_pipeline",
             "attach_reader",
+            "batch_inputs_of",
             "claim_attempt",
             "claim_replay",
             "clean_up_events",
@@ -97,6 +98,7 @@ ROLES: Mapping[str, Role] = {
             "heartbeat",
             "move_reader",
             "leads",
+            "record_batch_inputs",
             "record_scaling",
             "record_stream_rate",
             "release_launch",
@@ -148,7 +150,7 @@ ROLES: Mapping[str, Role] = {
     ),
     "forebay_operator": Role(
         "a person who looks: reads all, changes nothing",
-        ("driver_log_between",),
+        ("batch_inputs_of", "driver_log_between"),
         _read(*_EVERYTHING),
     ),
 }

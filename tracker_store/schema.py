@@ -457,6 +457,8 @@ block_offsets = Table(
     CheckConstraint("to_offset >= 0 AND to_offset > from_offset", name="block_offsets_forward"),
     # Few rows, and blocks never add any: losses are counted without a scan of the chain.
     Index("block_offsets_lost", "stream_id", "source", "partition", postgresql_where=text("kind = 'lost'")),
+    # What a batch read is looked up by its ranges; a stream may have a million partitions, such as files.
+    Index("block_offsets_read", "receiver_id", "sequence", postgresql_where=text("kind <> 'origin'")),
     comment="Up to which position of each source partition is everything in a block? (A chain of links.)",
     postgresql_with={"autovacuum_vacuum_insert_scale_factor": "0.05"},
 )
@@ -759,6 +761,7 @@ batches = Table(
         comment="When Dagster was asked, by the database's clock; null: it was not",
     ),
     Column("launched_by", Text, comment="What asked: the batch sensor, or the leading tracker; null: nothing has"),
+    Column("inputs", Integer, comment="How many rows of batch_inputs it has; null: its first attempt records them"),
     PrimaryKeyConstraint("pipeline_id", "batch_time"),
     CheckConstraint("num_nulls(launch_attempt, launched_at, launched_by) IN (0, 3)", name="batches_launch_whole"),
     CheckConstraint(_one_of("state", BatchState), name="batches_state"),
@@ -798,6 +801,25 @@ batch_allocations = Table(
         using="gist",
     ),
     comment="Which blocks of which receiver belong to a batch? (Ranges of one pipeline never overlap.)",
+)
+
+# Insert-only, by record_batch_inputs. Kept with the batch, because its links go with its blocks.
+batch_inputs = Table(
+    "batch_inputs",
+    metadata,
+    Column("pipeline_id", BigInteger, nullable=False, comment="The batch's pipeline"),
+    Column("batch_time", DateTime(timezone=True), nullable=False, comment="The batch"),
+    Column("stream_id", BigInteger, nullable=False, comment="The stream that read the source"),
+    Column("source", Text, nullable=False, comment="The source as the receiver names it, such as a topic"),
+    Column("partition", Text, nullable=False, comment="The partition's name, such as a number or a file"),
+    Column("generation", Integer, nullable=False, comment="The partition's generation, as in block_offsets"),
+    Column("from_offset", BigInteger, nullable=False, comment="The first position that the batch has"),
+    Column("to_offset", BigInteger, nullable=False, comment="The position after the last one"),
+    Column("lost", BigInteger, nullable=False, comment="Positions in between that the source no longer had"),
+    PrimaryKeyConstraint("pipeline_id", "batch_time", "stream_id", "source", "partition", "generation", "from_offset"),
+    CheckConstraint("from_offset >= 0 AND to_offset > from_offset", name="batch_inputs_forward"),
+    CheckConstraint("lost >= 0 AND lost <= to_offset - from_offset", name="batch_inputs_lost"),
+    comment="Which positions of its sources did a batch read? (One row per range without a gap.)",
 )
 
 batch_attempts = Table(
@@ -934,4 +956,31 @@ receiver_events = Table(
     CheckConstraint(_one_of("kind", ReceiverEventKind), name="receiver_events_kind"),
     Index("receiver_events_receiver", "receiver_id", "id"),
     comment="What happened to a receiver, and why?",
+)
+
+# Insert-only, only by the triggers that call record_event: no state changes without its event.
+events = Table(
+    "events",
+    metadata,
+    Column(
+        "transaction_id",
+        BigInteger,
+        nullable=False,
+        server_default=text("CAST(CAST(pg_current_xact_id() AS text) AS bigint)"),
+        comment="The transaction that made the change; readers wait until all up to it have ended",
+    ),
+    Column("id", BigInteger, autoincrement=True, nullable=False, comment="Rises within a transaction"),
+    _now("at", "When, by the database's clock"),
+    Column("kind", Text, nullable=False, comment="What happened, as listed in docs/how-to/listeners.md"),
+    Column("receiver_id", BigInteger, comment="The receiver; null if the event is about none"),
+    Column("pipeline_id", BigInteger, comment="The pipeline; null if the event is about none"),
+    Column("batch_time", DateTime(timezone=True), comment="The batch; null if the event is about none"),
+    Column("attempt", Integer, comment="The attempt or replay; null if the event is about no batch"),
+    Column("output", Text, comment="The output that was committed; else null"),
+    Column("term", BigInteger, comment="The term of a new leader; else null"),
+    Column("records", BigInteger, comment="Records of the batch, the output or the clean-up; else null"),
+    Column("message", Text, nullable=False, comment="The reason or the place, for people; may be empty"),
+    PrimaryKeyConstraint("transaction_id", "id"),
+    comment="What happened to batches, receivers, pipelines and the lead, for listeners? (Read by listener_events.)",
+    postgresql_with={"autovacuum_vacuum_insert_scale_factor": "0.05"},
 )

@@ -52,6 +52,10 @@ WHERE x.indrelid = :oid
                   WHERE k.conindid = x.indexrelid AND k.contype IN ('p', 'u', 'x'))
 ORDER BY i.relname COLLATE "C"
 """
+_TRIGGERS = """
+SELECT pg_get_triggerdef(oid) AS definition FROM pg_catalog.pg_trigger
+WHERE tgrelid = :oid AND NOT tgisinternal ORDER BY tgname COLLATE "C"
+"""
 _FUNCTION = """
 SELECT pg_get_function_identity_arguments(oid) AS arguments, pg_get_function_result(oid) AS result
 FROM pg_catalog.pg_proc WHERE pronamespace = CAST('forebay' AS regnamespace) AND proname = :name
@@ -91,6 +95,9 @@ def _relation(connection: sa.Connection, relation: sa.Row[Any]) -> list[str]:
         lines += ["Constraints:", "", *constraints, ""]
     if indexes:
         lines += ["Indexes:", "", *indexes, ""]
+    triggers = [f"- `{row.definition}`" for row in _rows(connection, _TRIGGERS, oid=relation.oid)]
+    if triggers:
+        lines += ["Triggers:", "", *triggers, ""]
     return lines
 
 
@@ -117,7 +124,7 @@ def _function(connection: sa.Connection, name: str) -> list[str]:
         f"RETURNS {row.result}",
         "```",
         "",
-        f"May be executed by {', '.join(who)}.",
+        f"May be executed by {', '.join(who)}." if who else "Only triggers call it.",
         "",
     ]
 

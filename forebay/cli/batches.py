@@ -20,6 +20,7 @@ from orchestration.batch_schedule import halted
 from orchestration.replay import ReplayError, parsed_time
 from tracker_store import batches as store
 from tracker_store.errors import NotQuarantinedError
+from tracker_store.input_metadata import input_metadata
 from tracker_store.outputs import commits_of_batch
 from tracker_store.pipelines import get_pipeline, list_pipelines
 from tracker_store.received_block_tracker import ReceivedBlockTracker
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from tracker_store.batches import BatchRow
+    from tracker_store.input_metadata import InputMetadata
 
 APPLICATION = "forebay batches"
 _MOST_SHOWN = 20
@@ -154,12 +156,16 @@ def statements(pipeline_id: int, time: datetime) -> dict[str, str]:
         "blocks": f"SELECT * FROM forebay.batch_blocks {of_batch};",  # noqa: S608  shown to people
         "attempts": f"SELECT * FROM forebay.batch_attempts {of_batch} ORDER BY attempt;",  # noqa: S608
         "outputs": f"SELECT * FROM forebay.output_commits {of_batch};",  # noqa: S608
+        "inputs": f"SELECT * FROM forebay.batch_input_metadata {of_batch};",  # noqa: S608
     }
 
 
 @app.command()
 def show(pipeline: PipelineName, batch_time: BatchTime, as_json: AsJson = False) -> None:  # noqa: FBT002
-    """Show one batch: its blocks and where they are, its attempts and replays, its outputs, and the SQL for each."""
+    """Show one batch: its blocks, the positions of its sources, its attempts, its outputs, and the SQL for each.
+
+    A topic's or a file's positions stay when the blocks are cleaned up. The position after "to" is in another batch.
+    """
     console = Console(highlight=False, stderr=as_json, soft_wrap=True)
     with driver_log(console, application_name=APPLICATION) as connection:
         pipeline_id, row = _found(connection, pipeline, batch_time)
@@ -167,11 +173,13 @@ def show(pipeline: PipelineName, batch_time: BatchTime, as_json: AsJson = False)
         blocks = ReceivedBlockTracker(connection, pipeline_id).get_blocks_of_batch(row.batch_time)
         attempts = store.attempts_of_batch(connection, pipeline_id, row.batch_time)
         commits = commits_of_batch(connection, pipeline_id, row.batch_time)
+        inputs = input_metadata(connection, pipeline_id, row.batch_time, limit=None if as_json else _MOST_SHOWN)
     sql = statements(pipeline_id, row.batch_time)
     if as_json:
         facts: dict[str, Any] = {
             "batch": _as_json(row, pipeline=pipeline),
             "blocks": [block_as_json(block, receivers) for block in blocks],
+            "inputs": asdict(inputs) | {"ranges": [asdict(read) for read in inputs.ranges]},
             "attempts": [_as_json(attempt) for attempt in attempts],
             "outputs": [_as_json(commit) for commit in commits],
             "sql": sql,
@@ -189,6 +197,7 @@ def show(pipeline: PipelineName, batch_time: BatchTime, as_json: AsJson = False)
         )
     if len(blocks) > _MOST_SHOWN:
         console.print(f"  … and {len(blocks) - _MOST_SHOWN} more (--json shows all)")
+    _print_inputs(console, inputs)
     console.print("Attempts:" if attempts else "Attempts: none")
     for attempt in attempts:
         said = f": {attempt.error.partition(chr(10))[0]}" if attempt.error else ""
@@ -204,6 +213,25 @@ def show(pipeline: PipelineName, batch_time: BatchTime, as_json: AsJson = False)
     console.print("SQL:")
     for statement in sql.values():
         console.print(f"  {statement}", markup=False)
+
+
+def _print_inputs(console: Console, inputs: InputMetadata) -> None:
+    if not inputs.known:
+        console.print("Read from its sources: not recorded, and its blocks are gone")
+        return
+    console.print("Read from its sources:")
+    for read in inputs.ranges:
+        generation = f" (generation {read.generation})" if read.generation else ""
+        lost = f", {read.lost:,} of them lost by the source" if read.lost else ""
+        console.print(
+            f"  {read.stream}: {read.source} {read.partition}{generation}: {read.from_offset} to {read.to_offset - 1}, "
+            f"{read.to_offset - read.from_offset:,} positions{lost}",
+            markup=False,
+        )
+    if inputs.total > len(inputs.ranges):
+        console.print(f"  … and {inputs.total - len(inputs.ranges)} more (--json shows all)")
+    for stream in inputs.no_positions:
+        console.print(f"  {stream}: no positions", markup=False)
 
 
 @app.command()

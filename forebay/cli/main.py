@@ -36,6 +36,7 @@ _COMMANDS = {
     "readers": ("readers", "app"),
     "batches": ("batches", "app"),
     "blocks": ("blocks", "app"),
+    "events": ("events", "events"),
     "db": ("db", "app"),
 }
 # Started by an agent, not by people.

@@ -9,6 +9,7 @@ import structlog
 
 from orchestration.batch_run import run_batch
 from orchestration.batch_schedule import op_name
+from orchestration.dagster_defs.batch_input_table import MOST_RANGES, input_table
 from orchestration.dagster_defs.batch_plots import batch_materialization, batch_metadata
 from orchestration.dagster_defs.partitions import partition_key, partitions_of
 from orchestration.dagster_defs.replay_job import replay_in_dagster, result_metadata
@@ -20,6 +21,7 @@ from orchestration.settings import Settings
 from tracker_store.batch_statistics import BatchFigures, batch_figures
 from tracker_store.engine import connect_once
 from tracker_store.errors import DriverLogError
+from tracker_store.input_metadata import InputMetadata, input_metadata
 from tracker_store.pipelines import get_pipeline
 
 log = structlog.get_logger(__name__)
@@ -40,16 +42,19 @@ def batch_op_name(pipeline: Pipeline) -> str:
     return op_name(pipeline.name)
 
 
-def _figures(settings: Settings, pipeline: Pipeline, batch_time: datetime) -> BatchFigures | None:
-    """Read the batch's figures from the driver log; None if that fails, because the batch is complete anyway."""
+def _figures(settings: Settings, pipeline: Pipeline, batch_time: datetime) -> tuple[BatchFigures, InputMetadata] | None:
+    """Read what Dagster shows of the batch; None if that fails, because the batch is complete anyway."""
     try:
         with connect_once(
             settings.require_database_url(), application_name=f"forebay batch {pipeline.name}"
         ) as connection:
-            return batch_figures(connection, get_pipeline(connection, pipeline.name).pipeline_id, batch_time)
+            pipeline_id = get_pipeline(connection, pipeline.name).pipeline_id
+            figures = batch_figures(connection, pipeline_id, batch_time)
+            inputs = input_metadata(connection, pipeline_id, batch_time, limit=MOST_RANGES)
     except DriverLogError as error:
         log.warning("no figures of the batch for Dagster's plots", error=str(error))
         return None
+    return None if figures is None else (figures, inputs)
 
 
 def _replay(
@@ -104,14 +109,15 @@ def output_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
             settings=settings,
             session=lambda: batch_session(forebay_spark, settings, pipeline),
         )
-        figures = _figures(settings, pipeline, batch_time)
-        if figures is not None:
-            context.log_event(batch_materialization(pipeline, figures))
+        shown = _figures(settings, pipeline, batch_time)
+        if shown is not None:
+            figures, inputs = shown
+            context.log_event(batch_materialization(pipeline, figures, input_table(inputs)))
         partition = partition_key(pipeline, batch_time)
         for result in results:
             asset_key = pipeline.outputs[result.output].asset_key
             metadata = {
-                **({} if figures is None else batch_metadata(pipeline, figures)),
+                **({} if shown is None else batch_metadata(pipeline, figures)),
                 **result_metadata(result, batch_time),
             }
             if partition is None and asset_key in context.selected_asset_keys:

@@ -14,6 +14,7 @@ import dagster as dg
 from orchestration.dagster_defs.stream_assets import stream_key
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
 
     from orchestration.pipeline import Pipeline
@@ -91,9 +92,11 @@ def blocks_statement(pipeline: Pipeline, batch_time: datetime) -> str:
     )
 
 
-def batch_materialization(pipeline: Pipeline, figures: BatchFigures) -> dg.AssetMaterialization:
-    """Return the event of `batches` for a completed batch."""
-    return dg.AssetMaterialization(batches_key(pipeline), metadata=batch_metadata(pipeline, figures))
+def batch_materialization(
+    pipeline: Pipeline, figures: BatchFigures, inputs: Mapping[str, dg.MetadataValue]
+) -> dg.AssetMaterialization:
+    """Return the event of `batches` for a completed batch; `inputs` is what it read from its sources."""
+    return dg.AssetMaterialization(batches_key(pipeline), metadata={**batch_metadata(pipeline, figures), **inputs})
 
 
 def minute_materialization(pipeline: Pipeline, figures: MinuteFigures) -> dg.AssetMaterialization:

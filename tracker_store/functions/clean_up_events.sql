@@ -4,6 +4,8 @@
 -- unread records, because it explains a gap. An ended process stays while a receiver, or a run that Dagster may still
 -- ask about, names it. The newest agent of a name stays while it is draining, because the next agent of that name
 -- inherits this.
+-- Events whose transaction has an id that this server has not given out yet come from another server (the driver log
+-- was restored from a dump): they get the id of this call's, or listeners would wait for them, and miss newer ones.
 -- Locks: the leader's row FOR SHARE first; then only rows that nothing else changes.
 CREATE FUNCTION forebay.clean_up_events(of_term bigint, keep interval, max_rows bigint)
 RETURNS TABLE (outcome text, events bigint, more boolean)
@@ -35,6 +37,24 @@ BEGIN
 
     DELETE FROM cleanup_events e WHERE e.id IN (
         SELECT o.id FROM cleanup_events o WHERE o.at < before AND o.unread_records = 0 ORDER BY o.id LIMIT max_rows);
+    GET DIAGNOSTICS gone = ROW_COUNT;
+    events := events + gone;
+    more := more OR gone = max_rows;
+
+    UPDATE events e SET transaction_id = CAST(CAST(pg_current_xact_id() AS text) AS bigint)
+    WHERE (e.transaction_id, e.id) IN (
+        SELECT o.transaction_id, o.id FROM events o
+        WHERE o.transaction_id >= CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS text) AS bigint)
+        ORDER BY o.transaction_id, o.id LIMIT max_rows);
+    GET DIAGNOSTICS gone = ROW_COUNT;
+    more := more OR gone = max_rows;
+
+    -- The oldest by the primary key, and of those the old ones: nothing else is read.
+    DELETE FROM events e WHERE (e.transaction_id, e.id) IN (
+        SELECT o.transaction_id, o.id FROM (
+            SELECT v.transaction_id, v.id, v.at FROM events v
+            ORDER BY v.transaction_id, v.id LIMIT max_rows) AS o
+        WHERE o.at < before);
     GET DIAGNOSTICS gone = ROW_COUNT;
     events := events + gone;
     more := more OR gone = max_rows;
