@@ -1,8 +1,8 @@
 """The event sensor: run a user's function once for each event of the driver log, as a Dagster run.
 
 The sensor's cursor is the last event that it has looked at, so that no event is missed, however long Dagster is down.
-Each event of a wanted kind becomes one run. Its run key belongs to the event, and Dagster makes one run per key, also if
-the daemon is killed between the requests and the cursor. The function is called in that run, never in a tick, which
+Each event of a wanted kind becomes one run. Its run key belongs to the event, and Dagster makes one run per key, even
+if the daemon is killed between the requests and the cursor. The function is called in that run, never in a tick, which
 Dagster may evaluate again. This module must never move the cursor past an event that was not requested.
 """
 
