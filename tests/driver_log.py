@@ -132,6 +132,6 @@ def wait_until_blocked(connection: sa.Connection, sessions: int = 1) -> None:
 
 
 def wait_until_told(connection: sa.Connection) -> None:
-    """Return as soon as listeners see every event: no transaction of the server that began before the newest is open."""
+    """Return as soon as listeners see every event: no transaction that began before the newest is open."""
     statement = sa.text("SELECT (SELECT count(*) FROM forebay.events) = (SELECT count(*) FROM forebay.listener_events)")
     eventually(lambda: connection.execute(statement).scalar_one(), "the events of every transaction")

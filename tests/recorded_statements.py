@@ -28,7 +28,7 @@ STATEMENTS = _ROOT / "tests" / "integration" / "upgrade" / "statements.json"
 _IMPORT = re.compile(r"^from tracker_store\.\w+ import (?P<names>\([^)]*\)|[^\n]*)", re.MULTILINE)
 _MODULE = re.compile(r"^from tracker_store import (?P<names>[^\n]*)", re.MULTILINE)
 # Modules with an owner's commands, which are no part of a running system.
-_OWNERS = ("checks.py", "migrate.py", "programs.py", "roles.py", "schema_reference.py", "env.py")
+_OWNERS = ("checks.py", "event_triggers.py", "migrate.py", "programs.py", "roles.py", "schema_reference.py", "env.py")
 _QUERY = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b")
 # The packages whose processes act in each role.
 _CALLERS = {"forebay_receiver": ("receiver_runtime",), "forebay_driver": ("orchestration", "forebay")}

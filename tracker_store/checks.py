@@ -20,6 +20,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
 from tracker_store.engine import connect, named_failures
+from tracker_store.event_triggers import missing_triggers
 from tracker_store.migrate import current_revision, newest_revision, way_out
 from tracker_store.programs import FUNCTIONS, function_source, installed_fingerprint, programs_fingerprint
 from tracker_store.schema import SCHEMA, metadata
@@ -505,6 +506,18 @@ def _differing(source: str, installed: sa.Row[Any]) -> list[str]:
     ]
 
 
+def changes_are_told(connection: sa.Connection, pipeline_id: int | None = None) -> CheckResult:
+    """Check that the triggers that write events are there and enabled."""
+    del pipeline_id
+    missing = missing_triggers(connection)
+    return CheckResult(
+        "changes_are_told",
+        "every change of a state writes an event",
+        len(missing),
+        tuple(f"{name}: not in the database, or disabled" for name in missing[:OFFENDERS_NAMED]),
+    )
+
+
 DATA_CHECKS: tuple[Callable[[sa.Connection, int | None], CheckResult], ...] = (
     chains_are_gapless,
     running_totals_add_up,
@@ -521,6 +534,7 @@ SCHEMA_CHECKS: tuple[Callable[[sa.Connection, int | None], CheckResult], ...] = 
     revision_is_the_newest,
     tables_are_as_declared,
     functions_are_the_files,
+    changes_are_told,
 )
 
 

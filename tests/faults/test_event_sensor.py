@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pytest
@@ -109,8 +109,13 @@ def test_m08_a_daemon_that_is_killed_again_and_again_makes_one_run_per_event(
         def runs() -> list[dg.DagsterRun]:
             return list(instance.get_runs())
 
+        def message(run: dg.DagsterRun) -> str:
+            config: Any = run.run_config
+            text: str = config["ops"]["write_down__call"]["config"]["event"]["message"]
+            return text
+
         def called(run: dg.DagsterRun) -> int:
-            file = calls / run.run_config["ops"]["write_down__call"]["config"]["event"]["message"]
+            file = calls / message(run)
             return len(file.read_text(encoding="utf-8").splitlines()) if file.exists() else 0
 
         def left() -> list[dg.DagsterRun]:
@@ -127,14 +132,12 @@ def test_m08_a_daemon_that_is_killed_again_and_again_makes_one_run_per_event(
                 report(EVENTS_PER_KILL)
             daemon.start()
             eventually(lambda: len(runs()) >= len(expected), "a run for each event", seconds=3 * SECONDS)
-            # A kill may hit the moment at which Dagster starts a run's process: that run waits for Dagster's monitoring.
+            # A kill may come while Dagster starts a run's process: that run waits for Dagster's monitoring.
             eventually(lambda: len(left()) <= KILLS, "the runs end", seconds=3 * SECONDS)
             made = runs()
         finally:
             daemon.end_all()
-        assert sorted(
-            run.run_config["ops"]["write_down__call"]["config"]["event"]["message"] for run in made
-        ) == sorted(expected), "one run per event"
+        assert sorted(map(message, made)) == sorted(expected), "one run per event"
         assert {called(run) for run in made if run.is_success} == {1}
         assert all(called(run) <= 1 for run in made)
         assert sum(run.is_success for run in made) >= len(expected) - KILLS

@@ -1,4 +1,4 @@
-"""Check that the statement of the how-to on Kafka runs and shows what the page says."""
+"""Check that the statements of the how-to on Kafka run and show what the page says."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.driver_log import add, block, claim_anew, make_log
+from tests.driver_log import INTERVAL, NOON, add, block, claim_anew, make_log
 from tracker_store.blocks import OffsetLink, open_partition
 from tracker_store.engine import connect
+from tracker_store.input_metadata import record_input_metadata
 from tracker_store.states import LinkKind
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "sources" / "kafka.md"
 
 
-def test_its_statement_runs(engine: sa.Engine) -> None:
-    [statement] = re.findall(r"^```sql\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+def test_its_statements_run(engine: sa.Engine) -> None:
+    positions, inputs = re.findall(r"^```sql\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     with connect(engine) as connection:
         log = make_log(connection, stream="orders")
         claimed = claim_anew(connection, log.receiver_ids[0])
@@ -33,4 +34,9 @@ def test_its_statement_runs(engine: sa.Engine) -> None:
             OffsetLink("orders", "0", 0, 130, 150),
         )
         add(connection, replace(block(claimed, 2), links=links))
-        assert list(map(tuple, connection.exec_driver_sql(statement))) == [("orders", "0", 0, 150, 30)]
+        assert list(map(tuple, connection.exec_driver_sql(positions))) == [("orders", "0", 0, 150, 30)]
+        connection.exec_driver_sql(f"UPDATE forebay.blocks SET added_at = '{NOON.isoformat()}'")
+        log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+        assert record_input_metadata(connection, log.pipeline_id, NOON + INTERVAL) == 1
+        inputs = inputs.replace("2026-01-31 12:00:00Z", (NOON + INTERVAL).isoformat())
+        assert list(map(tuple, connection.exec_driver_sql(inputs))) == [("orders", "0", 0, 100, 149, 30)]

@@ -24,6 +24,7 @@ from tracker_store import batches
 from tracker_store.block_stores import attach_block_store
 from tracker_store.engine import connect
 from tracker_store.errors import AttemptSupersededError, BatchHeldError, DriverLogUnavailableError, OutcomeUnknownError
+from tracker_store.input_metadata import input_metadata
 from tracker_store.outputs import commits_of_batch
 from tracker_store.pipelines import get_pipeline
 from tracker_store.receivers import placements, receiver_events
@@ -85,6 +86,39 @@ def test_an_output_may_ask_for_its_batch(system: System) -> None:
     [batch] = seen
     assert (batch.pipeline, batch.time, batch.attempt, batch.records) == ("words", time, 1, 3)
     assert [block.records for block in batch.blocks(pipeline.streams[0])] == [1, 2]
+
+
+def test_o03_a_run_records_what_its_batch_read(system: System) -> None:
+    pipeline = system.declare(same)
+    system.receive(["a", "b"], ["c"])
+    time = system.allocate(1)
+    connection, pipeline_id = system.connection, get_pipeline(system.connection, "words").pipeline_id
+    # As a source with positions registers them with its blocks.
+    connection.execute(
+        sa.text(
+            "INSERT INTO forebay.block_offsets SELECT r.stream_id, 'orders', '0', 0, 10 * n, 10 * n + 10, 'block', "
+            "r.id, n FROM forebay.receivers r, generate_series(2, 3) AS n"
+        )
+    )
+    system.run(pipeline, time, 1)
+    system.clean_up()
+    connection.execute(sa.text("DELETE FROM forebay.block_offsets"))
+    found = input_metadata(connection, pipeline_id, time)
+    assert [(read.source, read.partition, read.from_offset, read.to_offset) for read in found.ranges] == [
+        ("orders", "0", 20, 40)
+    ]
+
+
+def test_a_batch_whose_inputs_can_not_be_recorded_completes(system: System, engine: sa.Engine) -> None:
+    pipeline = system.declare(same)
+    system.receive(["a"])
+    time = system.allocate(1)
+    with engine.connect() as other, other.execution_options(isolation_level="READ COMMITTED").begin():
+        other.execute(sa.text("SET LOCAL idle_in_transaction_session_timeout = 0"))
+        other.execute(sa.text("LOCK TABLE forebay.batch_inputs"))
+        system.run(pipeline, time, 1)
+    assert system.state(time) == (BatchState.COMPLETED, 1)
+    assert system.published() == ["a"]
 
 
 def test_w10_a_failing_output_fails_its_attempt_and_the_next_does_it_all(system: System) -> None:

@@ -264,6 +264,16 @@ BREAKS = {
         "functions_are_the_files",
         "mine: no file of ours",
     ),
+    "a trigger is gone": (
+        "DROP TRIGGER batch_changes ON forebay.batches",
+        "changes_are_told",
+        "batches.batch_changes: not in the database, or disabled",
+    ),
+    "a trigger is disabled": (
+        "ALTER TABLE forebay.receivers DISABLE TRIGGER receiver_changes",
+        "changes_are_told",
+        "receivers.receiver_changes: not in the database, or disabled",
+    ),
     "a function is gone": (
         "DROP FUNCTION forebay.heartbeat",
         "functions_are_the_files",

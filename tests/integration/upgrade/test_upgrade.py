@@ -144,7 +144,8 @@ def version_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     migrations = tmp_path / "migrations"
     shutil.copytree(migrate._scripts(), migrations, ignore=shutil.ignore_patterns("__pycache__"))
     before = migrate.newest_revision()
-    shutil.copy(HERE / "version_after" / "0002_next.py", migrations / "versions")
+    text = (HERE / "version_after" / "next.py").read_text(encoding="utf-8")
+    (migrations / "versions" / "next.py").write_text(text.replace("THE NEWEST", before), encoding="utf-8")
     monkeypatch.setattr(migrate, "_scripts", lambda: migrations)
     assert migrate.newest_revision() != before
     return migrate.newest_revision()
@@ -184,8 +185,9 @@ def test_a_receiver_of_the_version_before_continues_during_an_upgrade_of_the_dri
 def test_going_to_a_newer_revision_and_back_keeps_the_log(
     engine: sa.Engine, database_url: str, version_after: str
 ) -> None:
-    before = "0001"
     with connect(engine) as connection:
+        before = migrate.current_revision(connection)
+        assert before is not None
         log = make_log(connection)
         log.add_at(log.receiver_ids[0], NOON - INTERVAL, NOON + INTERVAL / 2)
         log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)

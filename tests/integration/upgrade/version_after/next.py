@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "next"
+down_revision = "THE NEWEST"
 
 _DESIRED_STATES = ("running", "paused", "stopped")
 
