@@ -75,7 +75,7 @@ def input_metadata(
         batch = connection.execute(
             sa.text("""
                 SELECT b.inputs,
-                    NOT EXISTS (
+                    b.records = 0 OR NOT EXISTS (
                         SELECT
                         FROM forebay.batch_allocations a
                         JOIN forebay.receivers r ON r.id = a.receiver_id

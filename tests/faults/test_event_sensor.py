@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-KILLS = 4
-EVENTS_PER_KILL = 3
+KILLS = 3
+EVENTS_PER_KILL = 2
 # A tick, and the start of a run's process, on a machine that does other work.
 SECONDS = 180.0
 

@@ -7,8 +7,9 @@ JOIN forebay.streams s ON s.id = i.stream_id;
 
 COMMENT ON VIEW forebay.batch_input_metadata IS
     'What each batch read from sources with positions: ranges of a topic''s partitions or of files, as its first attempt '
-    'recorded them. It stays as long as the batch''s history. A stream without positions has no row. Ask for one '
-    'pipeline_id and batch_time: it costs that batch''s ranges.';
+    'recorded them. It stays as long as the batch''s history. A stream without positions has no row. Where a partition has '
+    'two rows, what is in the gap between them is in another batch. Ask for one pipeline_id and batch_time: it costs '
+    'that batch''s ranges.';
 COMMENT ON COLUMN forebay.batch_input_metadata.pipeline IS 'The batch''s pipeline';
 COMMENT ON COLUMN forebay.batch_input_metadata.pipeline_id IS 'The pipeline''s id';
 COMMENT ON COLUMN forebay.batch_input_metadata.batch_time IS 'The batch';
@@ -23,5 +24,4 @@ COMMENT ON COLUMN forebay.batch_input_metadata.to_offset IS 'The position after 
 COMMENT ON COLUMN forebay.batch_input_metadata.positions IS
     'to_offset - from_offset. Not each of them is a record: some are lost, dead letters or a source''s own markers';
 COMMENT ON COLUMN forebay.batch_input_metadata.lost IS
-    'Positions in between that the source no longer had; two rows of one partition with a gap between them: what is '
-    'in the gap is in another batch';
+    'Positions in between that the source no longer had';

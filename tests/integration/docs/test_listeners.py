@@ -68,7 +68,7 @@ def test_every_kind_is_in_the_table_and_every_callback_of_spark_has_one() -> Non
     [jar] = (Path(pyspark.__file__).parent / "jars").glob("spark-streaming_*.jar")
     with zipfile.ZipFile(jar) as archive:
         listener = archive.read("org/apache/spark/streaming/scheduler/StreamingListener.class")
-    callbacks = {name.decode() for name in re.findall(rb"on[A-Z][A-Za-z]+(?=[^A-Za-z$])", listener)}
+    callbacks = {name.decode() for name in re.findall(rb"(?<![A-Za-z])on[A-Z][A-Za-z]+(?=[^A-Za-z$])", listener)}
     assert callbacks == named | {"onOutputOperationStarted"}
     assert "`onOutputOperationStarted` has no event" in PAGE
 
