@@ -115,10 +115,11 @@ class ListenerEvent:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Return the event of which `as_json` made the values."""
-        batch_time = values["batch_time"]
+        """Return the event of which `as_json` made the values; what is missing is None."""
+        batch_time = values.get("batch_time")
         return cls(
             **{
+                **dict.fromkeys(cls.__slots__),
                 **values,
                 "at": datetime.fromisoformat(values["at"]),
                 "batch_time": None if batch_time is None else datetime.fromisoformat(batch_time),

@@ -32,9 +32,14 @@ _MOST_PAGES = 20
 
 
 class EventConfig(dg.Config):
-    """The event, as `ListenerEvent.as_json` gives it; the event sensor fills it in."""
+    """The event, as `ListenerEvent.as_json` gives it, without what is null; the event sensor fills it in."""
 
     event: dict[str, Any]
+
+    @classmethod
+    def of(cls, event: ListenerEvent) -> "EventConfig":
+        """Return the configuration of an event's run. Dagster refuses a null in it."""
+        return cls(event={name: value for name, value in event.as_json().items() if value is not None})
 
 
 class Cursor(BaseModel):
@@ -90,7 +95,7 @@ def _request(event: ListenerEvent, op_name: str) -> dg.RunRequest:
     of_pipeline = {} if event.pipeline is None else {PIPELINE_TAG: event.pipeline}
     return dg.RunRequest(
         run_key=run_key(event),
-        run_config=dg.RunConfig({op_name: EventConfig(event=event.as_json())}),
+        run_config=dg.RunConfig({op_name: EventConfig.of(event)}),
         tags={EVENT_TAG: event.event_id, KIND_TAG: event.kind, **of_pipeline},
     )
 

@@ -9,13 +9,13 @@ import dagster as dg
 import pytest
 
 from forebay.dagster import EventKind, ListenerEvent, event_sensor
-from orchestration.dagster_defs.event_sensor import run_key
+from orchestration.dagster_defs.event_sensor import EventConfig, run_key
 
 AT = datetime(2026, 1, 1, 12, 0, 0, 5, tzinfo=UTC)
 EVENT = ListenerEvent(
     event_id="812-7",
     at=AT,
-    kind=EventKind.BATCH_QUARANTINED,
+    kind="batch_quarantined",
     stream=None,
     ordinal=None,
     receiver_id=None,
@@ -36,6 +36,19 @@ def on_event(event: ListenerEvent) -> None:
 
 def test_an_event_survives_json() -> None:
     assert ListenerEvent.from_json(json.loads(json.dumps(EVENT.as_json()))) == EVENT
+
+
+def test_the_run_of_an_event_calls_the_function_with_it() -> None:
+    seen: list[ListenerEvent] = []
+
+    def handle(event: ListenerEvent) -> None:
+        seen.append(event)
+
+    sensor = event_sensor(handle, kinds=[EventKind.BATCH_QUARANTINED])
+    job = dg.Definitions(sensors=[sensor]).resolve_job_def("handle")
+    config = dg.RunConfig({"handle__call": EventConfig.of(EVENT)})
+    assert job.execute_in_process(run_config=config).success
+    assert seen == [EVENT]
 
 
 def test_a_run_key_is_the_events_whatever_transaction_it_is_moved_to() -> None:
