@@ -8,8 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from orchestration.pipeline import PER_HOST
 from orchestration.sink_places import place_of
+from receiver_runtime.sources.base import SourceError
 from tracker_store import pipelines as store
 from tracker_store.declarations import PipelineDeclaration
 from tracker_store.errors import SharedPlaceError, StrandingChangeError
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from orchestration.pipeline import Pipeline, Stream
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,7 @@ def apply(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Chan
         if pipeline.name in before:
             _refuse_to_strand(connection, pipeline, before[pipeline.name], applied)
     _refuse_to_share(pipelines, before)
+    changed = {change.name for change in changes if change.kind == "stream"}
     stream_ids = {
         stream.name: store.apply_stream(
             connection,
@@ -101,6 +107,7 @@ def apply(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Chan
             # One per host: the tracker adds a receiver when an agent starts on a new host.
             receivers=None if stream.receivers == PER_HOST else stream.receivers,
             retention=stream.retention,
+            preferred_host=_preferred_host(stream) if stream.name in changed else None,
         )
         for stream in declared_streams(pipelines)
     }
@@ -115,6 +122,20 @@ def apply(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Chan
             at_latest=pipeline.start == "latest",
         )
     return changes
+
+
+def _preferred_host(stream: Stream) -> str | None:
+    """Return where the stream's receivers ask to run, so that their first placement follows it (R01).
+
+    A receiver that can't be asked here says it when it first starts, and is moved there then.
+    """
+    try:
+        return stream.source.preferred_host()
+    except SourceError as error:
+        log.info(
+            "the receiver's preferred host is not known before its first start", stream=stream.name, error=str(error)
+        )
+        return None
 
 
 def _refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.PipelineRow]) -> None:

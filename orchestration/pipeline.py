@@ -103,6 +103,7 @@ class Stream:
         *,
         receivers: int | PerHost = 1,
         retention: str | timedelta = "7d",
+        shared_address: bool = False,
         **settings: object,
     ) -> None:
         """Declare a stream.
@@ -112,6 +113,8 @@ class Stream:
             source: where the records come from, such as `SocketText(...)`.
             receivers: how many receivers read it at the same time; "per_host": one on each host with an agent.
             retention: how long its blocks are kept while no pipeline reads it.
+            shared_address: for a source that listens: its senders use an address that is not the host's own, such as a
+                load balancer's. Then its receivers may run on any host, and may be moved to another.
             settings: any field of `ReceiverSettings`, such as `block_interval="200ms"`, `receiver_max_rate=1000`.
 
         Raises:
@@ -126,6 +129,10 @@ class Stream:
             message = f"stream {name!r}: receivers={receivers!r}: {source.one_receiver}"
             raise DeclarationError(message)
         self.receivers: int | PerHost = receivers
+        if shared_address and not source.is_listener:
+            message = f"stream {name!r}: shared_address=True is for a source that listens: leave it out"
+            raise DeclarationError(message)
+        self.shared_address = shared_address
         self.retention = _duration(retention, f"stream {name!r}: retention")
         try:
             self.settings = ReceiverSettings.model_validate(settings)
@@ -138,7 +145,8 @@ class Stream:
         return {
             "source": self.source.model_dump(mode="json"),
             "receivers": self.receivers,
-            "listens": self.source.is_listener,
+            # Whether its receivers belong to the host at whose address they listen.
+            "listens": self.source.is_listener and not self.shared_address,
             "retention_ms": _milliseconds(self.retention),
             "settings": self.settings.model_dump(mode="json"),
         }

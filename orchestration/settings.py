@@ -67,6 +67,34 @@ class Settings(BaseSettings):
         gt=1,
         description="A process is declared dead when its heartbeat counter has not moved for this many seconds.",
     )
+    placement_min_agents: int | None = Field(
+        None,
+        ge=1,
+        description="Receivers are placed for the first time as soon as this many agents are there; unset: after "
+        "FOREBAY_PLACEMENT_SETTLE (`forebay up`: 1).",
+    )
+    placement_settle: Annotated[timedelta, BeforeValidator(_duration)] = Field(
+        timedelta(seconds=5),
+        ge=timedelta(0),
+        description="Receivers are placed for the first time when the newest agent registered this long ago, even if "
+        "fewer than FOREBAY_PLACEMENT_MIN_AGENTS are there.",
+    )
+    rebalance: bool = Field(
+        default=True,
+        description="Whether the leading tracker moves receivers to agents that came later; false: only when asked, by "
+        "`forebay agents rebalance`.",
+    )
+    rebalance_interval: Annotated[timedelta, BeforeValidator(_duration)] = Field(
+        timedelta(seconds=10),
+        ge=timedelta(0),
+        description="The least time from the end of one such move to the next.",
+    )
+    rebalance_host_age: Annotated[timedelta, BeforeValidator(_duration)] = Field(
+        timedelta(minutes=1),
+        ge=timedelta(0),
+        description="How long an agent must have been alive before receivers are moved to it, so that a host that "
+        "comes and goes gets none.",
+    )
     batch_driver_max_runs: int = Field(
         5_000, ge=1, description="A batch driver is replaced by a new one after this many runs, without a gap."
     )

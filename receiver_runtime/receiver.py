@@ -78,7 +78,9 @@ class Receiver(ABC):
     def preferred_location(self) -> str | None:
         """Return the host to run on, if it matters. Placement follows it while an agent there has room.
 
-        It is known after the receiver's first start, and ``forebay.receivers`` shows it.
+        It is asked when the stream is applied, of a receiver that is made for that and never started, and again at each
+        start; ``forebay.receivers`` shows it. If the host has no room, or no agent, until later, the receiver is moved
+        there then.
         """
         return None
 

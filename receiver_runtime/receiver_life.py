@@ -4,6 +4,9 @@ A life reads the receiver's declaration, claims the receiver, opens its write-ah
 process has stored, and runs the supervisor until that ends. It reads nothing from a source before the driver log has
 answered the claim, because everything that is read belongs to the claimed epoch.
 
+If the receiver runs on another agent and is only offered to this one, the life takes it over when everything before the
+claim is done, and waits until the process there has signed off: the stream pauses for the drain and the claim alone.
+
 A life never ends another receiver, and never ends the process: it reports its own end and leaves the rest to the
 process. It never starts or closes a part that it shares with other receivers.
 """
@@ -44,6 +47,7 @@ from tracker_store.errors import (
     NotAssignedError,
     ReceiverFencedError,
 )
+from tracker_store.hand_overs import predecessor_holds, sign_off_receiver, take_over
 from tracker_store.processes import heartbeat
 from tracker_store.receivers import (
     NoSuchReceiverError,
@@ -73,6 +77,10 @@ T = TypeVar("T")
 
 # How often to claim the receiver: other claims, or the blocks of a busy receiver, may overtake a claim.
 _CLAIM_ATTEMPTS = 5
+# Seconds to wait for the process before to drain and sign off; then the claim fences it. Its agent allows it 15 s.
+_HAND_OVER_SECONDS = 20.0
+# Seconds between two looks for that: they are part of the stream's pause.
+_SIGN_OFF_LOOK_SECONDS = 0.03
 
 #: The message of the event, and of the log line, that reports a stuck receiver.
 STUCK_MESSAGE = "the receiver is stuck, its process ends and is replaced"
@@ -259,9 +267,23 @@ class ReceiverLife:
             self._tell(ReceiverEventKind.FAILED, "the receiver could not start", str(error))
             return Ending(ExitCode.FAILED, str(error), drained=True)
         ending = supervisor.run()
+        if not supervisor.stop_hung:
+            self._sign_off(shared)
         if ending.exit_code is ExitCode.FENCED:
             self._tell_lost_commits(supervisor)
         return ending
+
+    def _sign_off(self, shared: SharedParts) -> None:
+        """Let the successor begin at once, if there is one: this process may live on, for other receivers."""
+        try:
+            self._driver_log.once(
+                lambda c: sign_off_receiver(
+                    c, receiver_id=self.receiver_id, assignment=self.assignment, process_id=shared.process_id
+                )
+            )
+        except DriverLogError as error:
+            # The successor waits until this process has ended, or its time is over.
+            _log.warning("could not sign the receiver off", receiver_id=self.receiver_id, error=str(error))
 
     def _tell_lost_commits(self, supervisor: ReceiverSupervisor) -> None:
         """Report acknowledged blocks that the driver log lacks, where another epoch went on without them."""
@@ -284,7 +306,7 @@ class ReceiverLife:
 
     def _start(self, shared: SharedParts) -> ReceiverSupervisor:
         spec = self._ask("read the receiver's declaration", lambda c: get_receiver(c, self.receiver_id))
-        if spec.assignment != self.assignment:
+        if self.assignment not in (spec.assignment, spec.offered_assignment):
             raise _NotOursError(
                 f"assignment {spec.assignment} is in force, this process was started for {self.assignment}"
             )
@@ -297,6 +319,9 @@ class ReceiverLife:
             # The receiver's own code may take long here, and the receiver holds no data yet.
             receiver = prepare_receiver(source, receiver_id=self.receiver_id, ask=self._ask)
         source_rule = receiver.source_rule or source.source_rule
+        if self.assignment != spec.assignment:
+            self._take_over()
+        self._await_sign_off(shared.clock)
         claimed = self._claim()
         if not self._ask(
             "say that the receiver is active",
@@ -407,6 +432,26 @@ class ReceiverLife:
             yield
         finally:
             self._starting = True
+
+    def _take_over(self) -> None:
+        taken = self._ask(
+            "take the receiver over",
+            lambda c: take_over(c, receiver_id=self.receiver_id, assignment=self.assignment),
+        )
+        if not taken:
+            raise _NotOursError(f"it is not offered under assignment {self.assignment} any more")
+
+    def _await_sign_off(self, clock: Clock) -> None:
+        """Wait until the process before has registered what it holds, for a limited time."""
+        deadline = clock.monotonic() + _HAND_OVER_SECONDS
+        while self._ask(
+            "look for the process before",
+            lambda c: predecessor_holds(c, receiver_id=self.receiver_id, assignment=self.assignment),
+        ):
+            if clock.monotonic() >= deadline:
+                _log.warning("the process before has not signed off in time", receiver_id=self.receiver_id)
+                return
+            self._driver_log.pause(_SIGN_OFF_LOOK_SECONDS)
 
     def _claim(self) -> Claim:
         """Claim the receiver. A claim whose answer was lost is not ours: claim again, with a newer epoch."""

@@ -91,13 +91,15 @@ class Ending:
     """Hold how and why a receiver ended.
 
     ``drained`` says whether everything that was handed over is in registered blocks. ``again`` says that a receiver
-    with FAILED does not stay failed: the agent starts another process.
+    with FAILED does not stay failed: the agent starts another process. ``moved`` says that a newer assignment ended it,
+    and not a refusal.
     """
 
     exit_code: ExitCode
     reason: str
     drained: bool
     again: bool = False
+    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +220,11 @@ class ReceiverSupervisor:
     def epoch(self) -> int:
         """Return the claim's epoch."""
         return self._claim.epoch
+
+    @property
+    def stop_hung(self) -> bool:
+        """Return, after the end, whether an ``on_stop`` did not return: the receiver's code may still do anything."""
+        return self._stop_hung
 
     @property
     def progress_limit(self) -> float:
@@ -357,7 +364,8 @@ class ReceiverSupervisor:
                 self._desired = steering.desired_state
                 self._changed.notify_all()
         if steering.assignment > self._assignment:
-            self.end(Ending(ExitCode.FENCED, f"moved: assignment {steering.assignment} replaces ours", drained=True))
+            reason = f"moved: assignment {steering.assignment} replaces ours"
+            self.end(Ending(ExitCode.FENCED, reason, drained=True, moved=True))
 
     # -- the control thread ------------------------------------------------------------------------------------------
 
@@ -543,6 +551,9 @@ class ReceiverSupervisor:
 
     def _tell(self, ending: Ending) -> None:
         match ending.exit_code:
+            case ExitCode.FENCED if ending.moved and not self._stop_hung:
+                # The driver log has refused nothing.
+                self._reporter.event(ReceiverEventKind.STOPPED, "stopped, everything read is registered", ending.reason)
             case ExitCode.FENCED:
                 self._reporter.event(
                     ReceiverEventKind.FENCED, "another process holds the receiver", f"{ending.reason}{self._held()}"

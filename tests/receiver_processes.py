@@ -51,7 +51,7 @@ class ReceiverProcesses:
     def place(self, receiver_id: int, assignment: int) -> None:
         """Place a receiver, as the tracker does before a process is started for it."""
         self.execute(
-            "UPDATE forebay.receivers SET assignment = :a, state = 'SCHEDULED' WHERE id = :r",
+            "UPDATE forebay.receivers SET assignment = :a, state = 'SCHEDULED', process_id = NULL WHERE id = :r",
             a=assignment,
             r=receiver_id,
         )

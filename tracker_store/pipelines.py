@@ -133,8 +133,11 @@ def apply_stream(
     declaration: dict[str, Any],
     receivers: int | None,
     retention: timedelta = timedelta(days=7),
+    preferred_host: str | None = None,
 ) -> int:
     """Write a stream and its receivers; returns the stream's id. Locks: the stream's row, then its receivers'.
+
+    `preferred_host`: where its receivers ask to run, as far as that is known before they start (None: not known).
 
     A changed declaration gives each of its receivers a new assignment. The process that holds the receiver stays named
     in its row: it stops reading, registers what it holds and signs off, and then the tracker starts the receiver with
@@ -156,14 +159,20 @@ def apply_stream(
                 ), freed AS (
                     UPDATE forebay.receivers r
                     SET state = 'INACTIVE', reason = 'declaration changed', since = clock_timestamp(),
-                        assignment = r.assignment + 1, agent_id = NULL
+                        assignment = r.assignment + 1, agent_id = NULL,
+                        preferred_location = coalesce(CAST(:preferred AS text), preferred_location)
                     FROM written w
                     WHERE r.stream_id = w.id AND w.version > 1 AND r.removed_at IS NULL
                 )
                 SELECT id
                 FROM written
             """),
-            {"name": name, "declaration": json.dumps(declaration), "retention": retention},
+            {
+                "name": name,
+                "declaration": json.dumps(declaration),
+                "retention": retention,
+                "preferred": preferred_host,
+            },
         ).one_or_none()
         stream_id: int = (
             row.id
@@ -175,14 +184,19 @@ def apply_stream(
         )
         connection.execute(
             sa.text("""
-                INSERT INTO forebay.receivers (stream_id, ordinal)
-                SELECT :stream, n
+                INSERT INTO forebay.receivers (stream_id, ordinal, preferred_location)
+                SELECT :stream, n, CAST(:preferred AS text)
                 FROM generate_series(1, :receivers) AS n
                 ON CONFLICT (stream_id, ordinal) DO UPDATE
                 SET removed_at = NULL, host = CASE WHEN :listens THEN receivers.host END
                 WHERE receivers.removed_at IS NOT NULL OR receivers.host IS NOT NULL AND NOT :listens
             """),
-            {"stream": stream_id, "receivers": receivers or 0, "listens": bool(declaration.get("listens"))},
+            {
+                "stream": stream_id,
+                "receivers": receivers or 0,
+                "listens": bool(declaration.get("listens")),
+                "preferred": preferred_host,
+            },
         )
         connection.execute(
             sa.text("""

@@ -22,7 +22,7 @@ class ProcessExpiredError(DriverLogError):
 
 @dataclass(frozen=True, slots=True)
 class LiveProcess:
-    """A process that has not ended, with its heartbeat counter as read."""
+    """A process that has not ended, with its heartbeat counter as read; `age_seconds` by the database's clock."""
 
     process_id: int
     kind: ProcessKind
@@ -31,6 +31,7 @@ class LiveProcess:
     slots: int
     heartbeat: int
     draining: bool
+    age_seconds: float = 0.0
 
 
 def register_process(
@@ -132,14 +133,24 @@ def live_processes(connection: sa.Connection) -> list[LiveProcess]:
     with named_failures():
         rows = connection.execute(
             sa.text("""
-                SELECT id, kind, name, host, slots, heartbeat, draining
+                SELECT id, kind, name, host, slots, heartbeat, draining,
+                    CAST(extract(epoch FROM clock_timestamp() - started_at) AS double precision) AS age_seconds
                 FROM forebay.processes
                 WHERE ended_at IS NULL
                 ORDER BY id
             """)
         ).all()
     return [
-        LiveProcess(row.id, ProcessKind(row.kind), row.name, row.host, row.slots, row.heartbeat, row.draining)
+        LiveProcess(
+            row.id,
+            ProcessKind(row.kind),
+            row.name,
+            row.host,
+            row.slots,
+            row.heartbeat,
+            row.draining,
+            row.age_seconds,
+        )
         for row in rows
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -41,7 +41,10 @@ def is_hindered(reason: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ReceiverSpec:
-    """What a receiver process needs to know. `source` and `settings` are the stream's declaration."""
+    """What a receiver process needs to know. `source` and `settings` are the stream's declaration.
+
+    `offered_assignment`: the one under which a process of another agent may take the receiver over (None: no process).
+    """
 
     receiver_id: int
     stream_id: int
@@ -50,6 +53,7 @@ class ReceiverSpec:
     source: Mapping[str, Any]
     settings: Mapping[str, Any]
     assignment: int
+    offered_assignment: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class Placement:
 
     `host` is the only host where it may run (None: any), `preferred_host` the one that it asked for; `listens`: it
     listens at an address of its own. `handing_over`: it is placed nowhere, and the process that held it has not signed
-    off. `own_process`: it shares its process with no other receiver.
+    off. `own_process`: it shares its process with no other receiver. `per_host`: it is its stream's receiver of `host`.
     """
 
     receiver_id: int
@@ -75,11 +79,13 @@ class Placement:
     listens: bool
     handing_over: bool
     own_process: bool = False
+    per_host: bool = False
 
 
 _PLACEMENTS = """
     SELECT r.id, r.stream_id, s.name AS stream_name, r.ordinal, r.state, r.desired_state, r.assignment, r.agent_id,
         r.reason, r.host, r.preferred_location,
+        coalesce(s.declaration ->> 'receivers' = 'per_host', false) AS per_host,
         coalesce(CAST(s.declaration ->> 'listens' AS boolean), false) AS listens,
         r.agent_id IS NULL AND EXISTS (
             SELECT
@@ -108,6 +114,7 @@ def _placement(row: sa.Row[Any]) -> Placement:
         listens=row.listens,
         handing_over=row.handing_over,
         own_process=row.own_process,
+        per_host=row.per_host,
     )
 
 
@@ -116,9 +123,11 @@ def get_receiver(connection: sa.Connection, receiver_id: int) -> ReceiverSpec:
     with named_failures():
         row = connection.execute(
             sa.text("""
-                SELECT r.id, r.stream_id, s.name, r.ordinal, s.declaration, r.assignment
+                SELECT r.id, r.stream_id, s.name, r.ordinal, s.declaration, r.assignment,
+                    h.assignment AS offered_assignment
                 FROM forebay.receivers r
                 JOIN forebay.streams s ON s.id = r.stream_id
+                LEFT JOIN forebay.hand_overs h ON h.receiver_id = r.id AND h.from_assignment = r.assignment
                 WHERE r.id = :id AND r.removed_at IS NULL
             """),
             {"id": receiver_id},
@@ -134,6 +143,7 @@ def get_receiver(connection: sa.Connection, receiver_id: int) -> ReceiverSpec:
         source=declared.source,
         settings=declared.settings,
         assignment=row.assignment,
+        offered_assignment=row.offered_assignment,
     )
 
 
@@ -151,20 +161,27 @@ def placements(connection: sa.Connection) -> list[Placement]:
 
 
 def placements_on_agent(connection: sa.Connection, agent_id: int) -> list[Placement]:
-    """Return the receivers that an agent must run now. No locks."""
+    """Return the receivers that an agent must run now, and those that it is offered. No locks.
+
+    An offered receiver (``hand_overs``) has the assignment under which it may be taken over.
+    """
     with named_failures():
         rows = connection.execute(
+            # One statement, so that a receiver that is taken over just now is in the one part or in the other.
             sa.text(f"""
-                {_PLACEMENTS}
-                WHERE r.agent_id = :agent
-                  AND r.removed_at IS NULL
-                  AND r.desired_state <> 'stopped'
-                  AND r.state IN ('SCHEDULED', 'ACTIVE', 'PAUSED')
-                ORDER BY r.id
-            """),
+                SELECT placed.*, h.assignment AS offered
+                FROM ({_PLACEMENTS} WHERE r.removed_at IS NULL AND r.desired_state <> 'stopped') placed
+                LEFT JOIN forebay.hand_overs h
+                    ON h.receiver_id = placed.id AND h.from_assignment = placed.assignment AND h.agent_id = :agent
+                WHERE (placed.agent_id = :agent OR h.agent_id = :agent)
+                  AND placed.state IN ('SCHEDULED', 'ACTIVE', 'PAUSED')
+                ORDER BY placed.id
+            """),  # noqa: S608  constants
             {"agent": agent_id},
         ).all()
-    return [_placement(row) for row in rows]
+    return [
+        _placement(row) if row.offered is None else replace(_placement(row), assignment=row.offered) for row in rows
+    ]
 
 
 def schedule_receiver(
@@ -341,13 +358,16 @@ def receiver_events(connection: sa.Connection, receiver_id: int) -> Sequence[tup
 
 
 def release_receivers_of_agent(connection: sa.Connection, *, agent_id: int, why: str) -> None:
-    """Release what is placed on an agent that stops, for a new placement. Locks: those receivers' rows."""
+    """Release what is placed on an agent that stops, for a new placement. Locks: those receivers' rows.
+
+    Its own processes have ended; a receiver that was being handed over to it names a process on another agent.
+    """
     with named_failures():
         connection.execute(
             sa.text("""
                 UPDATE forebay.receivers
-                SET state = 'INACTIVE', reason = :why, since = clock_timestamp(), agent_id = NULL, process_id = NULL,
-                    assignment = assignment + 1
+                SET state = 'INACTIVE', reason = :why, since = clock_timestamp(), agent_id = NULL,
+                    process_id = CASE WHEN state = 'SCHEDULED' THEN process_id END, assignment = assignment + 1
                 WHERE agent_id = :agent AND state IN ('SCHEDULED', 'ACTIVE', 'PAUSED')
             """),
             {"agent": agent_id, "why": why},

@@ -367,6 +367,43 @@ receivers = Table(
     postgresql_with={**HOT, "fillfactor": "50"},
 )
 
+hand_overs = Table(
+    "hand_overs",
+    metadata,
+    Column("receiver_id", BigInteger, primary_key=True, autoincrement=False, comment="The receiver that is to move"),
+    Column(
+        "from_assignment",
+        BigInteger,
+        nullable=False,
+        comment="Its assignment until it moves; when the receiver has another one, the hand-over is void",
+    ),
+    Column("agent_id", BigInteger, nullable=False, comment="The agent that starts its next process"),
+    Column(
+        "assignment",
+        BigInteger,
+        nullable=False,
+        comment="The assignment under which that process takes it over",
+    ),
+    Column("why", Text, nullable=False, comment="Why it is to move; becomes the reason for its placement"),
+    _now("since", "When the leader decided it"),
+    CheckConstraint("assignment > from_assignment", name="hand_overs_assignment"),
+    comment="Which receiver is to move to which agent, as soon as a process there is ready?",
+)
+
+rebalance_requests = Table(
+    "rebalance_requests",
+    metadata,
+    _identity("The request"),
+    Column(
+        "listeners",
+        Boolean,
+        nullable=False,
+        comment="Whether receivers that listen at an address of their host may move too",
+    ),
+    _now("requested_at", "When it was made"),
+    comment="Which requests to rebalance has the leader not finished yet?",
+)
+
 # Insert-only; the chain is the fence. No foreign key: that would lock one hot parent row per block.
 blocks = Table(
     "blocks",

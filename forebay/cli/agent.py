@@ -147,6 +147,7 @@ def tracker() -> None:
     from orchestration.noted_replicas import report_noted_replicas  # noqa: PLC0415
     from orchestration.tracker.cleaner import Cleaner  # noqa: PLC0415
     from orchestration.tracker.http import STATEMENT_TIMEOUT, TrackerHttpServer, TrackerView  # noqa: PLC0415
+    from orchestration.tracker.placement_rules import PlacementRules  # noqa: PLC0415
     from orchestration.tracker.tracker import Tracker  # noqa: PLC0415
     from receiver_runtime.block_store.stores import open_block_store  # noqa: PLC0415
 
@@ -165,6 +166,7 @@ def tracker() -> None:
             before=partial(report_noted_replicas, block_store=settings.block_store_roots),
             history=settings.history_retention,
         ),
+        placement=PlacementRules.of(settings),
     )
     with ExitStack() as serving:
         if address is not None:

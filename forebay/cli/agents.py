@@ -1,4 +1,4 @@
-"""`forebay agents`: list the agents, drain one of them, and forget a host that will not come back."""
+"""`forebay agents`: list the agents, drain one, rebalance receivers, and forget a host that will not come back."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from rich.console import Console
 from rich.table import Table
 
 from forebay.cli.database import driver_log
+from orchestration.tracker.rebalancing import planned_moves
 from tracker_store import agents as store
+from tracker_store.rebalance_requests import request_rebalance
 
 APPLICATION = "forebay agents"
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Name = Annotated[str, typer.Argument(help="The agent's name, as `forebay agents` shows it.")]
 
-app = typer.Typer(help="Agents and their hosts: list, drain, undrain, forget.", invoke_without_command=True)
+app = typer.Typer(help="Agents and their hosts: list, drain, undrain, rebalance, forget.", invoke_without_command=True)
 
 
 @app.callback()
@@ -76,11 +78,51 @@ def drain(name: Name) -> None:
 
 @app.command()
 def undrain(name: Name) -> None:
-    """Let receivers be placed on an agent again. Receivers that have moved away stay where they are."""
+    """Let receivers be placed on an agent again. Rebalancing gives it some back, unless it is switched off."""
     console = Console(highlight=False)
     with driver_log(console, application_name=APPLICATION) as connection:
         store.set_draining(connection, name=name, draining=False)
     console.print(f"{name} may have receivers again.", markup=False)
+
+
+@app.command()
+def rebalance(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the moves, and ask for none.")] = False,  # noqa: FBT002
+    listeners: Annotated[  # noqa: FBT002
+        bool,
+        typer.Option(
+            "--listeners",
+            help="Move receivers that listen too: their senders must use the other host's address from then on.",
+        ),
+    ] = False,
+    as_json: AsJson = False,  # noqa: FBT002
+) -> None:
+    """Spread receivers evenly over the agents now, and bring them to the hosts that they prefer.
+
+    The leading tracker moves one receiver after the other. Each goes on where it is until a process on the other agent
+    is ready; then it stops reading, registers what it holds, and the other process goes on. Without this command the
+    tracker does the same, with pauses (FOREBAY_REBALANCE), when an agent has come.
+    """
+    console = Console(highlight=False, stderr=as_json, soft_wrap=True)
+    with driver_log(console, application_name=APPLICATION) as connection:
+        moves = planned_moves(connection, with_listeners=listeners)
+        requested = bool(moves) and not dry_run
+        if requested:
+            request_rebalance(connection, listeners=listeners)
+    if as_json:
+        typer.echo(json.dumps({"moves": [asdict(move) for move in moves], "requested": requested}))
+        return
+    if not moves:
+        console.print("Nothing to move: receivers are spread evenly, as far as they may move.")
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("receiver", "from", "to", "why"):
+        table.add_column(heading, overflow="fold")
+    for move in moves:
+        table.add_row(move.receiver, move.from_host, move.to_host, move.why)
+    console.print(table)
+    if requested:
+        console.print("The leading tracker makes these moves, one after the other. To follow them: forebay receivers")
 
 
 @app.command()

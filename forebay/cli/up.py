@@ -297,6 +297,8 @@ class Services:
             "FOREBAY_DATABASE_URL": self.database_url,
             "FOREBAY_HOME": str(self._settings.home.absolute()),
             "FOREBAY_MODULE": self._settings.module,
+            # This machine is all, unless the user expects more hosts: receivers wait for no other agent.
+            "FOREBAY_PLACEMENT_MIN_AGENTS": str(self._settings.placement_min_agents or 1),
             # Dagster starts a process for each run: without .pyc files each process would compile Dagster again.
             "PYTHONDONTWRITEBYTECODE": "",
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),

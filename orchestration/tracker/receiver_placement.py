@@ -1,12 +1,14 @@
 """Decide which receiver runs on which agent, as the leader, from the driver log (P01-P03, K03-K06).
 
 Owns when receivers are placed and released; `scheduling_policy` decides where. Each decision is a statement under the
-leader's term. A placed receiver stays where it is, unless its agent drains or is gone: a new agent gets waiting
-receivers, and none is moved to it.
+leader's term. A receiver that was never placed waits until the agents that are expected are there, so that it does not
+matter which agent starts first. Here a placed receiver stays where it is, unless its agent drains or is gone:
+`rebalancing` moves receivers to an agent that comes later.
 
 Two kinds of receiver belong to one host: those of a stream with `receivers="per_host"`, one for each host that ever had
 an agent, and those that listen, from their first placement on. While their host has no agent they wait, and their
-reason says so, because an address that senders know is moved only on request: `forebay agents forget HOST`.
+reason says so, because an address that senders know is moved only on request: `forebay agents forget HOST`, or
+`forebay agents rebalance --listeners`.
 """
 
 from __future__ import annotations
@@ -16,14 +18,17 @@ from typing import TYPE_CHECKING
 import structlog
 
 from orchestration.pipeline import PER_HOST
+from orchestration.tracker.placement_rules import PlacementRules
 from orchestration.tracker.scheduling_policy import (
     AgentCapacity,
     PlacedReceiver,
     WaitingReceiver,
+    is_settled,
     reschedule_receiver,
     schedule_receivers,
 )
 from tracker_store.declarations import StreamDeclaration
+from tracker_store.hand_overs import list_hand_overs
 from tracker_store.pipelines import list_streams
 from tracker_store.processes import live_processes
 from tracker_store.receivers import (
@@ -55,10 +60,14 @@ log = structlog.get_logger(__name__)
 class ReceiverPlacement:
     """Placement by the leading tracker, which calls `tick` about every second. For one thread."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """Start with no hand-over in progress; `clock` is monotonic, in seconds."""
+    def __init__(self, clock: Callable[[], float], rules: PlacementRules | None = None) -> None:
+        """Start with no hand-over in progress; `clock` is monotonic, in seconds. Without rules nothing is held up."""
         self._clock = clock
+        self._rules = rules or PlacementRules()
         self._handing_over_since: dict[int, float] = {}
+        self._agent_seen_since: dict[int, float] = {}
+        # Since when first placements wait for agents; None: they do not.
+        self._held_up_since: float | None = None
 
     def tick(self, connection: sa.Connection, *, term: int) -> None:
         """Release receivers from agents that drain or are gone; then place those that wait."""
@@ -70,9 +79,30 @@ class ReceiverPlacement:
         if self._release(connection, term, everything, agents) | self._add_host_receivers(connection, term, usable):
             everything = placements(connection)
         waiting = self._waiting(everything)
+        settled = self._is_settled(usable, unplaced=any(_is_unplaced(placement) for placement in waiting))
         if waiting:
-            self._place(connection, term, everything, waiting, usable)
-            self._say_why(connection, term, agents)
+            due = [placement for placement in waiting if settled or not _is_unplaced(placement)]
+            self._place(connection, term, everything, due, usable)
+            self._say_why(connection, term, agents, settled=settled)
+
+    def _is_settled(self, usable: Sequence[LiveProcess], *, unplaced: bool) -> bool:
+        now = self._clock()
+        self._agent_seen_since = {
+            agent.process_id: self._agent_seen_since.get(agent.process_id, now) for agent in usable
+        }
+        # By either clock: the database's may be set back, and this leader may be younger than the agent.
+        ages = [max(agent.age_seconds, now - self._agent_seen_since[agent.process_id]) for agent in usable]
+        settled = is_settled(
+            ages,
+            min_agents=self._rules.min_agents,
+            settle_seconds=self._rules.settle_seconds,
+            held_up_seconds=0.0 if self._held_up_since is None else now - self._held_up_since,
+        )
+        if settled or not unplaced:
+            self._held_up_since = None
+        elif self._held_up_since is None:
+            self._held_up_since = now
+        return settled
 
     def _release(
         self, connection: sa.Connection, term: int, everything: Sequence[Placement], agents: Sequence[LiveProcess]
@@ -146,14 +176,19 @@ class ReceiverPlacement:
             for placement in everything
             if placement.agent_id is not None and placement.state in _PLACED
         ]
+        # A receiver that is offered to an agent has a slot there already.
+        offered = [offer.agent_id for offer in list_hand_overs(connection) if offer.valid]
+
         # Receivers without an earlier placement are planned together (K03), then the others one by one (K05).
         new = [placement for placement in waiting if placement.assignment == 0]
-        plan = schedule_receivers([_demand(placement) for placement in new], _capacities(usable, placed), placed)
+        agents = _capacities(usable, placed, offered)
+        plan = schedule_receivers([_demand(placement) for placement in new], agents, placed)
         for placement in new:
             self._schedule(connection, term, placement, plan[placement.receiver_id], hosts, placed)
         for placement in waiting:
             if placement.assignment > 0:
-                candidates = reschedule_receiver(_demand(placement), _capacities(usable, placed), placed)
+                agents = _capacities(usable, placed, offered)
+                candidates = reschedule_receiver(_demand(placement), agents, placed)
                 self._schedule(connection, term, placement, candidates, hosts, placed)
 
     def _schedule(
@@ -180,15 +215,29 @@ class ReceiverPlacement:
         placed.append(PlacedReceiver(placement.receiver_id, placement.stream_id, ReceiverState.SCHEDULED, (agent_id,)))
         log.info("receiver scheduled", receiver_id=placement.receiver_id, host=hosts[agent_id], outcome=outcome)
 
-    def _say_why(self, connection: sa.Connection, term: int, agents: Sequence[LiveProcess]) -> None:
+    def _say_why(self, connection: sa.Connection, term: int, agents: Sequence[LiveProcess], *, settled: bool) -> None:
         for placement in self._waiting(placements(connection)):
             note_waiting(
                 connection,
                 term=term,
                 receiver_id=placement.receiver_id,
                 assignment=placement.assignment,
-                reason=_why_waiting(placement.host, agents),
+                reason=_why_waiting(placement.host, agents)
+                if settled or not _is_unplaced(placement)
+                else self._why_held_up(),
             )
+
+    def _why_held_up(self) -> str:
+        expected = "" if self._rules.min_agents is None else f" of {self._rules.min_agents}"
+        return (
+            f"waits for agents to register: {len(self._agent_seen_since)}{expected} are there; it is placed "
+            f"{self._rules.settle_seconds:g} s after the newest one at the latest"
+        )
+
+
+def _is_unplaced(placement: Placement) -> bool:
+    """Return whether the receiver was never placed, and may run on several hosts."""
+    return placement.assignment == 0 and _demand(placement).only_host is None
 
 
 def _demand(placement: Placement) -> WaitingReceiver:
@@ -202,13 +251,15 @@ def _demand(placement: Placement) -> WaitingReceiver:
     )
 
 
-def _capacities(usable: Sequence[LiveProcess], placed: Sequence[PlacedReceiver]) -> list[AgentCapacity]:
+def _capacities(
+    usable: Sequence[LiveProcess], placed: Sequence[PlacedReceiver], offered: Sequence[int]
+) -> list[AgentCapacity]:
     return [
         AgentCapacity(
             agent.process_id,
             agent.host,
             agent.slots,
-            sum(receiver.candidates[0] == agent.process_id for receiver in placed),
+            sum(receiver.candidates[0] == agent.process_id for receiver in placed) + offered.count(agent.process_id),
         )
         for agent in usable
     ]

@@ -2,7 +2,7 @@
 
 Owns the original's two algorithms and adds slots, receivers that belong to one host, and spreading a stream's receivers
 over hosts where that does not unbalance the agents. It may use every agent that it is given, so callers must leave out
-dead and draining agents. It never moves a placed receiver.
+dead and draining agents. It never moves a placed receiver: `rebalancing_policy` does.
 
 Answers are candidates, the best first. The original gave them to Spark as preferences, and checked them when a receiver
 registered (P03: none means anywhere). Here the receiver is placed on the first candidate; with none, it waits.
@@ -18,6 +18,9 @@ from tracker_store.states import ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+# How many times the time to settle first placements wait at most.
+MOST_SETTLES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,20 @@ class _Plan:
     def _count_stream(self, stream_id: int, agent_id: int) -> None:
         key = (stream_id, self._hosts[agent_id])
         self._streams[key] = self._streams.get(key, 0) + 1
+
+
+def is_settled(
+    agent_ages: Sequence[float], *, min_agents: int | None, settle_seconds: float, held_up_seconds: float = 0.0
+) -> bool:
+    """Return whether receivers may be placed for the first time (K03): the agents that are expected are there.
+
+    They are there when there are `min_agents`, or when the newest agent registered `settle_seconds` ago. `agent_ages`:
+    the seconds since each agent that may have receivers registered. `held_up_seconds`: how long receivers have waited
+    for this; an agent that registers again and again does not hold them up for ever.
+    """
+    if min_agents is not None and len(agent_ages) >= min_agents:
+        return True
+    return held_up_seconds >= MOST_SETTLES * settle_seconds or all(age >= settle_seconds for age in agent_ages)
 
 
 def schedule_receivers(

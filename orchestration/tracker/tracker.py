@@ -1,4 +1,4 @@
-"""The tracker: leads by the `leadership` row, places receivers, declares processes dead.
+"""The tracker: leads by the `leadership` row, places and moves receivers, declares processes dead.
 
 It keeps no state of its own: every decision is a row. The statement of each decision checks the term under a lock, so
 that a tracker that no longer leads (because it was paused or cut off) changes nothing.
@@ -17,7 +17,9 @@ import structlog
 
 from orchestration.pipeline_settings import PipelineSettings
 from orchestration.tracker.liveness import CounterWatch
+from orchestration.tracker.placement_rules import PlacementRules
 from orchestration.tracker.rate_controller import RateController
+from orchestration.tracker.rebalancing import Rebalancing
 from orchestration.tracker.receiver_placement import ReceiverPlacement
 from tracker_store import batches
 from tracker_store.declarations import PipelineDeclaration
@@ -62,6 +64,7 @@ class Tracker:
         *,
         heartbeat_limit_seconds: float,
         cleaner: Cleaner | None = None,
+        placement: PlacementRules | None = None,
         clock: Callable[[], float] = time.monotonic,
         name: str | None = None,
     ) -> None:
@@ -71,6 +74,7 @@ class Tracker:
             engine: the driver log.
             heartbeat_limit_seconds: a process without a heartbeat for this long is declared dead.
             cleaner: cleans up while this tracker leads; None: nothing is cleaned up.
+            placement: when receivers are placed and moved; None: placed at once, and moved only by request.
             clock: monotonic, in seconds.
             name: shown to people as the holder of the leadership.
         """
@@ -83,7 +87,9 @@ class Tracker:
         self._leader_watch: CounterWatch[int] = CounterWatch(LEADERSHIP_LIMIT_SECONDS, clock)
         self._process_watch: CounterWatch[int] = CounterWatch(heartbeat_limit_seconds, clock)
         self._rate_controller = RateController(clock)
-        self._placement = ReceiverPlacement(clock)
+        self._placement_rules = placement or PlacementRules()
+        self._placement = ReceiverPlacement(clock, self._placement_rules)
+        self._rebalancing = Rebalancing(clock, self._placement_rules.moves)
 
     @property
     def term(self) -> int | None:
@@ -155,6 +161,8 @@ class Tracker:
         # Before placement, so that a receiver starts with its rate limit.
         self._rate_controller.tick(connection, term=self._require_term())
         self._placement.tick(connection, term=self._require_term())
+        # After placement, so that it sees each waiting receiver's slot as taken.
+        self._rebalancing.tick(connection, term=self._require_term())
 
     def _lead(self, connection: sa.Connection) -> bool:
         if self._term is not None:
@@ -174,7 +182,8 @@ class Tracker:
         # Observations of an earlier term are stale: every process gets the whole limit again.
         self._process_watch = CounterWatch(self._heartbeat_limit, self._clock)
         self._rate_controller = RateController(self._clock)
-        self._placement = ReceiverPlacement(self._clock)
+        self._placement = ReceiverPlacement(self._clock, self._placement_rules)
+        self._rebalancing = Rebalancing(self._clock, self._placement_rules.moves)
         log.info("leading", term=self._term, after=seen.holder)
         return True
 

@@ -99,3 +99,11 @@ class Source(BaseModel):
         Forebay never moves such a receiver by itself (docs/how-to/several-hosts.md).
         """
         return getattr(self, "listen", None) is not None
+
+    def preferred_host(self) -> str | None:
+        """Return the host where its receivers ask to run, if that is known without starting one.
+
+        Raises:
+            SourceError: it could be known, but the receiver can't be asked here.
+        """
+        return None

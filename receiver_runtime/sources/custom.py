@@ -90,6 +90,22 @@ class CustomSource(Source):
             )
         return receiver
 
+    def preferred_host(self) -> str | None:
+        """Return the ``preferred_location`` of the class, which is made for that as on the host where it runs.
+
+        Raises:
+            SourceError: the class is not installed here, or can't be made.
+        """
+        receiver_class = self.load()
+        try:
+            host = receiver_class(**self.options).preferred_location
+        except Exception as error:  # a user's code
+            raise SourceError(
+                f"receiver: {self.receiver!r} can't be asked here for its preferred_location: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        return None if host is None else str(host)
+
     def load(self) -> type:
         """Import the class and return it. The working directory is importable, as it is for ``python -m``.
 

@@ -47,10 +47,11 @@ BEGIN
             UPDATE receivers r SET desired_state = r.desired_before_stop, desired_before_stop = NULL
             WHERE r.desired_before_stop IS NOT NULL AND (r.stream_id = ANY (read) OR r.removed_at IS NOT NULL)
             RETURNING 'receiver goes on', r.id;
-        -- No process has claimed it, or will under this assignment: so none reports that it ended.
+        -- No process has claimed it, or will under this assignment: so none reports that it ended. If it is being
+        -- handed over, its row goes on naming the process that still drains.
         RETURN QUERY
             UPDATE receivers r SET state = 'INACTIVE', reason = 'stopped before it began', since = clock_timestamp(),
-                                   agent_id = NULL, process_id = NULL, assignment = r.assignment + 1
+                                   agent_id = NULL, assignment = r.assignment + 1
             WHERE r.desired_state = 'stopped' AND r.state = 'SCHEDULED'
             RETURNING 'receiver ended', r.id;
     END IF;

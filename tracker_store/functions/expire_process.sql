@@ -2,6 +2,8 @@
 --
 -- Locks: the leader's row FOR SHARE first (an unlocked sub-select let a deposed leader overwrite its successor), then
 -- the receivers that were placed there or held by it, then its own row.
+-- A SCHEDULED receiver names a process only while that hands it over to another agent (`take_over`). If that process is
+-- silent, the receiver stays placed, and its successor claims it; if the agent is, the process is still waited for.
 CREATE FUNCTION forebay.expire_process(of_term bigint, process bigint, seen_heartbeat bigint, why text)
 RETURNS TABLE (outcome text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -22,9 +24,11 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
+    UPDATE receivers SET process_id = NULL WHERE process_id = process AND state = 'SCHEDULED';
     WITH freed AS (
-        UPDATE receivers SET state = 'INACTIVE', reason = why, since = clock_timestamp(),
-                             agent_id = NULL, process_id = NULL, assignment = assignment + 1
+        UPDATE receivers SET state = 'INACTIVE', reason = why, since = clock_timestamp(), agent_id = NULL,
+                             process_id = CASE WHEN state = 'SCHEDULED' THEN process_id END,
+                             assignment = assignment + 1
         WHERE (agent_id = process OR process_id = process) AND state IN ('SCHEDULED', 'ACTIVE', 'PAUSED')
         RETURNING id)
     INSERT INTO receiver_events (receiver_id, epoch, kind, message)

@@ -127,8 +127,8 @@ class HostRig:
     def place(self, *receiver_ids: int) -> None:
         """Place the receiver as the tracker does: on this host, under a new assignment."""
         self.execute(
-            "UPDATE forebay.receivers SET state = 'SCHEDULED', assignment = assignment + 1, agent_id = "
-            "(SELECT max(id) FROM forebay.processes WHERE kind = 'agent') WHERE id = ANY (:ids)",
+            "UPDATE forebay.receivers SET state = 'SCHEDULED', assignment = assignment + 1, process_id = NULL, "
+            "agent_id = (SELECT max(id) FROM forebay.processes WHERE kind = 'agent') WHERE id = ANY (:ids)",
             ids=list(receiver_ids),
         )
 

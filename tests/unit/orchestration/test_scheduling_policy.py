@@ -13,6 +13,7 @@ from orchestration.tracker.scheduling_policy import (
     AgentCapacity,
     PlacedReceiver,
     WaitingReceiver,
+    is_settled,
     reschedule_receiver,
     schedule_receivers,
 )
@@ -31,6 +32,34 @@ def fleet(*hosts: str, slots: int = MANY) -> list[AgentCapacity]:
 
 def firsts(plan: dict[int, tuple[int, ...]]) -> dict[int, int]:
     return {receiver_id: candidates[0] for receiver_id, candidates in plan.items() if candidates}
+
+
+# -- K03: when ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ages", "min_agents", "settled"),
+    [
+        ([], None, True),  # nothing can be placed, and nothing is held up for another reason
+        ([0.0], 1, True),  # `forebay up`
+        ([0.0], None, False),
+        ([5.0], None, True),
+        ([6.0, 3.0, 0.0], None, False),  # three agents that start 3 s apart
+        ([11.0, 8.0, 5.0], None, True),
+        ([0.0, 0.0], 3, False),
+        ([0.0, 0.0, 0.0], 3, True),
+        ([9.0, 5.0], 3, True),  # the third one does not come
+    ],
+)
+def test_k03_first_placement_waits_for_the_agents_that_are_expected(
+    ages: list[float], min_agents: int | None, settled: bool
+) -> None:
+    assert is_settled(ages, min_agents=min_agents, settle_seconds=5.0) is settled
+
+
+def test_k03_an_agent_that_starts_again_and_again_holds_first_placement_up_for_a_limited_time() -> None:
+    held_up = [is_settled([0.0], min_agents=None, settle_seconds=5.0, held_up_seconds=s) for s in (0.0, 29.9, 30.0)]
+    assert held_up == [False, False, True]
 
 
 # -- P01: all at once ------------------------------------------------------------------------------------------------

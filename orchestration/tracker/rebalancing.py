@@ -1,0 +1,226 @@
+"""Rebalance receivers between agents, as the leader: one move at a time, from its decision to its end.
+
+Owns which move is under way and when the last one ended; `rebalancing_policy` decides. A move is a hand-over in the
+driver log (``tracker_store.hand_overs``), so a leader that comes in between finds it there and goes on with it. This
+module never takes a receiver from its agent: the receiver goes on there until a process of the other agent is ready.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from orchestration.tracker.rebalancing_policy import (
+    Move,
+    RebalanceAgent,
+    RunningReceiver,
+    due_move,
+    plan_moves,
+)
+from tracker_store.hand_overs import begin_hand_over, list_hand_overs, withdraw_hand_over
+from tracker_store.processes import live_processes
+from tracker_store.rebalance_requests import finish_rebalance_requests, list_rebalance_requests
+from tracker_store.receivers import is_hindered, placements
+from tracker_store.states import DesiredState, ProcessKind, ReceiverState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import sqlalchemy as sa
+
+    from orchestration.tracker.rebalancing_policy import MoveLimits
+    from tracker_store.processes import LiveProcess
+    from tracker_store.receivers import Placement
+
+# How long, in seconds, an agent may take to have a process ready for a receiver that it is offered. Meanwhile the
+# receiver goes on elsewhere.
+OFFER_SECONDS = 60.0
+# How long, in seconds, a receiver that is SCHEDULED delays the next move: a hand-over takes at most 20 s, then a claim.
+START_SECONDS = 30.0
+
+_RUNNING = frozenset({ReceiverState.ACTIVE, ReceiverState.PAUSED})
+_PLACED = frozenset({ReceiverState.SCHEDULED, *_RUNNING})
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedMove:
+    """A planned move, for people."""
+
+    receiver_id: int
+    receiver: str
+    from_host: str
+    to_host: str
+    why: str
+
+
+def planned_moves(connection: sa.Connection, *, with_listeners: bool) -> list[NamedMove]:
+    """Return the moves that a request would make now, one after the other. No locks."""
+    # Agents are read after placements, as in `ReceiverPlacement.tick`.
+    placed = placements(connection)
+    agents = _usable(live_processes(connection))
+    names = {placement.receiver_id: f"{placement.stream_name}/{placement.ordinal}" for placement in placed}
+    hosts = {agent.process_id: agent.host for agent in agents}
+    moves = plan_moves(_agents(agents, {}), _receivers(placed), with_listeners=with_listeners)
+    return [
+        NamedMove(move.receiver_id, names[move.receiver_id], hosts[move.from_agent], hosts[move.to_agent], move.why)
+        for move in moves
+    ]
+
+
+class Rebalancing:
+    """Rebalancing by the leading tracker, which calls `tick` about every second. For one thread."""
+
+    def __init__(self, clock: Callable[[], float], limits: MoveLimits) -> None:
+        """Start with no move; `clock` is monotonic, in seconds."""
+        self._clock = clock
+        self._limits = limits
+        # A leader does not know when the one before it moved a receiver, so it waits for the whole interval first.
+        self._ended_at = clock()
+        self._offered_since: dict[tuple[int, int], float] = {}
+        self._scheduled_since: dict[tuple[int, int], float] = {}
+        self._seen_since: dict[int, float] = {}
+        # The last move, until its receiver runs; and agents to which a move has failed.
+        self._last: Move | None = None
+        self._avoided: set[int] = set()
+
+    def tick(self, connection: sa.Connection, *, term: int) -> None:
+        """Follow the move that is under way; without one, begin the next that is due."""
+        now = self._clock()
+        placed = placements(connection)
+        agents = _usable(live_processes(connection))
+        self._seen_since = {agent.process_id: self._seen_since.get(agent.process_id, now) for agent in agents}
+        self._avoided &= self._seen_since.keys()
+        requests = list_rebalance_requests(connection)
+        if self._follow(connection, term, placed, agents):
+            self._ended_at = now
+            return
+        move = due_move(
+            _agents(agents, {agent_id: now - since for agent_id, since in self._seen_since.items()}),
+            _receivers(placed),
+            limits=self._limits,
+            idle_seconds=now - self._ended_at,
+            is_asked=bool(requests),
+            with_listeners=any(request.listeners for request in requests),
+            avoided=self._avoided,
+        )
+        if move is not None:
+            self._begin(connection, term, move, placed)
+        elif requests:
+            ids = [request.request_id for request in requests]
+            finish_rebalance_requests(connection, term=term, request_ids=ids)
+            log.info("rebalancing is done", requests=ids)
+
+    def _follow(
+        self, connection: sa.Connection, term: int, placed: Sequence[Placement], agents: Sequence[LiveProcess]
+    ) -> bool:
+        """Return whether a move, or another start of a receiver, is under way; withdraw a move that does not go on."""
+        offered = self._tend_offers(connection, term, agents)
+        scheduled = {
+            (placement.receiver_id, placement.assignment)
+            for placement in placed
+            if placement.state is ReceiverState.SCHEDULED or placement.handing_over
+        }
+        now = self._clock()
+        self._scheduled_since = {key: self._scheduled_since.get(key, now) for key in scheduled}
+        starting = any(now - since < START_SECONDS for since in self._scheduled_since.values())
+        if offered or starting:
+            return True
+        self._judge_last(placed)
+        return False
+
+    def _tend_offers(self, connection: sa.Connection, term: int, agents: Sequence[LiveProcess]) -> bool:
+        now = self._clock()
+        usable = {agent.process_id for agent in agents}
+        hand_overs = list_hand_overs(connection)
+        self._offered_since = {
+            (offer.receiver_id, offer.assignment): self._offered_since.get((offer.receiver_id, offer.assignment), now)
+            for offer in hand_overs
+        }
+        under_way = False
+        for offer in hand_overs:
+            waited = now - self._offered_since[offer.receiver_id, offer.assignment]
+            if not offer.valid:
+                why = "the receiver has got another assignment, or is to stop"
+            elif offer.agent_id not in usable:
+                why = "the agent has ended or drains"
+            elif waited >= OFFER_SECONDS:
+                why = f"no process there was ready within {OFFER_SECONDS:g} s"
+                self._avoided.add(offer.agent_id)
+            else:
+                under_way = True
+                continue
+            withdraw_hand_over(connection, term=term, receiver_id=offer.receiver_id, assignment=offer.assignment)
+            log.warning("a move was withdrawn", receiver_id=offer.receiver_id, agent_id=offer.agent_id, why=why)
+        return under_way
+
+    def _judge_last(self, placed: Sequence[Placement]) -> None:
+        """Move nothing more to an agent on which the last receiver that moved there failed."""
+        last, self._last = self._last, None
+        if last is None:
+            return
+        for placement in placed:
+            if placement.receiver_id == last.receiver_id and (
+                placement.state is ReceiverState.FAILED
+                or (placement.agent_id == last.to_agent and placement.state not in _RUNNING)
+            ):
+                self._avoided.add(last.to_agent)
+                log.warning(
+                    "a receiver failed where it was moved", receiver_id=last.receiver_id, reason=placement.reason
+                )
+
+    def _begin(self, connection: sa.Connection, term: int, move: Move, placed: Sequence[Placement]) -> None:
+        [assignment] = [row.assignment for row in placed if row.receiver_id == move.receiver_id]
+        outcome = begin_hand_over(
+            connection,
+            term=term,
+            receiver_id=move.receiver_id,
+            assignment=assignment,
+            agent_id=move.to_agent,
+            why=move.why,
+        )
+        self._last = move
+        self._ended_at = self._clock()
+        log.info("receiver is to move", receiver_id=move.receiver_id, to=move.to_agent, why=move.why, outcome=outcome)
+
+
+def _usable(processes: Sequence[LiveProcess]) -> list[LiveProcess]:
+    return [
+        process
+        for process in processes
+        if process.kind is ProcessKind.AGENT and process.slots > 0 and not process.draining
+    ]
+
+
+def _agents(agents: Sequence[LiveProcess], watched: dict[int, float]) -> list[RebalanceAgent]:
+    # By either clock: the database's may be set back, and this leader may be younger than the agent.
+    return [
+        RebalanceAgent(
+            agent.process_id, agent.host, agent.slots, max(agent.age_seconds, watched.get(agent.process_id, 0.0))
+        )
+        for agent in agents
+    ]
+
+
+def _receivers(placed: Sequence[Placement]) -> list[RunningReceiver]:
+    return [
+        RunningReceiver(
+            placement.receiver_id,
+            placement.stream_id,
+            placement.agent_id,
+            placement.preferred_host,
+            moves=(
+                placement.state in _RUNNING
+                and placement.desired_state is not DesiredState.STOPPED
+                and not placement.per_host
+                and (placement.host is None or placement.listens)
+                and not is_hindered(placement.reason)
+            ),
+            is_bound_listener=placement.listens,
+        )
+        for placement in placed
+        if placement.agent_id is not None and placement.state in _PLACED
+    ]
