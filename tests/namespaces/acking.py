@@ -82,6 +82,7 @@ class AckedSource:
         self._stopped = threading.Event()
         self._sending = threading.Event()
         self._threads = [threading.Thread(target=self._serve, args=(listener,)) for listener in listeners]
+        self.port = int(listeners[0].getsockname()[1])
         self.sent = 0
         self.acknowledged: set[int] = set()
         self._on_their_way: set[int] = set()

@@ -86,7 +86,7 @@ class Hosts:
     def start_agent(self, host: str, url: str, **settings: str) -> None:
         """Run `forebay agent --host HOST` in that host, with a home of its own."""
         home = self.home / host
-        home.mkdir()
+        home.mkdir(exist_ok=True)
         environment = {k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_")}
         environment |= {
             "FOREBAY_HOME": str(home),
@@ -94,7 +94,7 @@ class Hosts:
             "FOREBAY_BLOCK_STORE": self.block_store,
             **settings,
         }
-        with (home / "agent.log").open("wb") as log:
+        with (home / "agent.log").open("ab") as log:
             self._agents[host] = psutil.Popen(
                 self._in_host(host, [sys.executable, "-m", "forebay.cli", "agent", "--host", host, "--parent-pipe"]),
                 cwd=_ROOT,
@@ -104,6 +104,11 @@ class Hosts:
                 stderr=log,
                 start_new_session=True,
             )
+
+    def stop_agent(self, host: str) -> None:
+        """Stop one agent as its service manager does; return when it has ended."""
+        self._agents[host].stdin.close()
+        self._agents[host].wait(60)
 
     def stop_agents(self) -> None:
         """Stop the agents as their service manager does; kill every process that does not end."""
@@ -162,6 +167,26 @@ class Hosts:
     def agents(self) -> set[str]:
         """Return the hosts that have an agent."""
         return {row.host for row in self.execute("SELECT host FROM forebay.processes WHERE kind = 'agent'")}
+
+    def spread(self) -> list[int]:
+        """Return the number of receivers that run on each host, in the order of the hosts' names."""
+        running = [host for state, host, _, _ in self.receivers().values() if state == "ACTIVE"]
+        return [running.count(host) for host in sorted(self._agents)]
+
+    def moves(self) -> list[tuple[str, float]]:
+        """Return each planned move, with the seconds between the last block before it and the first after it."""
+        rows = self.execute(
+            "SELECT v.message, extract(epoch FROM "
+            "  (SELECT min(b.added_at) FROM forebay.blocks b "
+            "   WHERE b.receiver_id = v.receiver_id AND b.segment_id IS NOT NULL AND b.sequence > m.sequence) - "
+            "  (SELECT max(b.added_at) FROM forebay.blocks b "
+            "   WHERE b.receiver_id = v.receiver_id AND b.segment_id IS NOT NULL AND b.sequence < m.sequence)"
+            ")::float8 AS seconds FROM forebay.receiver_events v JOIN LATERAL ("
+            "  SELECT b.sequence FROM forebay.blocks b WHERE b.receiver_id = v.receiver_id AND b.segment_id IS NULL "
+            "  AND b.added_at > v.at ORDER BY b.sequence LIMIT 1) m ON true "
+            "WHERE v.kind = 'SCHEDULED' AND v.message LIKE 'moved from %' ORDER BY v.id"
+        )
+        return [(row.message, row.seconds) for row in rows]
 
     def on(self, host: str) -> list[int]:
         """Return the receivers that are placed on a host."""
@@ -266,11 +291,15 @@ def running_hosts(
     listeners: Sequence[socket.socket],
     url_on_hosts: str | None = None,
     in_host: Callable[[str, Sequence[str]], Sequence[str]] = _here,
+    receivers: int | None = None,
+    seconds_apart: float | None = None,
     **settings: str,
 ) -> Iterator[Hosts]:
     """Start the hosts, each with a receiver; the pipeline only states who reads.
 
-    `listeners` are the source's, all at one port; `in_host` turns a command into one that runs in a host.
+    `listeners` are the source's, all at one port; `in_host` turns a command into one that runs in a host. `receivers`:
+    how many there are in all. With `seconds_apart` the stream is declared first, and the agents start one after the
+    other.
     """
     with ExitStack() as stack:
         source = stack.enter_context(AckedSource(listeners))
@@ -280,17 +309,25 @@ def running_hosts(
             receiver="tests.namespaces.acking:AckingReceiver", options={"port": listeners[0].getsockname()[1]}
         )
         stack.callback(rig.stop_agents)
+
+        def declare() -> None:
+            with connect(rig.engine) as connection:
+                stream_id = apply_stream(
+                    connection,
+                    name=STREAM,
+                    declaration={"source": declared.model_dump(mode="json"), "settings": {}},
+                    receivers=receivers or len(hosts),
+                )
+                apply_pipeline(connection, name=PIPELINE, declaration={}, stream_ids=[stream_id], interval=_INTERVAL)
+
+        if seconds_apart is not None:
+            declare()
         for host in hosts:
             rig.start_agent(host, url_on_hosts or database_url, **settings)
-        # Otherwise the first agent gets every receiver.
+            time.sleep(seconds_apart or 0.0)
+        # Otherwise an agent gets receivers before the others are there.
         rig.until("every agent is there", lambda: rig.agents() == set(hosts), 60.0)
-        with connect(rig.engine) as connection:
-            stream_id = apply_stream(
-                connection,
-                name=STREAM,
-                declaration={"source": declared.model_dump(mode="json"), "settings": {}},
-                receivers=len(hosts),
-            )
-            apply_pipeline(connection, name=PIPELINE, declaration={}, stream_ids=[stream_id], interval=_INTERVAL)
+        if seconds_apart is None:
+            declare()
         rig.flow(list(rig.receivers()), seconds=90.0)
         yield rig

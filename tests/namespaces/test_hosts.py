@@ -1,9 +1,14 @@
-"""Cut a host off for 30 s and reconnect it: its receiver has moved, and what it still holds is refused."""
+"""Cut a host off for 30 s and reconnect it: its receiver has moved, and what it still holds is refused.
+
+Restart the hosts one after the other, or start them some time apart: each has the same number of receivers in the end.
+"""
 
 from __future__ import annotations
 
+import statistics
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,12 +32,25 @@ CUT_SECONDS = 30.0
 LEADER_SECONDS = 8.0
 # In seconds: the lease of 10 s, a tick, the start of a process, and salvage.
 TAKE_OVER_SECONDS = 25.0
+# In seconds: how long a planned move may pause its stream.
+PAUSE_SECONDS = 1.0
+# Receivers are moved soon to a host that has come.
+YOUNG_HOSTS = {"FOREBAY_REBALANCE_HOST_AGE": "3s"}
 
 _log = structlog.get_logger(__name__)
 
 
 @contextmanager
-def three_hosts(network: Network, postgres: BridgedPostgres, home: Path, block_store: str) -> Iterator[Hosts]:
+def three_hosts(
+    network: Network,
+    postgres: BridgedPostgres,
+    home: Path,
+    block_store: str,
+    *,
+    receivers: int | None = None,
+    seconds_apart: float | None = None,
+    **settings: str,
+) -> Iterator[Hosts]:
     """Start a receiving host in each namespace."""
     first = network.listen(network.hosts[0])
     # Every port is free in a new namespace.
@@ -46,6 +64,9 @@ def three_hosts(network: Network, postgres: BridgedPostgres, home: Path, block_s
         listeners=listeners,
         url_on_hosts=postgres.url_on_hosts(url),
         in_host=network.command,
+        receivers=receivers,
+        seconds_apart=seconds_apart,
+        **settings,
     ) as rig:
         yield rig
 
@@ -55,7 +76,7 @@ def test_w21_k05_a_host_that_was_cut_off_is_replaced_and_refused(
     network: Network, postgres: BridgedPostgres, home: Path, *, leads: bool
 ) -> None:
     """Check salvage too: the host's own source keeps sending, and its disk, which all hosts share, keeps working."""
-    with three_hosts(network, postgres, home, str(home / "blocks")) as rig:
+    with three_hosts(network, postgres, home, str(home / "blocks"), FOREBAY_REBALANCE="false") as rig:
         moved = cut_and_heal(rig, network, leads=leads)
         [(_, said)] = rig.events("SALVAGED", moved)
         _log.info("salvaged", said=said)
@@ -66,9 +87,57 @@ def test_w21_k05_a_host_that_was_cut_off_is_replaced_and_refused(
 def test_w21_a_host_that_was_cut_off_from_an_object_store_too(
     network: Network, postgres: BridgedPostgres, home: Path, s3: S3Server
 ) -> None:
-    with three_hosts(network, postgres, home, s3.url("hosts")) as rig:
+    with three_hosts(network, postgres, home, s3.url("hosts"), FOREBAY_REBALANCE="false") as rig:
         cut_and_heal(rig, network, leads=True)
         rig.check_every_acknowledged_number_came_out_once()
+
+
+def test_w15_k03_hosts_that_are_restarted_one_after_the_other_under_load_end_with_two_receivers_each(
+    network: Network, postgres: BridgedPostgres, home: Path
+) -> None:
+    settings = {"FOREBAY_REBALANCE_INTERVAL": "1s", **YOUNG_HOSTS}
+    with three_hosts(network, postgres, home, str(home / "blocks"), receivers=6, **settings) as rig:  # type: ignore[arg-type]
+        assert rig.spread() == [2, 2, 2]
+        url = postgres.url_on_hosts(rig.database_url)
+        for host in network.hosts:
+            rig.stop_agent(host)
+            rig.until("its receivers are placed elsewhere", partial(_is_empty, rig, host), 60.0)
+            rig.start_agent(host, url, **settings)
+            rig.flow(list(rig.receivers()), seconds=90.0)
+        rig.until("two receivers on each host", lambda: rig.spread() == [2, 2, 2], 120.0)
+        rig.flow(list(rig.receivers()), seconds=90.0)
+        assert rig.spread() == [2, 2, 2], "it stays so"
+        rig.check_every_acknowledged_number_came_out_once()
+        moves = rig.moves()
+        _log.info("moves", moves=moves)
+        assert moves
+        # Half of the moves at least: the others may have met the machine at a busy moment.
+        assert statistics.median(seconds for _, seconds in moves) < PAUSE_SECONDS, moves
+
+
+@pytest.mark.parametrize("rebalance", [False, True], ids=["by first placement alone", "with rebalancing"])
+def test_w15_k03_hosts_that_start_3_s_apart_end_with_two_receivers_each(
+    network: Network, postgres: BridgedPostgres, home: Path, *, rebalance: bool
+) -> None:
+    settings = {"FOREBAY_REBALANCE_INTERVAL": "1s", "FOREBAY_PLACEMENT_SETTLE": "0s"} if rebalance else {}
+    with three_hosts(
+        network,
+        postgres,
+        home,
+        str(home / "blocks"),
+        receivers=6,
+        seconds_apart=3.0,
+        FOREBAY_REBALANCE=str(rebalance),
+        **settings,
+        **YOUNG_HOSTS,
+    ) as rig:
+        rig.until("two receivers on each host", lambda: rig.spread() == [2, 2, 2], 120.0)
+        rig.check_every_acknowledged_number_came_out_once()
+        assert bool(rig.moves()) is rebalance
+
+
+def _is_empty(rig: Hosts, host: str) -> bool:
+    return not rig.on(host)
 
 
 def cut_and_heal(rig: Hosts, network: Network, *, leads: bool) -> int:

@@ -10,92 +10,26 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay.cli.agents import app
+from forebay.sources import CustomSource
 from orchestration.apply import apply
 from orchestration.pipeline import Pipeline, Stream
-from orchestration.tracker.receiver_placement import HAND_OVER_SECONDS, ReceiverPlacement
+from orchestration.tracker.placement_rules import PlacementRules
+from orchestration.tracker.receiver_placement import HAND_OVER_SECONDS
 from receiver_runtime.sources.socket_text import SocketText
 from tests.driver_log import claim_anew, make_log
+from tests.integration.orchestration.fleet import Fleet, NoSink
 from tracker_store.agents import HostLivesError, NoSuchAgentError, forget_host, list_agents, set_draining
 from tracker_store.engine import connect
 from tracker_store.leadership import read_leadership, take_leadership
 from tracker_store.pipelines import apply_stream, list_streams
-from tracker_store.processes import deregister_process, register_process
-from tracker_store.receivers import placements, set_receiver_state
-from tracker_store.states import DesiredState, ProcessKind, ReceiverState
+from tracker_store.processes import deregister_process
+from tracker_store.receivers import placements
+from tracker_store.states import DesiredState, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from typer.testing import Result
-
-    from tracker_store.receivers import Placement
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Fleet:
-    """A driver log with a leader, and the agents and streams that a test needs."""
-
-    def __init__(self, connection: sa.Connection) -> None:
-        self.connection = connection
-        self.clock = Clock()
-        self.placement = ReceiverPlacement(self.clock)
-        self.names: dict[int, str] = {}
-        term = take_leadership(connection, seen=read_leadership(connection), holder="a test")
-        assert term is not None
-        self.term = term
-
-    def agent(self, host: str, *, slots: int = 8) -> int:
-        agent_id = register_process(self.connection, kind=ProcessKind.AGENT, name=host, host=host, pid=1, slots=slots)
-        self.names[agent_id] = host
-        return agent_id
-
-    def stop(self, agent_id: int) -> None:
-        """End the agent's row as if it was killed and declared dead; its receivers are not released."""
-        deregister_process(self.connection, agent_id)
-
-    def stream(self, name: str, receivers: int | None, *, listens: bool = False) -> None:
-        declaration: dict[str, object] = {
-            "source": {},
-            "settings": {},
-            "receivers": "per_host" if receivers is None else receivers,
-            "listens": listens,
-        }
-        apply_stream(self.connection, name=name, declaration=declaration, receivers=receivers)
-
-    def tick(self, seconds: float = 1.0) -> None:
-        self.clock.now += seconds
-        self.placement.tick(self.connection, term=self.term)
-
-    def all(self, stream: str = "lines") -> list[Placement]:
-        return [placement for placement in placements(self.connection) if placement.stream_name == stream]
-
-    def where(self, stream: str = "lines") -> list[str | None]:
-        """Return the host of each receiver, in the order of their numbers."""
-        return [
-            None if placement.agent_id is None else self.names[placement.agent_id] for placement in self.all(stream)
-        ]
-
-    def start_all(self) -> dict[int, int]:
-        """Give each placed receiver a process that holds it; return the processes' ids by receiver."""
-        started = {}
-        for placement in placements(self.connection):
-            if placement.state is ReceiverState.SCHEDULED:
-                process_id = register_process(self.connection, kind=ProcessKind.RECEIVER, name="r", host="h", pid=1)
-                assert set_receiver_state(
-                    self.connection,
-                    receiver_id=placement.receiver_id,
-                    assignment=placement.assignment,
-                    state=ReceiverState.ACTIVE,
-                    process_id=process_id,
-                )
-                started[placement.receiver_id] = process_id
-        return started
 
 
 @pytest.fixture
@@ -140,13 +74,104 @@ def test_k05_of_an_agent_that_is_gone_only_its_own_receivers_move(fleet: Fleet) 
     assert [fleet.all()[1], fleet.all()[3]] == [before[1], before[3]]
 
 
-def test_p01_a_receivers_preferred_host_counts_while_it_has_room(fleet: Fleet) -> None:
+class AtGateway:
+    """A receiver's class, as `apply` sees it: it asks to run on a host, and has not been started."""
+
+    def __init__(self, host: str) -> None:
+        self.preferred_location = host
+
+
+def declare(fleet: Fleet, lines: Stream) -> None:
+    pipeline = Pipeline("p", interval="10s")
+    pipeline.output(inputs=[lines], sink=NoSink(), name="o")(lambda lines: None)  # type: ignore[arg-type]
+    apply(fleet.connection, [pipeline])
+
+
+def test_r01_p01_a_receivers_preferred_host_counts_at_its_first_placement_while_it_has_room(fleet: Fleet) -> None:
+    fleet.agent("a")
+    fleet.agent("b", slots=2)
+    declare(fleet, Stream("lines", CustomSource(receiver=AtGateway, options={"host": "b"}), receivers=3))
+    fleet.tick()
+    assert fleet.where() == ["b", "b", "a"]
+
+
+def test_r01_a_receiver_that_can_not_be_asked_where_it_is_declared_is_placed_all_the_same(fleet: Fleet) -> None:
+    fleet.agent("a")
+    declare(fleet, Stream("lines", CustomSource(receiver="nowhere_installed:Receiver")))
+    fleet.tick()
+    assert fleet.where() == ["a"]
+
+
+def test_r01_a_declaration_that_asks_for_another_host_is_followed(fleet: Fleet) -> None:
     for host in ("a", "b"):
         fleet.agent(host)
-    fleet.stream("lines", 2)
-    fleet.connection.execute(sa.text("UPDATE forebay.receivers SET preferred_location = 'b'"))
+    declare(fleet, Stream("lines", CustomSource(receiver=AtGateway, options={"host": "a"})))
     fleet.tick()
-    assert fleet.where() == ["b", "b"]
+    declare(fleet, Stream("lines", CustomSource(receiver=AtGateway, options={"host": "b"})))
+    fleet.tick()
+    assert fleet.where() == ["b"]
+
+
+# -- the agents that are expected ------------------------------------------------------------------------------------
+
+
+def test_k03_w15_agents_that_start_3_s_apart_get_the_same_number_of_receivers(fleet: Fleet) -> None:
+    fleet.follow(PlacementRules(settle_seconds=5.0))
+    fleet.stream("lines", 6)
+    for host in ("a", "b", "c"):
+        fleet.agent(host)
+        fleet.tick()
+        assert fleet.where() == [None] * 6
+        assert "waits for agents to register" in fleet.all()[0].reason
+        fleet.tick(2.0)
+    fleet.tick(1.9)
+    assert fleet.where() == [None] * 6
+    fleet.tick(0.1)
+    assert sorted(map(str, fleet.where())) == ["a", "a", "b", "b", "c", "c"]
+
+
+def test_k03_three_listeners_are_not_all_bound_to_the_agent_that_starts_first(fleet: Fleet) -> None:
+    fleet.follow(PlacementRules(min_agents=3, settle_seconds=5.0))
+    fleet.stream("lines", 3, listens=True)
+    for host in ("a", "b"):
+        fleet.agent(host)
+        fleet.tick()
+    assert fleet.where() == [None] * 3
+    assert "2 of 3 are there" in fleet.all()[0].reason
+    fleet.agent("c")
+    fleet.tick()
+    assert sorted(str(placement.host) for placement in fleet.all()) == ["a", "b", "c"]
+
+
+def test_k03_one_agent_of_one_that_is_expected_is_not_held_up(fleet: Fleet) -> None:
+    fleet.follow(PlacementRules(min_agents=1, settle_seconds=5.0))
+    fleet.agent("a")
+    fleet.stream("lines", 2)
+    fleet.tick()
+    assert fleet.where() == ["a", "a"]
+
+
+def test_k03_an_agent_that_registers_again_and_again_does_not_hold_receivers_up_for_ever(fleet: Fleet) -> None:
+    fleet.follow(PlacementRules(settle_seconds=5.0))
+    fleet.agent("a")
+    fleet.stream("lines", 1)
+    for _ in range(10):
+        flapping = fleet.agent("b")
+        fleet.tick(3.0)
+        fleet.stop(flapping)
+    assert fleet.where() != [None]
+
+
+def test_k03_a_receiver_that_was_placed_before_waits_for_no_agent(fleet: Fleet) -> None:
+    fleet.agent("a")
+    gone = fleet.agent("b")
+    fleet.stream("lines", 2)
+    fleet.tick()
+    fleet.follow(PlacementRules(settle_seconds=5.0))
+    fleet.stop(gone)
+    fleet.agent("c")
+    fleet.tick()
+    assert None not in fleet.where()
 
 
 def test_nobody_at_all_is_said(fleet: Fleet) -> None:
@@ -398,8 +423,7 @@ def test_a_listener_may_move_on_request(fleet: Fleet) -> None:
 
 def test_a_listener_with_a_preferred_host_waits_for_it(fleet: Fleet) -> None:
     fleet.agent("a")
-    fleet.stream("lines", 1, listens=True)
-    fleet.connection.execute(sa.text("UPDATE forebay.receivers SET preferred_location = 'gateway'"))
+    fleet.stream("lines", 1, listens=True, preferred_host="gateway")
     fleet.tick()
     assert fleet.where() == [None]
     fleet.agent("gateway")
@@ -413,13 +437,8 @@ def test_a_listener_with_a_preferred_host_waits_for_it(fleet: Fleet) -> None:
 def test_a_stream_declares_that_it_listens_and_that_it_is_one_per_host(fleet: Fleet) -> None:
     everywhere = Stream("everywhere", SocketText(listen="0.0.0.0:9999"), receivers="per_host")
     plain = Stream("plain", SocketText(host="localhost", port=9999), receivers=2)
-
-    class Nowhere:
-        def declaration(self) -> dict[str, str]:
-            return {}
-
     pipeline = Pipeline("p", interval="10s", backpressure_enabled=True)
-    pipeline.output(inputs=[everywhere, plain], sink=Nowhere(), name="o")(lambda everywhere, plain: None)  # type: ignore[arg-type]
+    pipeline.output(inputs=[everywhere, plain], sink=NoSink(), name="o")(lambda everywhere, plain: None)  # type: ignore[arg-type]
     apply(fleet.connection, [pipeline])
     assert [
         (row.name, row.declaration["receivers"], row.declaration["listens"]) for row in list_streams(fleet.connection)
@@ -431,6 +450,16 @@ def test_a_stream_declares_that_it_listens_and_that_it_is_one_per_host(fleet: Fl
     # Applying it again changes nothing and takes no receiver from a host.
     assert apply(fleet.connection, [pipeline]) == []
     assert fleet.where("everywhere") == ["a"]
+
+
+def test_a_listener_behind_a_shared_address_may_run_on_any_host(fleet: Fleet) -> None:
+    there = fleet.agent("a")
+    declare(fleet, Stream("lines", SocketText(listen="0.0.0.0:9999"), shared_address=True))
+    fleet.tick()
+    fleet.agent("b")
+    fleet.stop(there)
+    fleet.tick()
+    assert (fleet.where(), [placement.host for placement in fleet.all()]) == (["b"], [None])
 
 
 @pytest.fixture

@@ -68,6 +68,7 @@ class HostRig:
         poison_port: int = 0,
         spare: bool = False,
         left_processes: LeftProcesses | None = None,
+        host: str = "here",
     ) -> None:
         self._database_url = database_url
         self._poison_port = poison_port
@@ -76,12 +77,12 @@ class HostRig:
         self._stop = threading.Event()
         self._agent = Agent(
             self.engine,
-            name="here",
-            host="here",
+            name=host,
+            host=host,
             slots=1000,
             receiver_command=self._command,
             role_commands={},
-            log_directory=root / "logs",
+            log_directory=root / ("logs" if host == "here" else f"logs-{host}"),
             receivers_per_process=receivers_per_process,
             spare_command=self._program("--spare") if spare else None,
             left_processes=left_processes,

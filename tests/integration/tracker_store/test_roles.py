@@ -32,12 +32,25 @@ from tracker_store.cleanup import (
 )
 from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters
 from tracker_store.engine import connect, create_engine
+from tracker_store.hand_overs import (
+    begin_hand_over,
+    list_hand_overs,
+    predecessor_holds,
+    sign_off_receiver,
+    take_over,
+    withdraw_hand_over,
+)
 from tracker_store.leadership import Leadership, raise_counter, read_leadership, resign, take_leadership
 from tracker_store.outputs import commit_output, commits_of_batch
 from tracker_store.pipelines import apply_pipeline, apply_stream, get_pipeline, list_streams
 from tracker_store.processes import deregister_process, expire_process, heartbeat, live_processes, register_process
 from tracker_store.programs import FUNCTIONS, is_trigger_function
 from tracker_store.rates import StreamRate, expire_stream_rates, record_stream_rate, set_rate_limits
+from tracker_store.rebalance_requests import (
+    finish_rebalance_requests,
+    list_rebalance_requests,
+    request_rebalance,
+)
 from tracker_store.receivers import (
     add_host_receiver,
     get_receiver,
@@ -100,6 +113,9 @@ def test_a_receiver_process_and_its_agent_do_their_job(engine: sa.Engine, owner:
         [placed] = placements_on_agent(connection, agent)
         assert get_receiver(connection, receiver).stream_name == "lines"
         process = register_process(connection, kind=ProcessKind.RECEIVER, name="lines 1", host="here", pid=2)
+        assert not take_over(connection, receiver_id=receiver, assignment=placed.assignment + 1)
+        assert not predecessor_holds(connection, receiver_id=receiver, assignment=placed.assignment)
+        sign_off_receiver(connection, receiver_id=receiver, assignment=0, process_id=process)
         claimed = claim_anew(connection, receiver, placed.assignment)
         assert set_receiver_state(
             connection,
@@ -163,6 +179,20 @@ def test_a_receiver_process_and_its_agent_do_their_job(engine: sa.Engine, owner:
         release_receivers_of_agent(connection, agent_id=agent, why="stopped")
     assert [row.state for row in placements(owner)] == [ReceiverState.INACTIVE]
     assert owner.execute(sa.text("SELECT state FROM forebay.log_segments")).scalars().all() == ["SEALED", "SEALED"]
+
+
+def test_a_tracker_moves_receivers_and_a_person_asks_for_it(engine: sa.Engine, owner: sa.Connection) -> None:
+    [receiver] = make_log(owner).receiver_ids
+    with acting_as(engine, DRIVER) as connection:
+        term = take_leadership(connection, seen=read_leadership(connection), holder="a test")
+        assert term is not None
+        move = {"term": term, "receiver_id": receiver, "assignment": 1}
+        assert begin_hand_over(connection, **move, agent_id=1, why="a test") == "changed"
+        assert list_hand_overs(connection) == []
+        assert not withdraw_hand_over(connection, **move)
+        request = request_rebalance(connection, listeners=False)
+        assert [one.request_id for one in list_rebalance_requests(connection)] == [request]
+        finish_rebalance_requests(connection, term=term, request_ids=[request])
 
 
 def test_tracker_sensors_runs_cleaner_and_apply_do_their_job(engine: sa.Engine, owner: sa.Connection) -> None:

@@ -16,13 +16,14 @@ import sqlalchemy as sa
 
 from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tests.polling import eventually
-from tracker_store import batches, cleanup, rates, receivers
+from tracker_store import batches, cleanup, hand_overs, rates, receivers
 from tracker_store.blocks import OffsetLink, open_partition
 from tracker_store.engine import connect
 from tracker_store.leadership import DeposedError, raise_counter, read_leadership, resign, take_leadership
 from tracker_store.processes import expire_process, register_process
+from tracker_store.rebalance_requests import finish_rebalance_requests, request_rebalance
 from tracker_store.segments import open_segment, seal_segment
-from tracker_store.states import ProcessKind
+from tracker_store.states import ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,6 +96,38 @@ def says_why_a_receiver_waits(log: Log) -> Decide:
 def expires_a_process(log: Log) -> Decide:
     agent_id = agent(log)
     return lambda connection, term: expire_process(connection, term=term, process_id=agent_id, heartbeat=0, why="")
+
+
+def running_receiver(log: Log) -> tuple[int, int]:
+    """Let a receiver run on an agent; return its id and assignment."""
+    receiver_id = log.receiver_ids[0]
+    receivers.schedule_receiver(log.connection, term=1, receiver_id=receiver_id, agent_id=agent(log), why="")
+    [placed] = receivers.placements(log.connection)
+    receivers.set_receiver_state(
+        log.connection, receiver_id=receiver_id, assignment=placed.assignment, state=ReceiverState.ACTIVE
+    )
+    return receiver_id, placed.assignment
+
+
+def begins_a_hand_over(log: Log) -> Decide:
+    receiver_id, assignment = running_receiver(log)
+    to = agent(log)
+    return lambda connection, term: hand_overs.begin_hand_over(
+        connection, term=term, receiver_id=receiver_id, assignment=assignment, agent_id=to, why=""
+    )
+
+
+def withdraws_a_hand_over(log: Log) -> Decide:
+    begins_a_hand_over(log)(log.connection, 1)
+    [offer] = hand_overs.list_hand_overs(log.connection)
+    return lambda connection, term: hand_overs.withdraw_hand_over(
+        connection, term=term, receiver_id=offer.receiver_id, assignment=offer.assignment
+    )
+
+
+def finishes_a_rebalancing(log: Log) -> Decide:
+    request = request_rebalance(log.connection, listeners=False)
+    return lambda connection, term: finish_rebalance_requests(connection, term=term, request_ids=[request])
 
 
 def fails_a_lost_attempt(log: Log) -> Decide:
@@ -189,6 +222,9 @@ DECISIONS: list[Callable[[Log], Decide]] = [
     adds_a_hosts_receiver,
     says_why_a_receiver_waits,
     expires_a_process,
+    begins_a_hand_over,
+    withdraws_a_hand_over,
+    finishes_a_rebalancing,
     fails_a_lost_attempt,
     records_a_rate,
     expires_rates,

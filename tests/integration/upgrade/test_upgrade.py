@@ -144,8 +144,8 @@ def version_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     migrations = tmp_path / "migrations"
     shutil.copytree(migrate._scripts(), migrations, ignore=shutil.ignore_patterns("__pycache__"))
     before = migrate.newest_revision()
-    text = (HERE / "version_after" / "next.py").read_text(encoding="utf-8")
-    (migrations / "versions" / "next.py").write_text(text.replace("THE NEWEST", before), encoding="utf-8")
+    after = (HERE / "version_after" / "next.py").read_text(encoding="utf-8")
+    (migrations / "versions" / "next.py").write_text(after.replace("REVISION_BEFORE", before), encoding="utf-8")
     monkeypatch.setattr(migrate, "_scripts", lambda: migrations)
     assert migrate.newest_revision() != before
     return migrate.newest_revision()
@@ -191,6 +191,8 @@ def test_going_to_a_newer_revision_and_back_keeps_the_log(
         log = make_log(connection)
         log.add_at(log.receiver_ids[0], NOON - INTERVAL, NOON + INTERVAL / 2)
         log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+        before = migrate.current_revision(connection)
+    assert before is not None
     migrate.upgrade(database_url)
     migrate.downgrade(database_url, before)
     with connect(engine) as connection:

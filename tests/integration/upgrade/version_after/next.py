@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "next"
-down_revision = "THE NEWEST"
+down_revision = "REVISION_BEFORE"  # the test writes the newest one here
 
 _DESIRED_STATES = ("running", "paused", "stopped")
 
