@@ -147,6 +147,8 @@ class Stream:
             "receivers": self.receivers,
             # Whether its receivers belong to the host at whose address they listen.
             "listens": self.source.is_listener and not self.shared_address,
+            # Only where it is set, so that a stream that was declared before is not a changed one.
+            **({"shared_address": True} if self.shared_address else {}),
             "retention_ms": _milliseconds(self.retention),
             "settings": self.settings.model_dump(mode="json"),
         }

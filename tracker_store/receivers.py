@@ -63,6 +63,7 @@ class Placement:
     `host` is the only host where it may run (None: any), `preferred_host` the one that it asked for; `listens`: it
     listens at an address of its own. `handing_over`: it is placed nowhere, and the process that held it has not signed
     off. `own_process`: it shares its process with no other receiver. `per_host`: it is its stream's receiver of `host`.
+    `is_apart`: it should not share its host with another receiver of its stream.
     """
 
     receiver_id: int
@@ -80,12 +81,14 @@ class Placement:
     handing_over: bool
     own_process: bool = False
     per_host: bool = False
+    is_apart: bool = False
 
 
 _PLACEMENTS = """
     SELECT r.id, r.stream_id, s.name AS stream_name, r.ordinal, r.state, r.desired_state, r.assignment, r.agent_id,
         r.reason, r.host, r.preferred_location,
         coalesce(s.declaration ->> 'receivers' = 'per_host', false) AS per_host,
+        coalesce(CAST(s.declaration ->> 'shared_address' AS boolean), false) AS shared_address,
         coalesce(CAST(s.declaration ->> 'listens' AS boolean), false) AS listens,
         r.agent_id IS NULL AND EXISTS (
             SELECT
@@ -115,6 +118,7 @@ def _placement(row: sa.Row[Any]) -> Placement:
         handing_over=row.handing_over,
         own_process=row.own_process,
         per_host=row.per_host,
+        is_apart=row.listens or row.shared_address,
     )
 
 

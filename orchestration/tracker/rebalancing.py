@@ -220,6 +220,7 @@ def _receivers(placed: Sequence[Placement]) -> list[RunningReceiver]:
                 and not is_hindered(placement.reason)
             ),
             is_bound_listener=placement.listens,
+            is_apart=placement.is_apart,
         )
         for placement in placed
         if placement.agent_id is not None and placement.state in _PLACED

@@ -3,9 +3,10 @@
 Owns when a move is due and which move it is. It reads no clock and no driver log, and it never moves a receiver that is
 bound to a host, that is on its preferred host, or that is hindered.
 
-There are two reasons for a move: an agent on the receiver's preferred host has a free slot; or the agent where it runs
-has at least two receivers more than an agent with a free slot. Each move brings a receiver home or makes the spread
-smaller, and neither undoes the other, so repeated moves come to an end.
+There are three reasons for a move, always to an agent with a free slot: the agent is on the receiver's preferred host;
+the receiver must not share its host with another of its stream, and does; or the agent where it runs has at least two
+receivers more. Each move makes one of these rarer, and none brings back what an earlier one in this list has removed:
+repeated moves come to an end.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ class RebalanceAgent:
 
 @dataclass(frozen=True, slots=True)
 class RunningReceiver:
-    """A receiver that is placed on an agent. `moves`: it may be moved at all; a listener only where that was asked."""
+    """A receiver that is placed on an agent.
+
+    `moves`: it may be moved at all. `is_bound_listener`: it may be moved only where that was asked. `is_apart`: it
+    should not share its host with another receiver of its stream, because only one process can listen at an address.
+    """
 
     receiver_id: int
     stream_id: int
@@ -41,6 +46,7 @@ class RunningReceiver:
     preferred_host: str | None = None
     moves: bool = True
     is_bound_listener: bool = False
+    is_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,55 +125,87 @@ def _next_move(
     *,
     with_listeners: bool,
 ) -> Move | None:
-    hosts = {agent.agent_id: agent.host for agent in agents}
-    loads = Counter(receiver.agent_id for receiver in receivers)
-    free = sorted(
-        (agent for agent in targets if loads[agent.agent_id] < agent.slots),
-        key=lambda agent: (loads[agent.agent_id], agent.agent_id),
-    )
+    state = _State(agents, receivers, targets)
     movable = [
         receiver
         for receiver in sorted(receivers, key=lambda receiver: receiver.receiver_id)
         if receiver.moves
-        and receiver.agent_id in hosts
         and (with_listeners or not receiver.is_bound_listener)
-        and receiver.preferred_host != hosts[receiver.agent_id]
+        and receiver.agent_id in state.hosts
+        and receiver.preferred_host != state.hosts[receiver.agent_id]
     ]
-    return _homecoming(movable, free) or _spreading(movable, free, loads, receivers, hosts)
+    return _homecoming(state, movable) or _parting(state, movable) or _spreading(state, movable)
 
 
-def _homecoming(movable: Iterable[RunningReceiver], free: Sequence[RebalanceAgent]) -> Move | None:
+class _State:
+    """Where receivers are: by agent, and each stream's by host."""
+
+    def __init__(
+        self,
+        agents: Sequence[RebalanceAgent],
+        receivers: Sequence[RunningReceiver],
+        targets: Sequence[RebalanceAgent],
+    ) -> None:
+        self.hosts = {agent.agent_id: agent.host for agent in agents}
+        self.loads = Counter(receiver.agent_id for receiver in receivers)
+        self._of_stream = Counter((receiver.stream_id, self.hosts.get(receiver.agent_id)) for receiver in receivers)
+        self._free = sorted(
+            (agent for agent in targets if self.loads[agent.agent_id] < agent.slots),
+            key=lambda agent: (self.loads[agent.agent_id], agent.agent_id),
+        )
+
+    def of_stream(self, receiver: RunningReceiver, host: str) -> int:
+        """Return how many receivers of its stream are on a host."""
+        return self._of_stream[receiver.stream_id, host]
+
+    def is_crowded(self, receiver: RunningReceiver) -> bool:
+        """Return whether the receiver shares its host with another of its stream, and should not."""
+        return receiver.is_apart and self.of_stream(receiver, self.hosts[receiver.agent_id]) > 1
+
+    def free_for(self, receiver: RunningReceiver) -> list[RebalanceAgent]:
+        """Return the agents to which the receiver may go, the one with the fewest receivers first."""
+        here = self.hosts[receiver.agent_id]
+        return [
+            agent
+            for agent in self._free
+            if agent.agent_id != receiver.agent_id
+            and not (receiver.is_apart and self.of_stream(receiver, agent.host) > (agent.host == here))
+        ]
+
+
+def _homecoming(state: _State, movable: Iterable[RunningReceiver]) -> Move | None:
     for receiver in movable:
-        for agent in free:
+        for agent in state.free_for(receiver):
             if agent.host == receiver.preferred_host:
                 why = f"rebalancing: {agent.host} is the host that it prefers"
                 return Move(receiver.receiver_id, receiver.agent_id, agent.agent_id, why)
     return None
 
 
-def _spreading(
-    movable: Sequence[RunningReceiver],
-    free: Sequence[RebalanceAgent],
-    loads: Counter[int],
-    receivers: Iterable[RunningReceiver],
-    hosts: dict[int, str],
-) -> Move | None:
-    if not free:
-        return None
-    to = free[0]
-    streams = Counter((receiver.stream_id, hosts.get(receiver.agent_id)) for receiver in receivers)
-    candidates = [
-        receiver for receiver in movable if loads[receiver.agent_id] - loads[to.agent_id] >= _LEAST_DIFFERENCE
-    ]
-    if not candidates:
-        return None
+def _parting(state: _State, movable: Iterable[RunningReceiver]) -> Move | None:
+    for receiver in movable:
+        here = state.hosts[receiver.agent_id]
+        if state.is_crowded(receiver):
+            for agent in state.free_for(receiver):
+                if agent.host != here:
+                    why = f"rebalancing: another receiver of its stream listens on {here}"
+                    return Move(receiver.receiver_id, receiver.agent_id, agent.agent_id, why)
+    return None
 
-    def gain(receiver: RunningReceiver) -> tuple[int, int]:
-        # From the agent with the most; then a receiver whose stream is spread the better for it.
-        stream = receiver.stream_id
-        return loads[receiver.agent_id], streams[stream, hosts[receiver.agent_id]] - streams[stream, to.host]
 
-    # `max` takes the first of equals: the lowest id.
-    chosen = max(candidates, key=gain)
-    why = f"rebalancing: its agent has {loads[chosen.agent_id]} receivers, that of {to.host} {loads[to.agent_id]}"
-    return Move(chosen.receiver_id, chosen.agent_id, to.agent_id, why)
+def _spreading(state: _State, movable: Iterable[RunningReceiver]) -> Move | None:
+    best: tuple[tuple[int, int], Move] | None = None
+    for receiver in movable:
+        free = state.free_for(receiver)
+        if not free:
+            continue
+        to, load = free[0], state.loads[receiver.agent_id]
+        if load - state.loads[to.agent_id] < _LEAST_DIFFERENCE:
+            continue
+        # From the agent with the most; then a receiver whose stream is spread the better for it; then the lowest id.
+        here = state.hosts[receiver.agent_id]
+        gain = (load, state.of_stream(receiver, here) - state.of_stream(receiver, to.host))
+        if best is None or gain > best[0]:
+            why = f"rebalancing: its agent has {load} receivers, that of {to.host} {state.loads[to.agent_id]}"
+            best = gain, Move(receiver.receiver_id, receiver.agent_id, to.agent_id, why)
+    return None if best is None else best[1]

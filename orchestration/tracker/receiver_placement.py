@@ -248,6 +248,7 @@ def _demand(placement: Placement) -> WaitingReceiver:
         stream_id=placement.stream_id,
         preferred_host=wished,
         only_host=placement.host or (wished if placement.listens else None),
+        is_apart=placement.is_apart,
     )
 
 

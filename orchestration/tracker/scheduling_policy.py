@@ -35,12 +35,16 @@ class AgentCapacity:
 
 @dataclass(frozen=True, slots=True)
 class WaitingReceiver:
-    """A receiver to be placed. `preferred_host` is a preference; `only_host` is the only host where it may run."""
+    """A receiver to be placed. `preferred_host` is a preference; `only_host` is the only host where it may run.
+
+    `is_apart`: it goes to a host without another receiver of its stream, if there is one: both listen at one port.
+    """
 
     receiver_id: int
     stream_id: int = 0
     preferred_host: str | None = None
     only_host: str | None = None
+    is_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,14 @@ class _Plan:
         return [
             agent for agent in self._agents if self._loads[agent.agent_id] < agent.slots and host in (None, agent.host)
         ]
+
+    def free_for(self, receiver: WaitingReceiver, host: str | None) -> list[AgentCapacity]:
+        """Return the agents with a free slot for this receiver, on `host` if given."""
+        free = self.free(host)
+        if not receiver.is_apart:
+            return free
+        fewest = min((self.of_stream(agent, receiver.stream_id) for agent in free), default=0)
+        return [agent for agent in free if self.of_stream(agent, receiver.stream_id) == fewest]
 
     def idle(self) -> list[AgentCapacity]:
         """Return the agents that have slots, none of them taken."""
@@ -121,7 +133,7 @@ def schedule_receivers(
     movable = [receiver for receiver in receivers if receiver.only_host is None]
     candidates: dict[int, tuple[int, ...]] = {receiver.receiver_id: () for receiver in receivers}
     for receiver, host in [*bound, *wishing, *((receiver, None) for receiver in movable)]:
-        free = plan.free(host)
+        free = plan.free_for(receiver, host)
         if free and not candidates[receiver.receiver_id]:
             chosen = plan.least(free, receiver.stream_id)
             plan.take(chosen, receiver.stream_id)
@@ -144,7 +156,7 @@ def reschedule_receiver(
     """
     plan = _Plan(agents, [other for other in placed if other.receiver_id != receiver.receiver_id])
     weights = _weights(receiver, placed)
-    free = plan.free(receiver.only_host)
+    free = plan.free_for(receiver, receiver.only_host)
     preferred = [agent for agent in free if agent.host == receiver.preferred_host]
     weightless = [agent for agent in free if not weights.get(agent.agent_id)]
     least = min((weights.get(agent.agent_id, Fraction(0)) for agent in free), default=Fraction(0))

@@ -104,6 +104,18 @@ def test_a_listener_moves_only_when_that_is_asked() -> None:
     assert due(agents, receivers, is_asked=True, with_listeners=True) is not None
 
 
+def test_receivers_that_must_be_apart_are_parted_and_never_brought_together() -> None:
+    agents = fleet("a", "b", "c")
+    together = [RunningReceiver(1, 7, 1, is_apart=True), RunningReceiver(2, 7, 1, is_apart=True)]
+    [move] = plan_moves(agents[:2], together)
+    assert "listens on a" in move.why
+    # Agent a has four more than b, on which the stream has one already.
+    receivers = [*together[:1], RunningReceiver(3, 7, 2, is_apart=True)]
+    others = [RunningReceiver(number, 8, 1, moves=False) for number in range(10, 14)]
+    assert plan_moves(agents[:2], [*receivers, *others]) == []
+    assert [move.to_agent for move in plan_moves(agents, [*receivers, *others])] == [3]
+
+
 def test_a_passing_flap_gets_nothing() -> None:
     agents = [*fleet("a"), RebalanceAgent(2, "b", MANY, 59.0)]
     assert due(agents, placed(1, 1)) is None
@@ -149,13 +161,14 @@ def systems(draw: st.DrawFn) -> tuple[list[RebalanceAgent], list[RunningReceiver
     receivers = [
         RunningReceiver(
             number,
-            draw(st.integers(1, 3)),
+            stream,
             draw(st.integers(1, gone)),
             draw(st.none() | st.sampled_from("abcde")),
             moves=draw(st.booleans()),
-            is_bound_listener=draw(st.booleans()),
+            is_bound_listener=stream == 2,
+            is_apart=stream > 1,
         )
-        for number in range(draw(st.integers(0, 12)))
+        for number, stream in enumerate(draw(st.lists(st.integers(1, 3), max_size=12)))
     ]
     return agents, receivers
 
@@ -174,9 +187,13 @@ def test_moves_come_to_an_end_where_nothing_more_can_be_evened_out(
     for receiver in end:
         if not receiver.moves or receiver.agent_id not in hosts or (receiver.is_bound_listener and not with_listeners):
             continue
-        home = hosts[receiver.agent_id] == receiver.preferred_host
+        here = hosts[receiver.agent_id]
+        home = here == receiver.preferred_host
+        streams = Counter((other.stream_id, hosts.get(other.agent_id)) for other in end)
         for agent in agents:
-            if loads[agent.agent_id] < agent.slots:
+            taken = receiver.is_apart and streams[receiver.stream_id, agent.host] > (agent.host == here)
+            if loads[agent.agent_id] < agent.slots and not taken:
+                assert home or not receiver.is_apart or streams[receiver.stream_id, here] == 1 or agent.host == here
                 assert home or agent.host != receiver.preferred_host
                 assert home or loads[receiver.agent_id] - loads[agent.agent_id] <= 1
 
@@ -195,8 +212,15 @@ def test_no_move_breaks_a_rule(
         assert with_listeners or not receiver.is_bound_listener
         assert by_id[move.from_agent].host != receiver.preferred_host
         assert loads[move.to_agent] < by_id[move.to_agent].slots
+        from_host, to_host = by_id[move.from_agent].host, by_id[move.to_agent].host
+        hosts = [
+            by_id[one.agent_id].host for one in now if one.agent_id in by_id and one.stream_id == receiver.stream_id
+        ]
+        assert not receiver.is_apart or to_host == from_host or to_host not in hosts
         assert (
-            by_id[move.to_agent].host == receiver.preferred_host or loads[move.from_agent] - loads[move.to_agent] >= 2
+            to_host == receiver.preferred_host
+            or loads[move.from_agent] - loads[move.to_agent] >= 2
+            or (receiver.is_apart and hosts.count(from_host) > 1)
         )
         now = after(now, [move])
 

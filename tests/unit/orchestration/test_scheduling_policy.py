@@ -62,6 +62,16 @@ def test_k03_an_agent_that_starts_again_and_again_holds_first_placement_up_for_a
     assert held_up == [False, False, True]
 
 
+def test_receivers_that_listen_at_one_port_are_placed_apart_whatever_else_the_hosts_have() -> None:
+    agents = [AgentCapacity(1, "a", MANY, 5), AgentCapacity(2, "b", MANY)]
+    listeners = [WaitingReceiver(n, stream_id=7, is_apart=True) for n in (1, 2)]
+    assert sorted(firsts(schedule_receivers(listeners, agents)).values()) == [1, 2]
+    there = [PlacedReceiver(1, 7, ACTIVE, (2,))]
+    assert reschedule_receiver(listeners[1], agents, there)[0] == 1
+    # Without another host they share one: the second one tries until the port is free.
+    assert firsts(schedule_receivers(listeners, agents[1:])) == {1: 2, 2: 2}
+
+
 # -- P01: all at once ------------------------------------------------------------------------------------------------
 
 
