@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from orchestration.tracker.rebalancing_policy import MoveLimits
+    from tracker_store.hand_overs import HandOver
     from tracker_store.processes import LiveProcess
     from tracker_store.receivers import Placement
 
@@ -90,12 +91,14 @@ class Rebalancing:
     def tick(self, connection: sa.Connection, *, term: int) -> None:
         """Follow the move that is under way; without one, begin the next that is due."""
         now = self._clock()
+        # Hand-overs before placements: one that is taken over between the two reads is in both, and never in neither.
+        offers = list_hand_overs(connection)
         placed = placements(connection)
         agents = _usable(live_processes(connection))
         self._seen_since = {agent.process_id: self._seen_since.get(agent.process_id, now) for agent in agents}
         self._avoided &= self._seen_since.keys()
         requests = list_rebalance_requests(connection)
-        if self._follow(connection, term, placed, agents):
+        if self._follow(connection, term, offers, placed, agents):
             self._ended_at = now
             return
         move = due_move(
@@ -115,10 +118,15 @@ class Rebalancing:
             log.info("rebalancing is done", requests=ids)
 
     def _follow(
-        self, connection: sa.Connection, term: int, placed: Sequence[Placement], agents: Sequence[LiveProcess]
+        self,
+        connection: sa.Connection,
+        term: int,
+        offers: Sequence[HandOver],
+        placed: Sequence[Placement],
+        agents: Sequence[LiveProcess],
     ) -> bool:
         """Return whether a move, or another start of a receiver, is under way; withdraw a move that does not go on."""
-        offered = self._tend_offers(connection, term, agents)
+        offered = self._tend_offers(connection, term, offers, agents)
         scheduled = {
             (placement.receiver_id, placement.assignment)
             for placement in placed
@@ -132,16 +140,17 @@ class Rebalancing:
         self._judge_last(placed)
         return False
 
-    def _tend_offers(self, connection: sa.Connection, term: int, agents: Sequence[LiveProcess]) -> bool:
+    def _tend_offers(
+        self, connection: sa.Connection, term: int, offers: Sequence[HandOver], agents: Sequence[LiveProcess]
+    ) -> bool:
         now = self._clock()
         usable = {agent.process_id for agent in agents}
-        hand_overs = list_hand_overs(connection)
         self._offered_since = {
             (offer.receiver_id, offer.assignment): self._offered_since.get((offer.receiver_id, offer.assignment), now)
-            for offer in hand_overs
+            for offer in offers
         }
         under_way = False
-        for offer in hand_overs:
+        for offer in offers:
             waited = now - self._offered_since[offer.receiver_id, offer.assignment]
             if not offer.valid:
                 why = "the receiver has got another assignment, or is to stop"

@@ -49,7 +49,7 @@ class Pair:
         tracker = Tracker(self.old.engine, heartbeat_limit_seconds=30.0)
         leading = threading.Thread(target=tracker.run, args=(stop,), name="tracker")
         leading.start()
-        # Before the agents stop, so that nothing is placed anew meanwhile.
+        # Before the first agent stops, so that nothing is placed again meanwhile.
         stack.callback(leading.join)
         stack.callback(stop.set)
         self.source.send()
@@ -158,10 +158,9 @@ def test_the_process_before_is_killed_while_it_should_drain(database_url: str, t
         eventually(lambda: system.old.execute(taken), "a receiver that is taken over")
         [(receiver_id,)] = system.old.execute(taken)
         assert system.old.epochs()[receiver_id] == 1, "it was claimed before the process had signed off"
-        holders[receiver_id].kill()
+        holders.pop(receiver_id).kill()
         for holder in holders.values():
-            if holder.is_running():
-                holder.resume()
+            holder.resume()
         eventually(lambda: system.spread() == {"old": 1, "new": 1}, "the receiver on the new agent")
         system.old.flow(system.receivers)
         system.check()

@@ -1,0 +1,41 @@
+"""Check how placement is set: for each tracker by its environment, and for the one machine of `forebay up`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forebay.cli.up import Services
+from orchestration.settings import Settings
+from orchestration.tracker.placement_rules import PlacementRules
+from orchestration.tracker.rebalancing_policy import MoveLimits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_the_rules_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert PlacementRules.of(Settings()) == PlacementRules(
+        min_agents=None, settle_seconds=5.0, moves=MoveLimits(is_on=True, interval_seconds=10.0, host_seconds=60.0)
+    )
+    for name, value in {
+        "PLACEMENT_MIN_AGENTS": "3",
+        "PLACEMENT_SETTLE": "20s",
+        "REBALANCE": "false",
+        "REBALANCE_INTERVAL": "1m",
+        "REBALANCE_HOST_AGE": "500ms",
+    }.items():
+        monkeypatch.setenv(f"FOREBAY_{name}", value)
+    assert PlacementRules.of(Settings()) == PlacementRules(
+        min_agents=3, settle_seconds=20.0, moves=MoveLimits(is_on=False, interval_seconds=60.0, host_seconds=0.5)
+    )
+
+
+@pytest.mark.parametrize(("given", "min_agents"), [(None, "1"), (3, "3")])
+def test_k03_up_waits_for_no_other_agent_unless_it_is_told_to(
+    tmp_path: Path, given: int | None, min_agents: str
+) -> None:
+    settings = Settings(home=tmp_path, database_url="postgresql://nobody@127.0.0.1:1/none", placement_min_agents=given)
+    environment = Services(settings, ui_port=1)._environment(tmp_path)
+    assert environment["FOREBAY_PLACEMENT_MIN_AGENTS"] == min_agents
