@@ -124,9 +124,9 @@ def test_k03_w15_agents_that_start_3_s_apart_get_the_same_number_of_receivers(fl
         assert fleet.where() == [None] * 6
         assert "waits for agents to register" in fleet.all()[0].reason
         fleet.tick(2.0)
-    fleet.tick(1.9)
+    fleet.tick(2.9)
     assert fleet.where() == [None] * 6
-    fleet.tick(0.1)
+    fleet.tick(0.2)
     assert sorted(map(str, fleet.where())) == ["a", "a", "b", "b", "c", "c"]
 
 
@@ -155,7 +155,7 @@ def test_k03_an_agent_that_registers_again_and_again_does_not_hold_receivers_up_
     fleet.follow(PlacementRules(settle_seconds=5.0))
     fleet.agent("a")
     fleet.stream("lines", 1)
-    for _ in range(10):
+    for _ in range(12):
         flapping = fleet.agent("b")
         fleet.tick(3.0)
         fleet.stop(flapping)
