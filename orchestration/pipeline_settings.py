@@ -59,6 +59,9 @@ class PipelineSettings(BaseModel):
     #: How many of its batches may run at the same time. They start in order; with more than 1 they may finish in any
     #: order (spark.streaming.concurrentJobs).
     concurrent_batches: Annotated[int, Field(ge=1, le=100)] = 1
+    #: How many outputs of a batch run at the same time, in threads of its Spark session
+    #: (spark.streaming.concurrentJobs). One that fails holds up no other, also with 1.
+    concurrent_outputs: Annotated[int, Field(ge=1, le=100)] = 1
     #: Whether a batch without records runs; None: only if an output has a window, which may hold records of earlier
     #: batches.
     run_empty_batches: bool | None = None

@@ -9,12 +9,14 @@ from __future__ import annotations
 import time as monotonic
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
 from orchestration.batch_run import replay_batch
 from tracker_store import batches
+from tracker_store.batch_outputs import newest_quarantined
 from tracker_store.errors import BatchHeldError, BlocksNotRetainedError
 from tracker_store.states import BatchState
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from pyspark.sql import SparkSession
 
-    from orchestration.batch_run import OutputResult
+    from orchestration.attempt_outputs import OutputResult
     from orchestration.pipeline import Pipeline
     from orchestration.settings import Settings
 
@@ -49,6 +51,15 @@ class ReplayedBatch:
     error: str = ""
     refused: bool = False
 
+    @property
+    def replaced(self) -> Sequence[OutputResult]:
+        """Return the results that this replay computed: with `failed_outputs_only`, the others had one before."""
+        return [result for result in self.results if result.seconds is not None]
+
+
+def _unreported(_: datetime, __: OutputResult) -> None:
+    """Report a result to nobody."""
+
 
 def parsed_time(text: str) -> datetime | None:
     """Parse a batch time, UTC unless it says otherwise; return None for no text. Raises ReplayError."""
@@ -63,17 +74,29 @@ def parsed_time(text: str) -> datetime | None:
 
 
 def batches_to_replay(
-    connection: sa.Connection, pipeline_id: int, *, from_time: datetime | None, to_time: datetime | None
+    connection: sa.Connection,
+    pipeline_id: int,
+    *,
+    from_time: datetime | None,
+    to_time: datetime | None,
+    failed_outputs_only: bool = False,
 ) -> list[datetime]:
     """Return the batches, oldest first: finished and not empty, with `from_time` <= batch time <= `to_time`.
 
     Without `from_time`, return the newest completed one; without `to_time`, the one at `from_time`. Skip batches that
-    are not finished or were empty. Takes no locks. Raises ReplayError if there is none.
+    are not finished or were empty; with `failed_outputs_only`, all that are not QUARANTINED. Takes no locks. Raises
+    ReplayError if there is none.
     """
     if from_time is None:
         if to_time is not None:
             message = "a replay has a to_time and no from_time: give both, or neither for the newest completed batch"
             raise ReplayError(message)
+        if failed_outputs_only:
+            quarantined = newest_quarantined(connection, pipeline_id, limit=1)
+            if not quarantined:
+                message = "no batch is quarantined: there are no failed outputs to run"
+                raise ReplayError(message)
+            return quarantined
         found = [
             row
             for row in batches.list_batches(connection, pipeline_id, states=[BatchState.COMPLETED], limit=1000)
@@ -87,8 +110,9 @@ def batches_to_replay(
     if last < from_time:
         message = f"the replay's from_time {from_time.isoformat()} is after its to_time {last.isoformat()}: swap them"
         raise ReplayError(message)
+    states = (BatchState.QUARANTINED,) if failed_outputs_only else REPLAYABLE
     rows = batches.list_batches(
-        connection, pipeline_id, first=from_time, last=last, states=REPLAYABLE, limit=MOST_BATCHES + 1
+        connection, pipeline_id, first=from_time, last=last, states=states, limit=MOST_BATCHES + 1
     )
     if len(rows) > MOST_BATCHES:
         message = (
@@ -98,7 +122,7 @@ def batches_to_replay(
     times = [row.batch_time for row in reversed(rows) if row.attempt]
     if not times:
         message = (
-            f"no batch from {from_time.isoformat()} to {last.isoformat()} is COMPLETED or QUARANTINED and had records: "
+            f"no batch from {from_time.isoformat()} to {last.isoformat()} is {' or '.join(states)} and had records: "
             "`forebay batches` shows which there are (times are UTC)"
         )
         raise ReplayError(message)
@@ -122,11 +146,17 @@ def replay_batches(
     times: Sequence[datetime],
     *,
     outputs: Sequence[str] = (),
+    failed_outputs_only: bool = False,
     run_id: str,
     settings: Settings,
     session: Callable[[], SparkSession],
+    on_committed: Callable[[datetime, OutputResult], None] = _unreported,
 ) -> Iterator[ReplayedBatch]:
-    """Replay each of `times`, whether or not others fail or are refused. Raises ReplayError for unknown outputs."""
+    """Replay each of `times`, whether or not others fail or are refused. Raises ReplayError for unknown outputs.
+
+    `failed_outputs_only`: replace nothing, run only outputs without a result. `on_committed` is called with each result
+    as soon as readers see it.
+    """
     checked_outputs(pipeline, outputs)
     for batch_time in times:
         started = monotonic.monotonic()
@@ -134,7 +164,14 @@ def replay_batches(
         error, refused = "", False
         try:
             results = replay_batch(
-                pipeline, batch_time=batch_time, outputs=outputs, run_id=run_id, settings=settings, session=session
+                pipeline,
+                batch_time=batch_time,
+                outputs=outputs,
+                failed_outputs_only=failed_outputs_only,
+                run_id=run_id,
+                settings=settings,
+                session=session,
+                on_committed=partial(on_committed, batch_time),
             )
         except (BatchHeldError, BlocksNotRetainedError) as refusal:
             error, refused = str(refusal), True

@@ -96,6 +96,7 @@ ROLES: Mapping[str, Role] = {
             "expire_process",
             "expire_stream_rates",
             "fail_attempt",
+            "fail_output",
             "follow_commit",
             "heartbeat",
             "move_reader",

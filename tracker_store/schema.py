@@ -34,6 +34,7 @@ from sqlalchemy.dialects.postgresql import INT8RANGE, JSONB, ExcludeConstraint
 
 from tracker_store.states import (
     UNFINISHED_STATES,
+    AttemptFailure,
     AttemptKind,
     AttemptState,
     BatchDriverState,
@@ -932,6 +933,26 @@ output_commits = Table(
     PrimaryKeyConstraint("pipeline_id", "output", "batch_time"),
     Index("output_commits_to_publish", "pipeline_id", "batch_time", postgresql_where=text("to_publish")),
     comment="Which attempt's result counts for an output and batch time? (This row is the commit.)",
+)
+
+output_failures = Table(
+    "output_failures",
+    metadata,
+    Column("pipeline_id", BigInteger, nullable=False, comment="The batch's pipeline"),
+    Column("batch_time", DateTime(timezone=True), nullable=False, comment="The batch"),
+    Column("attempt", Integer, nullable=False, comment="The attempt in which the output failed"),
+    Column("output", Text, nullable=False, comment="The output, by name"),
+    Column(
+        "failure",
+        Text,
+        nullable=False,
+        comment="FAILED (its data or code), BLOCKED (no block store) or LOST (what it ran on ended)",
+    ),
+    Column("error", Text, nullable=False, comment="Why it failed"),
+    _now("failed_at", "When it failed"),
+    PrimaryKeyConstraint("pipeline_id", "batch_time", "attempt", "output"),
+    CheckConstraint(_one_of("failure", AttemptFailure), name="output_failures_failure"),
+    comment="Which outputs failed in an attempt, and why? (The other outputs of the attempt ran all the same.)",
 )
 
 kept_blocks = Table(

@@ -59,6 +59,12 @@ def replay(
     from_time: Annotated[str, typer.Option("--from", help="The first batch time of a range.")] = "",
     to_time: Annotated[str, typer.Option("--to", help="The last batch time of a range.")] = "",
     output: Annotated[list[str] | None, typer.Option(help="Only this output; may be given several times.")] = None,
+    failed_outputs_only: Annotated[  # noqa: FBT002
+        bool,
+        typer.Option(
+            "--failed-outputs-only", help="Of quarantined batches, run only the outputs that have no result yet."
+        ),
+    ] = False,
     local: Annotated[bool, typer.Option("--local", help="Run in this process, even if Dagster runs.")] = False,  # noqa: FBT002
     module: Annotated[
         str | None, typer.Option(help="The module that declares it; FOREBAY_MODULE unless given.")
@@ -70,8 +76,11 @@ def replay(
     Give TIME for one batch, --from and --to for a range, or nothing for the newest completed batch. If `forebay up`
     runs in this home, or FOREBAY_DAGSTER_URL names a webserver, Dagster executes and shows a run of PIPELINE_replay,
     which goes on if this command is ended. Else, or with --local, this process runs the batches, with Spark. A
-    QUARANTINED batch becomes COMPLETED. If a replay fails, the batch stays as it was. The exit code is 1 if a batch was
-    not replayed.
+    QUARANTINED batch becomes COMPLETED. If an output fails, its old result stays, and so does the batch's state. The
+    exit code is 1 if a batch was not replayed.
+
+    With --failed-outputs-only nothing is replaced: of QUARANTINED batches (without times: of the newest one), the
+    outputs run that have no result, and the others are not computed again.
     """
     console = Console(highlight=False, stderr=as_json, soft_wrap=True)
     if batch_time and (from_time or to_time):
@@ -81,14 +90,20 @@ def replay(
     with driver_log(console, application_name="forebay batches replay") as connection:
         pipeline_id = get_pipeline(connection, pipeline).pipeline_id
         times = batches_to_replay(
-            connection, pipeline_id, from_time=parsed_time(batch_time or from_time), to_time=parsed_time(to_time)
+            connection,
+            pipeline_id,
+            from_time=parsed_time(batch_time or from_time),
+            to_time=parsed_time(to_time),
+            failed_outputs_only=failed_outputs_only,
         )
         url = None if local else dagster_url(Settings())
         console.print(f"{len(times)} batch(es) to replay, {'in Dagster' if url else 'in this process'}.")
         replays = (
-            _in_process(declared_pipeline(pipeline, module), times, outputs)
+            _in_process(declared_pipeline(pipeline, module), times, outputs, failed_outputs_only=failed_outputs_only)
             if url is None
-            else _in_dagster(console, connection, url, pipeline, pipeline_id, times, outputs)
+            else _in_dagster(
+                console, connection, url, pipeline, pipeline_id, times, outputs, failed_outputs_only=failed_outputs_only
+            )
         )
         rows = []
         for number, row in enumerate(replays, start=1):
@@ -107,7 +122,9 @@ def replay(
     raise typer.Exit(0 if all(row.outcome == "replayed" for row in rows) else 1)
 
 
-def _in_process(pipeline: Pipeline, times: Sequence[datetime], outputs: Sequence[str]) -> Iterator[_Row]:
+def _in_process(
+    pipeline: Pipeline, times: Sequence[datetime], outputs: Sequence[str], *, failed_outputs_only: bool
+) -> Iterator[_Row]:
     from orchestration.spark.session import spark_session  # noqa: PLC0415  loads Spark
 
     settings = Settings()
@@ -116,6 +133,7 @@ def _in_process(pipeline: Pipeline, times: Sequence[datetime], outputs: Sequence
         pipeline,
         times,
         outputs=checked_outputs(pipeline, outputs),
+        failed_outputs_only=failed_outputs_only,
         run_id=f"forebay batches replay {uuid.uuid4()}",
         settings=settings,
         session=lambda: spark_session(
@@ -125,8 +143,9 @@ def _in_process(pipeline: Pipeline, times: Sequence[datetime], outputs: Sequence
         if replayed.error:
             yield _Row(replayed.batch_time, "refused" if replayed.refused else "failed", replayed.error)
         else:
-            rows = ", ".join(f"{result.output} {result.rows} rows" for result in replayed.results)
-            yield _Row(replayed.batch_time, "replayed", f"{rows} in {replayed.seconds:.1f} s")
+            rows = ", ".join(f"{result.output} {result.rows} rows" for result in replayed.replaced)
+            detail = f"{rows or 'every output had a result'} in {replayed.seconds:.1f} s"
+            yield _Row(replayed.batch_time, "replayed", detail)
 
 
 def _in_dagster(
@@ -137,10 +156,17 @@ def _in_dagster(
     pipeline_id: int,
     times: Sequence[datetime],
     outputs: Sequence[str],
+    *,
+    failed_outputs_only: bool,
 ) -> Iterator[_Row]:
     """Launch a run of the replay job; yield each batch when its attempt has ended, and the rest when the run has."""
     client = DagsterClient(url)
-    config = {"from_time": times[0].isoformat(), "to_time": times[-1].isoformat(), "outputs": list(outputs)}
+    config = {
+        "from_time": times[0].isoformat(),
+        "to_time": times[-1].isoformat(),
+        "outputs": list(outputs),
+        "failed_outputs_only": failed_outputs_only,
+    }
     try:
         sensors = client.batch_sensors()
         if sensor_name(pipeline) not in sensors:

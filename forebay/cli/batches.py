@@ -19,6 +19,7 @@ from forebay.cli.database import driver_log
 from orchestration.batch_schedule import halted
 from orchestration.replay import ReplayError, parsed_time
 from tracker_store import batches as store
+from tracker_store.batch_outputs import OutputState, outputs_of_batch, partial_commit
 from tracker_store.errors import NotQuarantinedError
 from tracker_store.input_metadata import input_metadata
 from tracker_store.outputs import commits_of_batch
@@ -69,7 +70,8 @@ def batches(
 
     The reason is the most informative failure of all attempts. A BLOCKED batch waits for its block store, or for the
     key of a block, which uses up no attempts. A QUARANTINED batch has used up its attempts; its blocks are kept for
-    `forebay batches replay`. Times are UTC.
+    `forebay batches replay`. If some of its outputs are committed, the reason says that it is partially committed.
+    Times are UTC.
     """
     if context.invoked_subcommand is not None:
         return
@@ -157,6 +159,7 @@ def statements(pipeline_id: int, time: datetime) -> dict[str, str]:
         "attempts": f"SELECT * FROM forebay.batch_attempts {of_batch} ORDER BY attempt;",  # noqa: S608
         "outputs": f"SELECT * FROM forebay.output_commits {of_batch};",  # noqa: S608
         "inputs": f"SELECT * FROM forebay.batch_input_metadata {of_batch};",  # noqa: S608
+        "failures": f"SELECT * FROM forebay.output_failures {of_batch} ORDER BY attempt, output;",  # noqa: S608
     }
 
 
@@ -165,6 +168,7 @@ def show(pipeline: PipelineName, batch_time: BatchTime, as_json: AsJson = False)
     """Show one batch: its blocks, the positions of its sources, its attempts, its outputs, and the SQL for each.
 
     A topic's or a file's positions stay when the blocks are cleaned up. The position after "to" is in another batch.
+    Outputs without a result are shown with their newest error.
     """
     console = Console(highlight=False, stderr=as_json, soft_wrap=True)
     with driver_log(console, application_name=APPLICATION) as connection:
@@ -174,6 +178,12 @@ def show(pipeline: PipelineName, batch_time: BatchTime, as_json: AsJson = False)
         attempts = store.attempts_of_batch(connection, pipeline_id, row.batch_time)
         commits = commits_of_batch(connection, pipeline_id, row.batch_time)
         inputs = input_metadata(connection, pipeline_id, row.batch_time, limit=None if as_json else _MOST_SHOWN)
+        due = outputs_of_batch(connection, get_pipeline(connection, pipeline), row.batch_time)
+    # A batch that is complete has all that it should have: an output without a result was declared later.
+    missing = (
+        [] if row.state is BatchState.COMPLETED else [out for out in due if out.state is not OutputState.COMMITTED]
+    )
+    partial = partial_commit(due) if missing else ""
     sql = statements(pipeline_id, row.batch_time)
     if as_json:
         facts: dict[str, Any] = {
@@ -182,6 +192,8 @@ def show(pipeline: PipelineName, batch_time: BatchTime, as_json: AsJson = False)
             "inputs": asdict(inputs) | {"ranges": [asdict(read) for read in inputs.ranges]},
             "attempts": [_as_json(attempt) for attempt in attempts],
             "outputs": [_as_json(commit) for commit in commits],
+            "outputs_without_result": [_as_json(output) for output in missing],
+            "partially_committed": bool(partial),
             "sql": sql,
         }
         typer.echo(json.dumps(facts))
@@ -210,6 +222,14 @@ def show(pipeline: PipelineName, batch_time: BatchTime, as_json: AsJson = False)
     for commit in commits:
         rows = "rows not counted" if commit.rows is None else f"{commit.rows:,} rows"
         console.print(f"  {commit.output}: of attempt {commit.attempt}, {rows}, {commit.location}", markup=False)
+    for output in missing:
+        why = f" in attempt {output.failed_attempt}: {output.error.partition(chr(10))[0]}" if output.error else ""
+        console.print(f"  {output.output}: {output.state}{why}", markup=False)
+    if partial:
+        console.print(f"This batch is {partial}.", style="bold", markup=False)
+        if row.state is BatchState.QUARANTINED:
+            command = f"forebay batches replay {pipeline} {row.batch_time:%Y-%m-%dT%H:%M:%SZ} --failed-outputs-only"
+            console.print(f"This runs only those without a result: {command}", markup=False)
     console.print("SQL:")
     for statement in sql.values():
         console.print(f"  {statement}", markup=False)

@@ -1,8 +1,9 @@
 """Define one asset per output; a batch computes them together in one step."""
 
 # No `from __future__ import annotations`: Dagster reads the configuration's class off the annotation.
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import cache, partial
 
 import dagster as dg
 import structlog
@@ -11,8 +12,9 @@ from orchestration.batch_run import run_batch
 from orchestration.batch_schedule import op_name
 from orchestration.dagster_defs.batch_input_table import MOST_RANGES, input_table
 from orchestration.dagster_defs.batch_plots import batch_materialization, batch_metadata
-from orchestration.dagster_defs.partitions import partition_key, partitions_of
-from orchestration.dagster_defs.replay_job import replay_in_dagster, result_metadata
+from orchestration.dagster_defs.committed_outputs import CommittedOutputs
+from orchestration.dagster_defs.partitions import partitions_of
+from orchestration.dagster_defs.replay_job import replay_in_dagster
 from orchestration.dagster_defs.spark_resource import SparkResource, batch_session
 from orchestration.dagster_defs.stream_assets import stream_key
 from orchestration.pipeline import Pipeline
@@ -57,6 +59,17 @@ def _figures(settings: Settings, pipeline: Pipeline, batch_time: datetime) -> tu
     return None if figures is None else (figures, inputs)
 
 
+def _output_metadata(settings: Settings, pipeline: Pipeline) -> Callable[[datetime], Mapping[str, dg.MetadataValue]]:
+    """Return what gives the batch's figures that are known while it runs; they are read once."""
+
+    @cache
+    def metadata(batch_time: datetime) -> Mapping[str, dg.MetadataValue]:
+        shown = _figures(settings, pipeline, batch_time)
+        return {} if shown is None else batch_metadata(pipeline, shown[0])
+
+    return metadata
+
+
 def _replay(
     context: dg.AssetExecutionContext, pipeline: Pipeline, config: BatchConfig, resource: SparkResource
 ) -> None:
@@ -83,7 +96,7 @@ def output_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
                 group_name=pipeline.name,
                 description=output.description,
                 kinds={"spark", str(output.sink.declaration()["kind"])},
-                # A windowed output may not be due, and a replay reports each batch by an event of its own.
+                # A windowed output may not be due, and each output is reported by an event when it is committed.
                 skippable=True,
             )
             for output in pipeline.outputs.values()
@@ -101,30 +114,22 @@ def output_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
             return
         settings = Settings()
         batch_time = datetime.fromisoformat(config.batch_time).astimezone(UTC)
-        results = run_batch(
+        committed = CommittedOutputs(context, pipeline, _output_metadata(settings, pipeline))
+        run_batch(
             pipeline,
             batch_time=batch_time,
             attempt=config.attempt,
             run_id=context.run.run_id,
             settings=settings,
             session=lambda: batch_session(forebay_spark, settings, pipeline),
+            on_committed=partial(committed.report, batch_time),
         )
+        committed.finish()
         shown = _figures(settings, pipeline, batch_time)
         if shown is not None:
             figures, inputs = shown
             context.log_event(batch_materialization(pipeline, figures, input_table(inputs)))
-        partition = partition_key(pipeline, batch_time)
-        for result in results:
-            asset_key = pipeline.outputs[result.output].asset_key
-            metadata = {
-                **({} if shown is None else batch_metadata(pipeline, figures)),
-                **result_metadata(result, batch_time),
-            }
-            if partition is None and asset_key in context.selected_asset_keys:
-                yield dg.MaterializeResult(asset_key=asset_key, metadata=metadata)
-            else:
-                # The run belongs to no partition, because it is launched for a batch time. A batch always makes all of
-                # its outputs, even if a person started the run again with only some of them selected.
-                context.log_event(dg.AssetMaterialization(asset_key, partition=partition, metadata=metadata))
+        # A generator that yields nothing: a function that returned nothing would materialize its only output again.
+        yield from ()
 
     return outputs

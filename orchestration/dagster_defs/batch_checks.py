@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from orchestration.dagster_defs.batch_plots import MILLISECONDS, batches_key
 from orchestration.pipeline import Pipeline
 from orchestration.settings import Settings
+from tracker_store.batch_outputs import newest_quarantined, outputs_of_batch, partial_commit
 from tracker_store.batch_statistics import newest_completed_batch, pipeline_queue
 from tracker_store.batches import get_batch
 from tracker_store.engine import connect_once
@@ -26,6 +27,8 @@ NONE_QUARANTINED = "none_quarantined"
 # interval delays the next; above 10, readers no longer see live data.
 LATE = 1.0
 TOO_LATE = 10.0
+# How many of the newest quarantined batches are looked at for outputs that are committed.
+MOST_QUARANTINED = 20
 
 DESCRIPTIONS = {
     TOTAL_DELAY: (
@@ -39,7 +42,8 @@ DESCRIPTIONS = {
 
 def check_batches(connection: sa.Connection, pipeline: Pipeline) -> Iterator[dg.AssetCheckResult]:
     """Run the three checks of an applied pipeline. Raises NotAppliedError."""
-    pipeline_id = get_pipeline(connection, pipeline.name).pipeline_id
+    row = get_pipeline(connection, pipeline.name)
+    pipeline_id = row.pipeline_id
     key = batches_key(pipeline)
     newest = newest_completed_batch(connection, pipeline_id)
     delay = 0.0 if newest is None or newest.total_delay is None else newest.total_delay
@@ -57,6 +61,11 @@ def check_batches(connection: sa.Connection, pipeline: Pipeline) -> Iterator[dg.
     given_up = (
         None if queue.newest_quarantined is None else get_batch(connection, pipeline_id, queue.newest_quarantined)
     )
+    partial = [
+        time
+        for time in newest_quarantined(connection, pipeline_id, limit=MOST_QUARANTINED)
+        if partial_commit(outputs_of_batch(connection, row, time))
+    ]
     yield dg.AssetCheckResult(
         passed=queue.depth <= LATE,
         asset_key=key,
@@ -72,10 +81,12 @@ def check_batches(connection: sa.Connection, pipeline: Pipeline) -> Iterator[dg.
         description=(
             None
             if queue.quarantined == 0
-            else f"{queue.quarantined} batch(es) were given up; see: forebay batches --pipeline {pipeline.name}"
+            else f"{queue.quarantined} batch(es) were given up"
+            + (f", {len(partial)} of them partially committed" if partial else "")
+            + f"; see: forebay batches --pipeline {pipeline.name}"
             + ("" if given_up is None else f"; {given_up.batch_time.isoformat()}: {given_up.reason}")
         ),
-        metadata={"quarantined": queue.quarantined},
+        metadata={"quarantined": queue.quarantined, "partially_committed": len(partial)},
     )
 
 

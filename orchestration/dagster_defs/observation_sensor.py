@@ -1,4 +1,4 @@
-"""The observation sensor: report streams, minutes and cheap checks to Dagster, for operators, without a run.
+"""The observation sensor: report streams, minutes, quarantined batches and cheap checks to Dagster, without a run.
 
 It reports every half minute and writes only Dagster events, which are a view of the driver log. What it misses while
 Dagster is down is still in the driver log; of missed minutes it reports afterwards as many as a plot can hold. Its
@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 from orchestration.dagster_defs.batch_checks import check_batches
 from orchestration.dagster_defs.batch_plots import minute_materialization
 from orchestration.dagster_defs.checks import check_receivers
+from orchestration.dagster_defs.quarantined_batches import observe_quarantined
 from orchestration.dagster_defs.stream_assets import stream_key
 from orchestration.settings import DatabaseUrlMissingError, Settings
 from tracker_store.batch_statistics import completed_minutes, database_time
@@ -64,6 +65,8 @@ class Cursor(BaseModel):
     minute: datetime | None = None
     streams: dict[str, SeenStream] = Field(default_factory=dict)
     checks: dict[str, SeenCheck] = Field(default_factory=dict)
+    #: The quarantined batches that were reported.
+    quarantined: list[datetime] = Field(default_factory=list)
 
     @classmethod
     def parse(cls, text: str | None) -> Cursor:
@@ -78,7 +81,8 @@ def observe(
     connection: sa.Connection, pipeline: Pipeline, streams: Sequence[Stream], cursor: Cursor
 ) -> tuple[list[Event], Cursor]:
     """Return the events to report now, and the cursor after them. Raises NotAppliedError."""
-    pipeline_id = get_pipeline(connection, pipeline.name).pipeline_id
+    applied = get_pipeline(connection, pipeline.name)
+    pipeline_id = applied.pipeline_id
     now = database_time(connection)
     events: list[Event] = []
 
@@ -87,6 +91,9 @@ def observe(
     oldest = now - timedelta(minutes=MOST_MINUTES)
     minutes = completed_minutes(connection, pipeline_id, after=max(cursor.minute or oldest, oldest), limit=MOST_MINUTES)
     events += [minute_materialization(pipeline, minute) for minute in minutes]
+
+    given_up, quarantined = observe_quarantined(connection, pipeline, applied, cursor.quarantined)
+    events += given_up
 
     receivers = receiver_status(connection)
     lags = stream_lag(connection)
@@ -116,7 +123,7 @@ def observe(
             before = SeenCheck(passed=evaluation.passed, at=now)
         checks[name] = before
     minute = minutes[-1].minute if minutes else cursor.minute
-    return events, Cursor(minute=minute, streams=seen, checks=checks)
+    return events, Cursor(minute=minute, streams=seen, checks=checks, quarantined=quarantined)
 
 
 def _observation(
@@ -177,8 +184,8 @@ def observation_sensor(pipeline: Pipeline, streams: Sequence[Stream]) -> dg.Sens
         minimum_interval_seconds=INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=(
-            f"Reports every half minute what {pipeline.name}'s streams receive, the minutes that are over, and whether "
-            "batches keep up. Launches no run."
+            f"Reports every half minute what {pipeline.name}'s streams receive, the minutes that are over, the batches "
+            "that were given up, and whether batches keep up. Launches no run."
         ),
     )
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:

@@ -11,9 +11,8 @@ from datetime import datetime
 import dagster as dg
 from pydantic import Field
 
-from orchestration.batch_run import OutputResult
 from orchestration.batch_schedule import PIPELINE_TAG
-from orchestration.dagster_defs.partitions import partition_key
+from orchestration.dagster_defs.committed_outputs import CommittedOutputs
 from orchestration.dagster_defs.spark_resource import SparkResource, batch_session
 from orchestration.pipeline import Pipeline
 from orchestration.replay import ReplayedBatch, batches_to_replay, parsed_time, replay_batches
@@ -38,6 +37,11 @@ class ReplayConfig(dg.Config):
     )
     to_time: str = Field(default="", description="The last batch time; empty: the one batch at from_time.")
     outputs: list[str] = Field(default=[], description="The outputs to replace, by name; empty: all of them.")
+    failed_outputs_only: bool = Field(
+        default=False,
+        description="Replace nothing: of quarantined batches, run only the outputs that have no result; without a "
+        "from_time, of the newest one.",
+    )
 
 
 def replay_job_name(pipeline: str) -> str:
@@ -50,38 +54,6 @@ def replay_op_name(pipeline: str) -> str:
     return f"{pipeline}__replay"
 
 
-def result_metadata(result: OutputResult, batch_time: datetime) -> dict[str, dg.MetadataValue]:
-    """Return the metadata of one output of one batch."""
-    values: dict[str, dg.MetadataValue] = {
-        "batch_time": dg.MetadataValue.text(batch_time.isoformat()),
-        "attempt": dg.MetadataValue.int(result.attempt),
-        "location": dg.MetadataValue.path(result.location),
-    }
-    if result.rows is not None:
-        values["dagster/row_count"] = dg.MetadataValue.int(result.rows)
-    if result.lost_blocks:
-        values["lost_blocks"] = dg.MetadataValue.int(result.lost_blocks)
-        values["lost_records"] = dg.MetadataValue.int(result.lost_records)
-    return values
-
-
-def _report(
-    context: dg.OpExecutionContext | dg.AssetExecutionContext, pipeline: Pipeline, replayed: ReplayedBatch
-) -> None:
-    for result in replayed.results:
-        context.log_event(
-            dg.AssetMaterialization(
-                pipeline.outputs[result.output].asset_key,
-                partition=partition_key(pipeline, replayed.batch_time),
-                metadata={
-                    **result_metadata(result, replayed.batch_time),
-                    "kind": dg.MetadataValue.text(REPLAY_KIND),
-                    "replay_seconds": dg.MetadataValue.float(replayed.seconds),
-                },
-            )
-        )
-
-
 def replay_in_dagster(
     context: dg.OpExecutionContext | dg.AssetExecutionContext,
     pipeline: Pipeline,
@@ -90,8 +62,9 @@ def replay_in_dagster(
     from_time: datetime | None,
     to_time: datetime | None,
     outputs: Sequence[str] = (),
+    failed_outputs_only: bool = False,
 ) -> None:
-    """Replay batches within a run: log a line and materializations per batch, and tag the run.
+    """Replay batches within a run: log a line per batch, materializations as outputs are committed, and tag the run.
 
     Raises dg.Failure if any batch failed.
     """
@@ -100,7 +73,9 @@ def replay_in_dagster(
         settings.require_database_url(), application_name=f"forebay replay {pipeline.name}"
     ) as connection:
         pipeline_id = get_pipeline(connection, pipeline.name).pipeline_id
-        times = batches_to_replay(connection, pipeline_id, from_time=from_time, to_time=to_time)
+        times = batches_to_replay(
+            connection, pipeline_id, from_time=from_time, to_time=to_time, failed_outputs_only=failed_outputs_only
+        )
     context.instance.add_run_tags(
         context.run.run_id,
         {
@@ -112,13 +87,16 @@ def replay_in_dagster(
     )
     context.log.info(f"{len(times)} batch(es) to replay, from {times[0].isoformat()} to {times[-1].isoformat()}")
     failed: list[ReplayedBatch] = []
+    committed = CommittedOutputs(context, pipeline, lambda _: {"kind": dg.MetadataValue.text(REPLAY_KIND)})
     replays = replay_batches(
         pipeline,
         times,
         outputs=outputs,
+        failed_outputs_only=failed_outputs_only,
         run_id=context.run.run_id,
         settings=settings,
         session=lambda: batch_session(resource, settings, pipeline),
+        on_committed=committed.report,
     )
     for number, replayed in enumerate(replays, start=1):
         where = f"{number} of {len(times)}: batch {replayed.batch_time.isoformat()}"
@@ -126,13 +104,13 @@ def replay_in_dagster(
             failed.append(replayed)
             context.log.error(f"{where} was {'refused' if replayed.refused else 'not replayed'}: {replayed.error}")
         else:
-            _report(context, pipeline, replayed)
-            names = ", ".join(f"{result.output} ({result.rows} rows)" for result in replayed.results)
-            context.log.info(f"{where} replayed in {replayed.seconds:.1f} s: {names}")
+            names = ", ".join(f"{result.output} ({result.rows} rows)" for result in replayed.replaced)
+            context.log.info(f"{where} replayed in {replayed.seconds:.1f} s: {names or 'every output had a result'}")
+    committed.finish()
     if failed:
         raise dg.Failure(
-            f"{len(failed)} of {len(times)} batches were not replayed, and are unchanged; the first, "
-            f"{failed[0].batch_time.isoformat()}: {failed[0].error}",
+            f"{len(failed)} of {len(times)} batches were not replayed, and what failed of them is unchanged; the "
+            f"first, {failed[0].batch_time.isoformat()}: {failed[0].error}",
             allow_retries=False,
         )
 
@@ -155,6 +133,7 @@ def replay_job(pipeline: Pipeline) -> dg.JobDefinition:
             from_time=parsed_time(config.from_time),
             to_time=parsed_time(config.to_time),
             outputs=config.outputs,
+            failed_outputs_only=config.failed_outputs_only,
         )
 
     @dg.job(

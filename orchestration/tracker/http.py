@@ -31,6 +31,7 @@ from orchestration.tracker.listen_address import is_loopback, url
 from orchestration.tracker.metrics import prometheus_text
 from orchestration.tracker.streaming_progress import RETAINED_BATCHES, StreamingProgress
 from tracker_store import streaming_statistics as store
+from tracker_store.batch_outputs import newest_output_failures
 from tracker_store.engine import connect
 from tracker_store.leadership import read_leadership
 from tracker_store.outage import SURVIVED, Outage
@@ -334,7 +335,14 @@ class _Pages:
         ):
             if commit.batch_time in commits:
                 commits[commit.batch_time].append(commit)
-        return {batch.batch_time: api.operations(pipeline, batch, commits[batch.batch_time]) for batch in found}
+        errors: dict[datetime, dict[str, str]] = {time: {} for time in times}
+        for failure in newest_output_failures(connection, pipeline.pipeline_id, first=min(times), last=max(times)):
+            if failure.batch_time in errors:
+                errors[failure.batch_time][failure.output] = failure.error
+        return {
+            batch.batch_time: api.operations(pipeline, batch, commits[batch.batch_time], errors[batch.batch_time])
+            for batch in found
+        }
 
 
 def _refused(request: Request, error: Exception) -> Response:

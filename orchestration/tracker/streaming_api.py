@@ -100,19 +100,29 @@ def output_names(pipeline: WatchedPipeline) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class OutputOperation:
-    """One output of one batch: committed, or pending; `failed`: the attempt that was to write it has failed."""
+    """One output of one batch: committed, or pending; `failed`: the attempt that was to write it has failed.
+
+    `error` is its own newest failure; empty if none was recorded, because its process died or it was not run.
+    """
 
     operation_id: int
     name: str
     commit: OutputCommit | None
     active: bool
     failed: bool
+    error: str = ""
 
 
 def operations(
-    pipeline: WatchedPipeline, batch: WatchedBatch, commits: Iterable[OutputCommit]
+    pipeline: WatchedPipeline,
+    batch: WatchedBatch,
+    commits: Iterable[OutputCommit],
+    errors: Mapping[str, str],
 ) -> list[OutputOperation]:
-    """Return a batch's output operations. A batch that ran nothing because it had no records has none."""
+    """Return a batch's output operations, given the newest failure of each output that has failed.
+
+    A batch that ran nothing because it had no records has none.
+    """
     committed = {commit.output: commit for commit in commits}
     found = []
     declared = PipelineDeclaration.of(pipeline.declaration).outputs
@@ -130,6 +140,7 @@ def operations(
                 commit,
                 active=pending and batch.state is BatchState.RUNNING,
                 failed=pending and batch.state in (BatchState.FAILED, BatchState.QUARANTINED, BatchState.DISCARDED),
+                error=errors.get(name, ""),
             )
         )
     return found
@@ -271,7 +282,7 @@ def operation_info(batch: WatchedBatch, operation: OutputOperation) -> JsonObjec
             "startTime": None if started is None else gmt(started),
             "endTime": None if ended is None else gmt(ended),
             "duration": None if started is None or ended is None else milliseconds(ended - started),
-            "failureReason": batch.reason if operation.failed else None,
+            "failureReason": operation.error or batch.reason if operation.failed else None,
             "jobIds": [],
         }
     )

@@ -1,9 +1,9 @@
 -- clean_up_history: delete a pipeline's oldest batches that can no longer be asked for, at most max_rows of them.
 --
--- A batch is deleted, with its ranges, inputs, attempts and commits, when it is COMPLETED or DISCARDED, older than
--- `keep`, and so old that no window, replay or clean-up of blocks depends on it (the pipeline's retention, back from
--- the oldest unfinished batch). The newest always stays. A quarantined batch stays, with those of its window, until it
--- is replayed or discarded; so do those of a running replay's window, and a batch with a commit that readers do not see
+-- A batch is deleted, with its ranges, inputs, attempts, commits and failures, when it is COMPLETED or DISCARDED, older
+-- than `keep`, and so old that no window, replay or clean-up of blocks depends on it (the pipeline's retention, back
+-- from the oldest unfinished batch). The newest always stays. A quarantined batch stays, with those of its window, until
+-- it is replayed or discarded; so do those of a running replay's window, and a batch with a commit that readers do not see
 -- yet. From `history_from` on all batches are there.
 -- A deleted batch can't come back: its time has passed (allocate_blocks_to_batch), and an attempt finds no batch.
 -- Locks: the leader's row FOR SHARE, the pipeline's row, then the batches.
@@ -67,6 +67,7 @@ BEGIN
     more := looked_at = max_rows OR batches = max_rows;
     DELETE FROM output_commits c WHERE c.pipeline_id = pipeline AND c.batch_time = ANY (gone);
     DELETE FROM batch_inputs i WHERE i.pipeline_id = pipeline AND i.batch_time = ANY (gone);
+    DELETE FROM output_failures f WHERE f.pipeline_id = pipeline AND f.batch_time = ANY (gone);
     DELETE FROM batch_allocations a WHERE a.pipeline_id = pipeline AND a.batch_time = ANY (gone);
     DELETE FROM batch_attempts a WHERE a.pipeline_id = pipeline AND a.batch_time = ANY (gone);
     DELETE FROM batches t WHERE t.pipeline_id = pipeline AND t.batch_time = ANY (gone);

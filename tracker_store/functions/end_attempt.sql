@@ -6,7 +6,8 @@
 -- max_lost_attempts. BLOCKED (no block store) is not counted. The nth failure of a kind waits for the nth of `pauses`,
 -- or for the last of them.
 -- The batch's reason is its most telling failure: that of the newest FAILED attempt, even if later ones were lost. A
--- BLOCKED batch says what it waits for. A replay that fails changes nothing of its batch.
+-- BLOCKED batch says what it waits for. A batch that is quarantined while some outputs have a result and others don't
+-- says so first. A replay that fails changes nothing of its batch.
 -- Locks: the pipeline's row in the first statement (a quarantined batch may halt it), then the batch's. Clean-up skips
 -- blocks of an unfinished batch and of its window, so they are all there to be kept.
 CREATE FUNCTION forebay.end_attempt(
@@ -22,6 +23,7 @@ DECLARE
     batch batches;
     counted integer;    -- attempts that ended in the same state as this one
     telling text;       -- the error of the newest FAILED attempt
+    committed text[];   -- the outputs that have a result, if it is quarantined and others have none
     after timestamptz;
 BEGIN
     SELECT * INTO declared FROM pipelines p WHERE p.id = pipeline FOR NO KEY UPDATE;
@@ -55,9 +57,17 @@ BEGIN
         WHEN failure = 'BLOCKED' THEN 'BLOCKED'
         WHEN counted >= CASE failure WHEN 'LOST' THEN max_lost_attempts ELSE max_attempts END THEN 'QUARANTINED'
         ELSE 'FAILED' END;
+    IF outcome = 'QUARANTINED' THEN
+        SELECT array_agg(c.output ORDER BY c.output) INTO committed
+        FROM output_commits c WHERE c.pipeline_id = pipeline AND c.batch_time = at_time
+        HAVING count(*) < (SELECT count(*) FROM jsonb_object_keys(
+            CASE jsonb_typeof(declared.declaration -> 'outputs') WHEN 'object'
+            THEN declared.declaration -> 'outputs' ELSE '{}' END));
+    END IF;
     UPDATE batches
     SET state = outcome, attempt = number,
-        reason = CASE
+        reason = CASE WHEN cardinality(committed) > 0
+            THEN format('partially committed (only %s): ', array_to_string(committed, ', ')) ELSE '' END || CASE
             WHEN failure = 'BLOCKED' OR failure = 'FAILED' THEN message
             WHEN outcome = 'FAILED' THEN coalesce(telling, message)
             WHEN telling IS NULL THEN

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.apply import apply
-from orchestration.batch_run import OutputResult, replay_batch, run_batch
+from orchestration.batch_run import replay_batch, run_batch
 from orchestration.settings import Settings
 from orchestration.spark.session import spark_session
 from receiver_runtime.block_store.encryption import BlockKey, FrameEncryptor
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from orchestration.attempt_outputs import OutputResult
     from tracker_store.states import BatchState
 
 SCHEMA = pa.schema([("value", pa.string())])
