@@ -52,7 +52,7 @@ def test_its_defaults_are_the_defaults() -> None:
     assert {name: value.strip('`"') for name, value in named.items()} == {
         name: str(getattr(settings, name))
         for name in (
-            *("concurrent_batches", "max_lost_attempts", "on_failure", "ui_retained_batches"),
+            *("concurrent_batches", "concurrent_outputs", "max_lost_attempts", "on_failure", "ui_retained_batches"),
             *("run_retention", "failed_run_retention"),
         )
     }

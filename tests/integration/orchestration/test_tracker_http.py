@@ -22,13 +22,14 @@ from tests.driver_log import INTERVAL, NOON, Log, make_log
 from tests.held_ports import held_port
 from tests.polling import eventually
 from tracker_store import batches, outputs
+from tracker_store.batch_outputs import fail_output
 from tracker_store.engine import connect, create_engine
 from tracker_store.pipelines import apply_pipeline
 from tracker_store.processes import deregister_process, heartbeat, register_process
 from tracker_store.readers import attach_reader, move_reader
 from tracker_store.receivers import report_event
 from tracker_store.replica_events import replica_back, replica_damaged, replica_lost
-from tracker_store.states import ProcessKind, ReceiverEventKind
+from tracker_store.states import AttemptFailure, ProcessKind, ReceiverEventKind
 from tracker_store.status import receiver_status
 
 if TYPE_CHECKING:
@@ -173,6 +174,15 @@ def fail(log: Log, batch: int, max_attempts: int) -> None:
     time = NOON + batch * INTERVAL
     claim(log, batch)
     commit(log, batch, "counts")
+    fail_output(
+        log.connection,
+        pipeline_id=log.pipeline_id,
+        batch_time=time,
+        attempt=1,
+        output="kept",
+        failure=AttemptFailure.FAILED,
+        error="no number: 'x'",
+    )
     batches.fail_attempt(
         log.connection,
         pipeline_id=log.pipeline_id,
@@ -705,7 +715,7 @@ def test_o03_batches_newest_first_with_the_originals_statuses(url: str, log: Log
     }
     quarantined = listed[4]
     assert (quarantined["numCompletedOutputOps"], quarantined["numFailedOutputOps"]) == (1, 1)
-    assert quarantined["firstFailureReason"] == "boom"
+    assert quarantined["firstFailureReason"] == "partially committed (only counts): boom"
     empty = listed[3]
     assert (empty["inputSize"], empty["numTotalOutputOps"]) == (0, 0)
     assert not {"schedulingDelay", "processingTime", "totalDelay", "firstFailureReason"} & empty.keys()
@@ -746,7 +756,7 @@ def test_o03_output_operations(url: str, log: Log) -> None:
         "startTime": "2026-01-01T12:00:22.000GMT",
         "endTime": "2026-01-01T12:00:23.000GMT",
         "duration": 1000,
-        "failureReason": "boom",
+        "failureReason": "no number: 'x'",
         "jobIds": [],
     }
     assert ask(url, f"{quarantined}/1").json == failed

@@ -1,0 +1,242 @@
+"""Test how Dagster shows a batch of which an output fails, in process: materializations, checks, observations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+
+from forebay import ParquetSink
+from forebay.dagster import build_definitions
+from orchestration.apply import apply
+from orchestration.dagster_defs.batch_checks import NONE_QUARANTINED, check_batches
+from orchestration.dagster_defs.batch_plots import batches_key
+from orchestration.dagster_defs.committed_outputs import CommittedOutputs
+from orchestration.dagster_defs.observation_sensor import Cursor, observe
+from orchestration.dagster_defs.replay_job import ReplayConfig
+from tests.integration.orchestration.batch_rig import System, local_spark
+from tracker_store.engine import connect
+from tracker_store.states import BatchState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import sqlalchemy as sa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from orchestration.pipeline import Pipeline
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    with local_spark(tmp_path_factory.mktemp("spark")) as made:
+        yield made
+
+
+@pytest.fixture
+def system(
+    engine: sa.Engine, database_url: str, tmp_path: Path, session: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[System]:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    monkeypatch.setenv("FOREBAY_HOME", str(tmp_path))
+    monkeypatch.setenv("FOREBAY_SPARK_MASTER", "local[2]")
+    with connect(engine) as connection:
+        yield System(connection, database_url, tmp_path, session)
+
+
+class Words:
+    """A pipeline with the outputs `counts`, which fails while `broken`, and `other`; and a Dagster instance."""
+
+    def __init__(self, system: System, instance: dg.DagsterInstance, **settings: Any) -> None:  # noqa: ANN401
+        self.system = system
+        self.instance = instance
+        self.broken = True
+
+        def counts(lines: DataFrame) -> DataFrame:
+            if self.broken:
+                raise ValueError("no number: 'x'")
+            return lines
+
+        self.pipeline: Pipeline = system.declare(counts, **settings)
+
+        @self.pipeline.output(inputs=self.pipeline.streams, sink=ParquetSink(system.output.with_name("other")))
+        def other(lines: DataFrame) -> DataFrame:
+            return lines
+
+        apply(system.connection, [self.pipeline])
+        system.receive(["a"])
+        self.time = system.allocate(1)
+
+    def run(self, attempt: int) -> dg.ExecuteInProcessResult:
+        config = {"batch_time": self.time.isoformat(), "attempt": attempt}
+        return (
+            build_definitions(self.pipeline)
+            .resolve_job_def("words_batch")
+            .execute_in_process(
+                run_config={"ops": {"words__outputs": {"config": config}}},
+                instance=self.instance,
+                raise_on_error=False,
+            )
+        )
+
+    def replay(self, **config: Any) -> dg.ExecuteInProcessResult:  # noqa: ANN401
+        return (
+            build_definitions(self.pipeline)
+            .resolve_job_def("words_replay")
+            .execute_in_process(
+                run_config=dg.RunConfig({"words__replay": ReplayConfig(**config)}), instance=self.instance
+            )
+        )
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+def made_by(result: dg.ExecuteInProcessResult) -> list[tuple[str, Any]]:
+    """Return the assets that a run materialized, each with the attempt."""
+    return [
+        (data.materialization.asset_key.path[-1], data.materialization.metadata["attempt"].value)
+        for event in result.all_events
+        if event.is_step_materialization
+        for data in [event.step_materialization_data]
+    ]
+
+
+def error_of(result: dg.ExecuteInProcessResult) -> str:
+    [failure] = [event for event in result.all_events if event.is_step_failure]
+    return str(failure.step_failure_data.error)
+
+
+def test_a_committed_output_is_materialized_in_the_run_in_which_another_one_fails(
+    system: System, instance: dg.DagsterInstance
+) -> None:
+    words = Words(system, instance)
+    first = words.run(1)
+    assert not first.success
+    assert made_by(first) == [("other", 1)]
+    assert "1 of 2 outputs failed: counts: ValueError: no number: 'x'" in error_of(first)
+    words.broken = False
+    second = words.run(2)
+    assert second.success
+    assert made_by(second) == [("counts", 2), ("batches", 2)], "attempt 1 has reported the other output"
+    assert system.state(words.time) == (BatchState.COMPLETED, 2)
+
+
+def test_a_materialization_has_the_figures_that_are_known_when_its_output_is_committed(
+    system: System, instance: dg.DagsterInstance
+) -> None:
+    words = Words(system, instance)
+    words.broken = False
+    result = words.run(1)
+    [counts, *_] = [event.step_materialization_data for event in result.all_events if event.is_step_materialization]
+    metadata = counts.materialization.metadata
+    assert {"records", "input_rate", "scheduling_delay_ms", "output_duration_ms", "location"} <= metadata.keys()
+    assert "total_delay_ms" not in metadata, "the batch is not complete yet"
+
+
+def test_an_output_that_was_committed_and_not_reported_is_reported_by_the_next_attempt(
+    system: System, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check as after a kill between the commit and Dagster's event, or while Dagster's storage is unavailable."""
+    words = Words(system, instance)
+
+    def unavailable(*_: object) -> None:
+        raise OSError("no storage")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CommittedOutputs, "_report", unavailable)
+        first = words.run(1)
+    assert not first.success
+    assert "counts: ValueError" in error_of(first), "that it can't be reported is no failure of the other output"
+    assert made_by(first) == []
+    words.broken = False
+    assert made_by(words.run(2)) == [("other", 1), ("counts", 2), ("batches", 2)]
+
+
+def test_an_asset_below_goes_on_while_the_batch_has_failed(system: System, instance: dg.DagsterInstance) -> None:
+    words = Words(system, instance)
+    soon = dg.AutomationCondition.eager().without(~dg.AutomationCondition.any_deps_in_progress())
+    seen: list[str] = []
+
+    @dg.asset(deps=[words.pipeline.outputs["other"].asset_key], automation_condition=soon)
+    def below() -> None:
+        seen.append("other")
+
+    @dg.asset(deps=[words.pipeline.outputs["counts"].asset_key], automation_condition=soon)
+    def below_the_failed_one() -> None:
+        seen.append("counts")
+
+    defs = dg.Definitions.merge(build_definitions(words.pipeline), dg.Definitions(assets=[below, below_the_failed_one]))
+    before = dg.evaluate_automation_conditions(defs=defs, instance=instance)
+    assert not words.run(1).success
+    after = dg.evaluate_automation_conditions(defs=defs, instance=instance, cursor=before.cursor)
+    assert after.get_num_requested(dg.AssetKey("below")) == 1
+    assert after.get_num_requested(dg.AssetKey("below_the_failed_one")) == 0
+    assert dg.materialize([below], instance=instance).success
+    assert seen == ["other"]
+
+
+def test_a_partially_committed_batch_says_so_in_its_check_and_its_observation(
+    system: System, instance: dg.DagsterInstance
+) -> None:
+    words = Words(system, instance, max_attempts=1)
+    words.run(1)
+    assert system.state(words.time) == (BatchState.QUARANTINED, 1)
+    [check] = [
+        result for result in check_batches(system.connection, words.pipeline) if result.check_name == NONE_QUARANTINED
+    ]
+    assert not check.passed
+    assert check.metadata is not None
+    assert check.metadata["partially_committed"].value == 1
+    assert "1 batch(es) were given up, 1 of them partially committed" in str(check.description)
+    assert "partially committed (only other): 1 of 2 outputs failed: counts: ValueError" in str(check.description)
+
+    def observed(cursor: Cursor) -> tuple[list[dg.AssetObservation], Cursor]:
+        events, after = observe(system.connection, words.pipeline, words.pipeline.streams, cursor)
+        return [
+            event
+            for event in events
+            if isinstance(event, dg.AssetObservation) and event.asset_key == batches_key(words.pipeline)
+        ], Cursor.parse(after.model_dump_json())
+
+    [observation], cursor = observed(Cursor())
+    assert observation.description == (
+        f"batch {words.time.isoformat()} is QUARANTINED, partially committed: other committed; counts not"
+    )
+    metadata = {name: value.value for name, value in observation.metadata.items()}
+    assert metadata["partially_committed"] is True
+    assert metadata["output other"] == "COMMITTED"
+    assert metadata["output counts"] == "FAILED: ValueError: no number: 'x'"
+    again, _ = observed(cursor)
+    assert again == [], "it was reported"
+
+
+def test_the_replay_job_runs_failed_outputs_only(system: System, instance: dg.DagsterInstance) -> None:
+    words = Words(system, instance, max_attempts=1)
+    words.run(1)
+    words.broken = False
+    result = words.replay(failed_outputs_only=True)
+    assert made_by(result) == [("counts", 2)]
+    assert system.state(words.time) == (BatchState.COMPLETED, 2)
+
+
+def test_a_replay_materializes_what_it_replaced_before_another_output_failed(
+    system: System, instance: dg.DagsterInstance
+) -> None:
+    words = Words(system, instance)
+    words.broken = False
+    words.run(1)
+    words.broken = True
+    with pytest.raises(dg.Failure, match=r"1 of 1 batches were not replayed.*counts: ValueError"):
+        words.replay()
+    newest = instance.get_latest_materialization_event(words.pipeline.outputs["other"].asset_key)
+    assert newest is not None
+    assert newest.asset_materialization is not None
+    assert newest.asset_materialization.metadata["attempt"].value == 2
