@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tracker_store.declarations import PipelineDeclaration
@@ -117,9 +118,9 @@ def operations(
     pipeline: WatchedPipeline,
     batch: WatchedBatch,
     commits: Iterable[OutputCommit],
-    errors: Mapping[str, str],
+    errors: Mapping[str, str] = MappingProxyType({}),
 ) -> list[OutputOperation]:
-    """Return a batch's output operations, given the newest failure of each output that has failed.
+    """Return a batch's output operations. `errors` has the newest error of each output that has failed.
 
     A batch that ran nothing because it had no records has none.
     """

@@ -275,7 +275,7 @@ def test_an_attempt_that_was_superseded_runs_no_other_output(system: System) -> 
         batches.fail_attempt(
             system.connection,
             pipeline_id=get_pipeline(system.connection, "words").pipeline_id,
-            batch_time=time,
+            batch_time=at,
             attempt=1,
             run_id="run1",
             error="lost",
@@ -285,14 +285,14 @@ def test_an_attempt_that_was_superseded_runs_no_other_output(system: System) -> 
 
     outputs.before["counts"] = superseded
     system.receive(["a"])
-    time = system.allocate(1)
+    at = system.allocate(1)
     with pytest.raises(OutputsFailedError, match="not run: totals") as raised:
-        outputs.run(time, 1)
+        outputs.run(at, 1)
     assert isinstance(raised.value.__cause__, AttemptSupersededError)
-    assert (outputs.calls, outputs.commits(time)) == (["counts 1"], {})
+    assert (outputs.calls, outputs.commits(at)) == (["counts 1"], {})
     outputs.before.clear()
-    outputs.run(time, 2)
-    assert outputs.commits(time) == {"counts": 2, "totals": 2}
+    outputs.run(at, 2)
+    assert outputs.commits(at) == {"counts": 2, "totals": 2}
 
 
 def test_m02_outputs_run_at_the_same_time_in_the_job_group_of_their_run(system: System) -> None:
@@ -315,8 +315,8 @@ def test_m02_outputs_run_at_the_same_time_in_the_job_group_of_their_run(system: 
         results = outputs.run(time, 1)
         assert context.getLocalProperty("spark.job.description") == "its description"
     finally:
-        context.setLocalProperty("spark.jobGroup.id", None)
-        context.setLocalProperty("spark.job.description", None)
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]  None unsets it
+        context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
         context.setInterruptOnCancel(False)
     assert seen == [("the run", True)] * 3
     assert [result.output for result in results] == ["counts", "totals", "words"]
