@@ -315,7 +315,7 @@ def test_m02_outputs_run_at_the_same_time_in_the_job_group_of_their_run(system: 
         results = outputs.run(time, 1)
         assert context.getLocalProperty("spark.job.description") == "its description"
     finally:
-        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]  None unsets it
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type] # None unsets it
         context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
         context.setInterruptOnCancel(False)
     assert seen == [("the run", True)] * 3
