@@ -101,7 +101,7 @@ def newest_output_failures(
 
 
 def outputs_of_batch(connection: sa.Connection, pipeline: PipelineRow, batch_time: datetime) -> list[BatchOutput]:
-    """Return the outputs that are due in a batch by the pipeline's declaration, in its order. No locks."""
+    """Return the outputs that are due in a batch by the pipeline's declaration. No locks."""
     declared = PipelineDeclaration.of(pipeline.declaration).outputs
     due = [name for name, output in declared.items() if output.is_due(batch_time)]
     with named_failures():
