@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0004"
-down_revision = "0001"
+down_revision = "0003"
 
 # Replaced by the file of this name when the functions are installed, after the last migration.
 _FUNCTION = """
