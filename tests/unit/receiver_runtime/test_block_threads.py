@@ -220,18 +220,28 @@ def test_add_if_free_refuses_data_that_would_have_to_wait() -> None:
 
 
 class DyingClock(ManualClock):
-    """A clock that raises on threads with `name` in their name, while `failures` are left."""
+    """A clock that raises on threads with `name` in their name, while `failures` are left.
+
+    Generators take `steady`, which has the same time, so that the failures are those of the threads' own code.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self._name = name
+        self.steady = ManualClock()
         self.failures = 0
 
     def monotonic(self) -> float:
         if self.failures and self._name in threading.current_thread().name:
             self.failures -= 1
             raise MemoryError
-        return super().monotonic()
+        return self.steady.monotonic()
+
+    def wait_on(self, condition: threading.Condition, seconds: float | None) -> None:
+        self.steady.wait_on(condition, seconds)
+
+    def advance(self, seconds: float) -> None:
+        self.steady.advance(seconds)
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), MemoryError(), KeyboardInterrupt()])
@@ -279,7 +289,7 @@ def test_a_failing_death_callback_delays_no_other_call() -> None:
 @pytest.mark.parametrize("role", ["timer", "push"])
 def test_a_thread_that_fails_itself_is_counted_and_replaced(role: str) -> None:
     clock = DyingClock(f"block {role}")
-    with threads(clock) as shared, generators(shared, 3, clock) as made:
+    with threads(clock) as shared, generators(shared, 3, clock.steady) as made:
         for number in range(5):
             clock.failures = 3
             for generator, _ in made:
