@@ -932,6 +932,8 @@ output_commits = Table(
     ),
     PrimaryKeyConstraint("pipeline_id", "output", "batch_time"),
     Index("output_commits_to_publish", "pipeline_id", "batch_time", postgresql_where=text("to_publish")),
+    # Each batch asks for its own commits.
+    Index("output_commits_of_batch", "pipeline_id", "batch_time"),
     comment="Which attempt's result counts for an output and batch time? (This row is the commit.)",
 )
 

@@ -36,8 +36,11 @@ def upgrade() -> None:
         schema="forebay",
         comment="Which outputs failed in an attempt, and why? (The other outputs of the attempt ran all the same.)",
     )
+    # Each batch asks for its own commits, and the primary key has the output before the batch time.
+    op.create_index("output_commits_of_batch", "output_commits", ["pipeline_id", "batch_time"], schema="forebay")
 
 
 def downgrade() -> None:
     """Go back to the one before."""
+    op.drop_index("output_commits_of_batch", "output_commits", schema="forebay")
     op.drop_table("output_failures", schema="forebay")
