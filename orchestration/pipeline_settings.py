@@ -29,8 +29,9 @@ def _checked_duration(value: str) -> str:
 
 
 def _checked_scaling_interval(value: str) -> str:
-    if parse_duration(value) < SCALING_INTERVAL.total_seconds():
-        raise ValueError(f"{value!r} is too short: the schedule runs once a minute, so give at least '60s'")
+    seconds = parse_duration(value)
+    if seconds <= 0 or seconds % SCALING_INTERVAL.total_seconds():
+        raise ValueError(f"{value!r}: the schedule runs once a minute, so give whole minutes, as '60s' or '5m'")
     return value
 
 

@@ -12,7 +12,7 @@ from tracker_store.errors import (
     AttemptSupersededError,
     BatchHeldError,
     BlocksNotRetainedError,
-    NotQuarantinedError,
+    NotDiscardableError,
     OutputNotCommittedError,
 )
 from tracker_store.leadership import LED
@@ -302,9 +302,9 @@ def complete_replay(
 
 
 def discard_batch(connection: sa.Connection, *, pipeline_id: int, batch_time: datetime) -> int:
-    """Discard a quarantined batch; returns how many blocks were kept for it.
+    """Discard a quarantined or blocked batch; returns how many blocks were kept for it.
 
-    Locks: the pipeline's row, the batch's row. Raises NotQuarantinedError.
+    Locks: the pipeline's row, the batch's row. Raises NotDiscardableError.
     """
     with named_failures():
         row = connection.execute(
@@ -312,7 +312,7 @@ def discard_batch(connection: sa.Connection, *, pipeline_id: int, batch_time: da
             {"pipeline": pipeline_id, "time": batch_time},
         ).one()
     if row.outcome != "discarded":
-        raise NotQuarantinedError(row.detail)
+        raise NotDiscardableError(row.detail)
     kept: int = row.kept
     return kept
 

@@ -345,8 +345,10 @@ def attempts_agree_with_their_batch(connection: sa.Connection, pipeline_id: int 
         WHERE $OF_PIPELINE
           -- A lost attempt leaves its batch in the same state as a failed one.
           AND CASE a.state WHEN 'LOST' THEN 'FAILED' ELSE a.state END IS DISTINCT FROM CASE t.state
+              -- A person discards it after a failed attempt, or while it is blocked.
               WHEN 'RUNNING' THEN 'RUNNING' WHEN 'FAILED' THEN 'FAILED' WHEN 'QUARANTINED' THEN 'FAILED'
-              WHEN 'BLOCKED' THEN 'BLOCKED' WHEN 'DISCARDED' THEN 'FAILED'
+              WHEN 'BLOCKED' THEN 'BLOCKED'
+              WHEN 'DISCARDED' THEN CASE a.state WHEN 'BLOCKED' THEN 'BLOCKED' ELSE 'FAILED' END
               WHEN 'COMPLETED' THEN CASE WHEN t.attempt > 0 THEN 'SUCCEEDED' END END
         """,
         pipeline_id,

@@ -87,8 +87,8 @@ class BlocksNotRetainedError(DriverLogError):
     """Nothing was changed: give the pipeline a longer `retention`, and the next batches can be replayed for longer."""
 
 
-class NotQuarantinedError(DriverLogError):
-    """Only a quarantined batch that is not being replayed can be discarded: `forebay batches` shows which there are."""
+class NotDiscardableError(DriverLogError):
+    """Only a batch that is QUARANTINED or BLOCKED, and does not run, can be discarded: `forebay batches` shows them."""
 
 
 class AllocationError(DriverLogError):

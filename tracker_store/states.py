@@ -70,7 +70,7 @@ class BatchState(StrEnum):
     FAILED = "FAILED"
     BLOCKED = "BLOCKED"  # no block store, or no key of a block: retried without using up attempts
     QUARANTINED = "QUARANTINED"
-    DISCARDED = "DISCARDED"  # discarded by a person: its kept blocks are gone
+    DISCARDED = "DISCARDED"  # discarded by a person; the blocks that were kept for it are gone
 
 
 BATCH_TRANSITIONS: Mapping[BatchState, frozenset[BatchState]] = {
@@ -80,7 +80,9 @@ BATCH_TRANSITIONS: Mapping[BatchState, frozenset[BatchState]] = {
         {BatchState.COMPLETED, BatchState.FAILED, BatchState.BLOCKED, BatchState.QUARANTINED}
     ),
     BatchState.FAILED: frozenset({BatchState.RUNNING, BatchState.FAILED, BatchState.QUARANTINED}),
-    BatchState.BLOCKED: frozenset({BatchState.RUNNING, BatchState.FAILED, BatchState.QUARANTINED}),
+    BatchState.BLOCKED: frozenset(
+        {BatchState.RUNNING, BatchState.FAILED, BatchState.QUARANTINED, BatchState.DISCARDED}
+    ),
     BatchState.COMPLETED: frozenset(),
     BatchState.QUARANTINED: frozenset({BatchState.COMPLETED, BatchState.DISCARDED}),
     BatchState.DISCARDED: frozenset(),

@@ -20,7 +20,7 @@ from orchestration.batch_schedule import halted
 from orchestration.replay import ReplayError, parsed_time
 from tracker_store import batches as store
 from tracker_store.batch_outputs import OutputState, outputs_of_batch, partial_commit
-from tracker_store.errors import NotQuarantinedError
+from tracker_store.errors import NotDiscardableError
 from tracker_store.input_metadata import input_metadata
 from tracker_store.outputs import commits_of_batch
 from tracker_store.pipelines import get_pipeline, list_pipelines
@@ -260,15 +260,15 @@ def discard(
     batch_time: BatchTime,
     yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,  # noqa: FBT002
 ) -> None:
-    """Give up a quarantined batch: its kept blocks are released for clean-up, and its records are never processed.
+    """Give up a quarantined or blocked batch: its blocks are released for clean-up, its records are never processed.
 
-    A pipeline that it has halted continues. This can't be undone.
+    A pipeline that it has halted continues, and so do the batches behind it. This can't be undone.
     """
     console = Console(highlight=False, soft_wrap=True)
     with driver_log(console, application_name=APPLICATION) as connection:
         pipeline_id, row = _found(connection, pipeline, batch_time)
-        if row.state is not BatchState.QUARANTINED:
-            raise NotQuarantinedError(f"batch {row.batch_time.isoformat()} of {pipeline!r} is {row.state}")
+        if row.state not in (BatchState.QUARANTINED, BatchState.BLOCKED):
+            raise NotDiscardableError(f"batch {row.batch_time.isoformat()} of {pipeline!r} is {row.state}")
         if not yes:
             typer.confirm(
                 f"Batch {row.batch_time.isoformat()} of {pipeline} has {row.records:,} records, which will never come "

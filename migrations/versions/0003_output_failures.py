@@ -21,7 +21,7 @@ def upgrade() -> None:
             "failure",
             sa.Text(),
             nullable=False,
-            comment="FAILED (its data or code), BLOCKED (no block store) or LOST (what it ran on ended)",
+            comment="FAILED (its data or code), BLOCKED (no block store, or no key) or LOST (what it ran on ended)",
         ),
         sa.Column("error", sa.Text(), nullable=False, comment="Why it failed"),
         sa.Column(
@@ -36,6 +36,11 @@ def upgrade() -> None:
         schema="forebay",
         comment="Which outputs failed in an attempt, and why? (The other outputs of the attempt ran all the same.)",
     )
+    # Encrypted blocks came after the first revision.
+    op.execute(
+        "COMMENT ON COLUMN forebay.batch_attempts.state IS "
+        "'RUNNING, SUCCEEDED, FAILED, BLOCKED (no block store, or no key) or LOST (its process or host died)'"
+    )
     # Each batch asks for its own commits, and the primary key has the output before the batch time.
     op.create_index("output_commits_of_batch", "output_commits", ["pipeline_id", "batch_time"], schema="forebay")
 
@@ -44,3 +49,7 @@ def downgrade() -> None:
     """Go back to the one before."""
     op.drop_index("output_commits_of_batch", "output_commits", schema="forebay")
     op.drop_table("output_failures", schema="forebay")
+    op.execute(
+        "COMMENT ON COLUMN forebay.batch_attempts.state IS "
+        "'RUNNING, SUCCEEDED, FAILED, BLOCKED (no block store) or LOST (its process or host died)'"
+    )

@@ -6,8 +6,9 @@
   ``on_registered`` when the driver log has it.
 
 Owns the buffer, and the chain of positions since the driver log's. Only the driver log decides where reading begins: a
-failure of either thread, and a conflict with another receiver, drop what is not registered and restart the receiver. A
-run never goes on after a failure, and never accepts a position that does not continue the one before.
+failure to hand over, and a conflict with another receiver, drop what is not registered and restart the receiver. After
+a failure to read, what was read before it is still handed over. A run never goes on after a failure, and never accepts
+a position that does not continue the one before.
 """
 
 from __future__ import annotations
@@ -170,7 +171,8 @@ class PositionedRun:
 
         Raises: as ``add``, and what refused the block.
         """
-        with self._changed:
+        # The driver log may be away for long: that is no hang of the receiver's.
+        with self._path.handing_over(), self._changed:
             while self._rows:
                 self._ask_for_cut()
                 self._wait()

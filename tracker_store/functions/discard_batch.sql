@@ -1,5 +1,5 @@
--- discard_batch: a person discards a quarantined batch; its kept blocks go, and files that only they needed can be
--- deleted.
+-- discard_batch: a person discards a quarantined or a blocked batch; its kept blocks go, and files that only they needed
+-- can be deleted.
 --
 -- Locks: the pipeline's row, then the batch's; whether a replay runs is read in a later statement.
 CREATE FUNCTION forebay.discard_batch(pipeline bigint, at_time timestamptz)
@@ -16,7 +16,7 @@ BEGIN
     SELECT * INTO batch FROM batches b WHERE b.pipeline_id = pipeline AND b.batch_time = at_time FOR UPDATE;
     SELECT a.run_id INTO running FROM batch_attempts a
     WHERE a.pipeline_id = pipeline AND a.batch_time = at_time AND a.state = 'RUNNING';
-    IF batch.state IS DISTINCT FROM 'QUARANTINED' OR running IS NOT NULL THEN
+    IF coalesce(batch.state NOT IN ('QUARANTINED', 'BLOCKED'), true) OR running IS NOT NULL THEN
         outcome := 'refused';
         detail := format('batch %s is %s%s', at_time, coalesce(batch.state, 'not there'),
                          CASE WHEN running IS NULL THEN '' ELSE format(', and a replay runs in run %s', running) END);
@@ -25,7 +25,7 @@ BEGIN
     END IF;
     DELETE FROM kept_blocks k WHERE k.pipeline_id = pipeline AND k.batch_time = at_time;
     GET DIAGNOSTICS kept = ROW_COUNT;
-    UPDATE batches SET state = 'DISCARDED' WHERE pipeline_id = pipeline AND batch_time = at_time;
+    UPDATE batches SET state = 'DISCARDED', retry_at = NULL WHERE pipeline_id = pipeline AND batch_time = at_time;
     UPDATE pipelines SET halted_by = (SELECT min(b.batch_time) FROM batches b WHERE b.pipeline_id = pipeline
                                       AND b.batch_time > at_time AND b.state = 'QUARANTINED')
     WHERE id = pipeline AND halted_by = at_time;

@@ -12,14 +12,14 @@ import sqlalchemy as sa
 from orchestration.tracker.tracker import Tracker
 from tests.driver_log import INTERVAL, NOON, Log, make_log, oldest_unfinished_batch, wait_until_blocked
 from tests.polling import eventually
-from tracker_store import batches, outputs
+from tracker_store import batches, checks, outputs
 from tracker_store.cleanup import clean_up_receiver
 from tracker_store.engine import connect
 from tracker_store.errors import (
     AttemptSupersededError,
     BatchHeldError,
     BlocksNotRetainedError,
-    NotQuarantinedError,
+    NotDiscardableError,
     OutputNotCommittedError,
 )
 from tracker_store.pipeline_states import start_pipelines
@@ -413,7 +413,7 @@ def test_a_replay_or_a_discard_of_the_halting_batch_lets_a_pipeline_continue(log
     declare_halting(log)
     quarantine(log, T1, T2)
     number = claim_replay(log)
-    with pytest.raises(NotQuarantinedError, match="a replay runs in run replay"):
+    with pytest.raises(NotDiscardableError, match="a replay runs in run replay"):
         batches.discard_batch(log.connection, pipeline_id=log.pipeline_id, batch_time=T1)
     assert halted(log) == T1
     commit(log, number)
@@ -422,10 +422,26 @@ def test_a_replay_or_a_discard_of_the_halting_batch_lets_a_pipeline_continue(log
     assert batches.discard_batch(log.connection, pipeline_id=log.pipeline_id, batch_time=T2) == 1
     assert halted(log) is None
     assert state(log, T2) == (BatchState.DISCARDED, 1)
-    with pytest.raises(NotQuarantinedError, match="is DISCARDED"):
+    with pytest.raises(NotDiscardableError, match="is DISCARDED"):
         batches.discard_batch(log.connection, pipeline_id=log.pipeline_id, batch_time=T2)
     with pytest.raises(BatchHeldError, match="is DISCARDED"):
         claim_replay(log, T2)
+
+
+def test_a_blocked_batch_can_be_discarded_and_is_never_claimed_again(log: Log) -> None:
+    """A key or a store that will not come back would hold up all batches behind it."""
+    claim(log)
+    with pytest.raises(NotDiscardableError, match="is RUNNING"):
+        batches.discard_batch(log.connection, pipeline_id=log.pipeline_id, batch_time=T1)
+    assert fail(log, 1, failure=AttemptFailure.BLOCKED) is BatchState.BLOCKED
+    assert batches.discard_batch(log.connection, pipeline_id=log.pipeline_id, batch_time=T1) == 0
+    assert state(log) == (BatchState.DISCARDED, 1)
+    with pytest.raises(BatchHeldError, match="is DISCARDED"):
+        claim(log, 2)
+    assert checks.attempts_agree_with_their_batch(log.connection).passed
+    # Nothing needs its block any more.
+    log.connection.execute(sa.text("UPDATE forebay.pipelines SET retention = interval '0'"))
+    assert clean_up(log) == 1
 
 
 def test_a_start_lifts_the_halt_and_a_restart_of_the_system_does_not(log: Log) -> None:

@@ -154,6 +154,10 @@ def test_batches_and_attempts_move_in_every_way_of_their_tables(log: Log) -> Non
     made.claim(time, 1)
     assert made.fail(time, 1, most=1) is BatchState.QUARANTINED
     batches.discard_batch(log.connection, **key, batch_time=time)
+    time = made.allocated()
+    made.claim(time, 1)
+    made.fail(time, 1, AttemptFailure.BLOCKED)
+    batches.discard_batch(log.connection, **key, batch_time=time)
 
     assert seen(log, "batches") == MACHINES["batches"]
     assert seen(log, "batch_attempts") == MACHINES["batch_attempts"]

@@ -16,6 +16,7 @@ import pytest
 
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.receiver import ReceiverNotAttachedError
+from receiver_runtime.receiver_supervisor import Ending
 from receiver_runtime.receivers.positioned_receiver import Fetched, PositionedReceiver
 from receiver_runtime.receivers.positioned_run import SOURCE, PositionError
 from receiver_runtime.records import RecordTypeError
@@ -451,6 +452,36 @@ def test_s09_s04_a_stop_registers_everything_that_was_stored_and_says_so(tmp_pat
         assert numbers(made) == list(range(1000))
         assert positions.links()[-1].to_offset == 1000
         assert receiver.registered == [0, 1000]
+
+
+class StoresOne(ByHand):
+    """Store one record as a block, then wait to be stopped."""
+
+    def read(self, position: int) -> None:
+        self.store([position], position + 1)
+        super().read(position)
+
+
+def test_s04_a_read_that_waits_for_the_driver_log_does_not_hang(tmp_path: Path) -> None:
+    receiver, clock = StoresOne(), ManualClock()
+    receiver.may_go_on.clear()
+    with positioned(tmp_path, receiver, clock=clock, receiver_stop_timeout="5s") as (made, _):
+        eventually(lambda: receiver.registered == [0], "the call before it reads")
+        made.log.away = True
+        receiver.may_go_on.set()
+        run = receiver._positioned_run
+        assert run is not None
+        eventually(lambda: run._position == 1, "the block in the buffer")
+        made.supervisor.stop("now")
+        eventually(receiver.is_stopped)
+        # Wait three times as long as an on_stop may take. Then stop the clock: the rest depends on the machine's speed.
+        over = clock.monotonic() + 15
+        advance_until(clock, lambda: clock.monotonic() > over, step=0.1)
+        assert made.supervisor.await_termination(0) is None
+        made.log.away = False
+        assert made.end() == Ending(ExitCode.STOPPED, "now", drained=True)
+        assert not [message for _, message, _ in made.reporter.events if "on_stop" in message]
+        assert numbers(made) == [0]
 
 
 def test_a_stop_does_not_wait_for_a_position_that_does_not_come(tmp_path: Path) -> None:
