@@ -161,12 +161,14 @@ def _in_dagster(
 ) -> Iterator[_Row]:
     """Launch a run of the replay job; yield each batch when its attempt has ended, and the rest when the run has."""
     client = DagsterClient(url)
-    config = {
+    config: dict[str, object] = {
         "from_time": times[0].isoformat(),
         "to_time": times[-1].isoformat(),
         "outputs": list(outputs),
-        "failed_outputs_only": failed_outputs_only,
     }
+    if failed_outputs_only:
+        # A code location of the previous version does not know it, and would refuse every replay.
+        config["failed_outputs_only"] = True
     try:
         sensors = client.batch_sensors()
         if sensor_name(pipeline) not in sensors:

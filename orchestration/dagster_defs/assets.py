@@ -4,6 +4,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 import dagster as dg
 import structlog
@@ -25,6 +26,9 @@ from tracker_store.engine import connect_once
 from tracker_store.errors import DriverLogError
 from tracker_store.input_metadata import InputMetadata, input_metadata
 from tracker_store.pipelines import get_pipeline
+
+if TYPE_CHECKING:
+    from orchestration.attempt_outputs import OutputResult
 
 log = structlog.get_logger(__name__)
 
@@ -96,7 +100,8 @@ def output_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
                 group_name=pipeline.name,
                 description=output.description,
                 kinds={"spark", str(output.sink.declaration()["kind"])},
-                # A windowed output may not be due, and each output is reported by an event when it is committed.
+                # A windowed output may not be due, and in a run of its own each output is reported by an event when it
+                # is committed.
                 skippable=True,
             )
             for output in pipeline.outputs.values()
@@ -115,21 +120,29 @@ def output_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         settings = Settings()
         batch_time = datetime.fromisoformat(config.batch_time).astimezone(UTC)
         committed = CommittedOutputs(context, pipeline, _output_metadata(settings, pipeline))
-        run_batch(
-            pipeline,
-            batch_time=batch_time,
-            attempt=config.attempt,
-            run_id=context.run.run_id,
-            settings=settings,
-            session=lambda: batch_session(forebay_spark, settings, pipeline),
-            on_committed=partial(committed.report, batch_time),
-        )
+        # In a job with other steps, those below this one go on only if it yields its outputs, which it can at its end.
+        yields = len(context.op_execution_context.job_def.nodes) > 1
+        results: list[OutputResult] = []
+        try:
+            run_batch(
+                pipeline,
+                batch_time=batch_time,
+                attempt=config.attempt,
+                run_id=context.run.run_id,
+                settings=settings,
+                session=lambda: batch_session(forebay_spark, settings, pipeline),
+                on_committed=results.append if yields else partial(committed.report, batch_time),
+            )
+        except BaseException:
+            for result in results:
+                committed.report(batch_time, result)
+            raise
         committed.finish()
         shown = _figures(settings, pipeline, batch_time)
         if shown is not None:
             figures, inputs = shown
             context.log_event(batch_materialization(pipeline, figures, input_table(inputs)))
-        # A generator that yields nothing: a function that returned nothing would materialize its only output again.
-        yield from ()
+        # Also where it yields nothing: a function that returned nothing would materialize its only output again.
+        yield from committed.materialized(batch_time, results, context.selected_asset_keys)
 
     return outputs

@@ -15,7 +15,8 @@ import structlog
 from orchestration.dagster_defs.partitions import partition_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
     from datetime import datetime
 
     from orchestration.attempt_outputs import OutputResult
@@ -76,6 +77,20 @@ class CommittedOutputs:
             self._report(*self._left[0])
             del self._left[0]
 
+    def materialized(
+        self, batch_time: datetime, results: Iterable[OutputResult], selected: AbstractSet[dg.AssetKey]
+    ) -> Iterator[dg.MaterializeResult[None]]:
+        """Return what a step yields for these outputs, so that steps below it go on; report those it can't yield.
+
+        A batch makes all of its outputs, even if only some are selected; and its run belongs to no partition.
+        """
+        for result in results:
+            key = self._pipeline.outputs[result.output].asset_key
+            if key in selected and partition_key(self._pipeline, batch_time) is None:
+                yield dg.MaterializeResult(asset_key=key, metadata=self._shown(batch_time, result))
+            else:
+                self._report(batch_time, result)
+
     def _report(self, batch_time: datetime, result: OutputResult) -> None:
         key = self._pipeline.outputs[result.output].asset_key
         if result.committed_by is not None and self._is_reported(key, batch_time, result):
@@ -85,9 +100,12 @@ class CommittedOutputs:
                 key,
                 # The run belongs to no partition, because it is launched for a batch time.
                 partition=partition_key(self._pipeline, batch_time),
-                metadata={**self._metadata(batch_time), **result_metadata(result, batch_time)},
+                metadata=self._shown(batch_time, result),
             )
         )
+
+    def _shown(self, batch_time: datetime, result: OutputResult) -> Metadata:
+        return {**self._metadata(batch_time), **result_metadata(result, batch_time)}
 
     def _is_reported(self, key: dg.AssetKey, batch_time: datetime, result: OutputResult) -> bool:
         """Return whether the run that committed the output has reported it."""

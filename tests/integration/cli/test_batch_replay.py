@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay.cli import batch_replay
@@ -24,8 +25,6 @@ from tracker_store.states import ProcessKind
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    import sqlalchemy as sa
 
 T1, T2, T3 = (NOON + n * INTERVAL for n in (1, 2, 3))
 SENSOR = {
@@ -138,6 +137,16 @@ def test_it_launches_the_replay_job_and_reports_every_batch(dagster: Dagster) ->
             "words__replay": {"config": {"from_time": T1.isoformat(), "to_time": T3.isoformat(), "outputs": ["counts"]}}
         }
     }
+
+
+def test_it_launches_the_replay_job_for_failed_outputs_only(dagster: Dagster) -> None:
+    with connect(dagster.engine) as connection:
+        # As if its attempts had been used up, with other outputs committed.
+        connection.execute(sa.text("UPDATE forebay.batches SET state = 'QUARANTINED', completed_at = NULL"))
+    arguments = ["batches", "replay", "words", "--from", T1.isoformat(), "--to", T3.isoformat()]
+    CliRunner().invoke(app, [*arguments, "--failed-outputs-only", "--json"])
+    [params] = dagster.launched
+    assert params["runConfigData"]["ops"]["words__replay"]["config"]["failed_outputs_only"] is True
 
 
 def test_an_unknown_pipeline_or_an_unreachable_dagster_is_reported_with_the_way_out(

@@ -434,14 +434,15 @@ def test_a_blocked_batch_can_be_discarded_and_is_never_claimed_again(log: Log) -
     with pytest.raises(NotDiscardableError, match="is RUNNING"):
         batches.discard_batch(log.connection, pipeline_id=log.pipeline_id, batch_time=T1)
     assert fail(log, 1, failure=AttemptFailure.BLOCKED) is BatchState.BLOCKED
+    log.connection.execute(sa.text("UPDATE forebay.pipelines SET retention = interval '0'"))
+    assert clean_up(log) == 0
     assert batches.discard_batch(log.connection, pipeline_id=log.pipeline_id, batch_time=T1) == 0
     assert state(log) == (BatchState.DISCARDED, 1)
     with pytest.raises(BatchHeldError, match="is DISCARDED"):
         claim(log, 2)
     assert checks.attempts_agree_with_their_batch(log.connection).passed
-    # Nothing needs its block any more.
-    log.connection.execute(sa.text("UPDATE forebay.pipelines SET retention = interval '0'"))
-    assert clean_up(log) == 1
+    # Nothing needs its block any more, nor the receiver's marker before it.
+    assert clean_up(log) == 2
 
 
 def test_a_start_lifts_the_halt_and_a_restart_of_the_system_does_not(log: Log) -> None:

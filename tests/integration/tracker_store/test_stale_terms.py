@@ -238,15 +238,20 @@ DECISIONS: list[Callable[[Log], Decide]] = [
 
 
 def everything(connection: sa.Connection, *, leadership: bool = True) -> dict[str, list[str]]:
-    """Return every row of the driver log, by table."""
+    """Return every row of the driver log, by table; without leadership, leave out who leads and the events of that."""
     tables = connection.execute(
         sa.text(
             "SELECT table_name FROM information_schema.tables WHERE table_schema = 'forebay' "
             "AND table_type = 'BASE TABLE' ORDER BY 1"
         )
     ).scalars()
+    events = "" if leadership else "WHERE t.kind <> 'leader_changed'"
     return {
-        table: list(connection.execute(sa.text(f'SELECT t::text FROM forebay."{table}" t ORDER BY 1')).scalars())
+        table: list(
+            connection.execute(
+                sa.text(f'SELECT t::text FROM forebay."{table}" t {events if table == "events" else ""} ORDER BY 1')
+            ).scalars()
+        )
         for table in tables
         if leadership or table != "leadership"
     }
