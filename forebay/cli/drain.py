@@ -38,7 +38,7 @@ class DrainResult(StrEnum):
     """Everything that was received is processed, except what only a person can let go on."""
     TIMED_OUT = "timed out"
     INTERRUPTED = "interrupted"
-    """A second signal came."""
+    """A second signal came, or a service that it needs was given up."""
 
 
 class _Printer:

@@ -167,18 +167,25 @@ class Services:
         return reason
 
     def drain(self, tell: Callable[[str], None]) -> DrainResult:
-        """Process what was received, for at most `graceful_stop_timeout` or until a second signal."""
+        """Process what was received, for at most `graceful_stop_timeout`.
+
+        Ends earlier at a second signal, and when a service is given up: nothing would replace it.
+        """
         engine = create_engine(self.database_url, application_name="forebay up", pool_size=1)
         try:
             return drain_pipelines(
                 engine,
                 [pipeline.name for pipeline in self._pipelines],
                 seconds=self._settings.graceful_stop_timeout.total_seconds(),
-                interrupted=self._supervisor.stops_at_once,
+                interrupted=lambda: self._supervisor.stops_at_once() or self.given_up() is not None,
                 tell=tell,
             )
         finally:
             engine.dispose()
+
+    def given_up(self) -> str | None:
+        """Return the name of a service that was given up; None if there is none."""
+        return self._supervisor.failed_child()
 
     def intervals_beyond_the_drain(self) -> list[str]:
         """Return the pipelines whose last batch may come later than a drain waits for it."""
@@ -346,14 +353,15 @@ def up(
                     "(Ctrl-C again: ends at once)."
                 )
                 result = services.drain(lambda line: console.print(line, markup=False, soft_wrap=True))
-                console.print(_DRAIN_RESULTS[result].format(seconds=_drain_seconds(settings)))
+                console.print(_drain_result(result, settings, services))
+            given_up = services.given_up()
             console.print("Stopping all services (Ctrl-C again: at once).")
     except (BlockKeyError, SupervisorError, DriverLogError, ListenAddressError, PipelineModuleError) as error:
         console.print(str(error), style="bold red", markup=False)
         raise typer.Exit(1) from error
     console.print("All services are stopped.")
-    if reason is not None and reason.failed_child is not None:
-        console.print(f"{reason.failed_child} failed too often and was given up.", style="bold red")
+    if given_up is not None:
+        console.print(f"{given_up} failed too often and was given up.", style="bold red")
         raise typer.Exit(1)
     if result is DrainResult.TIMED_OUT:
         raise typer.Exit(1)
@@ -362,8 +370,14 @@ def up(
 _DRAIN_RESULTS = {
     DrainResult.DRAINED: "Drained.",
     DrainResult.TIMED_OUT: "Not drained within {seconds}: the rest is processed after the next start.",
-    DrainResult.INTERRUPTED: "Not drained, because of a second signal: the rest is processed after the next start.",
+    DrainResult.INTERRUPTED: "Not drained, because {why}: the rest is processed after the next start.",
 }
+
+
+def _drain_result(result: DrainResult, settings: Settings, services: Services) -> str:
+    given_up = services.given_up()
+    why = "of a second signal" if given_up is None else f"{given_up} was given up"
+    return _DRAIN_RESULTS[result].format(seconds=_drain_seconds(settings), why=why)
 
 
 def _drain_seconds(settings: Settings) -> str:

@@ -136,6 +136,10 @@ class Supervisor:
         """Return whether an immediate stop was requested: by a second signal, or by stop(at_once=True)."""
         return self._at_once.is_set()
 
+    def failed_child(self) -> str | None:
+        """Return the first child that failed for good, also after a stop was requested; None if there is none."""
+        return next((status.name for status in self.statuses() if status.state is ChildState.FAILED), None)
+
     def request_stop(self, reason: StopReason | None = None) -> None:
         """Make wait() return and start() give up. Does not stop any child."""
         # No lock: signal handlers call this too, on a thread that may hold the lock.

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import time
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Self, cast
 
 import pytest
 import sqlalchemy as sa
+from typer.testing import CliRunner
 
 from forebay.cli.drain import DrainResult, drain_pipelines
+from forebay.cli.main import app
+from forebay.cli.services.child import Child, RestartPolicy
+from forebay.cli.services.supervisor import StopReason
+from forebay.cli.up import Services
+from orchestration.settings import Settings
 from tests.driver_log import INTERVAL, NOON, Log, make_log
 from tests.held_ports import held_port
 from tracker_store.engine import connect, create_engine
@@ -19,6 +29,9 @@ from tracker_store.states import PipelineState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from orchestration.pipeline import Pipeline
 
 # Longer than any of these tests may take.
 LONG = 250.0
@@ -156,3 +169,62 @@ def test_its_bound_holds_without_a_driver_log() -> None:
         result = drain_pipelines(engine, ["words"], seconds=1.0, interrupted=lambda: False, tell=lambda _: None)
         engine.dispose()
     assert result is DrainResult.TIMED_OUT
+
+
+def test_it_ends_when_a_service_is_given_up_after_the_signal(
+    log: Log, database_url: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check this because no process would be left to complete the stop, and the drain would wait for its bound."""
+    log.add_at(log.receiver_ids[0], NOON)
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    monkeypatch.setenv("FOREBAY_GRACEFUL_STOP_TIMEOUT", "60s")
+    services = Services(Settings(home=home))
+    services._pipelines = [cast("Pipeline", SimpleNamespace(name="words"))]
+    ends = Child("agent", [sys.executable, "-c", "input()"], guarded=False, restart=RestartPolicy(attempts=0))
+    with services._supervisor as supervisor:
+        supervisor.start([ends])
+        supervisor.request_stop(StopReason(signal=signal.SIGTERM))
+        assert services.given_up() is None
+        pid = supervisor.pid("agent")
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        assert services.drain(lambda _: None) is DrainResult.INTERRUPTED
+        assert services.given_up() == "agent"
+        assert supervisor.wait() == StopReason(signal=signal.SIGTERM)
+    assert state(log) is PipelineState.STOPPING
+
+
+@pytest.mark.parametrize(("given_up", "exit_code"), [("agent", 1), (None, 0)])
+def test_forebay_up_says_why_a_drain_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch, given_up: str | None, exit_code: int
+) -> None:
+    class Drained:
+        """Stands for services that got a signal and whose drain was interrupted."""
+
+        changes = ()
+        ui_url = "http://127.0.0.1:3000"
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def intervals_beyond_the_drain(self) -> list[str]:
+            return []
+
+        def wait_for_stop(self) -> StopReason:
+            return StopReason(signal=signal.SIGTERM)
+
+        def drain(self, _tell: object) -> DrainResult:
+            return DrainResult.INTERRUPTED
+
+        def given_up(self) -> str | None:
+            return given_up
+
+    monkeypatch.setattr("forebay.cli.up.Services", lambda *_, **__: Drained())
+    result = CliRunner().invoke(app, ["up", "--drain"], env={"COLUMNS": "200"})
+    assert result.exit_code == exit_code
+    why = "agent was given up" if given_up else "of a second signal"
+    assert f"Not drained, because {why}: the rest is processed after the next start." in result.output
+    assert ("agent failed too often and was given up." in result.output) is (given_up is not None)
