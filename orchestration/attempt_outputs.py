@@ -11,6 +11,7 @@ log: the caller computes and commits an output, and is told of each result and f
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 STOP_AGAIN_SECONDS = 0.2
 # How long an interrupted run waits for them: after that its process ends, and so do its threads.
 STOP_SECONDS = 5.0
+# How long an attempt that is over waits for them before it reports its failure. Spark's jobs end within seconds; a
+# user's function that waits for something else may never end.
+OVER_SECONDS = 30.0
 # How much of each output's error is on the first line of an attempt's error, in characters.
 _LONGEST_LINE = 200
 # The kind of an attempt's failure is the first of these that one of its outputs has: the one that counts least.
@@ -142,6 +146,22 @@ class AttemptOutputs:
         return progress.results()
 
 
+class _OutputThread(threading.Thread):
+    """A thread that runs one output. A daemon: a process that is told to end can't wait for a user's function."""
+
+    def __init__(self, output: str, work: Callable[[], None]) -> None:
+        super().__init__(target=work, name=f"output {output}", daemon=True)
+        self.output = output
+
+
+def running_outputs() -> list[str]:
+    """Return the outputs that run in threads of this process, by name.
+
+    If no attempt runs, a past one gave up waiting for them. They can't commit anything, but this process should end.
+    """
+    return sorted(thread.output for thread in threading.enumerate() if isinstance(thread, _OutputThread))
+
+
 class _Progress:
     """What has become of the outputs so far; used by one thread."""
 
@@ -206,16 +226,10 @@ class _ThreadedRun:
                     self._wait()
             while self._running and not self._progress.is_over:
                 self._wait()
-            # What the others compute can't be committed any more, but another batch may not begin beside them.
-            while self._running:
-                self._stop()
+            # What the others compute can't be committed any more, but another batch should not begin beside them.
+            self._stop_all(OVER_SECONDS)
         except BaseException:
-            # Spark's jobs end now; Python code goes on until the process ends, and can't be waited for.
-            for _ in range(round(STOP_SECONDS / STOP_AGAIN_SECONDS)):
-                if self._running:
-                    self._stop()
-            if self._running:
-                log.warning("outputs are still running, and end with this process", outputs=self._running)
+            self._stop_all(STOP_SECONDS)
             raise
 
     def _start(self, output: Output) -> None:
@@ -229,8 +243,7 @@ class _ThreadedRun:
             else:
                 self._ended.put((output, result, None))
 
-        # A daemon: a process that is told to end can't wait for a user's function.
-        threading.Thread(target=work, name=f"output {output.name}", daemon=True).start()
+        _OutputThread(output.name, work).start()
         self._running += 1
 
     def _wait(self) -> None:
@@ -241,6 +254,14 @@ class _ThreadedRun:
             self._progress.is_committed(result)
         elif error is not None:
             self._progress.has_failed(output, error)
+
+    def _stop_all(self, seconds: float) -> None:
+        """Stop what runs: Spark's jobs end now, but Python code may go on until the process ends."""
+        deadline = time.monotonic() + seconds
+        while self._running and time.monotonic() < deadline:
+            self._stop()
+        if self._running:
+            log.warning("outputs are still running, and end with this process", outputs=running_outputs())
 
     def _stop(self) -> None:
         """Ask the outputs to stop, and wait for a moment until one ends. What it has committed meanwhile counts."""

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import structlog
 
+from orchestration.attempt_outputs import running_outputs
 from orchestration.run_launcher.cancellation import Cancellation
 from orchestration.run_launcher.dagster_internals import (
     EngineEventData,
@@ -270,6 +271,9 @@ class BatchDriver:
             # Dagster ends the run because of it; this process must drain too, as after a signal between two runs.
             self._spoilt = f"a signal came during run {run_id}: its connection to Spark may be out of step"
             self._drain.set()
+        elif left := running_outputs():
+            # Its attempt is over. A batch beside it would share the session and the memory with it.
+            self._spoilt = f"outputs of run {run_id} do not end: {', '.join(left)}"
         self._clear_up()
         self._states.move(DriverState.IDLE, run_id)
         if is_said:

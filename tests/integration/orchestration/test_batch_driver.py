@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 import dagster as dg
 import pytest
 
+from orchestration.attempt_outputs import _OutputThread, running_outputs
 from orchestration.run_launcher import batch_driver
 from orchestration.run_launcher.batch_driver import BatchDriver
 from orchestration.run_launcher.dagster_internals import capture_interrupts
@@ -194,6 +195,30 @@ def test_a_signal_in_a_run_ends_the_driver_too(rig: Rig, sent: signal.Signals) -
     assert rig.drain.is_set()
     assert rig.driver._spoilt is not None
     assert "signal" in rig.driver._spoilt
+
+
+def test_a_driver_in_which_an_output_of_a_past_run_goes_on_takes_no_other_run(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check this because its batch is over, so that the next attempt may begin in another driver."""
+    asked: list[str] = []
+    monkeypatch.setattr(rig.driver, "_ask_for_successor", asked.append)
+    for_ever = threading.Event()
+
+    def leave_one(run: dg.DagsterRun) -> None:
+        _OutputThread("counts", for_ever.wait).start()
+        rig.instance.report_run_failed(run)
+
+    rig.does = leave_one
+    try:
+        rig.take()
+        assert asked == []
+        assert rig.reason_to_end() == f"outputs of run {rig.run.run_id} do not end: counts"
+        assert asked == [rig.reason_to_end()] * 2
+    finally:
+        for_ever.set()
+    eventually(lambda: not running_outputs(), "the output ends")
+    assert rig.reason_to_end() is not None, "what it left behind is unknown"
 
 
 def test_a_driver_without_a_living_jvm_takes_no_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,13 @@ import sqlalchemy as sa
 from forebay import Batch, ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.apply import apply
-from orchestration.attempt_outputs import OutputResult, OutputsFailedError
+from orchestration.attempt_outputs import OutputResult, OutputsFailedError, running_outputs
 from orchestration.batch_run import replay_batch, run_batch
 from tests.integration.orchestration.batch_rig import System, local_spark
 from tests.polling import eventually
 from tracker_store import batches
 from tracker_store.engine import connect
-from tracker_store.errors import AttemptSupersededError
+from tracker_store.errors import AttemptSupersededError, DriverLogUnavailableError
 from tracker_store.outputs import commits_of_batch
 from tracker_store.pipelines import get_pipeline
 from tracker_store.states import AttemptFailure, AttemptState, BatchState
@@ -363,6 +363,45 @@ def test_an_attempt_that_is_over_cancels_the_spark_jobs_of_its_other_outputs(sys
         outputs.run(at, 1)
     assert time.monotonic() - began < 200, "it waited for the job's own end"
     assert outputs.commits(at) == {}
+
+
+def test_an_output_that_hangs_does_not_keep_the_attempts_failure_from_being_recorded(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check also that what the output does after that has no effect: a newer attempt has its number."""
+    monkeypatch.setattr("orchestration.attempt_outputs.OVER_SECONDS", 1.0)
+    outputs = Outputs(system, "counts", "totals", concurrent_outputs=2)
+    hangs, for_ever = threading.Event(), threading.Event()
+
+    def hang(_: DataFrame) -> None:
+        hangs.set()
+        assert for_ever.wait(300)
+
+    def unavailable(_: DataFrame) -> None:
+        assert hangs.wait(60)
+        raise DriverLogUnavailableError("gone")
+
+    outputs.before = {"counts": unavailable, "totals": hang}
+    system.receive(["a"])
+    at = system.allocate(1)
+    try:
+        with pytest.raises(OutputsFailedError, match="not run: totals"):
+            outputs.run(at, 1)
+        assert outputs.attempts(at) == [AttemptState.LOST]
+        assert (
+            system.connection.execute(
+                sa.text("SELECT count(*) FROM forebay.processes WHERE ended_at IS NULL AND kind = 'BATCH_RUN'")
+            ).scalar_one()
+            == 0
+        )
+        outputs.before.clear()
+        outputs.run(at, 2)
+        assert running_outputs() == ["totals"]
+    finally:
+        for_ever.set()
+    eventually(lambda: not running_outputs(), "the output ends")
+    assert outputs.commits(at) == {"counts": 2, "totals": 2}
+    assert outputs.published("totals") == ["a"]
 
 
 def test_threads_leave_no_connection_to_the_jvm_behind(system: System) -> None:

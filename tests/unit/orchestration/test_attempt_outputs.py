@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from orchestration.attempt_failure import Failure, failure_of
-from orchestration.attempt_outputs import AttemptOutputs, FailedOutput, OutputResult, OutputsFailedError
+from orchestration.attempt_outputs import (
+    AttemptOutputs,
+    FailedOutput,
+    OutputResult,
+    OutputsFailedError,
+    running_outputs,
+)
 from receiver_runtime.block_store.errors import StoreUnavailableError
 from tests.polling import eventually
 from tracker_store.errors import AttemptSupersededError, DriverLogUnavailableError
@@ -317,3 +323,26 @@ def test_an_interrupted_attempt_does_not_wait_long_for_a_users_function(monkeypa
         outputs.run_all(attempt.threads, at_once=2)
     assert attempt.threads.stopped.is_set()
     for_ever.set()
+
+
+def test_an_attempt_that_is_over_does_not_wait_for_ever_for_a_users_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check this because its failure would never be recorded, and the pipeline would stand still."""
+    monkeypatch.setattr("orchestration.attempt_outputs.STOP_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("orchestration.attempt_outputs.OVER_SECONDS", 0.05)
+    for_ever = threading.Event()
+
+    def unavailable() -> None:
+        eventually(lambda: "b" in attempt.ran, "b runs")
+        raise DriverLogUnavailableError("gone")
+
+    attempt = Attempt({"a": unavailable, "b": lambda: for_ever.wait(60), "c": fine})
+    try:
+        with pytest.raises(OutputsFailedError, match="not run: b, c"):
+            attempt.run(2)
+        assert not for_ever.is_set()
+        assert attempt.threads.stopped.is_set()
+        assert running_outputs() == ["b"]
+    finally:
+        for_ever.set()
+    eventually(lambda: not running_outputs(), "b ends")
+    assert attempt.committed == []
