@@ -32,6 +32,7 @@ from tracker_store import batch_outputs, batches
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import BatchHeldError, DriverLogError
 from tracker_store.input_metadata import record_input_metadata
+from tracker_store.outage import SURVIVED
 from tracker_store.outputs import commits_of_batch
 from tracker_store.pipelines import get_pipeline
 from tracker_store.retry import FIRST
@@ -453,8 +454,8 @@ def _read(
 
 @contextmanager
 def _logged(failure: str) -> Iterator[None]:
-    """Log an error of the driver log instead of raising it: it must not hide why the run ends."""
+    """Log any error of the driver log instead of raising it: the batch goes on, or ends for its own reason."""
     try:
         yield
-    except DriverLogError as error:
-        log.warning(failure, error=str(error))
+    except SURVIVED as error:
+        log.warning(failure, error=str(error), exc_info=not isinstance(error, DriverLogError))

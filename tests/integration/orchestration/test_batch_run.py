@@ -121,6 +121,17 @@ def test_a_batch_whose_inputs_can_not_be_recorded_completes(system: System, engi
     assert system.published() == ["a"]
 
 
+def test_a_batch_whose_inputs_violate_a_constraint_completes(system: System) -> None:
+    """Check this because the same error would come in every attempt, and only metadata would be missing."""
+    pipeline = system.declare(same)
+    system.receive(["a"])
+    time = system.allocate(1)
+    system.connection.execute(sa.text("ALTER TABLE forebay.batches ADD CHECK (inputs IS NULL)"))
+    system.run(pipeline, time, 1)
+    assert system.state(time) == (BatchState.COMPLETED, 1)
+    assert system.published() == ["a"]
+
+
 def test_w10_a_failing_output_fails_its_attempt_and_the_next_does_it_all(system: System) -> None:
     calls: list[int] = []
 
