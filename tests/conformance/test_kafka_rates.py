@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 _RATE = 200
-_BUSY, _QUIET = 4000, 100
+# At its rate the busy partition takes 40 s: longer than the quiet one needs on a slow machine.
+_BUSY, _QUIET = 8000, 100
 # Records that may pass early: the permits that a reader has saved up, and those of blocks that were registered late.
 _SAVED = 5 * _RATE
 
@@ -47,11 +48,11 @@ def test_a_busy_partition_keeps_its_rate_and_a_quiet_one_does_not_wait(
 
     process = rig.start()
     eventually(lambda: registered(1) == _QUIET, "the quiet partition")
-    assert registered(0) < _BUSY
     # Killed with records that wait: the next process reads them again.
     process.kill()
     process.wait(30)
     done = registered(0)
+    assert done < _BUSY - _SAVED, "what is left must take its time at the rate"
     second = rig.start(assignment=2)
     topic.send(_QUIET, partition=1)
     eventually(lambda: registered(1) == 2 * _QUIET, "the quiet partition again")
