@@ -16,7 +16,7 @@ import structlog
 
 from orchestration.batch_run import replay_batch
 from tracker_store import batches
-from tracker_store.batch_outputs import newest_quarantined
+from tracker_store.batch_outputs import quarantined_batches
 from tracker_store.errors import BatchHeldError, BlocksNotRetainedError
 from tracker_store.states import BatchState
 
@@ -92,7 +92,7 @@ def batches_to_replay(
             message = "a replay has a to_time and no from_time: give both, or neither for the newest completed batch"
             raise ReplayError(message)
         if failed_outputs_only:
-            quarantined = newest_quarantined(connection, pipeline_id, limit=1)
+            quarantined = quarantined_batches(connection, pipeline_id, newest=1)
             if not quarantined:
                 message = "no batch is quarantined: there are no failed outputs to run"
                 raise ReplayError(message)

@@ -145,7 +145,7 @@ def completed_minutes(
 
 
 def pipeline_queue(connection: sa.Connection, pipeline_id: int) -> PipelineQueue:
-    """Return what waits for a pipeline. No locks; reads the unfinished batches, and probes the kept blocks."""
+    """Return what waits for a pipeline. No locks; reads the unfinished and the quarantined batches."""
     with named_failures():
         row = connection.execute(
             sa.text("""
@@ -163,14 +163,14 @@ def pipeline_queue(connection: sa.Connection, pipeline_id: int) -> PipelineQueue
                         WHERE p.id = :pipeline
                     ) AS due,
                     (
-                        SELECT count(DISTINCT k.batch_time)
-                        FROM forebay.kept_blocks k
-                        WHERE k.pipeline_id = :pipeline
+                        SELECT count(*)
+                        FROM forebay.batches q
+                        WHERE q.pipeline_id = :pipeline AND q.state = 'QUARANTINED'
                     ) AS quarantined,
                     (
-                        SELECT max(k.batch_time)
-                        FROM forebay.kept_blocks k
-                        WHERE k.pipeline_id = :pipeline
+                        SELECT max(q.batch_time)
+                        FROM forebay.batches q
+                        WHERE q.pipeline_id = :pipeline AND q.state = 'QUARANTINED'
                     ) AS newest_quarantined
                 FROM forebay.batches b
                 WHERE b.pipeline_id = :pipeline AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')

@@ -812,6 +812,7 @@ batches = Table(
         "batch_time",
         postgresql_where=text(_one_of("state", UNFINISHED_STATES)),
     ),
+    Index("batches_quarantined", "pipeline_id", "batch_time", postgresql_where=text("state = 'QUARANTINED'")),
     # Dagster's pages read the finished minutes.
     Index("batches_completed", "pipeline_id", "completed_at", postgresql_where=text("completed_at IS NOT NULL")),
     comment="Which batches were made, how large are they, and in which state are they?",

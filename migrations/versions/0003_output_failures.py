@@ -11,6 +11,9 @@ down_revision = "0002"
 
 def upgrade() -> None:
     """Go to this revision."""
+    # What writes a batch's outputs and attempts locks the batch first. So does this: else the two would wait for each
+    # other, because revision 0004, in the same transaction, alters `batches` after this one has locked the others.
+    op.execute("LOCK TABLE forebay.batches IN ACCESS EXCLUSIVE MODE")
     op.create_table(
         "output_failures",
         sa.Column("pipeline_id", sa.BigInteger(), nullable=False, comment="The batch's pipeline"),
@@ -41,6 +44,14 @@ def upgrade() -> None:
         "COMMENT ON COLUMN forebay.batch_attempts.state IS "
         "'RUNNING, SUCCEEDED, FAILED, BLOCKED (no block store, or no key) or LOST (its process or host died)'"
     )
+    # Dagster's pages and checks read the quarantined batches, which are few among many.
+    op.create_index(
+        "batches_quarantined",
+        "batches",
+        ["pipeline_id", "batch_time"],
+        schema="forebay",
+        postgresql_where=sa.text("state = 'QUARANTINED'"),
+    )
     # Each batch asks for its own commits, and the primary key has the output before the batch time.
     op.create_index("output_commits_of_batch", "output_commits", ["pipeline_id", "batch_time"], schema="forebay")
 
@@ -48,6 +59,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Go back to the one before."""
     op.drop_index("output_commits_of_batch", "output_commits", schema="forebay")
+    op.drop_index("batches_quarantined", "batches", schema="forebay")
     op.drop_table("output_failures", schema="forebay")
     op.execute(
         "COMMENT ON COLUMN forebay.batch_attempts.state IS "

@@ -14,28 +14,31 @@ CREATE FUNCTION forebay.record_event() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = forebay, pg_temp
 AS $$ BEGIN RETURN NULL; END $$
 """
-# By table: the triggers' names, when each fires, and for which rows.
+# By table: the triggers' names, when each fires, and for which rows. A new trigger locks its table against writes until
+# the migration ends. So the tables are in the order in which transactions first write them: else such a transaction and
+# the migration would wait for each other. `batches` comes first, because upgrade() locks it even against reads;
+# schedule_receiver and expire_process write `receivers` before `receiver_events`, clean_up_receiver writes
+# `cleanup_events` before `receivers`, advance_stops writes `receivers` before `pipelines`, and what makes or ends a batch
+# writes `pipelines` last. (To lock a pipeline's row first, as they do, does not hinder a new trigger.)
 _TRIGGERS = {
-    "batch_attempts": {
-        "replay_begins": ("INSERT", "NEW.kind = 'replay'"),
-        "replay_changes": ("UPDATE OF state", "NEW.kind = 'replay' AND OLD.state <> NEW.state"),
-    },
     "batches": {
         "batch_begins": ("INSERT", "true"),
         "batch_changes": ("UPDATE OF state", "OLD.state <> NEW.state OR OLD.attempt <> NEW.attempt"),
     },
-    "cleanup_events": {"cleanup_happens": ("INSERT", "true")},
-    "leadership": {"leader_changes": ("UPDATE OF term", "OLD.term <> NEW.term")},
+    "batch_attempts": {
+        "replay_begins": ("INSERT", "NEW.kind = 'replay'"),
+        "replay_changes": ("UPDATE OF state", "NEW.kind = 'replay' AND OLD.state <> NEW.state"),
+    },
     "output_commits": {
         "output_begins": ("INSERT", "true"),
         "output_changes": ("UPDATE OF attempt", "OLD.attempt <> NEW.attempt"),
     },
-    "pipelines": {
-        "pipeline_begins": ("INSERT", "true"),
-        "pipeline_changes": (
-            "UPDATE OF state, removed_at, halted_by",
-            "(OLD.state, OLD.removed_at, OLD.halted_by) IS DISTINCT FROM (NEW.state, NEW.removed_at, NEW.halted_by)",
-        ),
+    "cleanup_events": {"cleanup_happens": ("INSERT", "true")},
+    "receivers": {
+        "receiver_changes": (
+            "UPDATE OF state, process_id",
+            "OLD.state <> NEW.state OR NEW.state = 'ACTIVE' AND NEW.process_id IS DISTINCT FROM OLD.process_id",
+        )
     },
     "receiver_events": {
         # The rest are changes of the receiver's state, which its row reports.
@@ -44,12 +47,14 @@ _TRIGGERS = {
             "NEW.kind NOT IN ('SCHEDULED', 'STARTED', 'PAUSED', 'RESUMED', 'STOPPED', 'FAILED')",
         )
     },
-    "receivers": {
-        "receiver_changes": (
-            "UPDATE OF state, process_id",
-            "OLD.state <> NEW.state OR NEW.state = 'ACTIVE' AND NEW.process_id IS DISTINCT FROM OLD.process_id",
-        )
+    "pipelines": {
+        "pipeline_begins": ("INSERT", "true"),
+        "pipeline_changes": (
+            "UPDATE OF state, removed_at, halted_by",
+            "(OLD.state, OLD.removed_at, OLD.halted_by) IS DISTINCT FROM (NEW.state, NEW.removed_at, NEW.halted_by)",
+        ),
     },
+    "leadership": {"leader_changes": ("UPDATE OF term", "OLD.term <> NEW.term")},
 }
 
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from orchestration.dagster_defs.batch_plots import MILLISECONDS, batches_key
 from orchestration.pipeline import Pipeline
 from orchestration.settings import Settings
-from tracker_store.batch_outputs import newest_quarantined, outputs_of_batch, partial_commit
+from tracker_store.batch_outputs import outputs_of_batch, partial_commit, quarantined_batches
 from tracker_store.batch_statistics import newest_completed_batch, pipeline_queue
 from tracker_store.batches import get_batch
 from tracker_store.engine import connect_once
@@ -63,7 +63,7 @@ def check_batches(connection: sa.Connection, pipeline: Pipeline) -> Iterator[dg.
     )
     partial = [
         time
-        for time in newest_quarantined(connection, pipeline_id, limit=MOST_QUARANTINED)
+        for time in quarantined_batches(connection, pipeline_id, newest=MOST_QUARANTINED)
         if partial_commit(outputs_of_batch(connection, row, time))
     ]
     yield dg.AssetCheckResult(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from orchestration.dagster_defs.batch_plots import batches_key
-from tracker_store.batch_outputs import OutputState, newest_quarantined, outputs_of_batch, partial_commit
+from tracker_store.batch_outputs import OutputState, outputs_of_batch, partial_commit, quarantined_batches
 from tracker_store.batches import get_batch
 
 if TYPE_CHECKING:
@@ -23,18 +23,23 @@ if TYPE_CHECKING:
     from tracker_store.batch_outputs import BatchOutput
     from tracker_store.pipelines import PipelineRow
 
-# Most batches that one tick looks at, and the cursor records.
+# Most batches that one tick reports: the next tick reports the rest.
 MOST_BATCHES = 20
 
 
 def observe_quarantined(
     connection: sa.Connection, pipeline: Pipeline, row: PipelineRow, reported: Sequence[datetime]
 ) -> tuple[list[dg.AssetObservation], list[datetime]]:
-    """Return the observations of quarantined batches that are not `reported`, oldest first, and all that now are."""
-    times = newest_quarantined(connection, row.pipeline_id, limit=MOST_BATCHES)
+    """Return the observations of quarantined batches that are not `reported`, oldest first, and all that now are.
+
+    A time stays reported for as long as its batch is quarantined.
+    """
+    times = quarantined_batches(connection, row.pipeline_id)
+    before = set(reported)
+    unreported = [time for time in reversed(times) if time not in before][:MOST_BATCHES]
     found = []
-    for time in reversed(times):
-        batch = None if time in reported else get_batch(connection, row.pipeline_id, time)
+    for time in unreported:
+        batch = get_batch(connection, row.pipeline_id, time)
         if batch is None:
             continue
         outputs = outputs_of_batch(connection, row, time)
@@ -52,7 +57,7 @@ def observe_quarantined(
                 },
             )
         )
-    return found, times
+    return found, sorted(before.intersection(times).union(unreported))
 
 
 def _state(output: BatchOutput) -> str:

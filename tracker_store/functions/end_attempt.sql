@@ -6,8 +6,8 @@
 -- max_lost_attempts. BLOCKED (no block store, or no key) is not counted. The nth failure of a kind waits for the nth of `pauses`,
 -- or for the last of them.
 -- The batch's reason is its most telling failure: that of the newest FAILED attempt, even if later ones were lost. A
--- BLOCKED batch says what it waits for. A batch that is quarantined while some outputs have a result and others don't
--- says so first. A replay that fails changes nothing of its batch.
+-- BLOCKED batch says what it waits for. A batch that is quarantined while some of its due outputs have a result and
+-- others don't says so first. A replay that fails changes nothing of its batch.
 -- Locks: the pipeline's row in the first statement (a quarantined batch may halt it), then the batch's. Clean-up skips
 -- blocks of an unfinished batch and of its window, so they are all there to be kept.
 CREATE FUNCTION forebay.end_attempt(
@@ -23,7 +23,7 @@ DECLARE
     batch batches;
     counted integer;    -- attempts that ended in the same state as this one
     telling text;       -- the error of the newest FAILED attempt
-    committed text[];   -- the outputs that have a result, if it is quarantined and others have none
+    committed text[];   -- the outputs that have a result, if it is quarantined and others that are due have none
     after timestamptz;
 BEGIN
     SELECT * INTO declared FROM pipelines p WHERE p.id = pipeline FOR NO KEY UPDATE;
@@ -60,9 +60,16 @@ BEGIN
     IF outcome = 'QUARANTINED' THEN
         SELECT array_agg(c.output ORDER BY c.output) INTO committed
         FROM output_commits c WHERE c.pipeline_id = pipeline AND c.batch_time = at_time
-        HAVING count(*) < (SELECT count(*) FROM jsonb_object_keys(
-            CASE jsonb_typeof(declared.declaration -> 'outputs') WHEN 'object'
-            THEN declared.declaration -> 'outputs' ELSE '{}' END));
+        HAVING EXISTS (
+            SELECT FROM jsonb_each(CASE jsonb_typeof(declared.declaration -> 'outputs') WHEN 'object'
+                                   THEN declared.declaration -> 'outputs' ELSE '{}' END) AS o
+            -- An output with a slide is due at its multiples only (OutputDeclaration.is_due).
+            CROSS JOIN LATERAL (
+                SELECT max(nullif((i.value ->> 'slide_ms')::bigint, 0)) * 1000 AS microseconds
+                FROM jsonb_array_elements(o.value -> 'inputs') AS i WHERE jsonb_typeof(i.value) = 'object') AS slide
+            WHERE (slide.microseconds IS NULL
+                   OR (extract(epoch FROM at_time) * 1000000)::bigint % slide.microseconds = 0)
+              AND o.key <> ALL (array_agg(c.output)));
     END IF;
     UPDATE batches
     SET state = outcome, attempt = number,

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.dagster import build_definitions
 from forebay.sources import SocketText
-from orchestration.dagster_defs import observation_sensor
+from orchestration.dagster_defs import observation_sensor, quarantined_batches
 from orchestration.dagster_defs.batch_plots import batch_metadata
 from orchestration.dagster_defs.observation_sensor import Cursor, observe
 from tests.driver_log import INTERVAL, NOON, Log, make_log
@@ -233,6 +233,47 @@ def test_a_check_is_reported_when_it_changes_and_every_few_minutes(
         seen.at -= timedelta(minutes=11)
     _, checks, _ = events_of(connection, pipeline, cursor)
     assert {check.check_name for check in checks} == names
+
+
+def test_each_quarantined_batch_is_observed_once_however_many_there_are(
+    connection: sa.Connection, pipeline: Pipeline, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check more than one tick reports, an older batch that is quarantined later, and one that comes out."""
+    monkeypatch.setattr(quarantined_batches, "MOST_BATCHES", 2)
+    times = [NOON + number * INTERVAL for number in range(1, 7)]
+
+    def quarantine(*chosen: datetime) -> None:
+        connection.execute(
+            sa.text(
+                "UPDATE forebay.batches SET state = 'QUARANTINED', completed_at = NULL WHERE batch_time = ANY (:times)"
+            ),
+            {"times": list(chosen)},
+        )
+
+    def observed(cursor: Cursor) -> tuple[list[object], Cursor]:
+        events, _, after = events_of(connection, pipeline, cursor)
+        found = events.get("words/batches", [])
+        return [event.metadata["batch_time"].value for event in found], after
+
+    for time in times:
+        log.tracker.allocate_blocks_to_batch(time)
+    quarantine(*times[1:])
+    seen, cursor = [], Cursor()
+    for _ in range(3):
+        reported, cursor = observed(cursor)
+        assert len(reported) <= 2
+        seen += reported
+    assert seen == [time.isoformat() for time in times[1:]]
+    assert observed(cursor)[0] == []
+    quarantine(times[0])
+    reported, cursor = observed(cursor)
+    assert reported == [times[0].isoformat()]
+    assert cursor.quarantined == times
+    connection.execute(
+        sa.text("UPDATE forebay.batches SET state = 'DISCARDED' WHERE batch_time = :time"), {"time": times[3]}
+    )
+    reported, cursor = observed(cursor)
+    assert (reported, cursor.quarantined) == ([], [*times[:3], *times[4:]])
 
 
 def test_the_sensor_reports_without_a_run_and_survives_a_cursor_of_another_release(

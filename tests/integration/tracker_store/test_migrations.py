@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from tests.driver_log import make_log
+from tests.driver_log import make_log, wait_until_blocked
 from tracker_store import migrate
 from tracker_store.checks import functions_are_the_files, revision_is_the_newest
 from tracker_store.engine import connect
@@ -105,6 +106,50 @@ def test_two_processes_may_upgrade_at_once(engine: sa.Engine, database_url: str)
     assert failures == []
     with connect(engine) as connection:
         assert migrate.current_revision(connection) == migrate.newest_revision()
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        # schedule_receiver and expire_process
+        ("UPDATE forebay.receivers SET reason = ''", "DELETE FROM forebay.receiver_events"),
+        # clean_up_receiver
+        ("DELETE FROM forebay.cleanup_events", "UPDATE forebay.receivers SET low_mark = low_mark"),
+        # advance_stops
+        ("UPDATE forebay.receivers SET desired_state = 'stopped'", "UPDATE forebay.pipelines SET state = 'STOPPED'"),
+        # allocate_blocks_to_batch
+        ("DELETE FROM forebay.batches", "UPDATE forebay.pipelines SET last_batch_time = last_batch_time"),
+        # commit_output
+        ("SELECT FROM forebay.batches FOR UPDATE", "DELETE FROM forebay.output_commits"),
+        # complete_batch
+        ("SELECT FROM forebay.batches FOR UPDATE", "DELETE FROM forebay.batch_attempts"),
+    ],
+    ids=lambda statements: " ".join(statement.split()[2 - ("UPDATE" in statement[:6])] for statement in statements),
+)
+def test_an_upgrade_waits_for_a_transaction_and_not_the_other_way_round_too(
+    engine: sa.Engine, database_url: str, statements: tuple[str, str]
+) -> None:
+    """Check with two statements of one function, in its order: processes of the version before go on meanwhile."""
+    migrate.downgrade(database_url, "0001")
+    failures: list[BaseException] = []
+
+    def upgrade() -> None:
+        try:
+            migrate.upgrade(database_url)
+        except BaseException as error:  # noqa: BLE001  shown below
+            failures.append(error)
+
+    thread = threading.Thread(target=upgrade)
+    with engine.connect().execution_options(isolation_level="READ COMMITTED") as writer, connect(engine) as looker:
+        first, second = statements
+        writer.execute(sa.text(first))
+        thread.start()
+        wait_until_blocked(looker)
+        writer.execute(sa.text(second))
+        writer.commit()
+        thread.join(60)
+        assert failures == []
+        assert migrate.current_revision(looker) == migrate.newest_revision()
 
 
 def test_every_function_view_and_table_exists_with_a_comment(engine: sa.Engine) -> None:

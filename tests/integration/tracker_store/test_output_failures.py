@@ -14,10 +14,11 @@ from tracker_store.batch_outputs import (
     OutputState,
     fail_output,
     newest_output_failures,
-    newest_quarantined,
     outputs_of_batch,
     partial_commit,
+    quarantined_batches,
 )
+from tracker_store.batch_statistics import pipeline_queue
 from tracker_store.engine import connect
 from tracker_store.history import clean_up_history
 from tracker_store.pipelines import get_pipeline
@@ -26,6 +27,7 @@ from tracker_store.states import AttemptFailure, BatchState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import datetime
 
     from tracker_store.batch_outputs import BatchOutput
 
@@ -60,11 +62,18 @@ def claim(log: Log, attempt: int) -> None:
     )
 
 
-def fail_attempt(log: Log, attempt: int, *, max_attempts: int, failure: AttemptFailure = AttemptFailure.FAILED) -> None:
+def fail_attempt(
+    log: Log,
+    attempt: int,
+    *,
+    max_attempts: int,
+    failure: AttemptFailure = AttemptFailure.FAILED,
+    time: datetime = T1,
+) -> None:
     batches.fail_attempt(
         log.connection,
         pipeline_id=log.pipeline_id,
-        batch_time=T1,
+        batch_time=time,
         attempt=attempt,
         run_id=f"run{attempt}",
         error="totals: boom",
@@ -87,11 +96,11 @@ def fail(log: Log, attempt: int, output: str = "totals", error: str = "boom") ->
     )
 
 
-def commit(log: Log, attempt: int, output: str = "counts") -> None:
+def commit(log: Log, attempt: int, output: str = "counts", *, time: datetime = T1) -> None:
     outputs.commit_output(
         log.connection,
         pipeline_id=log.pipeline_id,
-        batch_time=T1,
+        batch_time=time,
         attempt=attempt,
         output=output,
         location=f"/attempt={attempt}",
@@ -152,7 +161,7 @@ def test_a_batch_that_is_quarantined_with_an_output_committed_says_so(log: Log, 
     fail_attempt(log, 2, max_attempts=2, failure=failure)
     assert reason(log).startswith("partially committed (only counts): ")
     assert reason(log).endswith("totals: boom")
-    assert newest_quarantined(log.connection, log.pipeline_id, limit=5) == [T1]
+    assert quarantined_batches(log.connection, log.pipeline_id, newest=5) == [T1]
     [stats] = log.connection.execute(sa.text("SELECT state, reason FROM forebay.batch_stats")).all()
     assert tuple(stats) == (BatchState.QUARANTINED.value, reason(log))
 
@@ -163,11 +172,33 @@ def test_a_batch_without_a_committed_output_does_not_say_so(log: Log) -> None:
 
 
 def test_a_batch_whose_outputs_are_all_committed_does_not_say_so(log: Log) -> None:
-    """Check the case that only their publishing failed."""
-    for output in ("counts", "totals", "hourly"):
+    """Check the case that only their publishing failed; `hourly` is not due."""
+    for output in ("counts", "totals"):
         commit(log, 1, output)
     fail_attempt(log, 1, max_attempts=1)
     assert reason(log) == "totals: boom"
+
+
+def test_a_batch_without_an_output_that_is_due_by_its_window_says_so(log: Log) -> None:
+    hour = NOON + timedelta(hours=1)
+    for table in ("batches", "batch_attempts", "batch_allocations"):
+        log.connection.execute(sa.text(f"UPDATE forebay.{table} SET batch_time = :hour"), {"hour": hour})
+    for output in ("counts", "totals"):
+        commit(log, 1, output, time=hour)
+    fail_attempt(log, 1, max_attempts=1, time=hour)
+    batch = batches.get_batch(log.connection, log.pipeline_id, hour)
+    assert batch is not None
+    assert batch.reason == "partially committed (only counts, totals): totals: boom"
+
+
+def test_quarantined_batches_are_found_without_a_kept_block(log: Log) -> None:
+    """Check this because of a batch without records nothing is kept."""
+    log.connection.execute(sa.text("DELETE FROM forebay.batch_allocations"))
+    fail_attempt(log, 1, max_attempts=1)
+    assert log.connection.execute(sa.text("SELECT count(*) FROM forebay.kept_blocks")).scalar_one() == 0
+    assert quarantined_batches(log.connection, log.pipeline_id) == [T1]
+    queue = pipeline_queue(log.connection, log.pipeline_id)
+    assert (queue.quarantined, queue.newest_quarantined) == (1, T1)
 
 
 def test_the_view_has_committed_and_failed_outputs(log: Log) -> None:
