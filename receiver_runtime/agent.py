@@ -3,7 +3,7 @@
 The driver log says what it is to run (the receivers placed on it). It knows its children only by their commands and
 exit codes, so it imports neither tracker nor batch driver. It restarts a crashed process, at once the first time and
 then with growing delays. It never decides where a receiver runs. A fenced receiver is not started again before the
-tracker has made a newer assignment.
+tracker has made a newer assignment, unless no process has the receiver under this one.
 
 Several receivers may share a process (``receivers_per_process``), except those whose stream wants a process of its own.
 Each ends by itself, and the process reports it. A crash ends all receivers of the process and counts against each of
@@ -56,7 +56,7 @@ from tracker_store.states import ProcessKind, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import sqlalchemy as sa
@@ -148,6 +148,8 @@ class _History:
     last_crash: float = 0.0
     # Not started again under this assignment or an older one.
     refused_assignment: int = -1
+    # The refused assignment under which its process was fenced; -1: it is refused for another reason.
+    fenced_assignment: int = -1
 
 
 class Agent:
@@ -286,7 +288,7 @@ class Agent:
         self._alone = {placement.receiver_id for placement in placed if placement.own_process}
         for process in self._processes:
             self._stop_unwanted(process, wanted)
-        self._start_wanted(wanted)
+        self._start_wanted(wanted, {placement.receiver_id for placement in placed if placement.is_unheld})
         while self._reports:
             self._reports[0](connection)
             self._reports.popleft()
@@ -333,7 +335,9 @@ class Agent:
             history.refused_assignment = max(history.refused_assignment, member.assignment)
             log.info("receiver ended", receiver_id=receiver_id, reason=reason)
         elif code is ExitCode.FENCED:
-            history.refused_assignment = member.assignment
+            history.refused_assignment = history.fenced_assignment = member.assignment
+            # It is started again under that assignment only if no process has it. Each time later, to be no load.
+            self._count_crash(history, member)
             log.warning("receiver was fenced", receiver_id=receiver_id, assignment=member.assignment, reason=reason)
         else:
             if code is ExitCode.STUCK:
@@ -393,7 +397,7 @@ class Agent:
     def _give_up_after_many(self, receiver_id: int, member: _Member, what: str) -> None:
         history = self._history(_receiver_name(receiver_id))
         if history.crashes >= MAX_CRASHES:
-            history.refused_assignment = member.assignment
+            history.refused_assignment, history.fenced_assignment = member.assignment, -1
             reason = f"crashed {history.crashes} times in a row, the last time: {what}"
             # A person who starts it again has fixed something, or wants the same number of attempts once more.
             history.crashes = 0
@@ -450,7 +454,7 @@ class Agent:
 
     # -- the starts of receivers -------------------------------------------------------------------------------------
 
-    def _start_wanted(self, wanted: Mapping[int, int]) -> None:
+    def _start_wanted(self, wanted: Mapping[int, int], unheld: Collection[int] = ()) -> None:
         running = {receiver_id for process in self._processes for receiver_id in process.members}
         hanging = Counter(stray for process in self._processes if not process.members for stray in process.strays)
         groups: dict[int, list[tuple[int, int]]] = {}
@@ -462,7 +466,11 @@ class Agent:
             if (
                 receiver_id not in running
                 and hanging[receiver_id] < _MOST_LEFT_HANGING
-                and assignment > history.refused_assignment
+                and (
+                    assignment > history.refused_assignment
+                    # The process was declared dead before it held the receiver, so the leader made no newer assignment.
+                    or (assignment == history.fenced_assignment and receiver_id in unheld)
+                )
                 and self._clock() >= history.not_before
             ):
                 groups.setdefault(self._suspicion(history), []).append((receiver_id, assignment))

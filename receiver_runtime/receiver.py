@@ -50,6 +50,9 @@ class Receiver(ABC):
     #: says SENT_AGAIN: after a crash the sender must send again what was stored and not registered. A receiver whose
     #: answer depends on its source sets it in ``__init__``.
     source_rule: SourceRule | None = None
+    #: False if it reads the same on every host: then Forebay may move it to spread receivers over hosts. A receiver of
+    #: a user's own that does not say counts as bound, because it may read a local file or open a port of its host.
+    is_bound_to_host: bool | None = None
 
     # A class attribute, so that a subclass's __init__ need not call this class's.
     _supervisor: AttachedSupervisor | None = None

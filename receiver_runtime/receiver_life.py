@@ -36,7 +36,7 @@ from receiver_runtime.replica_reports import ReplicaReports
 from receiver_runtime.salvage import earlier_store_location, salvage, store_location
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.source_registry import parse_source
-from receiver_runtime.store_wait import wait_for_store
+from receiver_runtime.store_wait import await_store, wait_for_store
 from receiver_runtime.write_ahead_log import WriteAheadLog
 from tracker_store.block_stores import attached_identities
 from tracker_store.blocks import Claim, claim, newest_epoch
@@ -320,6 +320,7 @@ class ReceiverLife:
             receiver = prepare_receiver(source, receiver_id=self.receiver_id, ask=self._ask)
         source_rule = receiver.source_rule or source.source_rule
         if self.assignment != spec.assignment:
+            self._await_store(shared, settings)
             self._take_over()
         self._await_sign_off(shared.clock)
         claimed = self._claim()
@@ -340,10 +341,7 @@ class ReceiverLife:
             lambda c: heartbeat(c, process_id=shared.process_id, receiver_ids=[self.receiver_id]),
         )[0]
         self._reporter = shared.reporter.for_receiver(claimed, assignment=self.assignment, process_id=shared.process_id)
-        expected = self._ask(
-            "read which block store this host has",
-            lambda c: attached_identities(c, root_names(shared.block_store), host=shared.host),
-        )
+        expected = self._expected_store(shared)
         store = open_block_store(
             shared.block_store,
             min_replicas=settings.min_replicas,
@@ -432,6 +430,32 @@ class ReceiverLife:
             yield
         finally:
             self._starting = True
+
+    def _expected_store(self, shared: SharedParts) -> dict[str, list[str]]:
+        return self._ask(
+            "read which block store this host has",
+            lambda c: attached_identities(c, root_names(shared.block_store), host=shared.host),
+        )
+
+    def _await_store(self, shared: SharedParts, settings: ReceiverSettings) -> None:
+        """Return once this host has its block store. The receiver runs elsewhere meanwhile, and must go on there.
+
+        Raises GivenUpError if the receiver is to end: the leader withdraws an offer that is not taken in time.
+        """
+        store = open_block_store(
+            shared.block_store,
+            min_replicas=settings.min_replicas,
+            timeout=settings.block_store_timeout,
+            expected=self._expected_store(shared),
+        )
+        with self._given_back(shared.starting), self._unwatched():
+            await_store(
+                store,
+                driver_log=self._driver_log,
+                on_missing=lambda why: self._tell(
+                    ReceiverEventKind.ERROR, f"it can't move to {shared.host}: the block store is not there", why
+                ),
+            )
 
     def _take_over(self) -> None:
         taken = self._ask(

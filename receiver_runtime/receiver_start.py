@@ -51,9 +51,14 @@ def prepare_receiver(source: Source, *, receiver_id: int, ask: Ask) -> Receiver:
         )
     except SchemaConflictError as error:
         raise SourceError(str(error)) from error
-    wish = receiver.preferred_location
+    wish, bound = receiver.preferred_location, receiver.is_bound_to_host
     ask(
         "note the host that the receiver asks for",
-        lambda c: set_preferred_location(c, receiver_id=receiver_id, host=wish),
+        lambda c: set_preferred_location(
+            c,
+            receiver_id=receiver_id,
+            host=wish,
+            bound_to_host=source.is_bound_to_host if bound is None else bound,
+        ),
     )
     return receiver

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """A receiver that is offered to an agent. `valid`: the receiver's assignment is the one that was seen then."""
+    """A receiver that is offered to an agent. `valid`: it still runs under the assignment that was seen then."""
 
     receiver_id: int
     agent_id: int
@@ -74,7 +74,8 @@ def list_hand_overs(connection: sa.Connection) -> Sequence[HandOver]:
         rows = connection.execute(
             sa.text("""
                 SELECT h.receiver_id, h.agent_id, h.assignment,
-                    r.assignment = h.from_assignment AND r.removed_at IS NULL AND r.desired_state <> 'stopped' AS valid
+                    r.assignment = h.from_assignment AND r.removed_at IS NULL AND r.desired_state <> 'stopped'
+                        AND r.state IN ('SCHEDULED', 'ACTIVE', 'PAUSED') AS valid
                 FROM forebay.hand_overs h
                 JOIN forebay.receivers r ON r.id = h.receiver_id
                 ORDER BY h.receiver_id

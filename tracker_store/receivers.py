@@ -32,11 +32,18 @@ class ReceiverStoppedError(DriverLogError):
 
 #: Prefix of the reason of a receiver that holds data but has made no progress for long, where the cause is known.
 HINDERED = "hindered"
+#: Prefix of the reason of a receiver that has started where its block store is missing.
+STORE_MISSING = "nothing is received before the block store is there"
 
 
 def is_hindered(reason: str) -> bool:
     """Return whether a receiver's reason says that it is hindered."""
     return reason.startswith(f"{HINDERED}:")
+
+
+def lacks_store(reason: str) -> bool:
+    """Return whether a receiver's reason says that its host lacks the block store."""
+    return reason.startswith(f"{STORE_MISSING}:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,8 @@ class Placement:
     `host` is the only host where it may run (None: any), `preferred_host` the one that it asked for; `listens`: it
     listens at an address of its own. `handing_over`: it is placed nowhere, and the process that held it has not signed
     off. `own_process`: it shares its process with no other receiver. `per_host`: it is its stream's receiver of `host`.
-    `is_apart`: it should not share its host with another receiver of its stream.
+    `is_apart`: it should not share its host with another receiver of its stream. `bound_to_host`: it may read what only
+    its host has. `is_unheld`: no live process has it; its agent must start one.
     """
 
     receiver_id: int
@@ -82,11 +90,13 @@ class Placement:
     own_process: bool = False
     per_host: bool = False
     is_apart: bool = False
+    bound_to_host: bool = True
+    is_unheld: bool = False
 
 
 _PLACEMENTS = """
     SELECT r.id, r.stream_id, s.name AS stream_name, r.ordinal, r.state, r.desired_state, r.assignment, r.agent_id,
-        r.reason, r.host, r.preferred_location,
+        r.reason, r.host, r.preferred_location, r.bound_to_host,
         coalesce(s.declaration ->> 'receivers' = 'per_host', false) AS per_host,
         coalesce(CAST(s.declaration ->> 'shared_address' AS boolean), false) AS shared_address,
         coalesce(CAST(s.declaration ->> 'listens' AS boolean), false) AS listens,
@@ -95,6 +105,11 @@ _PLACEMENTS = """
             FROM forebay.processes p
             WHERE p.id = r.process_id AND p.ended_at IS NULL
         ) AS handing_over,
+        r.state = 'SCHEDULED' OR NOT EXISTS (
+            SELECT
+            FROM forebay.processes p
+            WHERE p.id = r.process_id AND p.ended_at IS NULL
+        ) AS is_unheld,
         coalesce(CAST(s.declaration -> 'settings' ->> 'own_process' AS boolean), false) AS own_process
     FROM forebay.receivers r
     JOIN forebay.streams s ON s.id = r.stream_id
@@ -119,6 +134,8 @@ def _placement(row: sa.Row[Any]) -> Placement:
         own_process=row.own_process,
         per_host=row.per_host,
         is_apart=row.listens or row.shared_address,
+        bound_to_host=row.bound_to_host,
+        is_unheld=row.is_unheld,
     )
 
 
@@ -310,16 +327,22 @@ def give_up_receiver(
     )
 
 
-def set_preferred_location(connection: sa.Connection, *, receiver_id: int, host: str | None) -> None:
-    """Record the host that a receiver asks for. Locks: the receiver's row, if the host is new."""
+def set_preferred_location(
+    connection: sa.Connection, *, receiver_id: int, host: str | None, bound_to_host: bool = True
+) -> None:
+    """Record the host that a receiver asks for, and whether it may read what only its host has.
+
+    Locks: the receiver's row, if one of them is new.
+    """
     with named_failures():
         connection.execute(
             sa.text("""
                 UPDATE forebay.receivers
-                SET preferred_location = CAST(:host AS text)
-                WHERE id = :id AND preferred_location IS DISTINCT FROM CAST(:host AS text)
+                SET preferred_location = CAST(:host AS text), bound_to_host = :bound
+                WHERE id = :id
+                  AND (preferred_location IS DISTINCT FROM CAST(:host AS text) OR bound_to_host <> :bound)
             """),
-            {"id": receiver_id, "host": host},
+            {"id": receiver_id, "host": host, "bound": bound_to_host},
         )
 
 

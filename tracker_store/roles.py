@@ -63,11 +63,12 @@ ROLES: Mapping[str, Role] = {
             "log_segments": ("SELECT", "INSERT", "UPDATE (path, state, length, sealed_at)"),
             "processes": ("SELECT", "INSERT", "UPDATE (ended_at, end_reason)"),
             "receiver_events": ("SELECT", "INSERT"),
-            # States, the new assignment when a stopping agent gives its receivers back, a receiver's preferred host.
+            # States, the new assignment when a stopping agent gives its receivers back, a receiver's preferred host
+            # and whether it is bound to its host.
             "receivers": (
                 "SELECT",
                 "UPDATE (state, reason, since, assignment, agent_id, process_id)",
-                "UPDATE (preferred_location)",
+                "UPDATE (preferred_location, bound_to_host)",
             ),
         },
     ),

@@ -351,6 +351,13 @@ receivers = Table(
         comment="The host that the receiver preferred at its newest start; not binding; null: none",
     ),
     Column(
+        "bound_to_host",
+        Boolean,
+        nullable=False,
+        server_default="true",
+        comment="Whether it may read what only its host has, by its newest start; if so, nothing moves it unasked",
+    ),
+    Column(
         "desired_before_stop",
         Text,
         comment="The desired state for when a pipeline that reads it runs again; null unless all are stopped",

@@ -1,4 +1,4 @@
-"""Hand-overs of receivers from agent to agent, and requests to rebalance them."""
+"""Hand-overs of receivers from agent to agent, requests to rebalance them, and receivers that are bound to a host."""
 
 from __future__ import annotations
 
@@ -62,9 +62,21 @@ def upgrade() -> None:
         schema="forebay",
         comment="Which requests to rebalance has the leader not finished yet?",
     )
+    op.add_column(
+        "receivers",
+        sa.Column(
+            "bound_to_host",
+            sa.Boolean(),
+            server_default="true",
+            nullable=False,
+            comment="Whether it may read what only its host has, by its newest start; if so, nothing moves it unasked",
+        ),
+        schema="forebay",
+    )
 
 
 def downgrade() -> None:
     """Go back to the one before."""
+    op.drop_column("receivers", "bound_to_host", schema="forebay")
     op.drop_table("rebalance_requests", schema="forebay")
     op.drop_table("hand_overs", schema="forebay")

@@ -22,7 +22,7 @@ from orchestration.tracker.rebalancing_policy import (
 from tracker_store.hand_overs import begin_hand_over, list_hand_overs, withdraw_hand_over
 from tracker_store.processes import live_processes
 from tracker_store.rebalance_requests import finish_rebalance_requests, list_rebalance_requests
-from tracker_store.receivers import is_hindered, placements
+from tracker_store.receivers import is_hindered, lacks_store, placements
 from tracker_store.states import DesiredState, ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 OFFER_SECONDS = 60.0
 # How long, in seconds, a receiver that is SCHEDULED delays the next move: a hand-over takes at most 20 s, then a claim.
 START_SECONDS = 30.0
+# How long, in seconds, an agent is offered no receiver after one was offered to it in vain.
+AVOIDED_SECONDS = 600.0
+# A longer time, in seconds, without a tick that read the driver log means an outage: agents could do nothing either.
+OUTAGE_SECONDS = 10.0
 
 _RUNNING = frozenset({ReceiverState.ACTIVE, ReceiverState.PAUSED})
 _PLACED = frozenset({ReceiverState.SCHEDULED, *_RUNNING})
@@ -65,7 +69,9 @@ def planned_moves(connection: sa.Connection, *, with_listeners: bool) -> list[Na
     agents = _usable(live_processes(connection))
     names = {placement.receiver_id: f"{placement.stream_name}/{placement.ordinal}" for placement in placed}
     hosts = {agent.process_id: agent.host for agent in agents}
-    moves = plan_moves(_agents(agents, {}), _receivers(placed), with_listeners=with_listeners)
+    moves = plan_moves(
+        _agents(agents, {}), _receivers(placed), with_listeners=with_listeners, avoided=_troubled(placed)
+    )
     return [
         NamedMove(move.receiver_id, names[move.receiver_id], hosts[move.from_agent], hosts[move.to_agent], move.why)
         for move in moves
@@ -84,9 +90,11 @@ class Rebalancing:
         self._offered_since: dict[tuple[int, int], float] = {}
         self._scheduled_since: dict[tuple[int, int], float] = {}
         self._seen_since: dict[int, float] = {}
-        # The last move, until its receiver runs; and agents to which a move has failed.
+        self._ticked_at = clock()
+        # The last move, until its receiver runs.
         self._last: Move | None = None
-        self._avoided: set[int] = set()
+        # Agents to which a move has failed: until when they are avoided (None: until they register anew), and why.
+        self._avoided: dict[int, tuple[float | None, str]] = {}
 
     def tick(self, connection: sa.Connection, *, term: int) -> None:
         """Follow the move that is under way; without one, begin the next that is due."""
@@ -96,7 +104,8 @@ class Rebalancing:
         placed = placements(connection)
         agents = _usable(live_processes(connection))
         self._seen_since = {agent.process_id: self._seen_since.get(agent.process_id, now) for agent in agents}
-        self._avoided &= self._seen_since.keys()
+        self._forget_outage(now)
+        self._forget_avoided(now)
         requests = list_rebalance_requests(connection)
         if self._follow(connection, term, offers, placed, agents):
             self._ended_at = now
@@ -108,7 +117,7 @@ class Rebalancing:
             idle_seconds=now - self._ended_at,
             is_asked=bool(requests),
             with_listeners=any(request.listeners for request in requests),
-            avoided=self._avoided,
+            avoided={*self._avoided, *_troubled(placed)},
         )
         if move is not None:
             self._begin(connection, term, move, placed)
@@ -116,6 +125,24 @@ class Rebalancing:
             ids = [request.request_id for request in requests]
             finish_rebalance_requests(connection, term=term, request_ids=ids)
             log.info("rebalancing is done", requests=ids)
+
+    def _forget_outage(self, now: float) -> None:
+        """Start the clocks of moves again after an outage of the driver log: no agent is to blame for that time."""
+        if now - self._ticked_at > OUTAGE_SECONDS:
+            self._offered_since.clear()
+            self._scheduled_since.clear()
+        self._ticked_at = now
+
+    def _forget_avoided(self, now: float) -> None:
+        for agent_id, (until, why) in list(self._avoided.items()):
+            if agent_id not in self._seen_since:
+                del self._avoided[agent_id]
+            elif until is not None and now >= until:
+                del self._avoided[agent_id]
+                log.info("an agent is offered receivers again", agent_id=agent_id, avoided_because=why)
+
+    def _avoid(self, agent_id: int, why: str, *, for_good: bool = False) -> None:
+        self._avoided[agent_id] = (None if for_good else self._clock() + AVOIDED_SECONDS, why)
 
     def _follow(
         self,
@@ -153,15 +180,18 @@ class Rebalancing:
         for offer in offers:
             waited = now - self._offered_since[offer.receiver_id, offer.assignment]
             if not offer.valid:
-                why = "the receiver has got another assignment, or is to stop"
+                why = "the receiver has failed, has got another assignment, or is to stop"
             elif offer.agent_id not in usable:
                 why = "the agent has ended or drains"
             elif waited >= OFFER_SECONDS:
                 why = f"no process there was ready within {OFFER_SECONDS:g} s"
-                self._avoided.add(offer.agent_id)
+                self._avoid(offer.agent_id, why)
             else:
                 under_way = True
                 continue
+            if self._last is not None and self._last.receiver_id == offer.receiver_id:
+                # It was not moved, so what happens to it says nothing about the agent that it was offered to.
+                self._last = None
             withdraw_hand_over(connection, term=term, receiver_id=offer.receiver_id, assignment=offer.assignment)
             log.warning("a move was withdrawn", receiver_id=offer.receiver_id, agent_id=offer.agent_id, why=why)
         return under_way
@@ -172,11 +202,14 @@ class Rebalancing:
         if last is None:
             return
         for placement in placed:
-            if placement.receiver_id == last.receiver_id and (
-                placement.state is ReceiverState.FAILED
-                or (placement.agent_id == last.to_agent and placement.state not in _RUNNING)
+            if placement.receiver_id != last.receiver_id:
+                continue
+            failed = placement.state is ReceiverState.FAILED
+            if failed or (
+                placement.agent_id == last.to_agent and (placement.state not in _RUNNING or _is_troubled(placement))
             ):
-                self._avoided.add(last.to_agent)
+                # Another try may cost another receiver, if this one has ended.
+                self._avoid(last.to_agent, placement.reason, for_good=failed)
                 log.warning(
                     "a receiver failed where it was moved", receiver_id=last.receiver_id, reason=placement.reason
                 )
@@ -191,7 +224,7 @@ class Rebalancing:
             agent_id=move.to_agent,
             why=move.why,
         )
-        self._last = move
+        self._last = move if outcome == "begun" else None
         self._ended_at = self._clock()
         log.info("receiver is to move", receiver_id=move.receiver_id, to=move.to_agent, why=move.why, outcome=outcome)
 
@@ -202,6 +235,19 @@ def _usable(processes: Sequence[LiveProcess]) -> list[LiveProcess]:
         for process in processes
         if process.kind is ProcessKind.AGENT and process.slots > 0 and not process.draining
     ]
+
+
+def _is_troubled(placement: Placement) -> bool:
+    return is_hindered(placement.reason) or lacks_store(placement.reason)
+
+
+def _troubled(placed: Sequence[Placement]) -> set[int]:
+    """Return the agents with a receiver that can't go on, mostly because their host lacks the block store."""
+    return {
+        placement.agent_id
+        for placement in placed
+        if placement.agent_id is not None and placement.state in _RUNNING and _is_troubled(placement)
+    }
 
 
 def _agents(agents: Sequence[LiveProcess], watched: dict[int, float]) -> list[RebalanceAgent]:
@@ -230,6 +276,7 @@ def _receivers(placed: Sequence[Placement]) -> list[RunningReceiver]:
             ),
             is_bound_listener=placement.listens,
             is_apart=placement.is_apart,
+            is_bound_to_host=placement.bound_to_host,
         )
         for placement in placed
         if placement.agent_id is not None and placement.state in _PLACED

@@ -38,6 +38,7 @@ class RunningReceiver:
 
     `moves`: it may be moved at all. `is_bound_listener`: it may be moved only where that was asked. `is_apart`: it
     should not share its host with another receiver of its stream, because only one process can listen at an address.
+    `is_bound_to_host`: it may read what only its host has, so without a request it moves only to the host it prefers.
     """
 
     receiver_id: int
@@ -47,6 +48,7 @@ class RunningReceiver:
     moves: bool = True
     is_bound_listener: bool = False
     is_apart: bool = False
+    is_bound_to_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +102,21 @@ def due_move(
         for agent in agents
         if agent.agent_id not in avoided and (is_asked or agent.alive_seconds >= limits.host_seconds)
     ]
-    return _next_move(agents, receivers, targets, with_listeners=with_listeners)
+    return _next_move(agents, receivers, targets, with_listeners=with_listeners, is_asked=is_asked)
 
 
 def plan_moves(
-    agents: Sequence[RebalanceAgent], receivers: Sequence[RunningReceiver], *, with_listeners: bool = False
+    agents: Sequence[RebalanceAgent],
+    receivers: Sequence[RunningReceiver],
+    *,
+    with_listeners: bool = False,
+    avoided: Collection[int] = (),
 ) -> list[Move]:
     """Return the moves that a request would make, one after the other, if nothing else changes meanwhile."""
     moves: list[Move] = []
     now = list(receivers)
-    while (move := _next_move(agents, now, agents, with_listeners=with_listeners)) is not None:
+    targets = [agent for agent in agents if agent.agent_id not in avoided]
+    while (move := _next_move(agents, now, targets, with_listeners=with_listeners, is_asked=True)) is not None:
         moves.append(move)
         now = [
             replace(receiver, agent_id=move.to_agent) if receiver.receiver_id == move.receiver_id else receiver
@@ -124,6 +131,7 @@ def _next_move(
     targets: Sequence[RebalanceAgent],
     *,
     with_listeners: bool,
+    is_asked: bool,
 ) -> Move | None:
     state = _State(agents, receivers, targets)
     movable = [
@@ -134,7 +142,8 @@ def _next_move(
         and receiver.agent_id in state.hosts
         and receiver.preferred_host != state.hosts[receiver.agent_id]
     ]
-    return _homecoming(state, movable) or _parting(state, movable) or _spreading(state, movable)
+    spread = [receiver for receiver in movable if is_asked or not receiver.is_bound_to_host]
+    return _homecoming(state, movable) or _parting(state, movable) or _spreading(state, spread)
 
 
 class _State:

@@ -51,6 +51,8 @@ class PositionedReceiver(RunReceiver):
 
     #: Leave it as it is: blocks that were stored and not registered are read again.
     source_rule: SourceRule | None = SourceRule.OFFSETS
+    #: Set it to True if the position counts something that only one host has, such as a local file.
+    is_bound_to_host: bool | None = False
     #: The name under which the stream keeps the position. Set another name when the stream reads from another source,
     #: and in ``__init__`` if each receiver of the stream reads a part of it. One receiver reads a partition.
     partition: str = "all"

@@ -1,4 +1,4 @@
-"""Define what every kind of source declares. Imports no broker's client and no other module of Forebay.
+"""Define what every kind of source declares. Imports no broker's client.
 
 A ``Source`` is a declaration: it can be compared, stored as JSON and read back. It never opens a connection; the
 receiver of its kind does (``receiver_runtime.receivers``).
@@ -10,6 +10,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict
+
+from receiver_runtime.sources.loopback import is_loopback
 
 
 class SourceRule(StrEnum):
@@ -99,6 +101,15 @@ class Source(BaseModel):
         Forebay never moves such a receiver by itself (docs/how-to/several-hosts.md).
         """
         return getattr(self, "listen", None) is not None
+
+    @property
+    def is_bound_to_host(self) -> bool:
+        """Return whether a receiver on another host would read something else, or nothing.
+
+        Forebay does not move such a receiver to spread the load, except on request (docs/reference/placement.md).
+        """
+        host = getattr(self, "host", None)
+        return host is not None and is_loopback(host)
 
     def preferred_host(self) -> str | None:
         """Return the host where its receivers ask to run, if that is known without starting one.

@@ -56,6 +56,11 @@ class CustomSource(Source):
         """Return the receiver's name."""
         return self.receiver
 
+    @property
+    def is_bound_to_host(self) -> bool:
+        """Return True, for a class that does not say (``Receiver.is_bound_to_host``): it may read a local file."""
+        return True
+
     @model_validator(mode="before")
     @classmethod
     def _check_options(cls, values: Any) -> Any:  # noqa: ANN401  whatever was given

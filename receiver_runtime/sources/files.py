@@ -48,6 +48,11 @@ class _Files(Source):
         """Return the path, pattern or URL that is read."""
         return self.path
 
+    @property
+    def is_bound_to_host(self) -> bool:
+        """Return whether each host has its own files."""
+        return not self.shared and _URL.match(self.path) is None
+
 
 class FollowedFiles(_Files):
     r"""Reads the lines of files that grow, as ``tail -F`` does, through rotation, truncation and compression.

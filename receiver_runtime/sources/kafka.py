@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from receiver_runtime.sources.base import Source
+from receiver_runtime.sources.loopback import are_loopback
 from receiver_runtime.sources.secret import Secret
 from receiver_runtime.sources.several import Several  # noqa: TC001  pydantic reads it
 
@@ -98,6 +99,11 @@ class Kafka(Source):
     guarantee: Literal["exactly_once", "at_most_once"] = "exactly_once"  # type: ignore[assignment, misc]
     max_rate_per_partition: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
     fetch: Literal["columns", "objects"] = "columns"
+
+    @property
+    def is_bound_to_host(self) -> bool:
+        """Return whether all servers are on the host where the receiver runs."""
+        return are_loopback(self.bootstrap_servers)
 
     @property
     def address(self) -> str:

@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from receiver_runtime.sources.base import Guarantee, Source
+from receiver_runtime.sources.loopback import are_loopback
 from receiver_runtime.sources.secret import Secret  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.tcp import Tls, parse_tls
 from receiver_runtime.sources.units import parse_duration
@@ -70,6 +71,11 @@ class NatsJetStream(Source):
     token: Secret | None = None
     credentials_file: str | None = None
     tls: Annotated[Tls | None, BeforeValidator(parse_tls)] = None
+
+    @property
+    def is_bound_to_host(self) -> bool:
+        """Return whether all servers are on the host where the receiver runs."""
+        return are_loopback(self.servers)
 
     @property
     def address(self) -> str:

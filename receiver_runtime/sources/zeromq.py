@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from receiver_runtime.sources.base import Guarantee, Source
+from receiver_runtime.sources.loopback import is_loopback
 from receiver_runtime.sources.secret import Secret  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.several import Several  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.units import parse_bytes
@@ -72,6 +73,12 @@ class ZeroMQ(Source):
     def is_listener(self) -> bool:
         """Return whether it binds."""
         return self.bind
+
+    @property
+    def is_bound_to_host(self) -> bool:
+        """Return whether it connects only to senders on the host where the receiver runs."""
+        matches = [_TCP.fullmatch(endpoint) for endpoint in self.endpoints]
+        return not self.bind and all(tcp is None or is_loopback(tcp["host"]) for tcp in matches)
 
     @property
     def one_receiver(self) -> str | None:

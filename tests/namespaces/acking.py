@@ -26,6 +26,7 @@ class AckingReceiver(Receiver):
     """Read lines of numbers, each line one block, and acknowledge each when it is registered."""
 
     columns = (("number", "int64"),)
+    is_bound_to_host = False
 
     def __init__(self, port: int) -> None:
         self._port = port

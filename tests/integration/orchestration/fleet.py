@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestration.tracker.placement_rules import PlacementRules
-from orchestration.tracker.rebalancing import Rebalancing
+from orchestration.tracker.rebalancing import OUTAGE_SECONDS, Rebalancing
 from orchestration.tracker.receiver_placement import ReceiverPlacement
 from tracker_store.hand_overs import list_hand_overs, sign_off_receiver, take_over
 from tracker_store.leadership import read_leadership, take_leadership
 from tracker_store.pipelines import apply_stream
 from tracker_store.processes import deregister_process, register_process
-from tracker_store.receivers import placements, set_receiver_state
+from tracker_store.receivers import placements, set_preferred_location, set_receiver_state
 from tracker_store.states import ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class Fleet:
         self.clock = Clock()
         self.names: dict[int, str] = {}
         self.processes: dict[int, int] = {}
+        self.bound: dict[str, bool] = {}
         self.rules = PlacementRules()
         self.lead()
 
@@ -69,7 +70,13 @@ class Fleet:
         deregister_process(self.connection, agent_id)
 
     def stream(
-        self, name: str, receivers: int | None, *, listens: bool = False, preferred_host: str | None = None
+        self,
+        name: str,
+        receivers: int | None,
+        *,
+        listens: bool = False,
+        preferred_host: str | None = None,
+        bound_to_host: bool = False,
     ) -> None:
         declaration: dict[str, object] = {
             "source": {},
@@ -84,6 +91,7 @@ class Fleet:
             receivers=receivers,
             preferred_host=preferred_host,
         )
+        self.bound[name] = bound_to_host
 
     def tick(self, seconds: float = 1.0) -> None:
         """Let the leader place receivers."""
@@ -109,6 +117,13 @@ class Fleet:
 
     def start(self, receiver_id: int, assignment: int) -> int:
         process_id = register_process(self.connection, kind=ProcessKind.RECEIVER, name="r", host="h", pid=1)
+        [starting] = [one for one in placements(self.connection) if one.receiver_id == receiver_id]
+        set_preferred_location(
+            self.connection,
+            receiver_id=receiver_id,
+            host=starting.preferred_host,
+            bound_to_host=self.bound.get(starting.stream_name, True),
+        )
         assert set_receiver_state(
             self.connection,
             receiver_id=receiver_id,
@@ -122,10 +137,18 @@ class Fleet:
     # -- moves -------------------------------------------------------------------------------------------------------
 
     def rebalance(self, seconds: float = 1.0) -> list[HandOver]:
-        """Let the leader place and move receivers; return the moves that are under way."""
+        """Let the leader place and move receivers for this long; return the moves that are under way then."""
+        left = seconds
+        while left > OUTAGE_SECONDS:
+            self.lead_on(OUTAGE_SECONDS)
+            left -= OUTAGE_SECONDS
+        self.lead_on(left)
+        return list(list_hand_overs(self.connection))
+
+    def lead_on(self, seconds: float) -> None:
+        """Let this time pass without a tick, and make one."""
         self.tick(seconds)
         self.rebalancing.tick(self.connection, term=self.term)
-        return list(list_hand_overs(self.connection))
 
     def take(self, offer: HandOver) -> bool:
         """Let a process of the offer's agent take the receiver over; the process before does not sign off."""

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from forebay.cli.agents import app
 from orchestration.tracker.placement_rules import PlacementRules
-from orchestration.tracker.rebalancing import OFFER_SECONDS
+from orchestration.tracker.rebalancing import AVOIDED_SECONDS, OFFER_SECONDS, OUTAGE_SECONDS, START_SECONDS
 from orchestration.tracker.rebalancing_policy import MoveLimits
 from tests.integration.orchestration.fleet import Fleet
 from tracker_store.agents import set_draining
@@ -20,7 +20,7 @@ from tracker_store.hand_overs import predecessor_holds
 from tracker_store.leadership import read_leadership, take_leadership
 from tracker_store.processes import deregister_process, expire_process
 from tracker_store.rebalance_requests import list_rebalance_requests, request_rebalance
-from tracker_store.receivers import set_desired_state, set_receiver_state
+from tracker_store.receivers import HINDERED, STORE_MISSING, set_desired_state, set_receiver_state
 from tracker_store.states import DesiredState, ReceiverState
 
 if TYPE_CHECKING:
@@ -110,9 +110,12 @@ def test_the_receiver_runs_where_it_is_until_the_other_agent_has_a_process(fleet
     assert fleet.all() == before
     # It never has one: the receiver stays, and that agent is offered no other.
     assert fleet.rebalance(1.0) == []
-    assert fleet.rebalance_all(INTERVAL) == 0
+    assert fleet.rebalance(AVOIDED_SECONDS - 1) == []
     assert fleet.all() == before
     assert not fleet.take(offer), "the offer was withdrawn"
+    # The host may be well again.
+    [again] = fleet.rebalance(1.0)
+    assert again.agent_id == offer.agent_id
 
 
 def test_a_receiver_that_fails_where_it_was_moved_is_the_last_that_is_moved_there(fleet: Fleet) -> None:
@@ -123,6 +126,50 @@ def test_a_receiver_that_fails_where_it_was_moved_is_the_last_that_is_moved_ther
     )
     assert fleet.rebalance_all() == 0
     assert list_rebalance_requests(fleet.connection) == [], "the request comes to an end"
+    assert fleet.rebalance(2 * AVOIDED_SECONDS) == [], "another try would cost another receiver"
+
+
+def test_a_receiver_that_fails_before_it_moves_delays_no_other_and_bans_no_agent(fleet: Fleet) -> None:
+    offer = begin(fleet)
+    [before] = [one for one in fleet.all() if one.receiver_id == offer.receiver_id]
+    assert set_receiver_state(
+        fleet.connection, receiver_id=offer.receiver_id, assignment=before.assignment, state=ReceiverState.FAILED
+    )
+    assert [one.receiver_id for one in fleet.rebalance()] in ([], [offer.receiver_id + 1])
+    [next_offer] = fleet.rebalance()
+    assert (next_offer.agent_id, next_offer.receiver_id) == (offer.agent_id, offer.receiver_id + 1)
+    assert not fleet.take(offer)
+
+
+@pytest.mark.parametrize("reason", [f"{STORE_MISSING}: not mounted?", f"{HINDERED}: nothing stored for 30 s: EIO"])
+def test_no_receiver_is_moved_to_a_host_where_one_can_not_store(fleet: Fleet, url: str, reason: str) -> None:
+    offer = begin(fleet)
+    fleet.complete(offer)
+    state = {"receiver_id": offer.receiver_id, "assignment": offer.assignment, "state": ReceiverState.ACTIVE}
+    assert set_receiver_state(fleet.connection, **state, reason=reason)  # type: ignore[arg-type]
+    assert fleet.rebalance_all() == 0
+    assert fleet.rebalance(2 * AVOIDED_SECONDS) == []
+    assert "Nothing to move" in forebay_agents("rebalance", "--dry-run").stdout
+    assert set_receiver_state(fleet.connection, **state, reason="reading")  # type: ignore[arg-type]
+    assert fleet.rebalance_all(INTERVAL) > 0
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["while it is offered", "before it runs"])
+def test_an_outage_of_the_driver_log_bans_no_agent(fleet: Fleet, *, taken: bool) -> None:
+    offer = begin(fleet)
+    fleet.rebalance(START_SECONDS / 2)
+    if taken:
+        assert fleet.take(offer)
+        fleet.rebalance(1.0)
+    fleet.lead_on(10 * max(OFFER_SECONDS, OUTAGE_SECONDS))
+    assert [one.receiver_id for one in fleet.rebalance()] == ([] if taken else [offer.receiver_id])
+    if taken:
+        deregister_process(fleet.connection, fleet.processes[offer.receiver_id])
+        fleet.start(offer.receiver_id, offer.assignment)
+    else:
+        fleet.complete(offer)
+    fleet.rebalance_all()
+    assert spread(fleet) == [3, 3, 0]
 
 
 # -- what ends between the steps -------------------------------------------------------------------------------------
@@ -262,6 +309,33 @@ def test_a_receiver_of_a_host_and_a_listener_are_not_moved_but_a_listener_on_req
         assert (fleet.where("own"), sorted(map(str, fleet.where()))) == (["a", "b"], ["a", "b"])
         # It is bound to its new host from now on.
         assert [placement.host for placement in fleet.all()] == fleet.where()
+
+
+def test_a_receiver_that_reads_what_its_host_has_is_moved_on_request_alone(engine: sa.Engine) -> None:
+    with connect(engine) as connection:
+        fleet = Fleet(connection)
+        fleet.follow(ON)
+        fleet.agent("a")
+        fleet.stream("lines", 4, bound_to_host=True)
+        fleet.stream("homesick", 1, bound_to_host=True, preferred_host="gateway")
+        fleet.tick()
+        fleet.start_all()
+        lost = fleet.agent("b")
+        assert fleet.rebalance_all(HOST_AGE) == 0
+        request_rebalance(connection, listeners=False)
+        assert fleet.rebalance_all() == 2
+        assert sorted(map(str, fleet.where())) == ["a", "a", "b", "b"]
+        # It asks for its preferred host itself, and a host that is lost leaves no choice.
+        home = fleet.agent("gateway")
+        assert fleet.rebalance_all(HOST_AGE / 2) == 1
+        assert fleet.where("homesick") == ["gateway"]
+        fleet.stop(home)
+        for placement in fleet.all():
+            if placement.agent_id == lost:
+                deregister_process(connection, fleet.processes[placement.receiver_id])
+        fleet.stop(lost)
+        fleet.tick()
+        assert fleet.where() == ["a"] * 4
 
 
 def test_r01_a_receiver_goes_home_when_its_preferred_host_comes(engine: sa.Engine) -> None:

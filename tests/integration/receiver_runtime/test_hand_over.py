@@ -14,7 +14,7 @@ import pytest
 from forebay.sources import CustomSource
 from orchestration.tracker import rebalancing
 from orchestration.tracker.tracker import Tracker
-from tests.integration.receiver_runtime.host_rig import HostRig
+from tests.integration.receiver_runtime.host_rig import _RUN, HostRig
 from tests.namespaces.acking import AckedSource
 from tests.receiver_processes import eventually
 from tracker_store.checks import check_data
@@ -136,6 +136,38 @@ def test_a_host_on_which_receivers_can_not_start_gets_none_and_the_stream_goes_o
             system.agent("new")
             system.ask()
             eventually(system.is_done, "the end of the request")
+        assert system.spread() == {"old": 2}
+        assert set(system.old.epochs().values()) == {1}
+        system.old.flow(system.receivers)
+        system.check()
+
+
+def test_a_host_without_the_block_store_gets_no_receiver_and_the_stream_goes_on(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rebalancing, "OFFER_SECONDS", 15.0)
+    with pair(database_url, tmp_path, receivers=2, per_process=1) as system:
+        # The new host has had its store under this name, and now it is not mounted.
+        elsewhere = str(tmp_path / "elsewhere")
+        system.old.execute(
+            "INSERT INTO forebay.block_stores (host, roots, names) VALUES ('new', ARRAY['an-id'], ARRAY[:name])",
+            name=elsewhere,
+        )
+
+        def program(self: HostRig, *words: str) -> list[str]:
+            return [sys.executable, "-c", _RUN, self._database_url, elsewhere, "0", *words]
+
+        with monkeypatch.context() as unmounted:
+            unmounted.setattr(HostRig, "_program", program)
+            system.agent("new")
+            system.ask()
+            eventually(lambda: system.old.events("ERROR"), "the event")
+            assert {message for messages in system.old.events("ERROR").values() for message in messages} == {
+                f"it can't move to {socket.gethostname()}: the block store is not there"
+            }
+            assert system.spread() == {"old": 2}
+            eventually(system.is_done, "the end of the request")
+            assert len(system.old.events("ERROR")) == 1
         assert system.spread() == {"old": 2}
         assert set(system.old.epochs().values()) == {1}
         system.old.flow(system.receivers)

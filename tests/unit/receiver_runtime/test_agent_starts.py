@@ -6,6 +6,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from receiver_runtime.agent import Agent, _Child, _Member, _ReceiverProcess
+from receiver_runtime.exit_codes import ExitCode
 from tracker_store.engine import create_engine
 
 if TYPE_CHECKING:
@@ -51,4 +52,42 @@ def test_the_number_of_hanging_processes_that_can_not_be_killed_is_bounded(
         del agent._processes[1]
         agent._start_wanted({7: 1})
         assert started == [[(7, 1)]] * 2
+    engine.dispose()
+
+
+def test_a_fenced_receiver_is_started_again_under_its_assignment_only_if_no_process_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was declared dead before it held the receiver leaves it SCHEDULED under the same assignment."""
+    engine = create_engine("postgresql://nobody@127.0.0.1:1/none", application_name="tests")
+    now = 0.0
+    agent = Agent(
+        engine,
+        name="here",
+        host="here",
+        slots=1,
+        receiver_command=lambda _: [],
+        role_commands={},
+        log_directory=tmp_path,
+        clock=lambda: now,
+    )
+    started: list[Sequence[tuple[int, int]]] = []
+    monkeypatch.setattr(agent, "_start_receivers", started.append)
+    fenced = _Member(3, 0.0, accepted=True)
+    agent._receiver_ended(7, fenced, ExitCode.FENCED, "declared dead")
+    agent._start_wanted({7: 3}, set())
+    assert started == []
+    agent._start_wanted({7: 3}, {7})
+    assert started == [[(7, 3)]]
+    # If that helps nothing, the starts come later and later.
+    agent._receiver_ended(7, fenced, ExitCode.FENCED, "declared dead")
+    agent._start_wanted({7: 3}, {7})
+    assert started == [[(7, 3)]]
+    now += 60.0
+    agent._start_wanted({7: 3}, {7})
+    assert started == [[(7, 3)]] * 2
+    # One that a stop has ended is refused, whoever has it.
+    agent._receiver_ended(8, fenced, ExitCode.STOPPED, "stopped")
+    agent._start_wanted({8: 3}, {8})
+    assert started == [[(7, 3)]] * 2
     engine.dispose()
