@@ -101,6 +101,10 @@ class Told(Receiver):
                 order.with_suffix(".new").rename(order.with_suffix(".answer"))
 
 
+class Free(Told):
+    is_bound_to_host = False
+
+
 class Priced(Told):
     columns = (("word", "string"), ("count", "double"))
 
@@ -203,6 +207,19 @@ def test_r01_the_host_that_it_asks_for_shows_in_its_row(database_url: str, work:
         rig.start()
         eventually(lambda: rig.state()[0] == "ACTIVE", "ACTIVE")
         assert rig.execute("SELECT preferred_location FROM forebay.receivers") == [("near-the-feed",)]
+    finally:
+        rig.close()
+
+
+@pytest.mark.parametrize(("name", "bound"), [("Told", True), ("Free", False)])
+def test_its_row_has_whether_it_is_bound_to_its_host(database_url: str, work: Path, name: str, *, bound: bool) -> None:
+    rig = rig_for(name, database_url, work)
+    try:
+        # As a stream that was declared otherwise before has left it.
+        rig.execute("UPDATE forebay.receivers SET bound_to_host = :other", other=not bound)
+        rig.start()
+        eventually(lambda: rig.state()[0] == "ACTIVE", "ACTIVE")
+        assert rig.execute("SELECT bound_to_host FROM forebay.receivers") == [(bound,)]
     finally:
         rig.close()
 

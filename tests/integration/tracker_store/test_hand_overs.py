@@ -239,3 +239,32 @@ def test_of_a_take_over_and_a_restart_at_the_same_time_one_comes_first(engine: s
         other.execute(sa.text("COMMIT"))
         assert taking.result(20) is False
     assert moving.row.state is ReceiverState.INACTIVE
+
+
+def test_an_agent_learns_that_no_process_has_a_receiver(moving: Moving) -> None:
+    connection = moving.connection
+
+    def unheld(agent_id: int) -> bool:
+        [placement] = placements_on_agent(connection, agent_id)
+        return placement.is_unheld
+
+    assert not unheld(moving.old)
+    # It is offered to another agent, while its process has it.
+    moving.begin()
+    assert not unheld(moving.new)
+    # Taken over: nobody has claimed it yet, and the process before is about to sign off.
+    [offer] = list_hand_overs(connection)
+    assert take_over(connection, receiver_id=moving.receiver_id, assignment=offer.assignment)
+    assert unheld(moving.new)
+    process_id = moving.process("lines/1", ProcessKind.RECEIVER)
+    assert set_receiver_state(
+        connection,
+        receiver_id=moving.receiver_id,
+        assignment=offer.assignment,
+        state=ReceiverState.ACTIVE,
+        process_id=process_id,
+    )
+    assert not unheld(moving.new)
+    # A process that was declared dead just before it became ACTIVE.
+    deregister_process(connection, process_id)
+    assert unheld(moving.new)
