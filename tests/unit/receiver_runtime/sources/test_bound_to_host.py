@@ -28,7 +28,7 @@ from receiver_runtime.sources.loopback import is_loopback
         SocketText(host="localhost", port=9),
         Amqp(host="::1", queues="orders"),
         Kafka(bootstrap_servers="localhost:9092,127.0.0.1:9093", topics=["orders"], group="g"),
-        NatsJetStream(servers="[::1]:4222", stream="s", consumer="c"),
+        NatsJetStream(servers="[::1]:4222", stream="s", durable="d"),
         ZeroMQ(endpoints=("tcp://[::1]:5556", "ipc:///run/feed.sock"), socket="sub"),
         CustomSource(receiver="my_spool:SpoolReceiver"),
     ],
@@ -46,7 +46,7 @@ def test_a_source_that_only_its_host_has_is_bound(source: object) -> None:
         SocketText(host="feed", port=9),
         SocketText(host="10.0.0.1", port=9),
         Kafka(bootstrap_servers="localhost:9092,kafka:9092", topics=["orders"], group="g"),
-        NatsJetStream(servers="nats", stream="s", consumer="c"),
+        NatsJetStream(servers="nats:4222", stream="s", durable="d"),
         ZeroMQ(endpoints=("tcp://127.0.0.1:5556", "tcp://feed:5556"), socket="sub"),
         # A listener is kept on its host by its address.
         SocketText(listen="127.0.0.1:9"),
