@@ -205,8 +205,11 @@ def test_a_driver_in_which_an_output_of_a_past_run_goes_on_takes_no_other_run(
     monkeypatch.setattr(rig.driver, "_ask_for_successor", asked.append)
     for_ever = threading.Event()
 
+    def hang() -> None:
+        for_ever.wait()
+
     def leave_one(run: dg.DagsterRun) -> None:
-        _OutputThread("counts", for_ever.wait).start()
+        _OutputThread("counts", hang).start()
         rig.instance.report_run_failed(run)
 
     rig.does = leave_one
