@@ -11,6 +11,12 @@ down_revision = "0001"
 
 def upgrade() -> None:
     """Go to this revision."""
+    # Lock what the revisions up to 0004 alter, in the order in which transactions first write it (see there): they are
+    # one transaction, and this one alters `receivers`.
+    op.execute("LOCK TABLE forebay.batches IN ACCESS EXCLUSIVE MODE")
+    op.execute(
+        "LOCK TABLE forebay.batch_attempts, forebay.output_commits, forebay.cleanup_events IN SHARE ROW EXCLUSIVE MODE"
+    )
     op.create_table(
         "hand_overs",
         sa.Column(

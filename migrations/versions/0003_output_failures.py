@@ -11,9 +11,6 @@ down_revision = "0002"
 
 def upgrade() -> None:
     """Go to this revision."""
-    # What writes a batch's outputs and attempts locks the batch first. So does this: else the two would wait for each
-    # other, because revision 0004, in the same transaction, alters `batches` after this one has locked the others.
-    op.execute("LOCK TABLE forebay.batches IN ACCESS EXCLUSIVE MODE")
     op.create_table(
         "output_failures",
         sa.Column("pipeline_id", sa.BigInteger(), nullable=False, comment="The batch's pipeline"),
