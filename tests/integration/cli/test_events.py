@@ -101,7 +101,11 @@ class Follower:
 
     def __init__(self, *arguments: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "forebay.cli", "events", "--follow", "--json", *arguments],
+            # A shell ignores Ctrl-C for what it starts in the background, and all children inherit that.
+            [
+                *("env", "--default-signal=INT", sys.executable, "-m", "forebay.cli"),
+                *("events", "--follow", "--json", *arguments),
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=os.environ,
