@@ -270,18 +270,20 @@ def test_two_takers_share_the_rate() -> None:
     clock = ManualClock()
     limiter = RateLimiter(10, clock=clock)
     taken = [0, 0]
+    enough = threading.Event()
 
     def take(which: int) -> None:
-        for _ in range(50):
+        while not enough.is_set():
             limiter.acquire(1)
             taken[which] += 1
 
     threads = [threading.Thread(target=take, args=(which,), daemon=True) for which in (0, 1)]
     for thread in threads:
         thread.start()
-    passed = advance_until(clock, lambda: sum(taken) >= 45)
-    assert min(taken) > 0
+    # A busy machine may let one of them begin late.
+    passed = advance_until(clock, lambda: sum(taken) >= 45 and min(taken) >= 5)
     assert sum(taken) <= 10 * passed + 2
+    enough.set()
     limiter.close()
     for thread in threads:
         thread.join()
