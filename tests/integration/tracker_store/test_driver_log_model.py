@@ -1014,6 +1014,9 @@ def test_random_moves_of_every_state_are_in_its_table(engine: sa.Engine, moves: 
         def __init__(self) -> None:
             super().__init__(engine, moves)
 
-    run_machine(Machine, max_examples=40, stateful_step_count=70)
-    # A machine that never moved was compared with nothing.
+    # A machine that never moved was compared with nothing, and now and then chance leaves one out.
+    for _ in range(3):
+        run_machine(Machine, max_examples=40, stateful_step_count=70)
+        if {machine for machine, _, _ in moves} == set(MACHINES):
+            break
     assert {machine for machine, _, _ in moves} == set(MACHINES)
