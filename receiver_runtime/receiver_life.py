@@ -448,14 +448,15 @@ class ReceiverLife:
             timeout=settings.block_store_timeout,
             expected=self._expected_store(shared),
         )
+
+        def tell_once(error: Exception, earlier: int) -> None:
+            # The receiver still runs elsewhere, so its state says nothing about this.
+            if not earlier:
+                what = f"it can't move to {shared.host}: the block store is not there"
+                self._tell(ReceiverEventKind.ERROR, what, str(error))
+
         with self._given_back(shared.starting), self._unwatched():
-            await_store(
-                store,
-                driver_log=self._driver_log,
-                on_missing=lambda why: self._tell(
-                    ReceiverEventKind.ERROR, f"it can't move to {shared.host}: the block store is not there", why
-                ),
-            )
+            await_store(store, driver_log=self._driver_log, on_missing=tell_once)
 
     def _take_over(self) -> None:
         taken = self._ask(

@@ -26,34 +26,28 @@ _LONGEST_DELAY = 5.0
 
 def wait_for_store(store: BlockStore, *, driver_log: DriverLog, reporter: Reporter, progress: Progress) -> None:
     """Return once the store is the expected one. Raises GivenUpError if the receiver is to end."""
-    backoff = Backoff(_FIRST_DELAY, _LONGEST_DELAY)
-    while True:
-        try:
-            store.check()
-        except (OSError, BlockStoreError) as error:
-            progress.failed(f"the block store is not there: {error}")
-            reporter.state(ReceiverState.ACTIVE, f"{STORE_MISSING}: {error}")
-            # The reporter reports a repeated event once per interval.
-            reporter.event(ReceiverEventKind.ERROR, "the block store is not there, waiting for it", str(error))
-            driver_log.pause(backoff.next_delay())
-        else:
-            if backoff.failures:
-                reporter.event(ReceiverEventKind.CONNECTED, "the block store is there again")
-            return
+
+    def report(error: Exception, _: int) -> None:
+        progress.failed(f"the block store is not there: {error}")
+        reporter.state(ReceiverState.ACTIVE, f"{STORE_MISSING}: {error}")
+        # The reporter reports a repeated event once per interval.
+        reporter.event(ReceiverEventKind.ERROR, "the block store is not there, waiting for it", str(error))
+
+    if await_store(store, driver_log=driver_log, on_missing=report):
+        reporter.event(ReceiverEventKind.CONNECTED, "the block store is there again")
 
 
-def await_store(store: BlockStore, *, driver_log: DriverLog, on_missing: Callable[[str], None]) -> None:
-    """Return once the store is the expected one; `on_missing` is called once if it is not there at first.
+def await_store(store: BlockStore, *, driver_log: DriverLog, on_missing: Callable[[Exception, int], None]) -> int:
+    """Return how often the store was missing, once it is the expected one. Raises GivenUpError if the start is to end.
 
-    For a receiver that still runs elsewhere: it says nothing about that. Raises GivenUpError if the start is to end.
+    `on_missing` gets each error, and how many there were before it.
     """
     backoff = Backoff(_FIRST_DELAY, _LONGEST_DELAY)
     while True:
         try:
             store.check()
         except (OSError, BlockStoreError) as error:
-            if not backoff.failures:
-                on_missing(str(error))
+            on_missing(error, backoff.failures)
             driver_log.pause(backoff.next_delay())
         else:
-            return
+            return backoff.failures

@@ -142,7 +142,7 @@ def outputs_of_batch(connection: sa.Connection, pipeline: PipelineRow, batch_tim
 
 
 def quarantined_batches(connection: sa.Connection, pipeline_id: int, *, newest: int | None = None) -> list[datetime]:
-    """Return the quarantined batches of a pipeline, newest first; `newest`: at most so many. No locks; one index."""
+    """Return the quarantined batches of a pipeline, newest first; at most `newest` of them. No locks; one index."""
     with named_failures():
         rows = connection.execute(
             sa.text("""

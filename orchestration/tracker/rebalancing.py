@@ -93,7 +93,7 @@ class Rebalancing:
         self._ticked_at = clock()
         # The last move, until its receiver runs.
         self._last: Move | None = None
-        # Agents to which a move has failed: until when they are avoided (None: until they register anew), and why.
+        # Agents to which a move has failed: until when they are avoided (None: until they register again), and why.
         self._avoided: dict[int, tuple[float | None, str]] = {}
 
     def tick(self, connection: sa.Connection, *, term: int) -> None:
