@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-postgres outage cluster systems s3 kafka brokers namespaces stress chaos soak endurance check wheel-demo clean
+.PHONY: help setup demo up test test-postgres outage cluster systems s3 kafka brokers namespaces stress chaos soak endurance fuzz check audit wheel-demo clean
 
 # A Python of your choice: make PYTHON=/path/to/python3. Arguments for a target's command: make demo ARGS=--help.
 PYTHON ?=
@@ -71,7 +71,7 @@ cluster: $(STAMP) ## a pipeline on a Spark standalone cluster and on Spark Conne
 systems: $(STAMP) ## whole systems: drained, stopped with records in flight, losing a host or their tracker
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m systems tests/faults $(ARGS)
 
-e2e: $(STAMP) ## the UI's pages in a headless Chromium, which must be on PATH; pictures go to build/screenshots
+e2e: $(STAMP) ## a system's open ports, and the UI's pages in a headless Chromium on PATH; pictures: build/screenshots
 	$(BIN)/python -m pytest -m e2e tests/e2e $(ARGS)
 
 s3: $(STAMP) ## the block store on a real S3 server, built once by Go into ~/.cache/forebay-tests
@@ -80,7 +80,7 @@ s3: $(STAMP) ## the block store on a real S3 server, built once by Go into ~/.ca
 kafka: $(STAMP) ## the Kafka source on Apache Kafka, downloaded by Maven into ~/.cache/forebay-tests; needs Java
 	$(BIN)/python -m pytest -m kafka tests/conformance $(ARGS)
 
-brokers: $(STAMP) ## the other sources on their brokers, from Debian: mosquitto, RabbitMQ, nats-server, Redis, rsyslog
+brokers: $(STAMP) ## the other sources on their brokers, from Debian: mosquitto, RabbitMQ, nats-server, Redis, rsyslog; and pgbouncer
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m brokers tests/conformance $(ARGS)
 
 namespaces: $(STAMP) ## three hosts as network namespaces, one cut off for 30 s and reconnected; needs root and Go
@@ -92,10 +92,12 @@ soak: $(STAMP) ## a system at a 2 s interval, for MINUTES=60: do batches at the 
 stress: $(STAMP) ## two owners per receiver, kills, racing allocations, clean-up, then an independent checker; MINUTES=3
 	$(BIN)/python -m tests.stress.driver_log --minutes $(or $(MINUTES),3)
 
-SEED ?= 1
 LAYOUT ?= one
 chaos: $(STAMP) ## faults by seed on a whole system, then an independent oracle: MINUTES=10 SEED=1 LAYOUT=one, or two
-	@$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),10) --seed $(SEED) --layout $(LAYOUT) $(ARGS)
+	@$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) --layout $(LAYOUT) $(ARGS)
+
+fuzz: $(STAMP) ## search for bytes that break a parser, for MINUTES=5 [SEED=1]; what it finds goes into tests/fuzz/corpus
+	FOREBAY_FUZZ_MINUTES=$(or $(MINUTES),5) FOREBAY_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -n 2 --dist worksteal tests/fuzz $(ARGS)
 
 endurance: $(STAMP) ## 16 receivers of four kinds at 80 % of the measured ceiling for MINUTES=60, then ten times the rate
 	$(BIN)/python -m benchmarks.endurance --minutes $(or $(MINUTES),60) $(ARGS)
@@ -107,12 +109,16 @@ check: $(STAMP) ## run ruff, mypy, import-linter, and Dagster's own validation o
 	$(BIN)/lint-imports --no-cache
 	env -u DAGSTER_HOME $(BIN)/dagster definitions validate -w workspace.yaml
 
+# Its exit code 3 says that nothing is wrong, but that known vulnerabilities could not be checked.
+audit: $(STAMP) ## hashes and sources in uv.lock, bundled Java and Postgres with their dates, known vulnerabilities
+	@$(BIN)/python -m release.audit $(ARGS) || [ $$? -eq 3 ]
+
 wheel-demo: $(STAMP) ## build the wheel and run its demo in an empty environment, without Java, Postgres and uv
 	@PATH="$(CURDIR)/$(UV_VENV)/bin:$$PATH" .ci/wheel-demo $(BIN)/python
 
 clean: ## remove environments, caches and build results; your data in .forebay stays
-	rm -rf $(VENV) .venv-3.* $(UV_VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	find benchmarks forebay migrations orchestration receiver_runtime tests tracker_store -name __pycache__ -prune -exec rm -rf {} +
+	rm -rf $(VENV) .venv-* $(UV_VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find benchmarks forebay migrations orchestration receiver_runtime release tests tracker_store -name __pycache__ -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml uv.lock $(ANOTHER_PYTHON)
 	@set -eu; \

@@ -18,7 +18,7 @@ from benchmarks.filled_log import RECEIVERS, FilledLog
 from benchmarks.report import Figure, Report, machine, rate_figure, time_figure
 from benchmarks.server import running_server
 from benchmarks.spark_tracker import SparkTracker, spark_context
-from benchmarks.steady_state import steady_state
+from benchmarks.steady_blocks import steady_state
 from benchmarks.writers import Job, Work, Writers, claiming, write, write_grouped
 from tests.driver_log import make_log
 from tracker_store.cleanup import clean_up_receiver

@@ -8,29 +8,16 @@ bare application stores nothing: its rate is the limit of HTTP itself.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import sqlalchemy as sa
-
+from benchmarks.http_processes import running_bare, running_receiver
 from benchmarks.report import Report, machine, rate_figure, time_figure
-from benchmarks.server import Server, running_server
+from benchmarks.server import running_server
 from receiver_runtime.sources.http import Http
-from tracker_store.engine import connect
-from tracker_store.pipelines import apply_stream
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-_START_SECONDS = 60.0
-_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,59 +50,6 @@ def _send(port: int, load: Load, seconds: float) -> tuple[float, float]:
     return rate * load.lines, median
 
 
-@contextlib.contextmanager
-def _bare() -> Iterator[int]:
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.http_bare"], stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        yield int(process.stdout.readline())
-    finally:
-        process.terminate()
-        process.wait()
-
-
-@contextlib.contextmanager
-def _receiver(server: Server, directory: Path) -> Iterator[int]:
-    """Run a receiver of a stream; yield its port."""
-    declaration = {"source": Http(listen="127.0.0.1:0").model_dump(mode="json"), "settings": {}}
-    with connect(server.engine) as connection:
-        apply_stream(connection, name="s", declaration=declaration, receivers=1)
-        receiver_id = connection.execute(
-            sa.text("UPDATE forebay.receivers SET assignment = 1, state = 'SCHEDULED' RETURNING id")
-        ).scalar_one()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
-    environment |= {
-        "FOREBAY_HOME": str(directory),
-        "FOREBAY_DATABASE_URL": server.url,
-        "FOREBAY_BLOCK_STORE": str(directory / "blocks"),
-    }
-    with (directory / "receiver.log").open("wb") as log:
-        process = subprocess.Popen(  # noqa: S603  our own command
-            [sys.executable, "-m", "forebay.cli", "receiver", "--receiver", f"{receiver_id}:1"],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        yield _port(server, process)
-    finally:
-        process.terminate()
-        process.wait()
-        assert process.stdin is not None
-        process.stdin.close()
-
-
-def _port(server: Server, process: subprocess.Popen[bytes]) -> int:
-    deadline = time.monotonic() + _START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        [(reason,)] = server.execute("SELECT coalesce(reason, '') FROM forebay.receivers")
-        if str(reason).startswith("listening on "):
-            return int(str(reason).rpartition(":")[2])
-        time.sleep(_POLL_SECONDS)
-    raise RuntimeError("the receiver does not listen: see receiver.log")
-
-
 def main() -> None:
     """Measure, in turn, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -125,7 +59,11 @@ def main() -> None:
     rounds, seconds = (1, 2.0) if arguments.quick else (3, 5.0)
     with tempfile.TemporaryDirectory(prefix="forebay-benchmark-") as folder:
         directory = Path(folder)
-        with running_server(directory) as server, _receiver(server, directory) as ours, _bare() as bare:
+        with (
+            running_server(directory) as server,
+            running_receiver(server, directory, Http(listen="127.0.0.1:0")) as (ours, _),
+            running_bare() as (bare, _),
+        ):
             report = Report("http", machine(postgres=server.version()))
             for load in _LOADS:
                 report.section(load.name)

@@ -23,6 +23,7 @@ from benchmarks.ingest_read_back import read_back
 from benchmarks.ingest_receiver import Ingested, Receiver
 from benchmarks.ingest_sender import LINE_BYTES, sender, write_corpus
 from benchmarks.ingest_spark import SparkIngested, receive_with_spark
+from benchmarks.ingest_text import text_cost
 from benchmarks.report import Figure, Report, machine, rate_figure, time_figure
 from benchmarks.server import running_server
 from receiver_runtime.block_store.encryption import KEY_BYTES
@@ -311,6 +312,16 @@ def measure(
     write_corpus(corpus)
     with sender(corpus) as port:
         if "receive" in parts:
+            cost = text_cost(corpus, _BLOCK_BYTES, sizes.read_rounds)
+            report.add(
+                time_figure(
+                    "CPU, text columns checked",
+                    cost.check,
+                    cost.encode,
+                    peer_name="the same blocks encoded, lz4",
+                    unit="s/million records",
+                )
+            )
             _receive(server, report, sizes, directory, port, block_key)
         if "read" in parts:
             _read(server, report, sizes, directory, port, block_key)

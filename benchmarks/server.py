@@ -67,6 +67,10 @@ class Server:
         """Return the server's version, such as 18.4."""
         return str(self.execute("SHOW server_version")[0][0])
 
+    def postmaster(self) -> int:
+        """Return the process id of the server's first process, the parent of its sessions."""
+        return int((self._embedded.data_directory / "postmaster.pid").read_text().split()[0])
+
     def pgbench(self, clients: int, seconds: float) -> float:
         """Return the plain inserts per second of pgbench, the server's own load generator: prepared, without Python."""
         script = self._directory / "plain.sql"
@@ -77,7 +81,7 @@ class Server:
                 str(self._embedded.binaries / "pgbench"),
                 *("--no-vacuum", "--protocol", "prepared", "--file", str(script)),
                 *("--client", str(clients), "--jobs", "2", "--time", str(max(1, round(seconds)))),
-                *("--host", str(url.host), "--port", str(url.port), "--username", str(url.username)),
+                *("--host", str(url.query["host"]), "--port", str(url.query["port"]), "--username", str(url.username)),
                 str(url.database),
             ],
             env={"PGPASSWORD": str(url.password), "PATH": os.defpath, "LC_ALL": "C"},

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Self
 
 from benchmarks.server import PLAIN_INSERT
-from tests.driver_log import claim_anew
+from tests.driver_log import GIVEN_SEGMENTS, claim_anew, give_segments
 from tracker_store.blocks import (
     AddOutcome,
     BlockHandle,
@@ -78,6 +78,7 @@ def write_grouped(server: Server, receiver_ids: Sequence[int], blocks_per_receiv
 def claiming(server: Server, receiver_ids: Sequence[int]) -> Iterator[list[Claim]]:
     """Claim the receivers again; yield the claims, with no connection open while writers are started."""
     with connect(server.engine) as connection:
+        give_segments(connection, *receiver_ids)
         claims = [claim_anew(connection, receiver_id) for receiver_id in receiver_ids]
     server.engine.dispose()
     yield claims
@@ -159,7 +160,8 @@ def _call(connection: sa.Connection, job: Job) -> Callable[[], None]:
 
 
 def _block(claimed: Claim, sequence: int, links: tuple[OffsetLink, ...] = ()) -> NewBlock:
-    handle = BlockHandle(segment_id=1, offset=sequence * 100, length=100, crc32c=sequence)
+    segment_id = GIVEN_SEGMENTS + claimed.receiver_id
+    handle = BlockHandle(segment_id, offset=sequence * 100, length=100, crc32c=sequence)
     return NewBlock(claimed.receiver_id, claimed.epoch, sequence, records=10, bytes=100, handle=handle, links=links)
 
 
@@ -223,8 +225,10 @@ def _bare_statement(connection: sa.Connection, claimed: Claim) -> Callable[[], N
     def call() -> None:
         nonlocal sequence
         sequence += 1
+        segment_id = GIVEN_SEGMENTS + claimed.receiver_id
         cursor.execute(
-            statement, (claimed.receiver_id, claimed.epoch, sequence, 10, 100, 1, sequence * 100, 100, sequence)
+            statement,
+            (claimed.receiver_id, claimed.epoch, sequence, 10, 100, segment_id, sequence * 100, 100, sequence),
         )
         if cursor.fetchall()[0][0] != AddOutcome.ADDED:
             raise RuntimeError(f"block {sequence} of receiver {claimed.receiver_id} was not added")

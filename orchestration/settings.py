@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from receiver_runtime.block_store.roots import absolute_roots, one_root
+from receiver_runtime.block_store.roots import absolute_roots, one_root, split_roots
+from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.secret import Secret
 from receiver_runtime.sources.units import parse_duration
+
+NO_TOKEN = "off"  # noqa: S105  the value of FOREBAY_DAGSTER_TOKEN with which there is none
 
 
 class DatabaseUrlMissingError(Exception):
@@ -33,6 +36,30 @@ def _references(value: object) -> object:
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
+def _address(value: object) -> object:
+    return SecretUrl(value) if isinstance(value, str) else value
+
+
+def _roots(value: object) -> object:
+    if value is None:
+        return ()
+    if not isinstance(value, str):
+        return value
+    roots = split_roots(value)
+    if value.strip() and not roots:
+        raise ValueError("it names no root: give a directory or a URL, or several with commas between")
+    return tuple(SecretUrl(root) for root in roots)
+
+
+def _printed(value: SecretUrl | tuple[SecretUrl, ...] | None) -> object:
+    return tuple(map(str, value)) if isinstance(value, tuple) else value and str(value)
+
+
+#: An address that may have secrets in it: it is printed without them, and revealed only to what connects.
+_Address = Annotated[InstanceOf[SecretUrl] | None, NoDecode, BeforeValidator(_address), PlainSerializer(_printed)]
+_Roots = Annotated[tuple[InstanceOf[SecretUrl], ...], NoDecode, BeforeValidator(_roots), PlainSerializer(_printed)]
+
+
 class Settings(BaseSettings):
     """Read a process's settings. Every field is the environment variable `FOREBAY_` + its name in capitals."""
 
@@ -40,11 +67,18 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="FOREBAY_", extra="ignore", frozen=True, hide_input_in_errors=True)
 
     home: Path = Field(Path(".forebay"), description="State of this installation: embedded Postgres, blocks, logs.")
-    database_url: str | None = Field(
-        None, description="The driver log; without it `forebay up` runs an embedded Postgres under the home."
-    )
-    block_store: str | None = Field(
+    database_url: _Address = Field(
         None,
+        description="The driver log; without it `forebay up` runs an embedded Postgres under the home. Behind a "
+        "pooler, add its mode: ?pool_mode=session or ?pool_mode=transaction.",
+    )
+    database_direct_url: _Address = Field(
+        None,
+        description="Postgres itself, if FOREBAY_DATABASE_URL leads to a pooler: for what needs a session of its own "
+        "(migrations, Dagster's tables, waiting for runs).",
+    )
+    block_store: _Roots = Field(
+        (),
         description="Where blocks are stored: a directory or an s3://, gs:// or abfs:// URL, or several replicas "
         "separated by commas; default: <home>/blocks.",
     )
@@ -114,14 +148,26 @@ class Settings(BaseSettings):
         description="HOST:PORT where each tracker serves /health, /ready, /metrics and the JSON API; port 0: any free "
         "port; off: none. Any address except loopback needs a token.",
     )
+    metrics_max_receivers: int = Field(
+        1_000,
+        ge=0,
+        description="The most receivers that have samples of their own in /metrics, the oldest first; the sums of each "
+        "stream are of all.",
+    )
     history_retention: Annotated[timedelta, BeforeValidator(_duration)] = Field(
         timedelta(days=14),
         description="How long the driver log shows finished batches, receivers' events and dead letters, such as 14d.",
     )
-    dagster_url: str | None = Field(
+    dagster_url: _Address = Field(
         None,
         description="The webserver of the Dagster instance of `forebay up`, which sets this. There the batch sensor "
         "waits for its boundary, the tracker pushes batches, and old batch runs are pruned. Unset elsewhere.",
+    )
+    dagster_token: SecretStr | None = Field(
+        None,
+        description="The token that the webserver of `forebay up` demands; also sent to FOREBAY_DAGSTER_URL. Unset: "
+        "`forebay up` makes one, and keeps it in <home>/dagster/token; off: none, and every account of the machine may "
+        "use Dagster.",
     )
     stop_gracefully_on_shutdown: bool = Field(
         default=False,
@@ -140,16 +186,37 @@ class Settings(BaseSettings):
 
     @property
     def block_store_roots(self) -> str:
-        """Return the block store's root, or roots separated by commas; directories are absolute."""
-        return absolute_roots(self.block_store) if self.block_store else one_root(self.home / "blocks")
+        """Return the block store's root, or roots separated by commas; directories are absolute.
+
+        It has the roots' secrets, for what opens the store: print ``addresses``.
+        """
+        if not self.block_store:
+            return one_root(self.home / "blocks")
+        return absolute_roots(",".join(root.reveal() for root in self.block_store))
+
+    @property
+    def addresses(self) -> tuple[SecretUrl, ...]:
+        """Return all configured addresses that may have secrets in them."""
+        urls = (self.database_url, self.database_direct_url, *self.block_store, self.dagster_url)
+        return tuple(url for url in urls if url is not None)
 
     @property
     def block_key_references(self) -> tuple[Secret, ...]:
         """Return the references to all keys that decrypt blocks, the one that encrypts them first."""
         return (*(() if self.block_key is None else (self.block_key,)), *self.block_keys_for_reading)
 
+    @property
+    def webserver_token(self) -> str | None:
+        """Return the token that requests to Dagster's webserver have, if it is known here and there is one."""
+        token = None if self.dagster_token is None else self.dagster_token.get_secret_value()
+        return None if token is None or token.strip().lower() == NO_TOKEN else token
+
     def require_database_url(self) -> str:
-        """Return the driver log's URL. Raises DatabaseUrlMissingError."""
+        """Return the driver log's URL with its secrets, for what connects. Raises DatabaseUrlMissingError."""
         if self.database_url is None:
             raise DatabaseUrlMissingError
-        return self.database_url
+        return self.database_url.reveal()
+
+    def with_database_url(self, url: str) -> Self:
+        """Return the same settings with another driver log."""
+        return self.model_copy(update={"database_url": SecretUrl(url)})

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from orchestration.bounded_looks import BoundedLooks, answer
 from orchestration.spark.executor_allocation import SCALING_INTERVAL
 from orchestration.store_look import look_at_root, store_of_host
+from receiver_runtime.block_store.roots import root_name
 from tracker_store import status as store
 from tracker_store.engine import connect, create_engine
 from tracker_store.leadership import read_leadership
@@ -131,7 +132,7 @@ def system_status(
     # A problem of the block store appears as the exception of one of these looks; there is one per root.
     known = ask("block store's identity", lambda connection: store_of_host(connection, host))
     for root in roots:
-        looks.start(f"block store {root}", partial(look_at_root, root, known, looks.left))
+        looks.start(f"block store {root_name(root)}", partial(look_at_root, root, known, looks.left))
     unreachable = looks.unreachable()
     return SystemStatus(
         leader=answer(leader),

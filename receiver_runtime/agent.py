@@ -6,6 +6,7 @@ then with growing delays. It never decides where a receiver runs. A fenced recei
 tracker has made a newer assignment, unless no process has the receiver under this one.
 
 Several receivers may share a process (``receivers_per_process``), except those whose stream wants a process of its own.
+Without that setting, as many share as keep the host at 16 processes: each holds connections to the driver log.
 Each ends by itself, and the process reports it. A crash ends all receivers of the process and counts against each of
 them. They are then suspected for a while: suspects are started again only with other suspects, in ever smaller groups.
 So after a few crashes the faulty receiver is alone in its process and crashes no other. The first crash splits no
@@ -30,11 +31,13 @@ from typing import TYPE_CHECKING
 import structlog
 
 from receiver_runtime.backoff import Backoff
+from receiver_runtime.child_environment import environment_without
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.process_control import Accepted, Declined, Ended, Lines, Message, Run, Stop, encode, socket_pair
 from receiver_runtime.spare_process import encode_begin
 from tracker_store.engine import connect
 from tracker_store.leadership import end_leadership_of, holder_name
+from tracker_store.log_files import open_log
 from tracker_store.outage import SURVIVED, Outage
 from tracker_store.process_output import open_child_log
 from tracker_store.processes import (
@@ -85,6 +88,8 @@ STEADY_SECONDS = 15.0
 # Each further crash reduces groups of suspects to a quarter: a shift by two bits.
 _SPLIT_BITS = 2
 _MAX_REPORTS = 1000
+# With more receivers than this on a host, they share processes: its connections to the driver log stay bounded.
+MOST_ISOLATED = 16
 # A process that hangs in its disk may survive SIGKILL. With this many of a receiver's processes left hanging, its next
 # process waits until one of them has ended.
 _MOST_LEFT_HANGING = 3
@@ -165,10 +170,12 @@ class Agent:
         receiver_command: Callable[[Sequence[tuple[int, int]]], Sequence[str]],
         role_commands: Mapping[str, Sequence[str]],
         log_directory: Path,
-        receivers_per_process: int = 1,
+        receivers_per_process: int | None = None,
         spare_command: Sequence[str] | None = None,
         batch_drivers: BatchDrivers | None = None,
         left_processes: LeftProcesses | None = None,
+        withheld_from_receivers: Collection[str] = (),
+        withheld_from_roles: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare an agent.
@@ -181,11 +188,14 @@ class Agent:
             receiver_command: the command that runs these (receiver id, assignment) in one process.
             role_commands: further children by role, such as the tracker.
             log_directory: each child's output goes to a file here.
-            receivers_per_process: how many may share a process; with 1 each is isolated from all others.
+            receivers_per_process: how many may share a process; with 1 each is isolated from all others. None: 1 for up
+                to MOST_ISOLATED receivers, and as many more as keep the number of processes at that.
             spare_command: a process that waits for receivers (``spare_process``); None: there is none.
             batch_drivers: this host's; None: it has none.
             left_processes: what an earlier agent in the same home has left, and where this one notes its own; None:
                 an agent that is killed is missed when its heartbeat is.
+            withheld_from_receivers: the environment variables that receiver processes do not get.
+            withheld_from_roles: those that the children by role do not get.
             clock: monotonic, in seconds.
         """
         self._engine = engine
@@ -195,10 +205,14 @@ class Agent:
         self._receiver_command = receiver_command
         self._role_commands = role_commands
         self._log_directory = log_directory
-        self._receivers_per_process = receivers_per_process
+        self._is_sharing_chosen = receivers_per_process is None
+        # For now, if the agent chooses: 1 until it knows its receivers.
+        self._receivers_per_process = receivers_per_process or 1
         self._spare_command = spare_command
         self._batch_drivers = batch_drivers
         self._left_processes = left_processes
+        self._withheld_from_receivers = withheld_from_receivers
+        self._withheld_from_roles = withheld_from_roles
         # Ended processes that the driver log does not know of yet.
         self._ended_pids: deque[int] = deque(maxlen=_MAX_REPORTS)
         self._least_batch_drivers = 0 if batch_drivers is None else batch_drivers.wanted
@@ -455,6 +469,9 @@ class Agent:
     # -- the starts of receivers -------------------------------------------------------------------------------------
 
     def _start_wanted(self, wanted: Mapping[int, int], unheld: Collection[int] = ()) -> None:
+        if self._is_sharing_chosen:
+            # Processes that run go on as they are. They take further receivers when this number has risen.
+            self._receivers_per_process = max(1, -(-len(wanted.keys() - self._alone) // MOST_ISOLATED))
         running = {receiver_id for process in self._processes for receiver_id in process.members}
         hanging = Counter(stray for process in self._processes if not process.members for stray in process.strays)
         groups: dict[int, list[tuple[int, int]]] = {}
@@ -511,7 +528,8 @@ class Agent:
         if taken_over is None:
             ours, theirs = socket_pair()
             with theirs:
-                child = self._start(name, self._receiver_command(receivers), stdin=theirs.fileno())
+                command = self._receiver_command(receivers)
+                child = self._start(name, command, stdin=theirs.fileno(), withheld=self._withheld_from_receivers)
         else:
             child, ours = taken_over.child, taken_over.line
         self._spare_not_before = self._clock() + SPARE_AFTER_SECONDS
@@ -540,7 +558,10 @@ class Agent:
         if self._spare is None and self._spare_command is not None and self._clock() >= self._spare_not_before:
             ours, theirs = socket_pair()
             with theirs:
-                self._spare = _Spare(self._start(_SPARE, self._spare_command, stdin=theirs.fileno()), ours)
+                child = self._start(
+                    _SPARE, self._spare_command, stdin=theirs.fileno(), withheld=self._withheld_from_receivers
+                )
+                self._spare = _Spare(child, ours)
 
     def _take_spare(self, name: str, receivers: Sequence[tuple[int, int]]) -> _Spare | None:
         """Turn the spare process into these receivers' process; return None if there is no living spare."""
@@ -550,7 +571,7 @@ class Agent:
         log_file = self._log_directory / f"{name}.log"
         # The process opens the file itself, and may end before that.
         with contextlib.suppress(OSError):
-            log_file.touch()
+            open_log(log_file).close()
         try:
             spare.line.sendall(encode_begin(receivers, log_file.absolute()))
         except OSError:
@@ -585,7 +606,7 @@ class Agent:
                 del self._roles[role]
                 log.error("role ended", role=role, exit=_exit(code), restart_in=delay, last_lines=_tail(child.log_file))
             if self._clock() >= self._history(role).not_before:
-                self._roles[role] = self._start(role, command)
+                self._roles[role] = self._start(role, command, withheld=self._withheld_from_roles)
 
     def _tend_batch_drivers(self) -> None:
         """Report an ended driver's work as lost at once, so that its batch need not wait for the time limit."""
@@ -628,11 +649,14 @@ class Agent:
             if self._role_commands and end_leadership_of(connection, holder_name(machine, pid)):
                 log.info("the leading tracker has ended", pid=pid)
 
-    def _start(self, name: str, command: Sequence[str], *, stdin: int = subprocess.PIPE) -> _Child:
+    def _start(
+        self, name: str, command: Sequence[str], *, withheld: Collection[str], stdin: int = subprocess.PIPE
+    ) -> _Child:
         log_file = self._log_directory / f"{name}.log"
         with open_child_log(log_file) as output:
             process = subprocess.Popen(  # noqa: S603  our own command
                 command,
+                env=environment_without(withheld),
                 # The other end of this pipe or socket is the agent's. The child stops when it reads the end of it.
                 stdin=stdin,
                 stdout=output,
@@ -666,6 +690,7 @@ class Agent:
                 try:
                     child.process.wait(max(0.0, deadline - self._clock()))
                 except subprocess.TimeoutExpired:
+                    log.warning("child did not stop in time, killed", child=child.name, pid=child.process.pid)
                     child.process.kill()
                     child.process.wait()
         if self._batch_drivers is not None:

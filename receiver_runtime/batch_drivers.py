@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING
 import structlog
 
 from receiver_runtime.backoff import Backoff
+from receiver_runtime.child_environment import environment_without
 from receiver_runtime.process_control import socket_pair
 from tracker_store.process_output import open_child_log
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
 FIRST_DELAY_SECONDS = 0.5
@@ -71,6 +72,7 @@ class BatchDrivers:
         *,
         wanted: int = 1,
         preparation: Sequence[str] | None = None,
+        withheld: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; nothing starts before the first `tick`.
@@ -81,6 +83,7 @@ class BatchDrivers:
             wanted: how many drivers; may be changed at any time.
             preparation: a command that makes later starts of a driver quicker, run once; it ends when its standard
                 input closes. None: there is none.
+            withheld: the environment variables that the drivers do not get.
             clock: monotonic, in seconds.
         """
         self.wanted = wanted
@@ -91,6 +94,7 @@ class BatchDrivers:
         self._backoff = Backoff(FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS)
         self._not_before = 0.0
         self._preparation = preparation
+        self._withheld = withheld
         self._preparing: subprocess.Popen[bytes] | None = None
         self._ready_since: float | None = None
 
@@ -173,7 +177,12 @@ class BatchDrivers:
         try:
             with open_child_log(self._log_directory / "batch-driver-preparation.log") as output:
                 self._preparing = subprocess.Popen(  # noqa: S603  our own command
-                    command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                    command,
+                    env=environment_without(self._withheld),
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
                 )
         except OSError as error:
             # Nothing depends on it, so the agent goes on.
@@ -197,7 +206,12 @@ class BatchDrivers:
         ours, theirs = socket_pair()
         with theirs, open_child_log(log_file) as output:
             process = subprocess.Popen(  # noqa: S603  our own command
-                self._command, stdin=theirs.fileno(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                self._command,
+                env=environment_without(self._withheld),
+                stdin=theirs.fileno(),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         log.info("batch driver started", child=name, pid=process.pid)
         driver = _Driver(name, process, ours, log_file, self._clock())

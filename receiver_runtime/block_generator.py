@@ -161,7 +161,7 @@ class BlockGenerator:
         max_block_bytes: no block is larger, except a block of one record that is larger.
         name: for threads and logs.
         encode: called by the timer for each block, so that a block is compressed while the push thread waits for the
-            disk.
+            disk. None: the block is left to the listener as it is.
         threads: shared threads; without them the generator makes two of its own.
     """
 
@@ -176,7 +176,7 @@ class BlockGenerator:
         max_block_bytes: int = 16 * 2**20,
         name: str = "receiver",
         clock: Clock | None = None,
-        encode: Callable[[Sequence[pa.RecordBatch]], EncodedBlock] | None = None,
+        encode: Callable[[Sequence[pa.RecordBatch]], EncodedBlock | None] | None = None,
         threads: BlockThreads | None = None,
     ) -> None:
         if block_interval <= 0:
@@ -503,7 +503,7 @@ class BlockGenerator:
         except Exception as error:  # noqa: BLE001  the timer must not end by it
             self._report(f"block {block.number} could not be encoded, it is tried again when it is pushed", error)
             return block
-        return Block(block.number, (), block.records, block.nbytes, encoded)
+        return block if encoded is None else Block(block.number, (), block.records, block.nbytes, encoded)
 
     # -- the push role: at most one thread at a time, the one for which `_pushing` was set ---------------------------
 

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from receiver_runtime.block_store.columns import stamped
-from receiver_runtime.block_store.frame import DeadLetterReason, FrameKind, SourceRule, encode_frame
+from receiver_runtime.block_store.frame import DeadLetterReason, FrameKind, SourceRule, encode_frame, random_mark
+from receiver_runtime.block_store.letter_group import encode_letters
 from receiver_runtime.block_store.payload import DEFAULT_COMPRESSION, Compression, encode_parts
-from tracker_store.blocks import BlockHandle, NewBlock
+from tracker_store.blocks import NewBlock
+from tracker_store.dead_letters import StoredDeadLetter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,20 +22,29 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from receiver_runtime.block_store.encryption import FrameEncryptor
+    from receiver_runtime.block_store.frame import EncodedFrame
     from receiver_runtime.write_ahead_log import WriteAheadLog
 
 
 # A frame must have a payload, though a note needs none.
 _NOTE_PAYLOAD = b"\0"
+# Bytes: a larger letter, or one that continues another, has a frame and a row of its own. So all parts of a record that
+# was too large to hold have one.
+_SMALL_LETTER = 2**16
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Hold a record, or a part of one, that can't be stored as intended: raw bytes, reason, part (0 is the first)."""
+    """Hold a record, or a part of one, that can't be stored as intended: raw bytes, reason, part (0 is the first).
+
+    ``peer`` names the sender of a connection that anyone may open: its letters have a budget
+    (``dead_letter_budget``). Empty: all of them are kept.
+    """
 
     reason: DeadLetterReason
     data: bytes
     part: int = 0
+    peer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +75,14 @@ class BlockHandler:
         encryptor: FrameEncryptor | None = None,
     ) -> None:
         self._log = log
+        self._letters_log = log.for_dead_letters()
         self._schema = stamped(schema)
         self._claim = log.claim
         self.registered_through = log.registered_through
         self._compression = compression
         self._encryptor = encryptor
+        # Senders never learn it: it tells frames of this process from bytes in a record that look like one.
+        self._mark = random_mark()
         # The newest block, and the newest block of a sender that sends again until it gets an acknowledgement.
         self._newest = 0
         self._newest_sent_again = 0
@@ -107,6 +121,7 @@ class BlockHandler:
             registered_through=through,
             records=encoded.records,
             encryptor=self._encryptor,
+            mark=self._mark,
         )
         handle = self._log.write([frame], sequence=sequence)[0]
         self._newest = sequence
@@ -115,35 +130,35 @@ class BlockHandler:
             self._newest_sent_again = sequence
         return NewBlock(self._claim.receiver_id, self._claim.epoch, sequence, encoded.records, handle.length, handle)
 
-    def store_dead_letters(self, letters: Sequence[DeadLetter], *, sequence: int) -> list[BlockHandle]:
-        """Store dead letters by one sync; return their handles, in order. Raises as ``WriteAheadLog.write``.
+    def store_dead_letters(
+        self, letters: Sequence[DeadLetter], *, sequence: int, empty: Sequence[DeadLetterReason] = ()
+    ) -> list[StoredDeadLetter]:
+        """Store dead letters by one sync; return the rows to record: a group for each reason, large letters one by one.
 
-        Call ``dead_letters_recorded`` afterwards.
+        ``empty`` are reasons to store a group without letters for: its row counts letters that are not kept.
+        Raises as ``WriteAheadLog.write``. Call ``dead_letters_recorded`` afterwards.
         """
-        return self._log.write(
-            [
-                encode_frame(
-                    letter.data,
-                    kind=FrameKind.DEAD_LETTER,
-                    source_rule=self._log.source_rule,
-                    receiver_id=self._claim.receiver_id,
-                    epoch=self._claim.epoch,
-                    sequence=sequence,
-                    registered_through=self.registered_through.sequence,
-                    records=1,
-                    reason=letter.reason,
-                    part=letter.part,
-                    encryptor=self._encryptor,
-                )
-                for letter in letters
-            ],
-            sequence=sequence,
-            until_recorded=True,
-        )
+        groups: dict[DeadLetterReason, list[bytes]] = {reason: [] for reason in empty}
+        large = []
+        for letter in letters:
+            if letter.part or len(letter.data) > _SMALL_LETTER:
+                large.append(letter)
+            else:
+                groups.setdefault(letter.reason, []).append(letter.data)
+        frames = [self._letter_frame(reason, of_reason, sequence=sequence) for reason, of_reason in groups.items()]
+        frames += [self._letter_frame(one.reason, one, sequence=sequence) for one in large]
+        # A note first, for releases that know no groups: see ``frame``.
+        handles = self._letters_log.write([self._note_frame(sequence), *frames], until_recorded=True)
+        self._letters_log.recorded(handles[:1])
+        stored = iter(handles[1:])
+        return [
+            StoredDeadLetter(reason.label, 0, sum(map(len, of_reason)), next(stored), letters=len(of_reason))
+            for reason, of_reason in groups.items()
+        ] + [StoredDeadLetter(one.reason.label, one.part, len(one.data), next(stored)) for one in large]
 
-    def dead_letters_recorded(self, handles: Sequence[BlockHandle]) -> None:
+    def dead_letters_recorded(self, letters: Sequence[StoredDeadLetter]) -> None:
         """Say that these dead letters have their rows: until then their segment is not sealed."""
-        self._log.recorded(handles)
+        self._letters_log.recorded([letter.handle for letter in letters])
 
     def keep_house(self) -> None:
         """Close a segment that has reached its age. Called while nothing is being stored.
@@ -157,11 +172,13 @@ class BlockHandler:
             self._note()
         noted = self._newest_sent_again <= self._said_through
         self._log.roll_if_due(unless_after=newest if noted else self._said_through)
+        self._letters_log.roll_if_due()
 
     def close(self) -> None:
-        """Write a note of what is registered, and close the log. Its last segment is sealed if all is registered."""
+        """Write a note of what is registered, and close the logs. A last segment is sealed if all is registered."""
         self._note()
         self._log.close()
+        self._letters_log.close()
 
     def _note(self) -> None:
         """Record which blocks were acknowledged, if no frame says so and their senders will not send them again.
@@ -172,15 +189,41 @@ class BlockHandler:
         through = self.registered_through.sequence
         if min(self._newest_sent_again, through) <= self._said_through:
             return
-        frame = encode_frame(
+        if self._log.note(self._note_frame(self._newest, through)):
+            self._said_through = through
+
+    def _note_frame(self, sequence: int, through: int | None = None) -> EncodedFrame:
+        return encode_frame(
             _NOTE_PAYLOAD,
             kind=FrameKind.NOTE,
             source_rule=self._log.source_rule,
             receiver_id=self._claim.receiver_id,
             epoch=self._claim.epoch,
-            sequence=self._newest,
-            registered_through=through,
+            sequence=sequence,
+            registered_through=self.registered_through.sequence if through is None else through,
             records=1,
+            mark=self._mark,
         )
-        if self._log.note(frame):
-            self._said_through = through
+
+    def _letter_frame(
+        self, reason: DeadLetterReason, content: DeadLetter | Sequence[bytes], *, sequence: int
+    ) -> EncodedFrame:
+        if isinstance(content, DeadLetter):
+            kind, payload, part, letters = FrameKind.DEAD_LETTER, content.data, content.part, 0
+        else:
+            kind, payload, part, letters = FrameKind.LETTER_GROUP, encode_letters(content), 0, len(content)
+        return encode_frame(
+            payload,
+            kind=kind,
+            source_rule=self._log.source_rule,
+            receiver_id=self._claim.receiver_id,
+            epoch=self._claim.epoch,
+            sequence=sequence,
+            registered_through=self.registered_through.sequence,
+            records=1,
+            reason=reason,
+            part=part,
+            encryptor=self._encryptor,
+            mark=self._mark,
+            letters=letters,
+        )

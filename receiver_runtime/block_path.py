@@ -20,14 +20,21 @@ from receiver_runtime.acknowledged_blocks import AcknowledgedBlocks
 from receiver_runtime.backoff import Backoff
 from receiver_runtime.block_generator import Block, BlockGenerator
 from receiver_runtime.block_store.frame import SourceRule
+from receiver_runtime.dead_letter_path import DeadLetterPath
 from receiver_runtime.progress import LONGEST_PAUSE_SECONDS
 from receiver_runtime.rate_limiter import RateLimiter
 from receiver_runtime.receiver_calls import HandOvers
 from receiver_runtime.records import conform, to_batch, to_batches
+from receiver_runtime.text_check import TextCheck
 from receiver_runtime.unfailing_reporter import describe
 from receiver_runtime.write_ahead_log import WriteAheadLogError
-from tracker_store.dead_letters import StoredDeadLetter
-from tracker_store.errors import DriverLogError, DuplicateKeysError, EmptyBlockError, OffsetConflictError
+from tracker_store.errors import (
+    DriverLogError,
+    DuplicateKeysError,
+    EmptyBlockError,
+    OffsetConflictError,
+    OtherReleaseError,
+)
 from tracker_store.states import ReceiverEventKind
 
 if TYPE_CHECKING:
@@ -43,13 +50,11 @@ if TYPE_CHECKING:
     from receiver_runtime.registrar import Registrar
     from receiver_runtime.sources.receiver_settings import ReceiverSettings
     from receiver_runtime.unfailing_reporter import UnfailingReporter
-    from tracker_store.blocks import BlockHandle, Claim, NewBlock, OffsetLink, Steering
+    from tracker_store.blocks import Claim, NewBlock, OffsetLink, Steering
 
 _STORE_FIRST_DELAY = 0.1
 # Seconds. However long the disk was full, everything is acknowledged within a minute after it has room again.
 _STORE_LONGEST_DELAY = LONGEST_PAUSE_SECONDS
-# How many dead letters go into one write and one statement.
-_LETTERS_AT_ONCE = 1000
 # The hindrance "the disk takes no blocks".
 _STORE = "store blocks"
 
@@ -109,6 +114,9 @@ class BlockPath:
         self._schema = schema
         self._receiver_id = claim.receiver_id
         self._handler = handler
+        self._text = TextCheck(schema)
+        # The number of the generator's newest block with rows to put aside whose other rows are stored.
+        self._stored_before_aside = 0
         self._driver_log = driver_log
         self._reporter = reporter
         self._listener = listener
@@ -133,7 +141,7 @@ class BlockPath:
             max_block_bytes=settings.max_block_bytes,
             name=f"receiver {claim.receiver_id}",
             clock=clock,
-            encode=handler.encode,
+            encode=self._encode_ahead,
             threads=threads,
         )
         # For operators, in case the driver log turns out to have lost some of them.
@@ -144,6 +152,18 @@ class BlockPath:
         self.has_accepted = False
         # Counts the threads that are storing something or wait for their turn to.
         self._storing = HandOvers(clock)
+
+        self._letters = DeadLetterPath(
+            handler,
+            driver_log,
+            reporter,
+            storing=self._storing,
+            newest_sequence=lambda: self._next_sequence - 1,
+            pause=self._pause_unless_refused,
+            backoff=partial(Backoff, _STORE_FIRST_DELAY, _STORE_LONGEST_DELAY),
+            clock=clock,
+            progress=progress,
+        )
 
         # Under this lock a block gets its sequence, is stored, and goes to the registrar: one block at a time.
         self._push_lock = threading.Lock()
@@ -216,6 +236,11 @@ class BlockPath:
         self._registration.lift_limit()
         self.generator.stop()
         self.settle()
+        if not self._refused:
+            try:
+                self._letters.close()
+            except Exception as error:  # noqa: BLE001  reported: only counts are lost, and the end must not fail
+                self._reporter.error("how many dead letters were not kept could not be recorded", error)
 
     def settle(self) -> None:
         """Return when no block waits for an answer any more."""
@@ -262,6 +287,8 @@ class BlockPath:
     def push_and_report_block(self, records: pa.RecordBatch | pa.Table | Sequence[object]) -> None:
         """Store many records as one block; return when it is registered (S07).
 
+        Rows whose text is not UTF-8 become dead letters. If there are only such rows, no block is stored.
+
         Raises: EmptyBlockError if there are no records, and whatever stopped it. Then the block is not registered, and
         the source must not be acknowledged.
         """
@@ -270,18 +297,19 @@ class BlockPath:
             raise EmptyBlockError(f"receiver {self._receiver_id} stored many records as one block, and there were 0")
         with self.hand_overs:
             self.limiter.acquire(sum(batch.num_rows for batch in batches), sum(batch.nbytes for batch in batches))
-            self._push(self._handler.encode(batches)).result()
+            batches = self._put_invalid_aside(batches)
+            if batches:
+                self._push(self._handler.encode(batches)).result()
         self.has_accepted = True
 
     def store_dead_letters(self, letters: Sequence[DeadLetter]) -> None:
-        """Write dead letters to the segment, then to the driver log; return when all are recorded.
+        """Write dead letters to their segment, then to the driver log; return when all are recorded.
 
         Many of them share one sync and one statement, because a sender with the wrong encoding sends nothing but bad
-        records.
+        records. Those that are over their peer's budget are only counted.
         """
         with self.hand_overs:
-            for first in range(0, len(letters), _LETTERS_AT_ONCE):
-                self._store_and_record(letters[first : first + _LETTERS_AT_ONCE])
+            self._letters.put_aside(letters)
 
     # -- the receiver's side (LinkedPath) ----------------------------------------------------------------------------
 
@@ -292,8 +320,11 @@ class BlockPath:
             raise NotImplementedError("this receiver's driver log keeps no positions of sources")
         return self._positions
 
-    def push_linked(self, batch: pa.RecordBatch, links: Sequence[OffsetLink]) -> Future[NewBlock]:
+    def push_linked(self, batch: pa.RecordBatch, links: Sequence[OffsetLink]) -> Future[NewBlock] | None:
         """Store a batch as one block that moves its source's positions; return before it is registered.
+
+        Rows whose text is not UTF-8 become dead letters first. If there are only such rows, return None: no block is
+        stored, and the links must go in with the next block.
 
         The future resolves when the driver log has the block and the positions. It fails with OffsetConflictError if
         another receiver has moved one of the positions. Then no block in flight is registered, and nothing more is
@@ -303,7 +334,8 @@ class BlockPath:
         """
         with self.hand_overs:
             self.limiter.acquire(batch.num_rows, batch.nbytes)
-            future = self._push(self._handler.encode([conform(batch, self._schema)]), tuple(links))
+            batches = self._put_invalid_aside([conform(batch, self._schema)])
+            future = self._push(self._handler.encode(batches), tuple(links)) if batches else None
         self.has_accepted = True
         return future
 
@@ -346,7 +378,8 @@ class BlockPath:
     def push_keyed(self, batch: pa.RecordBatch, keys: Sequence[str]) -> Future[NewBlock]:
         """Store a batch as one block with its records' keys; return when it is stored, before it is registered.
 
-        The batch has the receiver's schema (``records.conform``). No salvage registers the block, because its sender
+        The batch has the receiver's schema (``records.conform``), and its text is UTF-8: the caller divides rows and
+        keys together (``text_check``). No salvage registers the block, because its sender
         sends the records again if they are not acknowledged. The future resolves when the driver log has the block and
         the keys. It fails with DuplicateKeysError if one of the keys is known. Then no block with keys in flight is
         registered, and nothing is accepted before ``go_on_after_refusal``, which the caller must call. While the disk
@@ -376,7 +409,16 @@ class BlockPath:
 
     def on_push_block(self, block: Block) -> None:
         """Store a block and hand it to the registrar. The next block is stored while this one is registered."""
-        self._push(block.encoded or self._handler.encode(block.batches))
+        if block.encoded is not None:
+            self._push(block.encoded)
+        else:
+            valid, letters = self._divide(block.batches)
+            # If this fails, the generator calls it again for the same block: its rows must not be stored twice.
+            if valid and self._stored_before_aside != block.number:
+                self._push(self._handler.encode(valid))
+                self._stored_before_aside = block.number
+            # After the block: a failed push would store the dead letters again.
+            self._letters.put_aside(letters)
         self._listener.on_hindered(_STORE, None)
 
     def on_idle(self) -> None:
@@ -417,6 +459,29 @@ class BlockPath:
 
     # -- storing -----------------------------------------------------------------------------------------------------
 
+    def _encode_ahead(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock | None:
+        """Encode a block on the generator's timer; return None if a row must go aside, for which it can't wait."""
+        return self._handler.encode(batches) if all(map(self._text.is_valid, batches)) else None
+
+    def _divide(self, batches: Sequence[pa.RecordBatch]) -> tuple[list[pa.RecordBatch], list[DeadLetter]]:
+        """Return the batches without the rows whose text is not UTF-8, none of them empty, and these rows."""
+        valid: list[pa.RecordBatch] = []
+        letters: list[DeadLetter] = []
+        for batch in batches:
+            good = batch
+            if not self._text.is_valid(batch):
+                good, bad = self._text.divide(batch)
+                letters += self._text.dead_letters(bad)
+            if good.num_rows:
+                valid.append(good)
+        return valid, letters
+
+    def _put_invalid_aside(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """Store the rows whose text is not UTF-8 as dead letters; return the others."""
+        valid, letters = self._divide(batches)
+        self._letters.put_aside(letters)
+        return valid
+
     def _push(
         self, encoded: EncodedBlock, links: tuple[OffsetLink, ...] = (), keys: tuple[str, ...] | None = None
     ) -> Future[NewBlock]:
@@ -456,38 +521,6 @@ class BlockPath:
             future = self._registration.submit(block)
         future.add_done_callback(partial(self._on_answer, block))
         return future
-
-    def _store_and_record(self, letters: Sequence[DeadLetter]) -> None:
-        backoff = Backoff(_STORE_FIRST_DELAY, _STORE_LONGEST_DELAY)
-        while True:
-            try:
-                with self._storing:
-                    handles = self._store_dead_letters(letters)
-                self.progress.made()
-            except WriteAheadLogError as error:
-                # The receiver can't handle this: it would drop the good lines that it read together with this one.
-                self._reporter.error("a dead letter could not be stored, reading waits for it", error)
-                if not self._pause_unless_refused(backoff.next_delay()):
-                    raise
-            else:
-                break
-        self._driver_log.add_dead_letters(
-            [
-                StoredDeadLetter(letter.reason.label, letter.part, len(letter.data), handle)
-                for letter, handle in zip(letters, handles, strict=True)
-            ]
-        )
-        self._handler.dead_letters_recorded(handles)
-        for letter, handle in zip(letters, handles, strict=True):
-            self._reporter.event(
-                ReceiverEventKind.BAD_RECORD,
-                f"a record went aside as a dead letter: {letter.reason.label}",
-                f"part {letter.part}, {len(letter.data)} bytes, segment {handle.segment_id}, offset {handle.offset}",
-            )
-
-    def _store_dead_letters(self, letters: Sequence[DeadLetter]) -> list[BlockHandle]:
-        with self._push_lock:
-            return self._handler.store_dead_letters(letters, sequence=self._next_sequence - 1)
 
     def _pause_unless_refused(self, seconds: float) -> bool:
         """Wait; return False as soon as nothing more is to be stored."""
@@ -530,6 +563,8 @@ class BlockPath:
 
 
 def _first_line(error: Exception) -> str:
-    """Return what the server said, without its hints."""
+    """Return what the server said, without its hints; if another release migrated the driver log, what to do too."""
+    if isinstance(error, OtherReleaseError):
+        return str(error)
     said = (error.detail if isinstance(error, DriverLogError) else None) or str(error)
     return said.partition("\n")[0]

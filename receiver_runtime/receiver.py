@@ -120,7 +120,10 @@ class Receiver(ABC):
         self.supervisor.block_path.push_buffered(records)
 
     def store_dead_letters(self, letters: Sequence[DeadLetter]) -> None:
-        """Put aside records that can't be stored; return when they are durable and recorded."""
+        """Put aside records that can't be stored; return when they are durable and recorded.
+
+        Letters with a ``peer`` that are over its budget are counted, and not kept.
+        """
         self.supervisor.block_path.store_dead_letters(letters)
 
     def report_connected(self, where: str) -> None:

@@ -39,6 +39,7 @@ from receiver_runtime.unfailing_reporter import UnfailingReporter, describe
 from tracker_store.errors import (
     ReceiverFencedError,
     SequenceGapError,
+    ServerChangedError,
 )
 from tracker_store.receivers import HINDERED
 from tracker_store.states import DesiredState, ReceiverEventKind, ReceiverState
@@ -363,6 +364,13 @@ class ReceiverSupervisor:
             if self._desired is not steering.desired_state:
                 self._desired = steering.desired_state
                 self._changed.notify_all()
+        if None not in (steering.server, self._claim.server) and steering.server != self._claim.server:
+            # Blocks that the new server lacks are refused, and what this process holds is registered or salvaged.
+            error = ServerChangedError(
+                f"the claim of epoch {self.epoch} was answered by {self._claim.server}, and now {steering.server} "
+                "answers (system identifier/timeline)"
+            )
+            self.end(Ending(ExitCode.FAILED, str(error), drained=True, again=True))
         if steering.assignment > self._assignment:
             reason = f"moved: assignment {steering.assignment} replaces ours"
             self.end(Ending(ExitCode.FENCED, reason, drained=True, moved=True))

@@ -7,9 +7,11 @@ must not make this process look dead. What the driver log decides, and what may 
 - ADDED and ALREADY_ADDED hold for ever: the block's future has its result.
 - FENCED, CONFLICT and GAP are final for this epoch: every block of that receiver that is not registered fails with the
   named error, and so does every later one. The other receivers are not affected.
-- A driver log may lose its last commits, when a standby is promoted without them. Three things find that: a GAP, the
-  newest sequence in a heartbeat's answer, and on every new connection a look for the segments of the blocks to be
-  added. It is final too: what the process knows goes into its files' notes, and its successor salvages the files.
+- A driver log may lose its last commits, when a standby is promoted without them. Three things find that: a GAP (the
+  block's predecessor or its segment's row is missing), the newest sequence in a heartbeat's answer, and on every new
+  connection a look for the segments of the blocks to be added. A heartbeat's answer also names the server; another one
+  than the claim's ends the receiver, whatever is found (``ReceiverSupervisor``). A loss is final too: what the process
+  knows goes into its files' notes, and its successor salvages the files.
 - OFFSET_CONFLICT says that another receiver has moved a source's position, DUPLICATE_KEYS that the log already has some
   of the records. They fail the same blocks, and later ones only until the receiver calls ``Registration.go_on``.
 - AGAIN, an unknown outcome, and an unavailable driver log decide nothing. The registrar must then send the *identical*
@@ -99,9 +101,9 @@ class BlockLog(Protocol):
 class PostgresBlockLog:
     """Call the real driver log. Additions have a connection of their own, which is opened again after any failure.
 
-    A new connection may lead to another server, so the first blocks' segments are looked for on it. No constraint of
-    the driver log does that, and if a segment's row is missing, or is another segment's under the same id, the blocks
-    can't be read.
+    A new connection may lead to another server, so the first blocks' segments are looked for on it: `add_block` refuses
+    a block whose segment's row is missing, and this finds all receivers whose rows are at once. It also finds the row
+    of another epoch's segment under the same id, which a salvage may use and a block's own process may not.
     """
 
     def __init__(self, engine: sa.Engine, *, process_id: int, queued: Callable[[], Mapping[int, int]] = dict) -> None:
@@ -171,8 +173,9 @@ class _Lane:
     errors_alone: int = 0
     waits_since: float | None = None
     told_to_wait: bool = False
-    # The newest steering that the receiver got.
+    # The newest steering that the receiver got, and the server that the newest heartbeat found.
     steered: Steering | None = None
+    server: str | None = None
     steering: threading.Lock = field(default_factory=threading.Lock)
     refused: Exception | None = None
     # Found by a heartbeat; the registrar's thread refuses the receiver with it.
@@ -540,14 +543,16 @@ class Registrar:
     def _steer(self, lane: _Lane, steering: Steering) -> None:
         # Two threads call this: the lock makes sure that the value remembered is the one told last.
         with lane.steering:
-            if steering == lane.steered:
+            # Only a heartbeat's answer names the server.
+            server = steering.server or lane.server
+            if steering == lane.steered and server == lane.server:
                 # Nearly always so.
                 return
-            lane.steered = steering
+            lane.steered, lane.server = steering, server
             try:
                 lane.on_steering(steering)
             except Exception:  # noqa: BLE001  one receiver's fault must not reach the others
-                lane.steered = None
+                lane.steered, lane.server = None, None
                 _log.exception("a receiver could not be steered", receiver_id=lane.receiver_id)
 
     def _settle(self, lane: _Lane) -> None:
@@ -655,11 +660,12 @@ class Registrar:
                 _log.info("the driver log takes heartbeats again", attempts=self._heartbeat_backoff.failures + 1)
                 self._heartbeat_backoff.reset()
             newest = {steering.receiver_id: steering.newest_sequence for steering in steerings}
-            for steering in steerings:
-                if (lane := self._lanes.get(steering.receiver_id)) is not None:
-                    self._steer(lane, steering)
+            # First, because lost blocks say more than another server does, and end the receiver without a drain.
             for lane, registered in asked:
                 self._compare(lane, newest.get(lane.receiver_id), registered)
+            for steering in steerings:
+                if (steered := self._lanes.get(steering.receiver_id)) is not None:
+                    self._steer(steered, steering)
 
     def _compare(self, lane: _Lane, newest: int | None, registered: int) -> None:
         if newest is None or newest >= registered:

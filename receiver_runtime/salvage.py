@@ -66,6 +66,7 @@ import structlog
 from receiver_runtime.block_store.errors import BlockStoreError, StoreUnavailableError
 from receiver_runtime.block_store.frame import FrameKind, SourceRule
 from receiver_runtime.block_store.identity import identity_of
+from receiver_runtime.block_store.letter_group import bytes_of_letters
 from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, TornTail
 from receiver_runtime.block_store.stores import replicas_of
 from receiver_runtime.clock import Clock, SystemClock
@@ -104,8 +105,8 @@ _READ_ATTEMPTS = 3
 _READ_DELAY = 0.2
 _RUNBOOK = "docs/runbooks/receiver-killed.md"
 _FAILOVER_RUNBOOK = "docs/runbooks/postgres-failover.md"
-# receiver-ID/EPOCH-NUMBER.segment
-_SEGMENT_NAME = re.compile(r"receiver-(?P<receiver>\d+)/(?P<epoch>\d+)-(?P<number>\d+)\.segment")
+# receiver-ID/EPOCH-NUMBER.segment, and EPOCH-dNUMBER of dead letters
+_SEGMENT_NAME = re.compile(r"receiver-(?P<receiver>\d+)/(?P<epoch>\d+)-(?P<letters>d?)(?P<number>\d+)\.segment")
 _PATHS_SHOWN = 5
 
 
@@ -156,6 +157,19 @@ class _Found:
         if self.known:
             return self.registered + 1
         return min(self.intact | self.damaged.keys(), default=self.newest + 1)
+
+    def count_unread(self, rule: SourceRule) -> int:
+        """Return how many numbers have no frame that can be read, and are not delivered again by this rule.
+
+        It counts the numbers in between, and does not go through them: a header may say any number up to 2^63.
+        """
+        last = self.newest
+        if rule is SourceRule.OFFSETS:
+            return 0
+        if rule is SourceRule.SENT_AGAIN:
+            last = min(last, self.acknowledged)
+        seen = sum(self.first <= sequence <= last for sequence in self.intact | self.damaged.keys())
+        return max(0, last - self.first + 1 - seen)
 
     def was_acknowledged(self, block: _StoredBlock) -> bool:
         """Return whether the driver log had this block once, although it lacks it now."""
@@ -390,6 +404,9 @@ class _Salvage:
     def _wanted(self, segment: OpenSegment, found: _Found) -> Iterator[IntactFrame | DamagedFrame]:
         """Yield the frames of a segment that matter: all except intact blocks that are registered."""
         length = 0
+        name = _SEGMENT_NAME.fullmatch(segment.path)
+        # No block is ever stored there: one that is found came from a sender.
+        of_letters = name is not None and bool(name["letters"])
         for item in self._store.scan(segment.path):
             if isinstance(item, TornTail):
                 break
@@ -405,7 +422,12 @@ class _Salvage:
                 and header.sequence <= found.registered
             ):
                 continue
-            yield item if isinstance(item, DamagedFrame) or self._is_ours(segment, item) else _unreadable(item)
+            if isinstance(item, IntactFrame) and (
+                not self._is_ours(segment, item) or (of_letters and item.header.kind is FrameKind.BLOCK)
+            ):
+                yield _unreadable(item)
+            else:
+                yield item
         found.lengths[segment.segment_id] = length
 
     def _is_ours(self, segment: OpenSegment, frame: IntactFrame) -> bool:
@@ -514,19 +536,20 @@ class _Salvage:
 
     def _tell_lost(self, found: _Found, segments: Sequence[OpenSegment]) -> None:
         rule = SourceRule[segments[0].source_rule.upper()]
-        lost = [
-            sequence
-            for sequence in range(found.first, found.newest + 1)
-            if sequence not in found.intact
-            # A readable header is more exact than its segment's rule: a segment may hold blocks of either rule.
-            and not found.comes_again(found.damaged.get(sequence, (0, rule))[1], sequence)
+        # A readable header is more exact than its segment's rule: a segment may hold blocks of either rule.
+        damaged = [
+            records
+            for sequence, (records, its_rule) in found.damaged.items()
+            if sequence not in found.intact and not found.comes_again(its_rule, sequence)
         ]
-        records = sum(found.damaged.get(sequence, (0, rule))[0] for sequence in lost)
+        unknown = found.count_unread(rule)
         said = []
-        if lost:
-            unknown = sum(sequence not in found.damaged for sequence in lost)
+        if damaged or unknown:
             more = f", and those of {unknown} blocks that can't be counted" if unknown else ""
-            said.append(f"{len(lost)} blocks that were not registered are damaged: {records} records lost{more}")
+            said.append(
+                f"{len(damaged) + unknown} blocks that were not registered are damaged: "
+                f"{sum(damaged)} records lost{more}"
+            )
         if found.gone_blocks:
             said.append(f"{found.gone_blocks} registered blocks, {found.gone_records} records, went with their file")
         if found.damaged_registered:
@@ -563,13 +586,17 @@ def _take(segment: OpenSegment, item: IntactFrame | DamagedFrame, found: _Found)
     found.acknowledged = max(found.acknowledged, header.registered_through)
     if header.kind is FrameKind.NOTE:
         return
-    if header.kind is FrameKind.DEAD_LETTER:
+    if header.kind in (FrameKind.DEAD_LETTER, FrameKind.LETTER_GROUP):
+        is_group = header.kind is FrameKind.LETTER_GROUP
         if isinstance(item, DamagedFrame):
-            found.damaged_letters += 1
+            found.damaged_letters += header.letters if is_group else 1
         else:
             reason = header.reason.label if header.reason is not None else ""
             handle = BlockHandle(segment.segment_id, item.offset, item.length, item.crc32c)
-            found.letters.append(StoredDeadLetter(reason, header.part, header.content_length, handle))
+            letters, nbytes = 1, header.content_length
+            if is_group:
+                letters, nbytes = header.letters, bytes_of_letters(nbytes, header.letters)
+            found.letters.append(StoredDeadLetter(reason, header.part, nbytes, handle, letters=letters))
         return
     sequence = header.sequence
     if sequence <= found.registered:
@@ -588,7 +615,7 @@ def _take(segment: OpenSegment, item: IntactFrame | DamagedFrame, found: _Found)
 
 
 def _unreadable(frame: IntactFrame) -> DamagedFrame:
-    return DamagedFrame(frame.offset, frame.length, None, "a frame of another receiver or epoch")
+    return DamagedFrame(frame.offset, frame.length, None, "a frame of another receiver or epoch, or a block of no one")
 
 
 def _counted(blocks: Sequence[_StoredBlock]) -> str:

@@ -11,13 +11,14 @@ import contextlib
 import importlib
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from receiver_runtime.process_control import parse_receiver
+from tracker_store.log_files import open_log
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 
 # Modules that are otherwise loaded at the first connection, and take time to load.
@@ -59,10 +60,10 @@ def wait_for_work(descriptor: int) -> Begin | None:
     begin = _decode(line.decode().rstrip("\n"))
     # If a full disk has no room for a new file, go on writing to the spare process's own.
     with contextlib.suppress(OSError):
-        log_file = os.open(begin.log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        log_file = open_log(Path(begin.log_file))
         for output in (1, 2):
-            os.dup2(log_file, output)
-        os.close(log_file)
+            os.dup2(log_file.fileno(), output)
+        log_file.close()
     return begin
 
 

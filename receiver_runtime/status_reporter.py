@@ -1,7 +1,9 @@
 """Report receivers' states and events in the driver log, for operators, by one thread per process.
 
 Reporting never holds up receiving: a state waits until it can be written (only the newest counts), events wait in a
-bounded queue, and repeated events are counted and reported once per interval. The process's own log has everything too.
+bounded queue, and repeated events are counted and reported once per interval. The process's own log has the same lines:
+a sender of bad requests can fill neither. Each turn writes one report of each receiver that has one, on one connection:
+when hundreds of receivers stop together, each has only a few seconds for its last reports.
 """
 
 from __future__ import annotations
@@ -10,17 +12,18 @@ import contextlib
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
 from receiver_runtime.clock import Clock, SystemClock
 from tracker_store.errors import TRANSIENT
-from tracker_store.receivers import report_event, set_receiver_state
+from tracker_store.receivers import NewReceiverEvent, report_events, set_receiver_state
 from tracker_store.states import ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import sqlalchemy as sa
 
@@ -31,6 +34,12 @@ _log = structlog.get_logger(__name__)
 
 _RETRY_SECONDS = 1.0
 _MAX_WAITING_EVENTS = 500
+# How many kinds of events of a receiver are counted apart within an interval; a kind may name a file or an address, of
+# which a sender may make any number.
+_MAX_KINDS = 200
+_OTHER_KINDS = "more kinds of events than are counted apart"
+# The kinds of events that are logged as warnings.
+_WARNINGS = frozenset({ReceiverEventKind.ERROR, ReceiverEventKind.BAD_RECORD})
 #: Seconds after which the same event of the same receiver is reported again, with its number of repeats.
 REPEAT_SECONDS = 60.0
 
@@ -63,6 +72,35 @@ class _Queue:
     written: threading.Condition = field(default_factory=threading.Condition)
     state: tuple[ReceiverState, str] | None = None
     last_state: tuple[ReceiverState, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """Hold one state or event of a receiver, on its way to the driver log."""
+
+    queue: _Queue
+    what: tuple[ReceiverState, str] | _Event
+
+    def row(self) -> NewReceiverEvent:
+        """Return the event's row."""
+        assert isinstance(self.what, _Event)
+        claim = self.queue.claim
+        return NewReceiverEvent(claim.receiver_id, claim.epoch, self.what.kind, self.what.message, self.what.detail)
+
+    def write(self, connection: sa.Connection) -> None:
+        """Write it by a statement of its own."""
+        if isinstance(self.what, _Event):
+            report_events(connection, [self.row()])
+            return
+        state, reason = self.what
+        set_receiver_state(
+            connection,
+            receiver_id=self.queue.claim.receiver_id,
+            assignment=self.queue.assignment,
+            state=state,
+            reason=reason,
+            process_id=self.queue.process_id if state in (ReceiverState.ACTIVE, ReceiverState.PAUSED) else None,
+        )
 
 
 class Reporter(Protocol):
@@ -173,6 +211,9 @@ class StatusReporter:
             if queue.detached:
                 return
             key = (event.kind, event.message)
+            if key not in queue.repeated and len(queue.repeated) >= _MAX_KINDS:
+                event = _Event(event.kind, _OTHER_KINDS, f"{event.message}: {event.detail}")
+                key = (event.kind, event.message)
             repeated = queue.repeated.get(key)
             if repeated is not None and now - repeated.reported_at < REPEAT_SECONDS:
                 repeated.unreported += 1
@@ -180,13 +221,7 @@ class StatusReporter:
                 return
             queue.repeated[key] = _Repeated(now, event)
             self._enqueue(queue, event)
-        _log.info(
-            "receiver event",
-            receiver_id=queue.claim.receiver_id,
-            kind=event.kind.value,
-            message=event.message,
-            detail=event.detail,
-        )
+        _log_event(queue, event)
 
     def _enqueue(self, queue: _Queue, event: _Event) -> None:
         if len(queue.events) < _MAX_WAITING_EVENTS:
@@ -194,7 +229,10 @@ class StatusReporter:
             self._changed.notify_all()
 
     def _report_repeats(self, queue: _Queue, *, due: bool) -> None:
-        """Report events that were repeated since their last report, once the interval is over. The lock is held."""
+        """Report events that were repeated since their last report, once the interval is over. The lock is held.
+
+        They are logged with the lock held, once an interval.
+        """
         now = self._clock.monotonic()
         for key, repeated in list(queue.repeated.items()):
             if due and now - repeated.reported_at < REPEAT_SECONDS:
@@ -202,50 +240,77 @@ class StatusReporter:
             if repeated.unreported:
                 event = repeated.event
                 detail = f"{event.detail} ({repeated.unreported} more since the last report)".strip()
-                self._enqueue(queue, _Event(event.kind, event.message, detail))
+                counted = _Event(event.kind, event.message, detail)
+                self._enqueue(queue, counted)
+                with contextlib.suppress(Exception):
+                    _log_event(queue, counted)
                 repeated.reported_at, repeated.unreported = now, 0
             else:
                 del queue.repeated[key]
 
     def _run(self) -> None:
-        while (work := self._next_work()) is not None:
+        while (turn := self._next_turn()) is not None:
             try:
-                self._driver_log.once(work)
+                self._driver_log.once(partial(self._write, turn))
             except TRANSIENT:
                 self._pause()
             except BaseException as error:  # noqa: BLE001  the next report may be fine, and all receivers need this thread
-                self._done()
-                with contextlib.suppress(Exception):
-                    _log.error("a report was refused by the driver log", exc_info=error)
-            else:
-                self._done()
+                _log_refusal(error)
+                for report in turn:
+                    self._done(report)
 
-    def _next_work(self) -> Callable[[sa.Connection], object] | None:
+    def _next_turn(self) -> list[_Report] | None:
+        """Wait for reports; return the next one of each receiver that has one, or None at the end."""
         with self._changed:
             while True:
+                turn: list[_Report] = []
                 for queue in self._queues:
                     self._report_repeats(queue, due=True)
                     if queue.state is not None:
-                        self._current: tuple[_Queue, object] = (queue, queue.state)
-                        return _state_statement(queue, *queue.state)
-                    if queue.events:
-                        self._current = (queue, queue.events[0])
-                        return _event_statement(queue, queue.events[0])
+                        turn.append(_Report(queue, queue.state))
+                    elif queue.events:
+                        turn.append(_Report(queue, queue.events[0]))
+                if turn:
+                    return turn
                 if self._stop_at is not None:
                     return None
                 self._clock.wait_on(self._changed, REPEAT_SECONDS / 4)
 
-    def _done(self) -> None:
+    def _write(self, turn: Sequence[_Report], connection: sa.Connection) -> None:
+        """Write the reports of a turn on one connection, the events by one statement. What was written is done."""
+        events = [report for report in turn if isinstance(report.what, _Event)]
+        for report in turn:
+            if not isinstance(report.what, _Event):
+                self._write_alone(report, connection)
+        try:
+            report_events(connection, [report.row() for report in events])
+        except TRANSIENT:
+            raise
+        except Exception:  # noqa: BLE001  found and logged below
+            # One of them was refused, and with it all.
+            for report in events:
+                self._write_alone(report, connection)
+        else:
+            for report in events:
+                self._done(report)
+
+    def _write_alone(self, report: _Report, connection: sa.Connection) -> None:
+        """Write one report; one that the driver log refuses is logged and left out."""
+        try:
+            report.write(connection)
+        except TRANSIENT:
+            raise
+        except Exception as error:  # noqa: BLE001  the next report may be fine
+            _log_refusal(error)
+        self._done(report)
+
+    def _done(self, report: _Report) -> None:
+        queue, what = report.queue, report.what
         with self._changed:
-            queue, what = self._current
             if queue.state is what:
                 queue.state = None
             elif queue.events and queue.events[0] is what:
                 queue.events.popleft()
-            if queue in self._queues:
-                # Move it to the end, so that one receiver with many reports does not hold up the others' reports.
-                self._queues.remove(queue)
-                self._queues.append(queue)
             if queue.state is None and not queue.events:
                 queue.written.notify_all()
 
@@ -261,23 +326,17 @@ class StatusReporter:
                 self._clock.wait_on(self._changed, min(left, 0.2) if self._stop_at is not None else left)
 
 
-def _state_statement(queue: _Queue, state: ReceiverState, reason: str) -> Callable[[sa.Connection], object]:
-    return lambda connection: set_receiver_state(
-        connection,
+def _log_event(queue: _Queue, event: _Event) -> None:
+    write = _log.warning if event.kind in _WARNINGS else _log.info
+    write(
+        "receiver event",
         receiver_id=queue.claim.receiver_id,
-        assignment=queue.assignment,
-        state=state,
-        reason=reason,
-        process_id=queue.process_id if state in (ReceiverState.ACTIVE, ReceiverState.PAUSED) else None,
-    )
-
-
-def _event_statement(queue: _Queue, event: _Event) -> Callable[[sa.Connection], object]:
-    return lambda connection: report_event(
-        connection,
-        receiver_id=queue.claim.receiver_id,
-        epoch=queue.claim.epoch,
-        kind=event.kind,
+        kind=event.kind.value,
         message=event.message,
         detail=event.detail,
     )
+
+
+def _log_refusal(error: BaseException) -> None:
+    with contextlib.suppress(Exception):
+        _log.error("a report was refused by the driver log", exc_info=error)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from receiver_runtime.descriptors import explain
 from tracker_store.states import ReceiverEventKind
 
 if TYPE_CHECKING:
@@ -39,9 +40,8 @@ class UnfailingReporter:
         self._report(partial(self._reporter.event, kind, message, detail))
 
     def error(self, message: str, error: BaseException | None = None) -> None:
-        """Report an event ERROR, and log it."""
+        """Report an event ERROR. The reporter logs it too, and counts its repeats instead of logging each."""
         self.event(ReceiverEventKind.ERROR, message, describe(error))
-        self.warning(message, error)
 
     def warning(self, message: str, error: BaseException | None) -> None:
         """Log a warning."""
@@ -58,5 +58,5 @@ class UnfailingReporter:
 
 
 def describe(error: BaseException | None) -> str:
-    """Return an error's type and message; nothing for None."""
-    return "" if error is None else f"{type(error).__name__}: {error}"
+    """Return an error's type and message, explained where that helps; nothing for None."""
+    return "" if error is None else f"{type(error).__name__}: {explain(error)}"

@@ -5,6 +5,9 @@ and size, one sync per write, the final length when a segment is closed. A faile
 the frame is written again to a new one. Nothing is ever appended after a failure, and no segment of another epoch is
 touched.
 
+Dead letters have segments of their own, in a second log of the same epoch (``for_dead_letters``): clean-up of blocks
+never waits for them. Their files are named ``EPOCH-dNUMBER.segment``.
+
 A segment is sealed only once every block in it is registered and every dead letter recorded. The next epoch salvages
 the segments that are not sealed (``salvage``), so this process may be killed or fenced at any point.
 
@@ -22,6 +25,7 @@ import structlog
 
 from receiver_runtime.block_store.errors import BlockStoreError, StoreUnavailableError
 from receiver_runtime.clock import Clock, SystemClock
+from receiver_runtime.descriptors import explain
 from receiver_runtime.progress import Progress
 from tracker_store.blocks import BlockHandle
 
@@ -34,6 +38,9 @@ if TYPE_CHECKING:
     from tracker_store.blocks import Claim
 
 _log = structlog.get_logger(__name__)
+
+# Seconds: letters are few and stay for days, and each segment has a row, so their segments are not cut each minute.
+_LETTERS_INTERVAL = 3600.0
 
 
 class WriteAheadLogError(Exception):
@@ -82,6 +89,7 @@ class WriteAheadLog:
         max_failures: the most attempts at one write, each in a new segment.
         durable: sync before a write returns.
         progress: counts each attempt that failed.
+        letters: whether its segments hold dead letters, see ``for_dead_letters``.
     """
 
     def __init__(
@@ -98,7 +106,9 @@ class WriteAheadLog:
         durable: bool = True,
         clock: Clock | None = None,
         progress: Progress | None = None,
+        letters: bool = False,
     ) -> None:
+        self._letters = letters
         self._progress = progress or Progress()
         self._store = store
         self._rows = rows
@@ -123,6 +133,23 @@ class WriteAheadLog:
         # Segments that are closed but not sealed in the driver log, as (id, length, newest block); a few at most.
         self._to_seal: list[tuple[int, int, int]] = []
         self._closed = False
+
+    def for_dead_letters(self) -> WriteAheadLog:
+        """Return a log for this epoch's dead letters, with segments of its own. The caller closes both."""
+        return WriteAheadLog(
+            self._store,
+            self._rows,
+            claim=self.claim,
+            source_rule=self.source_rule,
+            registered_through=self.registered_through,
+            segment_interval=max(self._interval, _LETTERS_INTERVAL),
+            max_segment_bytes=self._max_bytes,
+            max_failures=self._max_failures,
+            durable=self._durable,
+            clock=self._clock,
+            progress=self._progress,
+            letters=True,
+        )
 
     def write(
         self,
@@ -157,7 +184,7 @@ class WriteAheadLog:
                     else:
                         segment.skip_sync()
                 except (OSError, BlockStoreError) as error:
-                    failures.append(str(error))
+                    failures.append(explain(error))
                     self._progress.failed(f"a block could not be stored: {error}")
                     self._end_segment()
                     self._seal_waiting()
@@ -245,7 +272,8 @@ class WriteAheadLog:
             # Before the row is made: a store that is unavailable for hours leaves no rows behind.
             self._store.check()
             self._number += 1
-            path = f"receiver-{self.claim.receiver_id}/{self.claim.epoch}-{self._number:06d}.segment"
+            number = f"{'d' if self._letters else ''}{self._number:06d}"
+            path = f"receiver-{self.claim.receiver_id}/{self.claim.epoch}-{number}.segment"
             segment_id = self._rows.open_segment(path, self.source_rule.label)
             try:
                 segment = self._store.create_segment(path)

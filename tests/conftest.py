@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,6 +30,9 @@ def postgres_server() -> Iterator[TestServer]:
     from tests.postgres import TestServer  # noqa: PLC0415 - unit tests load no database driver
 
     with state_directory() as directory:
+        if "FOREBAY_TEST_POSTGRES_BINARIES" in os.environ:
+            # Programs before Postgres 16 change their directory and back: their account must reach it by its path.
+            directory.chmod(0o711)
         server = TestServer(directory)
         with server.process:
             yield server
@@ -53,6 +57,6 @@ def engine(database_url: str) -> Iterator[sa.Engine]:
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """Make an empty FOREBAY_HOME that the embedded server's own account can reach."""
+    """Make an empty FOREBAY_HOME."""
     with state_directory() as directory:
         yield directory

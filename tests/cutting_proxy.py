@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Self
 
 import sqlalchemy as sa
 
+from tests.postgres_address import connect_to, through
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
@@ -41,7 +43,7 @@ class CuttingProxy:
     """
 
     def __init__(self, url: str, decide: Callable[[bytes], Cut | None]) -> None:
-        self._target = sa.make_url(url)
+        self._target = url
         self._decide = decide
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._ended = threading.Event()
@@ -51,9 +53,10 @@ class CuttingProxy:
     @property
     def url(self) -> str:
         """Return the database's URL through this proxy."""
-        through = self._target.set(host="127.0.0.1", port=self._listener.getsockname()[1])
-        through = through.update_query_dict({"sslmode": "disable", "gssencmode": "disable"})
-        return through.render_as_string(hide_password=False)
+        target = sa.make_url(through(self._target, self._listener.getsockname()[1]))
+        return target.update_query_dict({"sslmode": "disable", "gssencmode": "disable"}).render_as_string(
+            hide_password=False
+        )
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -77,11 +80,8 @@ class CuttingProxy:
             threading.Thread(target=self._forward, args=(client,), daemon=True).start()
 
     def _forward(self, client: socket.socket) -> None:
-        with contextlib.suppress(OSError), client:
-            assert self._target.host is not None
-            assert self._target.port is not None
-            with socket.create_connection((self._target.host, self._target.port)) as server:
-                self._pump(client, server)
+        with contextlib.suppress(OSError), client, connect_to(self._target) as server:
+            self._pump(client, server)
 
     def _pump(self, client: socket.socket, server: socket.socket) -> None:
         selector = selectors.DefaultSelector()

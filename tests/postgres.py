@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -21,10 +22,11 @@ import sqlalchemy as sa
 
 import tracker_store.migrate
 from forebay.cli.services import guard
+from tests.postgres_address import through
 from tracker_store.embedded_postgres import EmbeddedPostgres, StopMode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from types import TracebackType
 
 _TEMPLATE = "migrated"
@@ -33,8 +35,10 @@ _TEMPLATE = "migrated"
 class PostgresProcess:
     """An embedded server that runs while entered; its log is beside its data."""
 
-    def __init__(self, server: EmbeddedPostgres) -> None:
+    def __init__(self, server: EmbeddedPostgres, configuration: Mapping[str, str] | None = None) -> None:
+        """Take the server, and settings of postgresql.conf that it is started with."""
         self.server = server
+        self._settings = [f"--{name}={value}" for name, value in (configuration or {}).items()]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, timeout: float = 60.0) -> None:
@@ -46,7 +50,7 @@ class PostgresProcess:
             command += ["--user", str(user.uid), "--group", str(user.gid)]
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, "--", *self.server.command()],
+                [*command, "--", *self.server.command(), *self._settings],
                 cwd=self.server.data_directory,
                 env=self.server.environment(),
                 stdin=subprocess.PIPE,
@@ -86,6 +90,35 @@ class PostgresProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+class TcpPostgres(EmbeddedPostgres):
+    """A server that listens on TCP too, as a server of the user's does; `listening` says how."""
+
+    def __init__(self, data_directory: Path) -> None:
+        super().__init__(data_directory)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = int(probe.getsockname()[1])
+
+    @property
+    def port(self) -> int:
+        """Return the port, which is in the socket's name too."""
+        return self._port
+
+    @property
+    def listening(self) -> dict[str, str]:
+        """Return the configuration that opens the port, and releases a dead client's locks after half a minute."""
+        return {
+            "listen_addresses": "127.0.0.1",
+            "tcp_keepalives_idle": "10",
+            "tcp_keepalives_interval": "5",
+            "tcp_keepalives_count": "4",
+        }
+
+    def url(self, database: str = "forebay") -> str:
+        """Return the superuser's URL by TCP."""
+        return through(super().url(database), self._port)
 
 
 class InstalledPostgres(EmbeddedPostgres):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 import tracker_store.blocks
+import tracker_store.processes
 from tracker_store.engine import Prepared
 
 if TYPE_CHECKING:
@@ -68,12 +69,11 @@ class _Recorder:
     def write(self) -> None:
         STATEMENTS.parent.mkdir(exist_ok=True)
         found = {role: sorted(statements.values()) for role, statements in self._found.items()}
-        # Only receivers send these, and not through SQLAlchemy.
-        found["forebay_receiver"] += [
-            f"PREPARE {prepared.name} ({prepared.types}) AS {prepared.query}"
-            for prepared in vars(tracker_store.blocks).values()
-            if isinstance(prepared, Prepared)
-        ]
+        # These are not sent through SQLAlchemy; blocks come from receivers only.
+        for module, roles in ((tracker_store.blocks, ("forebay_receiver",)), (tracker_store.processes, tuple(found))):
+            prepared = [each.preparation for each in vars(module).values() if isinstance(each, Prepared)]
+            for role in roles:
+                found[role] += prepared
         STATEMENTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 

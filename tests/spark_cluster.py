@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from tests.held_ports import held_port
 from tests.polling import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 SPARK_HOME = Path(pyspark.__file__).parent
 _SECONDS = 120.0
@@ -52,14 +53,22 @@ class Program:
     """A program of Spark's, with a log that says where it listens."""
 
     def __init__(
-        self, name: str, directory: Path, *command: str, host: str = "127.0.0.1", has_forebay: bool = False
+        self,
+        name: str,
+        directory: Path,
+        *command: str,
+        host: str = "127.0.0.1",
+        has_forebay: bool = False,
+        more: Mapping[str, str] | None = None,
     ) -> None:
         self.log = directory / f"{name}.log"
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 command,
                 cwd=directory,
-                env=environment(directory, host=host) | ({"PYTHONPATH": str(_ROOT)} if has_forebay else {}),
+                env=environment(directory, host=host)
+                | ({"PYTHONPATH": str(_ROOT)} if has_forebay else {})
+                | dict(more or {}),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -77,6 +86,16 @@ class Program:
         assert match is not None
         return match[1]
 
+    def signal(self, name: str) -> None:
+        """Send a signal, by its name, to the JVM alone; its children don't get it."""
+        # spark-class has replaced itself by the JVM.
+        self._process.send_signal(signal.Signals[name])
+
+    @property
+    def pid(self) -> int:
+        """Return the process id."""
+        return self._process.pid
+
     def end(self) -> None:
         """End the program and its children."""
         with contextlib.suppress(ProcessLookupError):
@@ -84,10 +103,37 @@ class Program:
         self._process.wait(30)
 
 
+@dataclass(frozen=True)
+class StandaloneCluster:
+    """A running cluster: its URL and its programs."""
+
+    url: str
+    master: Program
+    workers: Sequence[Program]
+
+
 @contextlib.contextmanager
 def standalone_cluster(directory: Path, *, hosts: Sequence[str] = ("127.0.0.1", "127.0.0.1")) -> Iterator[str]:
     """Start a master that has a worker on each of `hosts`, with a core and 512 MB; return its URL."""
+    with running_cluster(directory, hosts=hosts) as cluster:
+        yield cluster.url
+
+
+@contextlib.contextmanager
+def running_cluster(
+    directory: Path,
+    *,
+    hosts: Sequence[str] = ("127.0.0.1", "127.0.0.1"),
+    memory: str = "512m",
+    decommission: bool = False,
+) -> Iterator[StandaloneCluster]:
+    """Start a cluster as ``standalone_cluster`` does.
+
+    `memory`: of each worker, for its executors. `decommission`: whether SIGPWR decommissions a worker.
+    """
     launch = [str(SPARK_HOME / "bin" / "spark-class")]
+    # Workers and master take settings from files, or from the properties of their JVM.
+    options = {"SPARK_DAEMON_JAVA_OPTS": "-Dspark.decommission.enabled=true"} if decommission else {}
     programs: list[Program] = []
     try:
         master = Program(
@@ -95,6 +141,7 @@ def standalone_cluster(directory: Path, *, hosts: Sequence[str] = ("127.0.0.1", 
             directory,
             *[*launch, "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", "0"],
             *["--webui-port", "0"],
+            more=options,
         )
         programs.append(master)
         url = master.said(r"Starting Spark master at (spark://\S+)")
@@ -103,13 +150,14 @@ def standalone_cluster(directory: Path, *, hosts: Sequence[str] = ("127.0.0.1", 
                 f"worker{number}",
                 directory,
                 *[*launch, "org.apache.spark.deploy.worker.Worker", "--host", host, "--port", "0"],
-                *["--webui-port", "0", "--cores", "1", "--memory", "512m", url],
+                *["--webui-port", "0", "--cores", "1", "--memory", memory, url],
                 host=host,
+                more=options,
             )
             programs.append(worker)
         for worker in programs[1:]:
             worker.said(r"(Successfully registered with master)")
-        yield url
+        yield StandaloneCluster(url, master, programs[1:])
     finally:
         for program in reversed(programs):
             program.end()

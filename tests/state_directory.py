@@ -1,6 +1,6 @@
-"""A directory for the state of one test that the embedded server's own account can traverse.
+"""A directory for the state of one test, as a FOREBAY_HOME is: its owner's alone, with a short path.
 
-pytest's tmp_path does not work: when run as root its base is closed to other users, and each run closes it again.
+pytest's tmp_path is long: a Unix socket in it needs a link with a shorter name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 def state_directory() -> Iterator[Path]:
     """Make a new directory; remove it at the end."""
     path = Path(tempfile.mkdtemp(prefix="forebay-test-")).resolve()
-    path.chmod(0o711)
     try:
         yield path
     finally:

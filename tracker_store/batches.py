@@ -302,7 +302,7 @@ def complete_replay(
 
 
 def discard_batch(connection: sa.Connection, *, pipeline_id: int, batch_time: datetime) -> int:
-    """Discard a quarantined or blocked batch; returns how many blocks were kept for it.
+    """Discard a quarantined or blocked batch; returns how many sequences were kept for it, markers too.
 
     Locks: the pipeline's row, the batch's row. Raises NotDiscardableError.
     """

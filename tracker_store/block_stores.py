@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from tracker_store.engine import named_failures
+from tracker_store.engine import named_failures, with_session
 from tracker_store.errors import DriverLogError
 
 if TYPE_CHECKING:
@@ -86,16 +86,17 @@ def one_attaches(connection: sa.Connection) -> Iterator[None]:
 
     Locks: an advisory one, which ends with the connection at the latest.
     """
-    with named_failures():
-        connection.execute(sa.text("SELECT pg_advisory_lock(:key)"), {"key": _ATTACHING})
-    try:
-        yield
-    finally:
+    with with_session(connection, "the lock on attaching a block store") as session:
+        with named_failures():
+            session.execute(sa.text("SELECT pg_advisory_lock(:key)"), {"key": _ATTACHING})
         try:
-            connection.execute(sa.text("SELECT pg_advisory_unlock(:key)"), {"key": _ATTACHING})
-        except sa.exc.DBAPIError:
-            # The lock ends with the connection, which is not used again.
-            connection.invalidate()
+            yield
+        finally:
+            try:
+                session.execute(sa.text("SELECT pg_advisory_unlock(:key)"), {"key": _ATTACHING})
+            except sa.exc.DBAPIError:
+                # The lock ends with the connection, which is not used again.
+                session.invalidate()
 
 
 def attach_block_store(connection: sa.Connection, *, host: str, roots: Mapping[str, str]) -> None:

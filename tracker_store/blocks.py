@@ -88,7 +88,7 @@ class NewBlock:
 class Steering:
     """What each answer tells a receiver to do: `rate_limit` in records/s (None: unlimited).
 
-    A heartbeat's answer has the receiver's newest sequence too.
+    A heartbeat's answer has the receiver's newest sequence, and the server and timeline, too.
     """
 
     receiver_id: int
@@ -96,6 +96,7 @@ class Steering:
     desired_state: DesiredState
     assignment: int
     newest_sequence: int | None = field(default=None, compare=False)
+    server: str | None = field(default=None, compare=False)
 
 
 class AddOutcome(StrEnum):
@@ -132,11 +133,15 @@ class AddResult:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """An epoch that this process owns. `sequence` is the marker's; the first block takes the next."""
+    """An epoch that this process owns. `sequence` is the marker's; the first block takes the next.
+
+    `server`: the server and timeline that answered the claim (None: not known). On another one the claim is over.
+    """
 
     receiver_id: int
     epoch: int
     sequence: int
+    server: str | None = field(default=None, compare=False)
 
 
 _ANSWER = "outcome, detail, rate_limit, desired_state, assignment"
@@ -149,20 +154,14 @@ _EXTRA_TYPES = (
 )
 
 
-def _prepared(name: str, function: str, answer: str, types: tuple[str, ...]) -> Prepared:
-    arguments = ", ".join(f"${n}" for n in range(1, len(types) + 1))
-    query = f"SELECT {answer} FROM forebay.{function}({arguments})"  # noqa: S608  constants
-    return Prepared(name, ", ".join(types), query)
-
-
-_ADD_ONE = _prepared("forebay_add_block", "add_one_block", _ANSWER, _ONE_TYPES)
-_ADD_ONE_LINKED = _prepared("forebay_add_block_linked", "add_one_block", _ANSWER, _ONE_TYPES + _LINK_TYPES)
-_ADD_MANY = _prepared("forebay_add_blocks", "add_block", f"receiver_id, {_ANSWER}", _BLOCK_TYPES)
-_ADD_MANY_WITH_EXTRAS = _prepared(
-    "forebay_add_blocks_with_extras", "add_block", f"receiver_id, {_ANSWER}", _BLOCK_TYPES + _EXTRA_TYPES
+_ADD_ONE = Prepared("forebay_add_block", "forebay.add_one_block", _ANSWER, _ONE_TYPES)
+_ADD_ONE_LINKED = Prepared("forebay_add_block_linked", "forebay.add_one_block", _ANSWER, _ONE_TYPES + _LINK_TYPES)
+_ADD_MANY = Prepared("forebay_add_blocks", "forebay.add_block", f"receiver_id, {_ANSWER}", _BLOCK_TYPES)
+_ADD_MANY_WITH_EXTRAS = Prepared(
+    "forebay_add_blocks_with_extras", "forebay.add_block", f"receiver_id, {_ANSWER}", _BLOCK_TYPES + _EXTRA_TYPES
 )
-_ARRAY_MARKS = ", ".join(["%s"] * len(_BLOCK_TYPES))
-_EXTRA_MARKS = ", ".join(f"%s::{kind}" if kind == "text[]" else "%s" for kind in _EXTRA_TYPES)
+_ARRAY_MARKS = ("%s",) * len(_BLOCK_TYPES)
+_EXTRA_MARKS = tuple(f"%s::{kind}" if kind == "text[]" else "%s" for kind in _EXTRA_TYPES)
 
 
 def _integers(values: Iterable[int]) -> str:
@@ -220,7 +219,7 @@ def add_blocks(connection: sa.Connection, blocks: Sequence[NewBlock]) -> list[Ad
     ordered = sorted(blocks, key=attrgetter("receiver_id", "sequence"))
     statement, marks, values = _ADD_MANY, _ARRAY_MARKS, _arrays(ordered)
     if any(block.links or block.keys for block in ordered):
-        statement, marks = _ADD_MANY_WITH_EXTRAS, f"{_ARRAY_MARKS}, {_EXTRA_MARKS}"
+        statement, marks = _ADD_MANY_WITH_EXTRAS, _ARRAY_MARKS + _EXTRA_MARKS
         values += _extras(ordered)
     with named_failures():
         rows = fetch_prepared(connection, statement, marks, values)
@@ -230,24 +229,34 @@ def add_blocks(connection: sa.Connection, blocks: Sequence[NewBlock]) -> list[Ad
 def _add_one(connection: sa.Connection, block: NewBlock) -> AddResult:
     handle = block.handle
     # Only integers: there is nothing to quote.
-    arguments = (
-        f"{block.receiver_id:d}, {block.epoch:d}, {block.sequence:d}, {block.records:d}, {block.bytes:d}, "
-        f"{handle.segment_id:d}, {handle.offset:d}, {handle.length:d}, {handle.crc32c:d}"
-    )
+    arguments = [
+        *(f"{block.receiver_id:d}", f"{block.epoch:d}", f"{block.sequence:d}", f"{block.records:d}"),
+        *(f"{block.bytes:d}", f"{handle.segment_id:d}", f"{handle.offset:d}", f"{handle.length:d}"),
+        f"{handle.crc32c:d}",
+    ]
     with named_failures():
         if not block.links:
             [row] = fetch_prepared(connection, _ADD_ONE, arguments)
         else:
             [link] = block.links
-            arguments += f", %s, %s, {link.generation:d}, {link.from_offset:d}, {link.to_offset:d}, %s"
+            arguments += ["%s", "%s", f"{link.generation:d}", f"{link.from_offset:d}", f"{link.to_offset:d}", "%s"]
             values = (link.source, link.partition, link.kind.value)
             [row] = fetch_prepared(connection, _ADD_ONE_LINKED, arguments, values)
     return _result(block.receiver_id, *row)
 
 
 def _result(
-    receiver_id: int, outcome: str, detail: str | None, rate_limit: float | None, desired_state: str, assignment: int
+    receiver_id: int,
+    outcome: str,
+    detail: str | None,
+    rate_limit: float | None,
+    desired_state: str | None,
+    assignment: int | None,
 ) -> AddResult:
+    if desired_state is None or assignment is None:
+        # It has no row: it was removed long ago, and forgotten (``functions/forget_receivers.sql``).
+        stopped = Steering(receiver_id, None, DesiredState.STOPPED, 0)
+        return AddResult(receiver_id, AddOutcome.FENCED, f"receiver {receiver_id} was removed, and forgotten", stopped)
     return AddResult(
         receiver_id,
         AddOutcome(outcome),
@@ -281,11 +290,14 @@ def claim(connection: sa.Connection, *, receiver_id: int, seen_epoch: int, assig
     """
     with named_failures():
         row = connection.execute(
-            sa.text("SELECT outcome, detail, epoch, sequence FROM forebay.claim(:receiver, :seen_epoch, :assignment)"),
+            sa.text("""
+                SELECT c.outcome, c.detail, c.epoch, c.sequence, forebay.server_timeline() AS server
+                FROM forebay.claim(:receiver, :seen_epoch, :assignment) AS c
+            """),
             {"receiver": receiver_id, "seen_epoch": seen_epoch, "assignment": assignment},
         ).one()
     if row.outcome == "claimed":
-        return Claim(receiver_id, row.epoch, row.sequence)
+        return Claim(receiver_id, row.epoch, row.sequence, row.server)
     errors = {"not assigned": NotAssignedError, "lost": ClaimLostError, "busy": ClaimBusyError}
     raise errors[row.outcome](row.detail)
 

@@ -19,14 +19,20 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from tracker_store.engine import connect, named_failures
-from tracker_store.event_triggers import missing_triggers
+from tracker_store.engine import connect, engine_beside, named_failures, with_statement_timeout
+from tracker_store.event_triggers import (
+    EVENT_TRIGGERS,
+    GUARD_TRIGGERS,
+    RANGE_TRIGGERS,
+    TOTAL_TRIGGERS,
+    missing_triggers,
+)
 from tracker_store.migrate import current_revision, newest_revision, way_out
 from tracker_store.programs import FUNCTIONS, function_source, installed_fingerprint, programs_fingerprint
 from tracker_store.schema import SCHEMA, metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, MutableMapping
+    from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 
 OFFENDERS_NAMED = 5
 TIME_LIMIT = "30min"
@@ -206,6 +212,10 @@ def ranges_are_contiguous(connection: sa.Connection, pipeline_id: int | None = N
           AND NOT EXISTS (SELECT 1 FROM forebay.cleanup_events e
                           WHERE e.receiver_id = w.receiver_id AND e.unread_records > 0
                             AND e.sequences && int8range(w.next, lower(w.sequences)))
+          -- Clean-up deletes ranges with their blocks, and leaves those that a quarantined batch needs.
+          AND NOT (w.before < clock_timestamp() - interval '1 hour'
+                   AND EXISTS (SELECT FROM forebay.receivers r
+                               WHERE r.id = w.receiver_id AND r.low_mark >= lower(w.sequences) - 1))
         UNION ALL
         SELECT format('%s, receiver %s: the cursor is at %s, the newest range ended at %s', p.name, c.receiver_id,
                       c.next_sequence, newest.next - 1)
@@ -216,6 +226,10 @@ def ranges_are_contiguous(connection: sa.Connection, pipeline_id: int | None = N
             WHERE a.pipeline_id = p.id AND a.receiver_id = c.receiver_id
               AND a.batch_time >= coalesce(p.history_from, '-infinity')) AS newest
         WHERE c.next_sequence <> newest.next AND $OF_PIPELINE
+          -- Clean-up may have deleted the last ranges, with their blocks.
+          AND NOT (newest.next < c.next_sequence
+                   AND EXISTS (SELECT FROM forebay.receivers r
+                               WHERE r.id = c.receiver_id AND r.low_mark >= c.next_sequence - 1))
         UNION ALL
         SELECT format('%s, receiver %s: the cursor is at %s, the newest block is %s', p.name, c.receiver_id,
                       c.next_sequence, coalesce(newest.sequence, 0))
@@ -248,6 +262,15 @@ def batches_count_their_ranges(connection: sa.Connection, pipeline_id: int | Non
             WHERE a.pipeline_id = t.pipeline_id AND a.batch_time = t.batch_time) AS sums
         WHERE (t.records, t.bytes, t.blocks) IS DISTINCT FROM (sums.records, sums.bytes, sums.blocks)
           AND $OF_PIPELINE
+          -- Clean-up deletes a range with its blocks: of a finished batch that is an hour old, of a receiver whose low
+          -- mark has moved.
+          AND NOT (t.batch_time < clock_timestamp() - interval '1 hour' AND t.state IN ('COMPLETED', 'DISCARDED')
+                   AND sums.records <= t.records AND sums.bytes <= t.bytes AND sums.blocks < t.blocks
+                   AND EXISTS (SELECT FROM forebay.cursors c JOIN forebay.receivers r ON r.id = c.receiver_id
+                               WHERE c.pipeline_id = t.pipeline_id AND r.low_mark > 0
+                                 AND NOT EXISTS (SELECT FROM forebay.batch_allocations a
+                                                 WHERE a.pipeline_id = t.pipeline_id AND a.batch_time = t.batch_time
+                                                   AND a.receiver_id = c.receiver_id)))
         UNION ALL
         SELECT format('%s, batch %s: the range %s of receiver %s counts %s records, its blocks %s', p.name,
                       a.batch_time, a.sequences, a.receiver_id, a.records,
@@ -292,7 +315,8 @@ def unfinished_batches_have_their_blocks(connection: sa.Connection, pipeline_id:
         FROM forebay.pipelines p
         JOIN forebay.batches t ON t.pipeline_id = p.id AND t.state = 'QUARANTINED'
         LEFT JOIN LATERAL (
-            -- Only its own blocks; kept_blocks also has those that a window needs.
+            -- Only its own blocks; kept_blocks also has those that a window needs. Rows are counted, not totals
+            -- subtracted: a row that is missing between the first and the last must be seen.
             SELECT sum(k.records) AS records FROM forebay.kept_blocks k
             JOIN forebay.batch_allocations a ON a.pipeline_id = k.pipeline_id AND a.batch_time = k.batch_time
                  AND a.receiver_id = k.receiver_id AND k.sequence <@ a.sequences
@@ -317,10 +341,22 @@ def blocks_have_their_segment(connection: sa.Connection, pipeline_id: int | None
             SELECT b.segment_id, count(*) AS blocks, min(b.sequence) AS first FROM forebay.blocks b
             WHERE b.receiver_id = r.id AND b.segment_id IS NOT NULL GROUP BY b.segment_id
             UNION ALL
-            SELECT k.segment_id, count(*), min(k.sequence) FROM forebay.kept_blocks k
+            SELECT k.segment_id, count(*), min(k.sequence) FROM forebay.kept_block_rows k
             WHERE k.receiver_id = r.id GROUP BY k.segment_id) AS w
         LEFT JOIN forebay.log_segments g ON g.id = w.segment_id AND g.receiver_id = r.id
         WHERE (g.id IS NULL OR g.state = 'DELETING') AND $OF_STREAMS
+        UNION ALL
+        -- Clean-up deletes a file below the low mark by this count.
+        SELECT format('receiver %s: kept_segments counts %s blocks in segment %s, there are %s', r.id,
+                      coalesce(k.blocks, 0), coalesce(k.segment_id, passed.segment_id), coalesce(passed.blocks, 0))
+        FROM forebay.kept_segments k
+        FULL JOIN (
+            SELECT b.receiver_id, b.segment_id, count(*) AS blocks FROM forebay.receivers q
+            JOIN forebay.blocks b ON b.receiver_id = q.id AND b.sequence <= q.low_mark
+            WHERE b.segment_id IS NOT NULL GROUP BY b.receiver_id, b.segment_id) AS passed
+             ON passed.segment_id = k.segment_id
+        JOIN forebay.receivers r ON r.id = coalesce(k.receiver_id, passed.receiver_id)
+        WHERE k.blocks IS DISTINCT FROM passed.blocks AND $OF_STREAMS
         """,
         pipeline_id,
     )
@@ -427,11 +463,10 @@ def tables_are_as_declared(connection: sa.Connection, pipeline_id: int | None = 
         "compare_server_default": True,
     }
     # For a user named like the schema it is the default schema, and tables are then reflected without its name.
-    plain = sa.create_engine(
-        connection.engine.url, poolclass=sa.NullPool, connect_args={"options": "-csearch_path=public"}
-    )
+    plain = engine_beside(connection.engine, "forebay db check", search_path="public")
     with connect(plain) as beside:
         differences = compare_metadata(MigrationContext.configure(beside, opts=options), metadata)
+    plain.dispose()
     return CheckResult(
         "tables_are_as_declared",
         "the tables are those that this installation declares",
@@ -511,13 +546,57 @@ def _differing(source: str, installed: sa.Row[Any]) -> list[str]:
 def changes_are_told(connection: sa.Connection, pipeline_id: int | None = None) -> CheckResult:
     """Check that the triggers that write events are there and enabled."""
     del pipeline_id
-    missing = missing_triggers(connection)
-    return CheckResult(
-        "changes_are_told",
-        "every change of a state writes an event",
-        len(missing),
-        tuple(f"{name}: not in the database, or disabled" for name in missing[:OFFENDERS_NAMED]),
+    return _triggers_are_there(
+        connection,
+        EVENT_TRIGGERS,
+        function="record_event",
+        name="changes_are_told",
+        promise="every change of a state writes an event",
     )
+
+
+def rows_are_guarded(connection: sa.Connection, pipeline_id: int | None = None) -> CheckResult:
+    """Check that the triggers that hold a receiver's login to its own rows are there and enabled."""
+    del pipeline_id
+    return _triggers_are_there(
+        connection,
+        GUARD_TRIGGERS,
+        function="guard_row",
+        name="rows_are_guarded",
+        promise="a receiver's login writes only rows of its own processes",
+    )
+
+
+def totals_are_kept(connection: sa.Connection, pipeline_id: int | None = None) -> CheckResult:
+    """Check that the triggers that keep sums of segments and dead letters are there and enabled."""
+    del pipeline_id
+    return _triggers_are_there(
+        connection,
+        TOTAL_TRIGGERS,
+        function="keep_storage_totals",
+        name="totals_are_kept",
+        promise="every change of a segment or a dead letter changes its receiver's sums",
+    )
+
+
+def ranges_are_checked(connection: sa.Connection, pipeline_id: int | None = None) -> CheckResult:
+    """Check that the triggers that refuse overlapping ranges are there and enabled."""
+    del pipeline_id
+    return _triggers_are_there(
+        connection,
+        RANGE_TRIGGERS,
+        function="check_ranges",
+        name="ranges_are_checked",
+        promise="a range that overlaps with another one of its pipeline is refused when it is written",
+    )
+
+
+def _triggers_are_there(
+    connection: sa.Connection, triggers: Mapping[str, Sequence[str]], *, function: str, name: str, promise: str
+) -> CheckResult:
+    missing = missing_triggers(connection, triggers, function=function)
+    offenders = tuple(f"{trigger}: not in the database, or disabled" for trigger in missing[:OFFENDERS_NAMED])
+    return CheckResult(name, promise, len(missing), offenders)
 
 
 DATA_CHECKS: tuple[Callable[[sa.Connection, int | None], CheckResult], ...] = (
@@ -537,18 +616,17 @@ SCHEMA_CHECKS: tuple[Callable[[sa.Connection, int | None], CheckResult], ...] = 
     tables_are_as_declared,
     functions_are_the_files,
     changes_are_told,
+    rows_are_guarded,
+    totals_are_kept,
+    ranges_are_checked,
 )
 
 
 @contextmanager
 def patient(connection: sa.Connection) -> Iterator[None]:
     """Raise the statement timeout: a check of millions of rows takes longer than any statement of the product may."""
-    connection.exec_driver_sql(f"SET statement_timeout = '{TIME_LIMIT}'")
-    try:
+    with with_statement_timeout(connection, TIME_LIMIT):
         yield
-    finally:
-        if not connection.invalidated:
-            connection.exec_driver_sql("RESET statement_timeout")
 
 
 def check_schema(connection: sa.Connection) -> list[CheckResult]:

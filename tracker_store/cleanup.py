@@ -4,6 +4,9 @@ Order: event and rows in one transaction (``functions/clean_up_receiver.sql``), 
 file is deleted, then its row. A crash between any two of these leaves something that the next run finds; a file that is
 already gone is a success. The leader passes its `term`, and a statement has an effect only in that term; other callers
 pass none. Nothing here deletes a file: the cleaner does, between `segments_to_delete` and `forget_segment`.
+
+`receivers_to_clean_up` and `streams_to_clean_up` look for what there is to take, so that a round asks nothing about a
+receiver or stream that has nothing. They decide nothing.
 """
 
 from __future__ import annotations
@@ -32,11 +35,37 @@ class CleanedUp:
 
 
 @dataclass(frozen=True, slots=True)
-class CleanableReceiver:
-    """A receiver whose blocks may be cleaned up; removed receivers are included."""
+class Slice:
+    """One of `slices` equal parts, by id, in which a look returns each receiver, stream or pipeline, whatever it has.
 
-    receiver_id: int
-    stream_id: int
+    A caller that takes each part in turn asks about each of them again after `slices` looks.
+    """
+
+    number: int
+    slices: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiversToCleanUp:
+    """The receivers of one look that have blocks, or segments, to delete now; removed receivers are included.
+
+    `last_id`: continue after it; None: there are no more.
+    """
+
+    last_id: int | None
+    of_blocks: list[int]
+    of_segments: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsToCleanUp:
+    """The streams of one look that have links or keys to delete now; removed streams are included.
+
+    `last_id`: continue after it; None: there are no more.
+    """
+
+    last_id: int | None
+    stream_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +76,64 @@ class DeletableSegment:
     path: str
 
 
-def cleanable_receivers(connection: sa.Connection) -> list[CleanableReceiver]:
-    """Return every receiver, also of removed streams: their blocks are cleaned up like others. No locks."""
+def receivers_to_clean_up(
+    connection: sa.Connection,
+    *,
+    threshold: datetime,
+    restore_window: timedelta,
+    max_receivers: int,
+    max_segments: int,
+    part: Slice,
+    after_id: int = 0,
+) -> ReceiversToCleanUp:
+    """Look for what `clean_up_receiver` and `segments_to_delete` would take of the next `max_receivers` receivers.
+
+    May return a receiver that has nothing. A segment behind a receiver's first `max_segments`, if those are held, is
+    found only when the receiver is in the `part`. No locks.
+    """
     with named_failures():
-        rows = connection.execute(sa.text("SELECT id, stream_id FROM forebay.receivers ORDER BY id")).all()
-    return [CleanableReceiver(row.id, row.stream_id) for row in rows]
+        row = connection.execute(
+            sa.text("""
+                SELECT last_id, of_blocks, of_segments
+                FROM forebay.receivers_to_clean_up(
+                    :threshold, :restore_window, :after, :max_receivers, :max_segments, :slices, :slice
+                )
+            """),
+            {
+                "threshold": threshold,
+                "restore_window": restore_window,
+                "after": after_id,
+                "max_receivers": max_receivers,
+                "max_segments": max_segments,
+                "slices": part.slices,
+                "slice": part.number,
+            },
+        ).one()
+    return ReceiversToCleanUp(row.last_id, row.of_blocks, row.of_segments)
+
+
+def streams_to_clean_up(
+    connection: sa.Connection, *, window: timedelta, max_streams: int, part: Slice, after_id: int = 0
+) -> StreamsToCleanUp:
+    """Look for what `clean_up_offsets` and `clean_up_keys` would take of the next `max_streams` streams.
+
+    `window` is that of `clean_up_keys`. No locks.
+    """
+    with named_failures():
+        row = connection.execute(
+            sa.text("""
+                SELECT last_id, stream_ids
+                FROM forebay.streams_to_clean_up(:window, :after, :max_streams, :slices, :slice)
+            """),
+            {
+                "window": window,
+                "after": after_id,
+                "max_streams": max_streams,
+                "slices": part.slices,
+                "slice": part.number,
+            },
+        ).one()
+    return StreamsToCleanUp(row.last_id, row.stream_ids)
 
 
 def clean_up_receiver(
@@ -101,31 +183,23 @@ def clean_up_offsets(connection: sa.Connection, *, stream_id: int, max_rows: int
 def clean_up_keys(
     connection: sa.Connection, *, stream_id: int, window: timedelta, max_rows: int, term: int | None = None
 ) -> int:
-    """Delete at most `max_rows` idempotency keys older than `window`; returns how many (0 in another's term).
+    """Delete at most `max_rows` expired idempotency keys of a stream; returns how many (0 in another's term).
 
-    The stream's own window, the setting `key_window` in seconds, takes precedence over `window`.
+    A key expires after the stream's own window, the setting `key_window`, or `window` if the declaration has none. Keys
+    that may be needed after an outage stay longer (``functions/clean_up_keys.sql``).
 
     Locks: leadership FOR SHARE, those keys.
     """
     with named_failures():
-        return connection.execute(
+        gone: int | None = connection.execute(
             sa.text(f"""
                 {LED}
-                DELETE FROM forebay.record_keys
-                WHERE (stream_id, key) IN (
-                    SELECT stream_id, key
-                    FROM forebay.record_keys
-                    WHERE stream_id = :stream
-                      AND added_at < clock_timestamp() - coalesce((
-                          SELECT make_interval(secs => (s.declaration #>> '{{settings,key_window}}')::float8)
-                          FROM forebay.streams s
-                          WHERE s.id = :stream
-                      ), CAST(:window AS interval))
-                    ORDER BY added_at LIMIT :max_rows
-                ) AND EXISTS (SELECT FROM led)
+                SELECT forebay.clean_up_keys(:stream, :window, :max_rows)
+                FROM led
             """),  # noqa: S608  a constant
             {"stream": stream_id, "window": window, "max_rows": max_rows, "term": term},
-        ).rowcount
+        ).scalar_one_or_none()
+    return gone or 0
 
 
 def segments_to_delete(
@@ -147,52 +221,59 @@ def segments_to_delete(
     segment of a process that was paused may be salvaged after younger ones, so the newest block that came from it is
     looked up by its sequence. `restore_window` keeps files for a database that is restored from an older backup, which
     would know their blocks again. Segments that an earlier call marked before a crash are returned again. Segments up
-    to the id `after` are left out.
+    to the id `after` are left out. Cost: the segments before that of the first remaining block, by an index.
     """
     with named_failures():
         rows = connection.execute(
             sa.text(f"""
                 {LED}
+                , mark AS MATERIALIZED (
+                    SELECT r.low_mark,
+                        (
+                            SELECT b.segment_id
+                            FROM forebay.blocks b
+                            WHERE b.receiver_id = r.id AND b.sequence > r.low_mark AND b.segment_id IS NOT NULL
+                            ORDER BY b.sequence LIMIT 1
+                        ) AS segment_id,
+                        (
+                            SELECT b.epoch
+                            FROM forebay.blocks b
+                            WHERE b.receiver_id = r.id
+                            ORDER BY b.sequence DESC LIMIT 1
+                        ) AS epoch
+                    FROM forebay.receivers r
+                    WHERE r.id = :receiver
+                ), found AS MATERIALIZED (
+                    (
+                        SELECT g.id
+                        FROM forebay.log_segments g
+                        WHERE g.receiver_id = :receiver AND g.id > :after AND g.state = 'DELETING'
+                        ORDER BY g.id LIMIT :limit
+                    )
+                    UNION ALL
+                    (
+                        SELECT g.id
+                        FROM mark m
+                        JOIN forebay.log_segments g ON g.receiver_id = :receiver
+                          AND g.id > :after
+                          AND g.id < coalesce(m.segment_id, 9223372036854775807)
+                        WHERE g.state = 'SEALED'
+                          AND g.sealed_at < clock_timestamp() - CAST(:window AS interval)
+                          AND (m.segment_id IS NOT NULL OR g.epoch < m.epoch)
+                          AND (g.salvaged_sequence IS NULL OR g.salvaged_sequence <= m.low_mark)
+                          -- OFFSET 0: a probe for each segment that is left, never a join with a whole table.
+                          AND NOT EXISTS (SELECT 1 FROM forebay.kept_segments k WHERE k.segment_id = g.id OFFSET 0)
+                          AND NOT EXISTS (SELECT 1 FROM forebay.kept_block_rows k WHERE k.segment_id = g.id OFFSET 0)
+                          AND NOT EXISTS (SELECT 1 FROM forebay.dead_letters d WHERE d.segment_id = g.id OFFSET 0)
+                        ORDER BY g.id LIMIT :limit
+                    )
+                )
                 UPDATE forebay.log_segments
                 SET state = 'DELETING'
                 WHERE id IN (
                     SELECT g.id
                     FROM forebay.log_segments g
-                    WHERE g.receiver_id = :receiver
-                      AND g.id > :after
-                      AND (
-                          g.state = 'DELETING'
-                          OR g.state = 'SEALED'
-                            AND g.sealed_at < clock_timestamp() - CAST(:window AS interval)
-                            AND CASE
-                                WHEN EXISTS (
-                                    SELECT 1
-                                    FROM forebay.blocks b
-                                    WHERE b.receiver_id = :receiver AND b.segment_id IS NOT NULL
-                                ) THEN g.id < (
-                                    SELECT b.segment_id
-                                    FROM forebay.blocks b
-                                    WHERE b.receiver_id = :receiver AND b.segment_id IS NOT NULL
-                                    ORDER BY b.sequence LIMIT 1
-                                )
-                                ELSE g.epoch < (
-                                    SELECT b.epoch
-                                    FROM forebay.blocks b
-                                    WHERE b.receiver_id = :receiver
-                                    ORDER BY b.sequence DESC LIMIT 1
-                                )
-                            END
-                            AND (
-                                g.salvaged_sequence IS NULL
-                                OR g.salvaged_sequence <= (
-                                    SELECT r.low_mark
-                                    FROM forebay.receivers r
-                                    WHERE r.id = :receiver
-                                )
-                            )
-                            AND NOT EXISTS (SELECT 1 FROM forebay.kept_blocks k WHERE k.segment_id = g.id)
-                            AND NOT EXISTS (SELECT 1 FROM forebay.dead_letters d WHERE d.segment_id = g.id)
-                      )
+                    WHERE g.id = ANY (ARRAY(SELECT f.id FROM found f))
                     ORDER BY g.id LIMIT :limit FOR UPDATE SKIP LOCKED
                 ) AND EXISTS (SELECT FROM led)
                 RETURNING id, path

@@ -1,4 +1,4 @@
-"""Write and find `dead_letters`: records that could not be processed, which are kept and counted, never dropped."""
+"""Write and find `dead_letters`: records that could not be processed. Each is kept, or counted as dropped."""
 
 from __future__ import annotations
 
@@ -16,12 +16,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoredDeadLetter:
-    """A dead letter stored in a segment; `bytes` is the size of this part as received."""
+    """Dead letters stored in one frame of a segment: a group of `letters` records, or one part of a large record.
+
+    `bytes` is their size as received. `dropped` records of the same reason, with `dropped_bytes`, were counted and not
+    stored: their senders had used up their budgets.
+    """
 
     reason: str
     part: int
     bytes: int
     handle: BlockHandle
+    letters: int = 1
+    dropped: int = 0
+    dropped_bytes: int = 0
 
 
 def add_dead_letters(
@@ -35,13 +42,15 @@ def add_dead_letters(
         return connection.execute(
             sa.text("""
                 INSERT INTO forebay.dead_letters (
-                    receiver_id, epoch, reason, part, bytes, segment_id, "offset", length, crc32c
+                    receiver_id, epoch, reason, part, bytes, segment_id, "offset", length, crc32c,
+                    letters, dropped, dropped_bytes
                 )
                 SELECT :receiver, :epoch, l.*
                 FROM unnest(
                     CAST(:reasons AS text[]), CAST(:parts AS integer[]), CAST(:bytes AS bigint[]),
                     CAST(:segments AS bigint[]), CAST(:offsets AS bigint[]), CAST(:lengths AS bigint[]),
-                    CAST(:checksums AS bigint[])
+                    CAST(:checksums AS bigint[]), CAST(:letters AS bigint[]), CAST(:dropped AS bigint[]),
+                    CAST(:dropped_bytes AS bigint[])
                 ) AS l
                 ON CONFLICT (segment_id, "offset") DO NOTHING
             """),
@@ -55,6 +64,9 @@ def add_dead_letters(
                 "offsets": [letter.handle.offset for letter in letters],
                 "lengths": [letter.handle.length for letter in letters],
                 "checksums": [letter.handle.crc32c for letter in letters],
+                "letters": [letter.letters for letter in letters],
+                "dropped": [letter.dropped for letter in letters],
+                "dropped_bytes": [letter.dropped_bytes for letter in letters],
             },
         ).rowcount
 

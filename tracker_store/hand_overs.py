@@ -127,10 +127,6 @@ def sign_off_receiver(connection: sa.Connection, *, receiver_id: int, assignment
     """
     with named_failures():
         connection.execute(
-            sa.text("""
-                UPDATE forebay.receivers
-                SET process_id = NULL
-                WHERE id = :receiver AND assignment > :assignment AND process_id = :process
-            """),
+            sa.text("SELECT forebay.sign_off_receiver(:receiver, :assignment, :process)"),
             {"receiver": receiver_id, "assignment": assignment, "process": process_id},
         )

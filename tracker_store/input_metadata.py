@@ -75,13 +75,13 @@ def input_metadata(
         batch = connection.execute(
             sa.text("""
                 SELECT b.inputs,
-                    b.records = 0 OR NOT EXISTS (
-                        SELECT
+                    b.records = (
+                        SELECT coalesce(sum(a.records), 0)
                         FROM forebay.batch_allocations a
                         JOIN forebay.receivers r ON r.id = a.receiver_id
                         WHERE a.pipeline_id = b.pipeline_id
                           AND a.batch_time = b.batch_time
-                          AND lower(a.sequences) <= r.low_mark
+                          AND lower(a.sequences) > r.low_mark
                     ) AS has_links
                 FROM forebay.batches b
                 WHERE b.pipeline_id = :pipeline AND b.batch_time = :time

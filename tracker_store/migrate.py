@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
+import time
 from importlib import resources
 from pathlib import Path
 
 import sqlalchemy as sa
+import structlog
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy.exc import DBAPIError
 
 from tracker_store.engine import psycopg2_url
 from tracker_store.errors import DriverLogError
+from tracker_store.migration_blockers import MigrationBlockers
+from tracker_store.pooler import direct_url
+
+_log = structlog.get_logger(__name__)
 
 # One migration at a time: two processes that start together would both find the schema missing.
 _MIGRATION_LOCK = 0x666F7265626179
+# How long a migration waits for one table. Everybody who comes later waits behind it, heartbeats too, so this is well
+# below the time limit of a silent process.
+_LOCK_TIMEOUT = "2s"
+# Seconds between two attempts, in which those who waited behind the first go on; and after how long to give up.
+_PAUSE_SECONDS = 1.0
+_BLOCKED_SECONDS = 60.0
+# SQLSTATE of a lock's time-out. The attempt was undone whole.
+_LOCK_NOT_AVAILABLE = "55P03"
 
 
 class NewerSchemaError(DriverLogError):
     """A newer version of Forebay has upgraded this driver log. Nothing was changed: install that version here too.
 
     Receivers, agents and trackers of the version before go on meanwhile; only `forebay up` and `forebay db` need it.
+    """
+
+
+class MigrationBlockedError(DriverLogError):
+    """Nothing was changed: end what these sessions do (`SELECT pg_terminate_backend(PID)`), and migrate again.
+
+    A backup, a check or a query of a person may hold a table for long; receivers, batches and trackers do not.
     """
 
 
@@ -38,7 +60,7 @@ def _config() -> Config:
 
 
 def _run(url: str, revision: str, *, down: bool) -> None:
-    engine = sa.create_engine(psycopg2_url(url), poolclass=sa.NullPool)
+    engine = sa.create_engine(psycopg2_url(direct_url(url, "a migration")), poolclass=sa.NullPool)
     # Closing the connection releases the advisory lock, whatever was raised.
     with engine.connect() as connection:
         connection.execute(sa.text("SELECT pg_advisory_lock(:key)"), {"key": _MIGRATION_LOCK})
@@ -49,16 +71,41 @@ def _run(url: str, revision: str, *, down: bool) -> None:
         config = _config()
         config.attributes["connection"] = connection
         config.attributes["down"] = down
-        (command.downgrade if down else command.upgrade)(config, revision)
+        pid: int = connection.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()
+        connection.execute(sa.text(f"SET lock_timeout = '{_LOCK_TIMEOUT}'"))
+        connection.commit()
+        with MigrationBlockers(engine, pid) as blockers:
+            _migrate(config, connection, revision, blockers)
         connection.execute(sa.text("SELECT pg_advisory_unlock(:key)"), {"key": _MIGRATION_LOCK})
         connection.commit()
     engine.dispose()
 
 
+def _migrate(config: Config, connection: sa.Connection, revision: str, blockers: MigrationBlockers) -> None:
+    """Run the migrations in one transaction; run them again while other sessions hold tables, for a bounded time."""
+    migrate = command.downgrade if config.attributes["down"] else command.upgrade
+    give_up_at = time.monotonic() + _BLOCKED_SECONDS
+    while True:
+        try:
+            migrate(config, revision)
+        except DBAPIError as error:
+            if getattr(error.orig, "pgcode", None) != _LOCK_NOT_AVAILABLE:
+                raise
+            connection.rollback()
+            by = "; ".join(blockers.seen) or "sessions that this user can't see"
+            if time.monotonic() >= give_up_at:
+                raise MigrationBlockedError(f"tables were held for {_BLOCKED_SECONDS:.0f} s by {by}") from error
+            _log.warning("other sessions hold tables, trying to migrate again", blocked_by=by)
+        else:
+            return
+        time.sleep(_PAUSE_SECONDS)
+
+
 def upgrade(url: str, revision: str = "head") -> None:
     """Migrate the driver log at `url` up to `revision`. Idempotent; safe from several processes at once.
 
-    Raises NewerSchemaError if the database is past what this installation knows.
+    Raises NewerSchemaError if the database is past what this installation knows, MigrationBlockedError if other
+    sessions hold its tables for long, and DirectUrlMissingError.
     """
     _run(url, revision, down=False)
 

@@ -133,6 +133,15 @@ def advance_stops(connection: sa.Connection, *, term: int) -> list[tuple[str, in
     return [(row.outcome, row.id) for row in rows]
 
 
+def any_stopping(connection: sa.Connection) -> bool:
+    """Return whether a pipeline is on its way to STOPPED. No locks; reads the pipelines' rows."""
+    with named_failures():
+        stopping: bool = connection.execute(
+            sa.text("SELECT EXISTS (SELECT FROM forebay.pipelines WHERE state = 'STOPPING' AND removed_at IS NULL)")
+        ).scalar_one()
+    return stopping
+
+
 def all_ended(connection: sa.Connection, *, after_seconds: float = 0.0) -> bool:
     """Return whether a stop of the system was requested and all is STOPPED for `after_seconds`. No locks."""
     with named_failures():

@@ -18,7 +18,7 @@ from tracker_store.errors import DriverLogError, NotAppliedError
 from tracker_store.states import PipelineState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 
 class PipelineRunsError(DriverLogError):
@@ -96,6 +96,49 @@ def list_pipelines(connection: sa.Connection) -> list[PipelineRow]:
     return [_pipeline(row) for row in rows]
 
 
+def pipelines_by_id(connection: sa.Connection, pipeline_ids: Sequence[int]) -> list[PipelineRow]:
+    """Return those of these pipelines that are not removed, by name. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text("""
+                SELECT id, name, version, declaration, stream_ids, batch_interval, last_batch_time, state, halted_by
+                FROM forebay.pipelines
+                WHERE removed_at IS NULL AND id = ANY (CAST(:ids AS bigint[]))
+                ORDER BY name
+            """),
+            {"ids": list(pipeline_ids)},
+        ).all()
+    return [_pipeline(row) for row in rows]
+
+
+def stream_declarations(connection: sa.Connection, stream_ids: Collection[int]) -> dict[str, dict[str, Any]]:
+    """Return the declarations of those of these streams that are not removed, by name. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text("""
+                SELECT name, declaration
+                FROM forebay.streams
+                WHERE removed_at IS NULL AND id = ANY (CAST(:ids AS bigint[]))
+            """),
+            {"ids": sorted(stream_ids)},
+        ).all()
+    return {row.name: row.declaration for row in rows}
+
+
+def per_host_streams(connection: sa.Connection) -> dict[int, str]:
+    """Return the names of the live streams with one receiver per host, by id. No locks; reads the live streams."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text("""
+                SELECT id, name
+                FROM forebay.streams
+                WHERE removed_at IS NULL AND declaration ->> 'receivers' = 'per_host'
+                ORDER BY name
+            """)
+        ).all()
+    return {row.id: row.name for row in rows}
+
+
 def get_pipeline(connection: sa.Connection, name: str) -> PipelineRow:
     """Return a live pipeline by name. No locks. Raises NotAppliedError."""
     with named_failures():
@@ -135,7 +178,9 @@ def apply_stream(
     retention: timedelta = timedelta(days=7),
     preferred_host: str | None = None,
 ) -> int:
-    """Write a stream and its receivers; returns the stream's id. Locks: the stream's row, then its receivers'.
+    """Write a stream and its receivers, in one transaction; returns the stream's id.
+
+    Locks: the stream's row, then its receivers', by id.
 
     `preferred_host`: where its receivers ask to run, as far as that is known before they start (None: not known).
 
@@ -146,69 +191,21 @@ def apply_stream(
     declared again, receivers may run on any host, except those that listen at an address.
     """
     with named_failures():
-        row = connection.execute(
+        stream_id: int = connection.execute(
             sa.text("""
-                WITH written AS (
-                    INSERT INTO forebay.streams AS s (name, declaration, retention)
-                    VALUES (:name, CAST(:declaration AS jsonb), :retention)
-                    ON CONFLICT (name) WHERE removed_at IS NULL DO UPDATE
-                    SET declaration = excluded.declaration, retention = excluded.retention, version = s.version + 1,
-                        applied_at = clock_timestamp()
-                    WHERE s.declaration IS DISTINCT FROM excluded.declaration
-                    RETURNING id, version
-                ), freed AS (
-                    UPDATE forebay.receivers r
-                    SET state = 'INACTIVE', reason = 'declaration changed', since = clock_timestamp(),
-                        assignment = r.assignment + 1, agent_id = NULL,
-                        preferred_location = coalesce(CAST(:preferred AS text), preferred_location)
-                    FROM written w
-                    WHERE r.stream_id = w.id AND w.version > 1 AND r.removed_at IS NULL
+                SELECT forebay.apply_stream(
+                    :name, CAST(:declaration AS jsonb), :retention, CAST(:receivers AS integer),
+                    CAST(:preferred AS text)
                 )
-                SELECT id
-                FROM written
             """),
             {
                 "name": name,
                 "declaration": json.dumps(declaration),
                 "retention": retention,
+                "receivers": receivers,
                 "preferred": preferred_host,
             },
-        ).one_or_none()
-        stream_id: int = (
-            row.id
-            if row is not None
-            else connection.execute(
-                sa.text("SELECT id FROM forebay.streams WHERE name = :name AND removed_at IS NULL"),
-                {"name": name},
-            ).scalar_one()
-        )
-        connection.execute(
-            sa.text("""
-                INSERT INTO forebay.receivers (stream_id, ordinal, preferred_location)
-                SELECT :stream, n, CAST(:preferred AS text)
-                FROM generate_series(1, :receivers) AS n
-                ON CONFLICT (stream_id, ordinal) DO UPDATE
-                SET removed_at = NULL, host = CASE WHEN :listens THEN receivers.host END
-                WHERE receivers.removed_at IS NOT NULL OR receivers.host IS NOT NULL AND NOT :listens
-            """),
-            {
-                "stream": stream_id,
-                "receivers": receivers or 0,
-                "listens": bool(declaration.get("listens")),
-                "preferred": preferred_host,
-            },
-        )
-        connection.execute(
-            sa.text("""
-                UPDATE forebay.receivers
-                SET removed_at = clock_timestamp(), state = 'INACTIVE', reason = 'removed from the declaration',
-                    since = clock_timestamp(), assignment = assignment + 1, agent_id = NULL
-                WHERE stream_id = :stream
-                  AND removed_at IS NULL
-                  AND CASE WHEN :per_host THEN host IS NULL ELSE ordinal > :receivers END
-            """),
-            {"stream": stream_id, "receivers": receivers or 0, "per_host": receivers is None},
-        )
+        ).scalar_one()
     return stream_id
 
 

@@ -21,8 +21,11 @@ from typing import IO, TYPE_CHECKING, Any, TextIO
 
 import structlog
 
+from tracker_store.log_files import open_log
+from tracker_store.terminal_text import escaped
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, MutableMapping
 
 _log = structlog.get_logger(__name__)
 
@@ -148,13 +151,18 @@ def configure_log(level: int = logging.INFO) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(),
-                # The default formatter shows each frame's variables: it may reveal secrets, take seconds, and raise.
-                exception_formatter=structlog.dev.plain_traceback,
-            ),
+            _escape_control_characters,
+            _plain_renderer(colors=sys.stderr.isatty()),
         ],
     )
+
+
+def _escape_control_characters(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Escape the control characters of texts, a processor of structlog: a peer may have chosen them."""
+    for name, value in event.items():
+        if isinstance(value, str):
+            event[name] = escaped(value)
+    return event
 
 
 def keep_log_from_failing() -> None:
@@ -163,7 +171,16 @@ def keep_log_from_failing() -> None:
     A project that has configured structlog keeps its own configuration.
     """
     if not structlog.is_configured():
-        structlog.configure(logger_factory=UnfailingLog(lambda: sys.stdout))
+        *processors, _ = structlog.get_config()["processors"]
+        structlog.configure(
+            logger_factory=UnfailingLog(lambda: sys.stdout),
+            processors=[*processors, _plain_renderer(colors=sys.stdout.isatty())],
+        )
+
+
+def _plain_renderer(*, colors: bool) -> structlog.dev.ConsoleRenderer:
+    # The default formatter shows each frame's variables: it may reveal secrets, take seconds, and raise.
+    return structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
 
 
 def keep_output_from_failing() -> None:
@@ -193,7 +210,7 @@ def _unfailing(stream: TextIO) -> TextIO:
 def open_child_log(path: Path) -> IO[bytes]:
     """Open a child's log file to append to, or os.devnull if that fails: the child runs without a log then."""
     try:
-        return path.open("ab")
+        return open_log(path)
     except OSError as error:
         _log.warning("a log file could not be opened, its process runs without one", path=str(path), error=str(error))
         return Path(os.devnull).open("ab")

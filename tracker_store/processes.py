@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
 from tracker_store.blocks import Steering
-from tracker_store.engine import named_failures
+from tracker_store.engine import Prepared, fetch_prepared, named_failures, shares_sessions
 from tracker_store.errors import DriverLogError
 from tracker_store.states import DesiredState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+
+_HEARTBEAT = Prepared(
+    "forebay_raise_heartbeat",
+    "forebay.raise_heartbeat",
+    "alive, ids, rate_limits, desired_states, assignments, newest_sequences, server",
+    ("bigint", "bigint[]", "jsonb", "boolean"),
+)
+# One in this number of heartbeats of a session asks for the newest sequences and the server too.
+_WHOLE_EVERY = 10
+# The name of a connection's dictionary of heartbeats that were answered in its session, by process.
+_BEATS = "forebay_heartbeats"
+_DESIRED = {state.value: state for state in DesiredState}
 
 
 class ProcessExpiredError(DriverLogError):
@@ -70,44 +84,42 @@ def heartbeat(
 ) -> list[Steering]:
     """Raise the process's counter by one; returns what each of `receiver_ids` must do.
 
-    `queued`: number of blocks in the receivers' queues, where they have one; only for display. Locks: the process's
-    row. Raises ProcessExpiredError when the process was declared dead.
+    The first call in a session, and each tenth one after it, also returns the newest sequences and the server; the
+    others return None for them. A server loses commits only when it stops or is replaced, which ends its sessions.
+
+    `queued`: number of blocks in the receivers' queues, where they have one, only for display; None: as they were.
+    Locks: the process's row. Raises ProcessExpiredError when the process was declared dead.
     """
+    # Behind a pooler that lends transactions, each one may run on another server's session.
+    seen: dict[int, int] = {} if shares_sessions(connection.engine) else connection.info.setdefault(_BEATS, {})
+    beats = seen.get(process_id, 0)
+    whole = beats % _WHOLE_EVERY == 0
+    in_queue = None if queued is None else json.dumps({one: queued[one] for one in receiver_ids if one in queued})
     with named_failures():
-        rows = connection.execute(
-            sa.text("""
-                SELECT alive, receiver_id, rate_limit, desired_state, assignment, newest_sequence
-                FROM forebay.heartbeat(:process, CAST(:receivers AS bigint[]), CAST(:queued AS integer[]))
-            """),
-            {
-                "process": process_id,
-                "receivers": list(receiver_ids),
-                "queued": [(queued or {}).get(receiver_id) for receiver_id in receiver_ids],
-            },
-        ).all()
-    if not rows[0].alive:
-        raise ProcessExpiredError(f"process {process_id}")
-    return [
-        Steering(
-            row.receiver_id,
-            row.rate_limit,
-            DesiredState(row.desired_state),
-            row.assignment,
-            newest_sequence=row.newest_sequence,
+        [row] = fetch_prepared(
+            connection,
+            _HEARTBEAT,
+            ("%s", "%s", "%s", "%s"),
+            (process_id, "{" + ",".join(map(str, receiver_ids)) + "}", in_queue, whole),
         )
-        for row in rows[1:]
+    alive, ids, rate_limits, desired_states, assignments, newest_sequences, server = row
+    if not alive:
+        raise ProcessExpiredError(f"process {process_id}")
+    # Only now: a whole answer that was lost is asked for again.
+    seen[process_id] = beats + 1
+    return [
+        Steering(receiver_id, rate_limit, _DESIRED[desired_state], assignment, newest_sequence=newest, server=server)
+        for receiver_id, rate_limit, desired_state, assignment, newest in zip(
+            ids or (), rate_limits or (), desired_states or (), assignments or (), newest_sequences or (), strict=True
+        )
     ]
 
 
 def deregister_process(connection: sa.Connection, process_id: int, reason: str = "stopped") -> None:
-    """End a process at its own request. Locks: its row."""
+    """End a process at its own request; only the login that registered it may. Locks: its row."""
     with named_failures():
         connection.execute(
-            sa.text("""
-                UPDATE forebay.processes
-                SET ended_at = clock_timestamp(), end_reason = :reason
-                WHERE id = :id AND ended_at IS NULL
-            """),
+            sa.text("SELECT forebay.deregister_process(:id, :reason)"),
             {"id": process_id, "reason": reason},
         )
 
@@ -115,17 +127,27 @@ def deregister_process(connection: sa.Connection, process_id: int, reason: str =
 def end_processes_of_pid(connection: sa.Connection, *, hosts: Sequence[str], pid: int, why: str) -> int:
     """End what an operating-system process had registered; its parent calls this after it saw the process end.
 
-    Returns how many rows were still open. Locks: those rows.
+    Only processes that the same login registered. Returns how many rows were still open. Locks: those rows.
     """
     with named_failures():
-        return connection.execute(
-            sa.text("""
-                UPDATE forebay.processes
-                SET ended_at = clock_timestamp(), end_reason = :why
-                WHERE host = ANY (CAST(:hosts AS text[])) AND pid = :pid AND ended_at IS NULL
-            """),
+        ended: int = connection.execute(
+            sa.text("SELECT forebay.end_processes_of_pid(CAST(:hosts AS text[]), :pid, :why)"),
             {"hosts": list(hosts), "pid": pid, "why": why},
-        ).rowcount
+        ).scalar_one()
+    return ended
+
+
+def live_heartbeats(connection: sa.Connection) -> list[tuple[int, int]]:
+    """Return (id, heartbeat counter) of every process that has not ended. No locks; one row, since it is read often."""
+    with named_failures():
+        row = connection.execute(
+            sa.text("""
+                SELECT coalesce(array_agg(id), '{}') AS ids, coalesce(array_agg(heartbeat), '{}') AS counters
+                FROM forebay.processes
+                WHERE ended_at IS NULL
+            """)
+        ).one()
+    return list(zip(row.ids, row.counters, strict=True))
 
 
 def live_processes(connection: sa.Connection) -> list[LiveProcess]:

@@ -128,9 +128,11 @@ def uninstall(connection: sa.Connection, *, functions: bool) -> None:
     Functions are left in place if the same transaction installs them again; those of triggers always, because the
     tables' triggers need them. Locks: the views, and the functions' rows.
     """
+    # A name may be a table of another revision.
+    present = set(sa.inspect(connection).get_view_names("forebay"))
     for statement in (
         *roles.revoke_statements(),
-        *(f"DROP VIEW IF EXISTS forebay.{name}" for name in reversed(list(VIEWS))),
+        *(f"DROP VIEW forebay.{name}" for name in reversed(list(VIEWS)) if name in present),
         *(
             f"DROP FUNCTION IF EXISTS forebay.{name}"
             for name in FUNCTIONS

@@ -67,44 +67,64 @@ class RatedReceiver:
     rate_limit: float | None
 
 
-_BATCH = """
-    SELECT b.batch_time, b.oldest_time, b.completed_at, a.started_at,
-        (
-            SELECT coalesce(sum(n.records), 0)::bigint
-            FROM forebay.batch_allocations n
-            JOIN forebay.receivers r ON r.id = n.receiver_id
-            WHERE n.pipeline_id = b.pipeline_id AND n.batch_time = b.batch_time AND r.stream_id = :stream
-        ) AS records
-    FROM forebay.batches b
-    LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = b.pipeline_id
-      AND a.batch_time = b.batch_time
-      AND a.attempt = b.attempt
-      AND a.state = 'SUCCEEDED'
-      -- Replays are attempts too, but say nothing about how fast batches are.
-      AND a.kind = 'run'
-    WHERE b.pipeline_id = :pipeline AND b.state = 'COMPLETED'
-"""
-
-
 def completed_batches(
-    connection: sa.Connection, *, pipeline_id: int, stream_id: int, after: datetime | None, limit: int
-) -> list[CompletedBatch]:
-    """Return the pipeline's completed batches after a batch time, oldest first; after None: the newest. No locks.
+    connection: sa.Connection, *, after: Mapping[tuple[int, int], datetime | None], limit: int
+) -> dict[tuple[int, int], list[CompletedBatch]]:
+    """Return completed batches of pipelines as seen from their streams, oldest first, by (pipeline, stream). No locks.
 
-    Costs what it returns.
+    `after`: by (pipeline, stream), the batch time after which they are wanted, at most `limit`; after None: the newest.
+    One statement: it costs a probe for each pipeline and stream, and what it returns.
     """
-    which, values = (
-        ("ORDER BY b.batch_time DESC LIMIT 1", {})
-        if after is None
-        else ("AND b.batch_time > :after ORDER BY b.batch_time LIMIT :limit", {"after": after, "limit": limit})
-    )
     with named_failures():
         rows = connection.execute(
-            sa.text(f"{_BATCH} {which}"), {"pipeline": pipeline_id, "stream": stream_id, **values}
+            sa.text("""
+                SELECT w.pipeline_id, w.stream_id, b.batch_time, b.oldest_time, b.completed_at, a.started_at,
+                    (
+                        SELECT coalesce(sum(n.records), 0)::bigint
+                        FROM forebay.batch_allocations n
+                        JOIN forebay.receivers r ON r.id = n.receiver_id
+                        WHERE n.pipeline_id = w.pipeline_id
+                          AND n.batch_time = b.batch_time
+                          AND r.stream_id = w.stream_id
+                    ) AS records
+                FROM unnest(
+                    CAST(:pipelines AS bigint[]), CAST(:streams AS bigint[]), CAST(:after AS timestamptz[])
+                ) AS w(pipeline_id, stream_id, after)
+                CROSS JOIN LATERAL (
+                    (
+                        SELECT o.batch_time, o.oldest_time, o.completed_at, o.attempt
+                        FROM forebay.batches o
+                        WHERE o.pipeline_id = w.pipeline_id AND o.state = 'COMPLETED' AND o.batch_time > w.after
+                        ORDER BY o.batch_time LIMIT :limit
+                    )
+                    UNION ALL
+                    (
+                        SELECT o.batch_time, o.oldest_time, o.completed_at, o.attempt
+                        FROM forebay.batches o
+                        WHERE o.pipeline_id = w.pipeline_id AND o.state = 'COMPLETED' AND w.after IS NULL
+                        ORDER BY o.batch_time DESC LIMIT 1
+                    )
+                ) AS b
+                LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = w.pipeline_id
+                  AND a.batch_time = b.batch_time
+                  AND a.attempt = b.attempt
+                  AND a.state = 'SUCCEEDED'
+                  -- Replays are attempts too, but say nothing about how fast batches are.
+                  AND a.kind = 'run'
+                ORDER BY w.pipeline_id, w.stream_id, b.batch_time
+            """),
+            {
+                "pipelines": [pipeline_id for pipeline_id, _ in after],
+                "streams": [stream_id for _, stream_id in after],
+                "after": list(after.values()),
+                "limit": limit,
+            },
         ).all()
-    return [
-        CompletedBatch(row.batch_time, row.oldest_time, row.records, row.started_at, row.completed_at) for row in rows
-    ]
+    found: dict[tuple[int, int], list[CompletedBatch]] = {}
+    for row in rows:
+        batch = CompletedBatch(row.batch_time, row.oldest_time, row.records, row.started_at, row.completed_at)
+        found.setdefault((row.pipeline_id, row.stream_id), []).append(batch)
+    return found
 
 
 def records_left_behind(connection: sa.Connection, *, pipeline_id: int, stream_id: int, batch_time: datetime) -> int:

@@ -75,23 +75,78 @@ class AllocatedRange:
     bytes: int
 
 
+# A pipeline's boundaries by the database's clock; a WHERE about `p` follows.
+_TIMES = """
+    SELECT p.id, p.batch_interval, p.last_batch_time AS last,
+        date_bin(p.batch_interval, p.last_batch_time, timestamptz 'epoch') + p.batch_interval AS next_due,
+        date_bin(p.batch_interval, clock.now, timestamptz 'epoch') AS newest, clock.now,
+        -- The same condition as in allocate_blocks_to_batch.
+        p.last_batch_time > clock.now + p.batch_interval AS set_back,
+        CASE
+            WHEN b.allocated_at <= clock.now THEN b.allocated_at + 2 * p.batch_interval
+            ELSE clock.now
+        END AS paced
+    FROM forebay.pipelines p
+    LEFT JOIN forebay.batches b ON b.pipeline_id = p.id AND b.batch_time = p.last_batch_time,
+        (SELECT clock_timestamp() AS now OFFSET 0) AS clock
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class DuePipelines:
+    """Which pipelines need a launcher now, by id: a boundary has passed, or an unfinished batch has no run yet.
+
+    `next_due_in` is the time until the next boundary of the others (None: there is none). `any_short`: a pipeline has a
+    short interval.
+    """
+
+    due: frozenset[int]
+    unlaunched: frozenset[int]
+    next_due_in: timedelta | None
+    any_short: bool
+
+
+def due_pipelines(connection: sa.Connection, *, short_below: timedelta, delay: timedelta) -> DuePipelines:
+    """Return which of the pipelines that make batches need a launcher; intervals from `short_below` on are due later.
+
+    They are due `delay` after their boundary. One row, whatever the number of pipelines; reads each live pipeline's row
+    without its declaration, and its unfinished batches. No locks.
+    """
+    with named_failures():
+        row = connection.execute(
+            sa.text(f"""
+                SELECT coalesce(array_agg(t.id) FILTER (WHERE t.due_in <= interval '0'), '{{}}') AS due,
+                    coalesce(array_agg(t.id) FILTER (WHERE t.unlaunched), '{{}}') AS unlaunched,
+                    min(t.due_in) FILTER (WHERE t.due_in > interval '0') AS next_due_in,
+                    coalesce(bool_or(t.batch_interval < :short), false) AS any_short
+                FROM (
+                    SELECT times.id, times.batch_interval,
+                        CASE WHEN times.set_back THEN times.paced ELSE times.next_due END - times.now
+                            + CASE WHEN times.batch_interval < :short THEN interval '0' ELSE :delay END AS due_in,
+                        EXISTS (
+                            SELECT
+                            FROM forebay.batches u
+                            WHERE u.pipeline_id = times.id
+                              AND u.state IN ('ALLOCATED', 'FAILED', 'BLOCKED')
+                              AND u.launch_attempt IS DISTINCT FROM u.attempt + 1
+                        ) AS unlaunched
+                    FROM (
+                        {_TIMES}
+                        WHERE p.removed_at IS NULL AND p.state <> 'STOPPED' AND p.halted_by IS NULL
+                    ) AS times
+                ) AS t
+            """),  # noqa: S608  a constant
+            {"short": short_below, "delay": delay},
+        ).one()
+    return DuePipelines(frozenset(row.due), frozenset(row.unlaunched), row.next_due_in, row.any_short)
+
+
 def batch_times(connection: sa.Connection, pipeline_id: int) -> BatchTimes:
     """Return the pipeline's last decided, next and newest boundary. No locks. Raises NotAppliedError."""
     with named_failures():
         row = connection.execute(
-            sa.text("""
-                SELECT p.last_batch_time AS last,
-                    date_bin(p.batch_interval, p.last_batch_time, timestamptz 'epoch') + p.batch_interval AS next_due,
-                    date_bin(p.batch_interval, clock.now, timestamptz 'epoch') AS newest, clock.now,
-                    -- The same condition as in allocate_blocks_to_batch.
-                    p.last_batch_time > clock.now + p.batch_interval AS set_back,
-                    CASE
-                        WHEN b.allocated_at <= clock.now THEN b.allocated_at + 2 * p.batch_interval
-                        ELSE clock.now
-                    END AS paced
-                FROM forebay.pipelines p
-                LEFT JOIN forebay.batches b ON b.pipeline_id = p.id AND b.batch_time = p.last_batch_time,
-                    (SELECT clock_timestamp() AS now OFFSET 0) AS clock
+            sa.text(f"""
+                {_TIMES}
                 WHERE p.id = :pipeline AND p.removed_at IS NULL
             """),
             {"pipeline": pipeline_id},
@@ -185,20 +240,31 @@ class ReceivedBlockTracker:
         """
         blocks = self.get_blocks_of_batch_and_stream(batch_time, stream_id)
         with named_failures():
-            allocated: int = self._connection.execute(
+            found = self._connection.execute(
                 sa.text("""
-                    SELECT coalesce(sum(a.records), 0)::bigint
+                    SELECT coalesce(sum(a.records) FILTER (WHERE r.stream_id = :stream), 0)::bigint AS allocated,
+                        coalesce(sum(a.records), 0)::bigint AS left,
+                        (
+                            SELECT t.records FROM forebay.batches t
+                            WHERE t.pipeline_id = :pipeline AND t.batch_time = :time
+                        ) AS records
                     FROM forebay.batch_allocations a
                     JOIN forebay.receivers r ON r.id = a.receiver_id
-                    WHERE a.pipeline_id = :pipeline AND a.batch_time = :time AND r.stream_id = :stream
+                    WHERE a.pipeline_id = :pipeline AND a.batch_time = :time
                 """),
                 {"pipeline": self._pipeline_id, "time": batch_time, "stream": stream_id},
-            ).scalar_one()
+            ).one()
         there = sum(block.records for block in blocks)
-        if there < allocated:
+        if there < found.allocated:
             raise BlocksNotRetainedError(
-                f"batch {batch_time.isoformat()} can't be read: of its {allocated} records of stream {stream_id}, "
-                f"{allocated - there} are no longer in the driver log"
+                f"batch {batch_time.isoformat()} can't be read: of its {found.allocated} records of stream "
+                f"{stream_id}, {found.allocated - there} are no longer in the driver log"
+            )
+        # Of a range that went with its blocks, nothing says of which stream it was.
+        if found.left < (found.records or 0):
+            raise BlocksNotRetainedError(
+                f"batch {batch_time.isoformat()} can't be read: of its {found.records} records, "
+                f"{found.records - found.left} are no longer in the driver log"
             )
         return blocks
 
@@ -210,7 +276,10 @@ class ReceivedBlockTracker:
         return self._blocks(batch_time - length + timedelta(microseconds=1), batch_time, stream_id=stream_id)
 
     def _blocks(self, first: datetime, last: datetime, *, stream_id: int | None) -> list[AllocatedBlock]:
-        """Return the blocks of the batches from `first` to `last`; a quarantined batch's are also in kept_blocks."""
+        """Return the blocks of the batches from `first` to `last`.
+
+        Those of a batch that an earlier version quarantined are in kept_block_rows.
+        """
         with named_failures():
             rows = self._connection.execute(
                 sa.text("""
@@ -230,7 +299,7 @@ class ReceivedBlockTracker:
                         k.added_at, g.durability = 'ephemeral'
                     FROM forebay.batch_allocations a
                     JOIN forebay.receivers r ON r.id = a.receiver_id
-                    JOIN forebay.kept_blocks k ON k.pipeline_id = a.pipeline_id
+                    JOIN forebay.kept_block_rows k ON k.pipeline_id = a.pipeline_id
                       AND k.batch_time >= a.batch_time
                       AND k.receiver_id = a.receiver_id
                       AND k.sequence <@ a.sequences

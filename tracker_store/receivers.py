@@ -11,7 +11,7 @@ from tracker_store.declarations import StreamDeclaration
 from tracker_store.engine import named_failures
 from tracker_store.errors import DriverLogError
 from tracker_store.leadership import LED
-from tracker_store.states import RECEIVER_TRANSITIONS, DesiredState, ReceiverEventKind, ReceiverState
+from tracker_store.states import DesiredState, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,6 +30,8 @@ class ReceiverStoppedError(DriverLogError):
     """It is stopped, and would not start: let it run first, `forebay receivers start STREAM/N`."""
 
 
+# Most receivers that one statement places or gives a reason: it holds their rows' locks for some milliseconds.
+ROWS_PER_STATEMENT = 1_000
 #: Prefix of the reason of a receiver that holds data but has made no progress for long, where the cause is known.
 HINDERED = "hindered"
 #: Prefix of the reason of a receiver that has started where its block store is missing.
@@ -184,14 +186,29 @@ def placements(connection: sa.Connection) -> list[Placement]:
 def placements_on_agent(connection: sa.Connection, agent_id: int) -> list[Placement]:
     """Return the receivers that an agent must run now, and those that it is offered. No locks.
 
-    An offered receiver (``hand_overs``) has the assignment under which it may be taken over.
+    An offered receiver (``hand_overs``) has the assignment under which it may be taken over. O(its receivers and all
+    hand-overs), by the partial index on the agent.
     """
     with named_failures():
         rows = connection.execute(
             # One statement, so that a receiver that is taken over just now is in the one part or in the other.
             sa.text(f"""
                 SELECT placed.*, h.assignment AS offered
-                FROM ({_PLACEMENTS} WHERE r.removed_at IS NULL AND r.desired_state <> 'stopped') placed
+                FROM (
+                    {_PLACEMENTS}
+                    -- Found by an index, and in the short table of hand-overs: each agent asks every second.
+                    WHERE r.id = ANY (ARRAY(
+                        SELECT o.id
+                        FROM forebay.receivers o
+                        WHERE o.agent_id = :agent
+                        UNION
+                        SELECT o.receiver_id
+                        FROM forebay.hand_overs o
+                        WHERE o.agent_id = :agent
+                    ))
+                      AND r.removed_at IS NULL
+                      AND r.desired_state <> 'stopped'
+                ) placed
                 LEFT JOIN forebay.hand_overs h
                     ON h.receiver_id = placed.id AND h.from_assignment = placed.assignment AND h.agent_id = :agent
                 WHERE (placed.agent_id = :agent OR h.agent_id = :agent)
@@ -222,6 +239,45 @@ def schedule_receiver(
     return outcome
 
 
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """A decision to place a receiver on an agent; `only_host` binds it to that host."""
+
+    receiver_id: int
+    agent_id: int
+    why: str
+    only_host: str | None = None
+
+
+def schedule_receivers(connection: sa.Connection, *, term: int, placings: Sequence[Placing]) -> set[int]:
+    """Place INACTIVE receivers, each under a new assignment; return those that were placed, by id.
+
+    None in another's term. Locks: leadership FOR SHARE, those receivers' rows by id.
+    """
+    scheduled: set[int] = set()
+    for first in range(0, len(placings), ROWS_PER_STATEMENT):
+        some = placings[first : first + ROWS_PER_STATEMENT]
+        with named_failures():
+            rows = connection.execute(
+                sa.text("""
+                    SELECT outcome, receiver_id
+                    FROM forebay.schedule_receivers(
+                        :term, CAST(:receivers AS bigint[]), CAST(:agents AS bigint[]), CAST(:whys AS text[]),
+                        CAST(:hosts AS text[])
+                    )
+                """),
+                {
+                    "term": term,
+                    "receivers": [placing.receiver_id for placing in some],
+                    "agents": [placing.agent_id for placing in some],
+                    "whys": [placing.why for placing in some],
+                    "hosts": [placing.only_host for placing in some],
+                },
+            ).all()
+        scheduled |= {row.receiver_id for row in rows if row.outcome == "scheduled"}
+    return scheduled
+
+
 def release_receivers(connection: sa.Connection, *, term: int, agent_id: int, why: str) -> str:
     """Take all receivers from an agent, for a new placement; their processes may go on until they have drained.
 
@@ -248,25 +304,50 @@ def add_host_receiver(connection: sa.Connection, *, term: int, stream_id: int, h
     return outcome
 
 
-def note_waiting(connection: sa.Connection, *, term: int, receiver_id: int, assignment: int, reason: str) -> None:
-    """Record why a receiver is not placed.
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A receiver that is not placed under `assignment`, and why."""
 
-    Locks: leadership FOR SHARE, the receiver's row if the reason is new and `assignment` is still the newest.
+    receiver_id: int
+    assignment: int
+    reason: str
+
+
+def note_waiting(connection: sa.Connection, *, term: int, waiting: Sequence[Waiting]) -> None:
+    """Record why receivers are not placed.
+
+    Locks: leadership FOR SHARE, by id the rows of those whose reason is new and whose assignment is still the newest.
     """
-    with named_failures():
-        connection.execute(
-            sa.text(f"""
-                {LED}
-                UPDATE forebay.receivers
-                SET reason = :reason
-                WHERE id = :id
-                  AND assignment = :assignment
-                  AND state = 'INACTIVE'
-                  AND reason <> :reason
-                  AND EXISTS (SELECT FROM led)
-            """),  # noqa: S608  a constant
-            {"term": term, "id": receiver_id, "assignment": assignment, "reason": reason},
-        )
+    for first in range(0, len(waiting), ROWS_PER_STATEMENT):
+        some = waiting[first : first + ROWS_PER_STATEMENT]
+        with named_failures():
+            connection.execute(
+                sa.text(f"""
+                    {LED}, waiting AS (
+                        SELECT w.id, w.assignment, w.reason
+                        FROM unnest(
+                            CAST(:ids AS bigint[]), CAST(:assignments AS bigint[]), CAST(:reasons AS text[])
+                        ) AS w(id, assignment, reason)
+                        WHERE EXISTS (SELECT FROM led)
+                    ), locked AS MATERIALIZED (
+                        SELECT r.id, w.reason
+                        FROM forebay.receivers r
+                        JOIN waiting w ON w.id = r.id
+                        WHERE r.assignment = w.assignment AND r.state = 'INACTIVE' AND r.reason <> w.reason
+                        ORDER BY r.id FOR UPDATE OF r
+                    )
+                    UPDATE forebay.receivers r
+                    SET reason = l.reason
+                    FROM locked l
+                    WHERE r.id = l.id
+                """),  # noqa: S608  a constant
+                {
+                    "term": term,
+                    "ids": [one.receiver_id for one in some],
+                    "assignments": [one.assignment for one in some],
+                    "reasons": [one.reason for one in some],
+                },
+            )
 
 
 def set_receiver_state(
@@ -281,21 +362,16 @@ def set_receiver_state(
 ) -> bool:
     """Move a receiver to `state` within its assignment, from the states that the table of transitions allows.
 
-    Locks: the receiver's row. Returns False if nothing moved: a newer assignment owns the row, the process `held_by`
-    (None: any) does not hold it, or its state does not allow the move. Moving to the same state again is a success.
+    Locks: the receiver's row. Returns False if nothing moved: a newer assignment or another login owns the row, the
+    process `held_by` (None: any) does not hold it, or its state does not allow the move. Moving to the same state again
+    is a success.
     """
-    sources = [source.value for source, targets in RECEIVER_TRANSITIONS.items() if state in targets]
     with named_failures():
-        row = connection.execute(
+        moved: bool = connection.execute(
             sa.text("""
-                UPDATE forebay.receivers
-                SET state = :state, reason = :reason,
-                    since = CASE WHEN state = :state THEN since ELSE clock_timestamp() END,
-                    process_id = CAST(:process AS bigint),
-                    agent_id = CASE WHEN :state IN ('INACTIVE', 'FAILED') THEN NULL ELSE agent_id END
-                WHERE id = :id AND assignment = :assignment AND state = ANY (CAST(:sources AS text[]))
-                  AND (CAST(:held_by AS bigint) IS NULL OR process_id = :held_by)
-                RETURNING id
+                SELECT forebay.set_receiver_state(
+                    :id, :assignment, :state, :reason, CAST(:process AS bigint), CAST(:held_by AS bigint)
+                )
             """),
             {
                 "id": receiver_id,
@@ -304,10 +380,9 @@ def set_receiver_state(
                 "reason": reason,
                 "process": process_id,
                 "held_by": held_by,
-                "sources": [*sources, state.value],
             },
-        ).scalar()
-    return row is not None
+        ).scalar_one()
+    return moved
 
 
 def give_up_receiver(
@@ -336,12 +411,7 @@ def set_preferred_location(
     """
     with named_failures():
         connection.execute(
-            sa.text("""
-                UPDATE forebay.receivers
-                SET preferred_location = CAST(:host AS text), bound_to_host = :bound
-                WHERE id = :id
-                  AND (preferred_location IS DISTINCT FROM CAST(:host AS text) OR bound_to_host <> :bound)
-            """),
+            sa.text("SELECT forebay.set_preferred_location(:id, CAST(:host AS text), CAST(:bound AS boolean))"),
             {"id": receiver_id, "host": host, "bound": bound_to_host},
         )
 
@@ -372,6 +442,42 @@ def report_event(
         )
 
 
+@dataclass(frozen=True, slots=True)
+class NewReceiverEvent:
+    """An event for a receiver's history."""
+
+    receiver_id: int
+    epoch: int
+    kind: ReceiverEventKind
+    message: str
+    detail: str = ""
+
+
+def report_events(connection: sa.Connection, events: Sequence[NewReceiverEvent]) -> None:
+    """Append events to receivers' histories, in this order; none of them if one is refused. Locks: the new rows."""
+    if not events:
+        return
+    with named_failures():
+        connection.execute(
+            sa.text("""
+                INSERT INTO forebay.receiver_events (receiver_id, epoch, kind, message, detail)
+                SELECT e.receiver_id, e.epoch, e.kind, e.message, e.detail
+                FROM unnest(
+                    CAST(:receivers AS bigint[]), CAST(:epochs AS bigint[]), CAST(:kinds AS text[]),
+                    CAST(:messages AS text[]), CAST(:details AS text[])
+                ) WITH ORDINALITY AS e (receiver_id, epoch, kind, message, detail, number)
+                ORDER BY e.number
+            """),
+            {
+                "receivers": [event.receiver_id for event in events],
+                "epochs": [event.epoch for event in events],
+                "kinds": [event.kind.value for event in events],
+                "messages": [event.message for event in events],
+                "details": [event.detail for event in events],
+            },
+        )
+
+
 def receiver_events(connection: sa.Connection, receiver_id: int) -> Sequence[tuple[ReceiverEventKind, str, str]]:
     """Return a receiver's history as (kind, message, detail), oldest first. No locks."""
     with named_failures():
@@ -391,12 +497,7 @@ def release_receivers_of_agent(connection: sa.Connection, *, agent_id: int, why:
     """
     with named_failures():
         connection.execute(
-            sa.text("""
-                UPDATE forebay.receivers
-                SET state = 'INACTIVE', reason = :why, since = clock_timestamp(), agent_id = NULL,
-                    process_id = CASE WHEN state = 'SCHEDULED' THEN process_id END, assignment = assignment + 1
-                WHERE agent_id = :agent AND state IN ('SCHEDULED', 'ACTIVE', 'PAUSED')
-            """),
+            sa.text("SELECT forebay.release_receivers_of_agent(:agent, :why)"),
             {"agent": agent_id, "why": why},
         )
 

@@ -2,7 +2,8 @@
 
 A login is made a member of a role; the migrating user owns everything and needs no role. The functions run as their
 owner (SECURITY DEFINER, with a pinned search_path), so a role that may EXECUTE `add_block` but not INSERT into `blocks`
-can't break the chain whatever it sends: the function is the only way in.
+can't break the chain whatever it sends: the function is the only way in. Which rows a login of `forebay_receiver` may
+change is checked by `holds_receiver` and `owns_process`; docs/reference/roles.md has the whole matrix.
 
 Roles belong to the whole cluster, so other databases may use them: they are created where missing, and never dropped.
 If the migrating user may not create roles, the migration goes on without them and says so; an administrator then runs
@@ -46,22 +47,41 @@ ROLES: Mapping[str, Role] = {
             "add_one_block",
             "attach_block_store",
             "claim",
+            "deregister_process",
+            "end_processes_of_pid",
             "forget_partitions",
             "heartbeat",
+            "holds_receiver",
             "known_keys",
             "open_partition",
+            "open_segment",
+            "owns_process",
+            "raise_heartbeat",
             "register_schema",
+            "release_receivers_of_agent",
             "salvage_blocks",
+            "seal_salvaged",
+            "seal_segment",
+            "set_preferred_location",
+            "server_timeline",
+            "set_receiver_state",
+            "sign_off_receiver",
             "source_positions",
             "take_over",
             "wanted_batch_drivers",
         ),
         {
             **_read("block_stores", "blocks", "hand_overs", "streams", "alembic_version"),
-            # Each process writes its own rows only; with these rights it can spoil no more than it could for itself.
             "dead_letters": ("SELECT", "INSERT"),
+            # Receivers of the version before still update these rows and insert segments; the trigger guard_row holds
+            # them to the rows of their login. This version does so only by functions: revoke them in the next one.
             "log_segments": ("SELECT", "INSERT", "UPDATE (path, state, length, sealed_at)"),
-            "processes": ("SELECT", "INSERT", "UPDATE (ended_at, end_reason)"),
+            # Not `login`: its default is the session's own.
+            "processes": (
+                "SELECT",
+                "INSERT (kind, name, host, pid, slots, draining)",
+                "UPDATE (ended_at, end_reason)",
+            ),
             "receiver_events": ("SELECT", "INSERT"),
             # States, the new assignment when a stopping agent gives its receivers back, a receiver's preferred host
             # and whether it is bound to its host.
@@ -79,6 +99,7 @@ ROLES: Mapping[str, Role] = {
             "advance_stops",
             "allocate_blocks_to_batch",
             "apply_pipeline",
+            "apply_stream",
             "attach_reader",
             "batch_inputs_of",
             "begin_hand_over",
@@ -86,11 +107,13 @@ ROLES: Mapping[str, Role] = {
             "claim_replay",
             "clean_up_events",
             "clean_up_history",
+            "clean_up_keys",
             "clean_up_offsets",
             "clean_up_receiver",
             "commit_output",
             "complete_batch",
             "complete_replay",
+            "deregister_process",
             "discard_batch",
             "driver_log_between",
             "end_attempt",
@@ -99,9 +122,13 @@ ROLES: Mapping[str, Role] = {
             "fail_attempt",
             "fail_output",
             "follow_commit",
+            "forget_receivers",
             "heartbeat",
             "move_reader",
             "leads",
+            "raise_heartbeat",
+            "read_changes",
+            "receivers_to_clean_up",
             "record_batch_inputs",
             "record_scaling",
             "record_stream_rate",
@@ -109,8 +136,11 @@ ROLES: Mapping[str, Role] = {
             "release_receivers",
             "remove_pipeline",
             "schedule_receiver",
+            "schedule_receivers",
+            "server_timeline",
             "set_rate_limits",
             "start_at_latest",
+            "streams_to_clean_up",
             "take_launch",
         ),
         {
@@ -122,7 +152,11 @@ ROLES: Mapping[str, Role] = {
             "log_segments": ("SELECT", "UPDATE (state)", "DELETE"),
             "output_commits": ("SELECT", "UPDATE (to_publish)"),
             "pipelines": ("SELECT", "INSERT", "UPDATE"),
-            "processes": ("SELECT", "INSERT", "UPDATE (ended_at, end_reason, draining)"),
+            "processes": (
+                "SELECT",
+                "INSERT (kind, name, host, pid, slots, draining)",
+                "UPDATE (ended_at, end_reason, draining)",
+            ),
             "receiver_events": ("SELECT", "INSERT"),
             "receivers": (
                 "SELECT",
@@ -211,7 +245,8 @@ def grant_statement(role: str, rights: Role) -> str:
                 f"GRANT USAGE ON SEQUENCE forebay.{table}_id_seq TO {role}"
                 for table, granted in rights.tables.items()
                 # A table whose key comes from another table has no sequence.
-                if "INSERT" in granted and "id" in metadata.tables[f"{metadata.schema}.{table}"].columns
+                if any(right.startswith("INSERT") for right in granted)
+                and "id" in metadata.tables[f"{metadata.schema}.{table}"].columns
             ),
         ],
     )

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from tracker_store.engine import named_failures
+from tracker_store.engine import engine_beside, named_failures, shares_sessions
 from tracker_store.errors import DriverLogUnavailableError
 from tracker_store.states import BATCH_DRIVER_TRANSITIONS, BatchDriverState
 
@@ -358,16 +358,20 @@ class Notifications:
         self._engine = engine
         self._channels = channels
         self._connection: sa.Connection | None = None
+        # Made if a pooler shares the sessions of `engine`.
+        self._beside: sa.Engine | None = None
 
     def wait(self, timeout: float) -> list[str]:
         """Return the payloads that have come, as soon as there is one; empty after `timeout` seconds.
 
         Notifications from before the session began to listen are missed: the first call, and the one after a failure,
-        return at once with nothing. Raises DriverLogUnavailableError.
+        return at once with nothing. Raises DriverLogUnavailableError and DirectUrlMissingError.
         """
         try:
             if self._connection is None:
-                self._connection = self._engine.connect()
+                if self._beside is None and shares_sessions(self._engine):
+                    self._beside = engine_beside(self._engine, "listening for runs")
+                self._connection = (self._beside or self._engine).connect()
                 # Otherwise the pool would give the listening session to another caller.
                 self._connection.detach()
                 for channel in self._channels:

@@ -30,7 +30,7 @@ from sqlalchemy import (
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import INT8RANGE, JSONB, ExcludeConstraint
+from sqlalchemy.dialects.postgresql import INT8RANGE, JSONB
 
 from tracker_store.states import (
     UNFINISHED_STATES,
@@ -47,7 +47,7 @@ from tracker_store.states import (
     ReceiverState,
     SegmentState,
 )
-from tracker_store.storage_parameters import HOT
+from tracker_store.storage_parameters import HOT, REPLACED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -180,6 +180,7 @@ pipelines = Table(
     CheckConstraint("batch_interval > interval '0'", name="pipelines_interval_positive"),
     Index("pipelines_live_name", "name", unique=True, postgresql_where=text("removed_at IS NULL")),
     comment="Which pipelines are declared, and up to which batch time are their blocks decided?",
+    postgresql_with={**HOT, "fillfactor": "50"},
 )
 
 processes = Table(
@@ -221,13 +222,21 @@ processes = Table(
         JSONB,
         comment="Blocks in the queue of each of its receivers, by id, at its newest heartbeat; null: no receivers",
     ),
+    Column(
+        "login",
+        Text,
+        server_default=text("SESSION_USER"),
+        comment="The login that registered it, and may end it; null: not known",
+    ),
     CheckConstraint(_one_of("kind", ProcessKind), name="processes_kind"),
     CheckConstraint("slots >= 0", name="processes_slots"),
     # A starting agent looks up whether its predecessor was draining; batch runs are many, and not in this index.
     Index("processes_agents", "name", "id", postgresql_where=text("kind = 'agent'")),
     Index("processes_live", "kind", postgresql_where=text("ended_at IS NULL")),
+    # Clean-up takes the ended ones by their age.
+    Index("processes_ended", "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
     comment="Which processes are alive (their heartbeat counter changes), where, with how many slots?",
-    postgresql_with=HOT,
+    postgresql_with={**HOT, "fillfactor": "50"},
 )
 
 batch_drivers = Table(
@@ -362,6 +371,11 @@ receivers = Table(
         Text,
         comment="The desired state for when a pipeline that reads it runs again; null unless all are stopped",
     ),
+    Column(
+        "closed_epoch",
+        BigInteger,
+        comment="The epoch of the marker that closed its sequence after it was removed; null: it was never closed",
+    ),
     UniqueConstraint("stream_id", "ordinal", name="receivers_stream_ordinal"),
     CheckConstraint(_one_of("state", ReceiverState), name="receivers_state"),
     CheckConstraint(_one_of("desired_state", DesiredState), name="receivers_desired_state"),
@@ -371,6 +385,10 @@ receivers = Table(
     ),
     CheckConstraint("low_mark >= 0", name="receivers_low_mark"),
     CheckConstraint("rate_limit IS NULL OR rate_limit > 0", name="receivers_rate_limit"),
+    # Partial, and of columns that only a placement or a claim changes: updates that come each second stay HOT.
+    Index("receivers_of_agent", "agent_id", postgresql_where=text("agent_id IS NOT NULL")),
+    Index("receivers_of_process", "process_id", postgresql_where=text("process_id IS NOT NULL")),
+    Index("receivers_removed", "id", postgresql_where=text("removed_at IS NOT NULL")),
     comment="Where is each receiver placed, what should it be, and what is it?",
     postgresql_with={**HOT, "fillfactor": "50"},
 )
@@ -454,7 +472,7 @@ blocks = Table(
     CheckConstraint("segment_id IS NOT NULL OR (records = 0 AND bytes = 0)", name="blocks_marker_empty"),
     comment="Which blocks does each receiver have, in which order, and where are their bytes?",
     # Insert-only: autovacuum freezes in small steps rather than all at once.
-    postgresql_with={"autovacuum_vacuum_insert_scale_factor": "0.05"},
+    postgresql_with={**REPLACED, "autovacuum_vacuum_insert_scale_factor": "0.05"},
 )
 
 # Insert-only, in add_block's own transaction. `partition` is text: each source names its partitions its own way.
@@ -502,10 +520,12 @@ block_offsets = Table(
     CheckConstraint("to_offset >= 0 AND to_offset > from_offset", name="block_offsets_forward"),
     # Few rows, and blocks never add any: losses are counted without a scan of the chain.
     Index("block_offsets_lost", "stream_id", "source", "partition", postgresql_where=text("kind = 'lost'")),
+    # One for each partition and generation: whether a removed receiver has any left.
+    Index("block_offsets_origin", "receiver_id", postgresql_where=text("kind = 'origin'")),
     # What a batch read is looked up by its ranges; a stream may have a million partitions, such as files.
     Index("block_offsets_read", "receiver_id", "sequence", postgresql_where=text("kind <> 'origin'")),
     comment="Up to which position of each source partition is everything in a block? (A chain of links.)",
-    postgresql_with={"autovacuum_vacuum_insert_scale_factor": "0.05"},
+    postgresql_with={**REPLACED, "autovacuum_vacuum_insert_scale_factor": "0.05"},
 )
 
 record_keys = Table(
@@ -519,6 +539,7 @@ record_keys = Table(
     PrimaryKeyConstraint("stream_id", "key"),
     Index("record_keys_age", "stream_id", "added_at"),
     comment="Which idempotency keys of a stream have been received, within its window?",
+    postgresql_with=REPLACED,
 )
 
 log_segments = Table(
@@ -566,6 +587,9 @@ log_segments = Table(
     CheckConstraint("num_nulls(salvaged_to, salvaged_sequence) IN (0, 2)", name="log_segments_salvage_whole"),
     CheckConstraint("durability IN ('durable', 'ephemeral')", name="log_segments_durability"),
     Index("log_segments_open", "receiver_id", "id", postgresql_where=text("state = 'OPEN'")),
+    # Clean-up looks at a receiver's oldest segments, and at those that it had marked before a crash.
+    Index("log_segments_receiver", "receiver_id", "id"),
+    Index("log_segments_deleting", "receiver_id", "id", postgresql_where=text("state = 'DELETING'")),
     comment="Which files of the block store belong to this driver log? (A row is inserted before its file is made.)",
 )
 
@@ -597,18 +621,58 @@ dead_letters = Table(
         "part",
         Integer,
         nullable=False,
-        comment="A record too large to hold is kept in parts, from 0; together they are the record",
+        comment="A record too large to hold is kept in parts, from 0; together they are the record. A group has 0",
     ),
-    Column("bytes", BigInteger, nullable=False, comment="The size of this part as received"),
+    Column("bytes", BigInteger, nullable=False, comment="The size of this part, or of the group, as received"),
     Column("segment_id", BigInteger, nullable=False, comment="The segment that holds it"),
     Column("offset", BigInteger, nullable=False, comment="Where its frame begins in the segment's file, in bytes"),
     Column("length", BigInteger, nullable=False, comment="How long its frame is, in bytes"),
     Column("crc32c", BigInteger, nullable=False, comment="The checksum of its frame, header and payload"),
     _now("added_at", "When it was recorded"),
+    Column(
+        "letters",
+        BigInteger,
+        nullable=False,
+        server_default=text("1"),
+        comment="How many records the frame holds; a part of a large record counts as one, in each row",
+    ),
+    Column(
+        "dropped",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="Records of this reason that were counted and not kept, since the row before: over their budget",
+    ),
+    Column("dropped_bytes", BigInteger, nullable=False, server_default=text("0"), comment="The same in bytes"),
     UniqueConstraint("segment_id", "offset", name="dead_letters_handle"),
     CheckConstraint("part >= 0 AND bytes >= 0", name="dead_letters_counts"),
+    CheckConstraint("letters >= 0 AND dropped >= 0 AND dropped_bytes >= 0", name="dead_letters_group"),
     Index("dead_letters_receiver", "receiver_id", "id"),
-    comment="Which records could not be processed, why, and where are they kept?",
+    Index("dead_letters_age", "added_at"),
+    comment="Which records could not be processed, why, and where are they kept? A row per group",
+)
+
+
+def _sum(name: str, comment: str) -> Column[int]:
+    return Column(name, BigInteger, nullable=False, server_default=text("0"), comment=comment)
+
+
+# Written only by the triggers of log_segments and dead_letters (keep_storage_totals).
+storage_totals = Table(
+    "storage_totals",
+    metadata,
+    Column("receiver_id", BigInteger, primary_key=True, autoincrement=False, comment="The receiver"),
+    _sum("sealed_segments", "Its segments that are complete"),
+    _sum("deleting_segments", "Its segments that clean-up has marked and is about to delete"),
+    _sum("segment_bytes", "Length of all its segments except the open ones, in bytes"),
+    _sum("dead_letters", "Its records that could not be processed and are kept aside"),
+    _sum("dead_letter_bytes", "The same in bytes"),
+    _sum(
+        "dropped_dead_letters",
+        "Its records that could not be processed and were counted only, by the rows that are kept",
+    ),
+    comment="How many segments and dead letters does each receiver have? (Sums that triggers keep.)",
+    postgresql_with={**HOT, "fillfactor": "50"},
 )
 
 # Insert-only, only by register_schema.
@@ -673,7 +737,7 @@ stream_rates = Table(
     CheckConstraint("num_nulls(latest_at, latest_rate, latest_error) IN (0, 3)", name="stream_rates_state_whole"),
     CheckConstraint("rate_limit IS NULL OR rate_limit > 0", name="stream_rates_rate_limit"),
     comment="How fast may a stream come in so that a pipeline's batches keep up, and from which figures follows that?",
-    postgresql_with=HOT,
+    postgresql_with={**HOT, "fillfactor": "50"},
 )
 
 cursors = Table(
@@ -689,6 +753,8 @@ cursors = Table(
     ),
     PrimaryKeyConstraint("pipeline_id", "receiver_id"),
     CheckConstraint("next_sequence > 0", name="cursors_positive"),
+    # Clean-up asks which pipelines have read a receiver; updates stay HOT, because they change neither column.
+    Index("cursors_receiver", "receiver_id"),
     comment="Which block of each receiver does a pipeline take next?",
     postgresql_with={**HOT, "fillfactor": "50"},
 )
@@ -744,6 +810,7 @@ reader_cursors = Table(
     _now("moved_at", "When it was last moved, or created"),
     PrimaryKeyConstraint("reader_id", "receiver_id"),
     CheckConstraint("next_sequence > 0", name="reader_cursors_positive"),
+    Index("reader_cursors_receiver", "receiver_id"),
     comment="Up to which block of each receiver has a named reader read?",
     postgresql_with={**HOT, "fillfactor": "50"},
 )
@@ -822,6 +889,10 @@ batches = Table(
     Index("batches_quarantined", "pipeline_id", "batch_time", postgresql_where=text("state = 'QUARANTINED'")),
     # Dagster's pages read the finished minutes.
     Index("batches_completed", "pipeline_id", "completed_at", postgresql_where=text("completed_at IS NOT NULL")),
+    # The newest batches of all pipelines, for `forebay status`.
+    Index("batches_newest", "batch_time"),
+    # driver_log_between reads a span of time.
+    Index("batches_allocated", "allocated_at"),
     comment="Which batches were made, how large are they, and in which state are they?",
 )
 
@@ -837,15 +908,11 @@ batch_allocations = Table(
     Column("records", BigInteger, nullable=False, comment="Records in the range: a difference of running totals"),
     Column("bytes", BigInteger, nullable=False, comment="The same in bytes as stored"),
     PrimaryKeyConstraint("pipeline_id", "batch_time", "receiver_id"),
+    # Clean-up and kept ranges take a receiver's first or last range of a span of time by one probe.
+    Index("batch_allocations_receiver", "pipeline_id", "receiver_id", "batch_time"),
+    # A sequence begins one range; the trigger check_ranges refuses other overlaps by its neighbours in this index.
+    Index("batch_allocations_chain", "pipeline_id", "receiver_id", text("lower(sequences)"), unique=True),
     CheckConstraint("NOT isempty(sequences)", name="batch_allocations_not_empty"),
-    # Core operators only: the embedded server has no btree_gist.
-    ExcludeConstraint(
-        (text("int8range(pipeline_id, pipeline_id, '[]')"), "&&"),
-        (text("int8range(receiver_id, receiver_id, '[]')"), "&&"),
-        (text("sequences"), "&&"),
-        name="batch_allocations_no_overlap",
-        using="gist",
-    ),
     comment="Which blocks of which receiver belong to a batch? (Ranges of one pipeline never overlap.)",
 )
 
@@ -965,8 +1032,53 @@ output_failures = Table(
     comment="Which outputs failed in an attempt, and why? (The other outputs of the attempt ran all the same.)",
 )
 
-kept_blocks = Table(
-    "kept_blocks",
+kept_ranges = Table(
+    "kept_ranges",
+    metadata,
+    Column("pipeline_id", BigInteger, nullable=False, comment="The quarantined batch's pipeline"),
+    Column("batch_time", DateTime(timezone=True), nullable=False, comment="The quarantined batch"),
+    Column("receiver_id", BigInteger, nullable=False, comment="The receiver that stored the blocks"),
+    Column(
+        "sequences",
+        INT8RANGE,
+        nullable=False,
+        comment="What the batch and its longest window read, epoch markers among them; shrinks once it is released",
+    ),
+    Column("records", BigInteger, nullable=False, comment="Records in the range: a difference of running totals"),
+    Column("bytes", BigInteger, nullable=False, comment="The same in bytes as stored"),
+    Column(
+        "released_at",
+        DateTime(timezone=True),
+        comment="When the batch stopped needing it: clean-up then deletes its rows; null while it is kept",
+    ),
+    PrimaryKeyConstraint("pipeline_id", "batch_time", "receiver_id"),
+    CheckConstraint("NOT isempty(sequences)", name="kept_ranges_not_empty"),
+    Index("kept_ranges_receiver", "receiver_id"),
+    comment="Which blocks does a quarantined batch, or a window that ends with it, still need? (Clean-up leaves them.)",
+    postgresql_with=HOT,
+)
+
+# Written only by clean_up_receiver, under the receiver's lock: an index of blocks by segment would cost each block.
+kept_segments = Table(
+    "kept_segments",
+    metadata,
+    Column(
+        "segment_id", BigInteger, primary_key=True, autoincrement=False, comment="The segment, whose file must stay"
+    ),
+    Column("receiver_id", BigInteger, nullable=False, comment="The receiver that wrote it"),
+    Column(
+        "blocks",
+        BigInteger,
+        nullable=False,
+        comment="How many of its blocks clean-up has passed and left; the row is deleted with the last of them",
+    ),
+    CheckConstraint("blocks > 0", name="kept_segments_positive"),
+    comment="Which files hold blocks below the low mark that kept ranges need?",
+    postgresql_with=HOT,
+)
+
+kept_block_rows = Table(
+    "kept_block_rows",
     metadata,
     Column("pipeline_id", BigInteger, nullable=False, comment="The quarantined batch's pipeline"),
     Column("batch_time", DateTime(timezone=True), nullable=False, comment="The quarantined batch"),
@@ -980,9 +1092,8 @@ kept_blocks = Table(
     Column("length", BigInteger, nullable=False, comment="How long its frame is, in bytes"),
     Column("crc32c", BigInteger, nullable=False, comment="The checksum of its frame, header and payload"),
     PrimaryKeyConstraint("pipeline_id", "batch_time", "receiver_id", "sequence"),
-    Index("kept_blocks_segment", "segment_id"),
-    comment="Which blocks does a quarantined batch, or a window that ends with it, still need, after clean-up took "
-    "their rows?",
+    Index("kept_block_rows_segment", "segment_id"),
+    comment="Which blocks does a batch still need that an earlier version quarantined? (It kept rows, not ranges.)",
 )
 
 cleanup_events = Table(
@@ -1003,6 +1114,9 @@ cleanup_events = Table(
     ),
     _now("at", "When, by the database's clock"),
     Index("cleanup_events_receiver", "receiver_id", "id"),
+    # Those that deleted unread records stay for ever, and are not read again.
+    Index("cleanup_events_age", "at", postgresql_where=text("unread_records = 0")),
+    Index("cleanup_events_at", "at"),
     comment="Which blocks did clean-up delete, when, and had they been read?",
 )
 
@@ -1023,6 +1137,9 @@ receiver_events = Table(
     Column("detail", Text, nullable=False, server_default="", comment="The rest, such as a stack; may be empty"),
     CheckConstraint(_one_of("kind", ReceiverEventKind), name="receiver_events_kind"),
     Index("receiver_events_receiver", "receiver_id", "id"),
+    Index("receiver_events_age", "at"),
+    # The newest of a kind stays whatever its age, and status shows a receiver's last error.
+    Index("receiver_events_newest", "receiver_id", "kind", "id"),
     comment="What happened to a receiver, and why?",
 )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from tracker_store.blocks import AddOutcome, newest_epoch
+from tracker_store.blocks import AddOutcome
 from tracker_store.engine import named_failures
 from tracker_store.errors import LostCommitsError, ReceiverFencedError
 
@@ -84,17 +84,16 @@ def open_segment(
     """Insert the row of a segment that is about to be made; returns its id. Locks: the new row.
 
     Called again with the same path (the answer was lost), it returns the existing row; it raises ReceiverFencedError if
-    salvage has sealed that meanwhile, because nothing would look for what is written there now.
+    salvage has sealed that meanwhile, because nothing would look for what is written there now, and if this login's
+    processes do not hold the receiver.
     """
     with named_failures():
-        segment_id: int | None = connection.execute(
+        row = connection.execute(
             sa.text("""
-                INSERT INTO forebay.log_segments AS g (receiver_id, epoch, path, source_rule, store, durability)
-                VALUES (:receiver, :epoch, :path, :source_rule, :store, :durability)
-                ON CONFLICT (path) DO UPDATE
-                SET path = excluded.path
-                WHERE g.state = 'OPEN'
-                RETURNING id
+                SELECT outcome, segment_id
+                FROM forebay.open_segment(
+                    :receiver, :epoch, :path, :source_rule, CAST(:store AS text), :durability
+                )
             """),
             {
                 "receiver": receiver_id,
@@ -104,28 +103,13 @@ def open_segment(
                 "store": store,
                 "durability": durability,
             },
-        ).scalar()
-    if segment_id is None:
+        ).one()
+    if row.outcome == "not held":
+        raise ReceiverFencedError(f"receiver {receiver_id} is held by no process of this login: not opening {path}")
+    if row.outcome != "open":
         raise ReceiverFencedError(f"segment {path} is sealed: a later epoch of receiver {receiver_id} has salvaged it")
+    segment_id: int = row.segment_id
     return segment_id
-
-
-# True if an epoch's blocks are there up to the sequence :through. Markers are never cleaned up, so the newest row up to
-# there has that epoch even if clean-up has deleted the block.
-_HAS_THROUGH = """
-    (
-        SELECT b.sequence
-        FROM forebay.blocks b
-        WHERE b.receiver_id = {receiver}
-        ORDER BY b.sequence DESC LIMIT 1
-    ) >= :through
-    AND (
-        SELECT b.epoch
-        FROM forebay.blocks b
-        WHERE b.receiver_id = {receiver} AND b.sequence <= :through
-        ORDER BY b.sequence DESC LIMIT 1
-    ) = {epoch}
-"""
 
 
 def seal_segment(
@@ -140,20 +124,16 @@ def seal_segment(
 
     If the driver log lacks its newest block, `through` (0: it has none), the segment stays open for salvage; in that
     case the calling process had an answer whose commit the driver log has lost since. The segment also stays open if
-    the id no longer belongs to a segment of the `owner`, its (receiver, epoch).
+    the id no longer belongs to a segment of the `owner`, its (receiver, epoch), or if no process of this login holds
+    the receiver.
     """
-    has_through = _HAS_THROUGH.format(receiver="g.receiver_id", epoch="g.epoch")
     with named_failures():
         connection.execute(
-            sa.text(f"""
-                UPDATE forebay.log_segments g
-                SET state = 'SEALED', length = :length, sealed_at = clock_timestamp()
-                WHERE g.id = :id
-                  AND g.state = 'OPEN'
-                  AND g.receiver_id = coalesce(:receiver, g.receiver_id)
-                  AND g.epoch = coalesce(:epoch, g.epoch)
-                  AND (:through = 0 OR {has_through})
-            """),  # noqa: S608  constants
+            sa.text("""
+                SELECT forebay.seal_segment(
+                    :id, :length, :through, CAST(:receiver AS bigint), CAST(:epoch AS bigint)
+                )
+            """),
             {
                 "id": segment_id,
                 "length": length,
@@ -343,30 +323,22 @@ def seal_salvaged(connection: sa.Connection, lengths: Mapping[int, int], *, clai
     ReceiverFencedError if another epoch is in their place.
     """
     ordered = sorted(lengths)
-    has_through = _HAS_THROUGH.format(receiver=":receiver", epoch=":epoch")
     with named_failures():
-        has = connection.execute(
-            sa.text(f"SELECT {has_through}"),
-            {"receiver": claimed.receiver_id, "epoch": claimed.epoch, "through": through},
-        ).scalar()
-        if not has:
-            if newest_epoch(connection, claimed.receiver_id) > claimed.epoch:
-                raise ReceiverFencedError(f"another epoch holds receiver {claimed.receiver_id}")
-            raise LostCommitsError(f"sequence {through} was salvaged and is not there", (claimed.receiver_id,))
-        connection.execute(
+        outcome = connection.execute(
             sa.text("""
-                WITH locked AS (
-                    SELECT g.id
-                    FROM forebay.log_segments g
-                    WHERE g.id = ANY (CAST(:ids AS bigint[]))
-                    ORDER BY g.id FOR UPDATE
+                SELECT forebay.seal_salvaged(
+                    :receiver, :epoch, :through, CAST(:ids AS bigint[]), CAST(:lengths AS bigint[])
                 )
-                UPDATE forebay.log_segments g
-                SET state = 'SEALED', length = found.length, sealed_at = clock_timestamp()
-                FROM locked
-                JOIN unnest(CAST(:ids AS bigint[]), CAST(:lengths AS bigint[])) AS found(id, length)
-                  ON found.id = locked.id
-                WHERE g.id = locked.id AND g.state = 'OPEN'
             """),
-            {"ids": ordered, "lengths": [lengths[segment_id] for segment_id in ordered]},
-        )
+            {
+                "receiver": claimed.receiver_id,
+                "epoch": claimed.epoch,
+                "through": through,
+                "ids": ordered,
+                "lengths": [lengths[segment_id] for segment_id in ordered],
+            },
+        ).scalar_one()
+    if outcome == "fenced":
+        raise ReceiverFencedError(f"another epoch or login holds receiver {claimed.receiver_id}")
+    if outcome != "sealed":
+        raise LostCommitsError(f"sequence {through} was salvaged and is not there", (claimed.receiver_id,))

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from tracker_store.engine import named_failures
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
 
 # How long a pipeline may complete nothing while blocks wait for it: this time or this number of its intervals,
@@ -112,14 +113,24 @@ class PipelineProcessingTimes:
     times: list[timedelta]
 
 
-def receiver_status(connection: sa.Connection) -> list[ReceiverStatus]:
-    """Return every receiver. No locks."""
+# Leaves the other streams' receivers unread: the planner finds a stream by its name.
+_OF_STREAMS = "WHERE stream = ANY (CAST(:streams AS text[]))"
+
+
+def receiver_status(connection: sa.Connection, streams: Sequence[str] | None = None) -> list[ReceiverStatus]:
+    """Return every receiver, or those of some streams. No locks."""
     columns = ", ".join(ReceiverStatus.__slots__)
     with named_failures():
         rows = connection.execute(
-            sa.text(f"SELECT {columns} FROM forebay.receiver_status ORDER BY stream, ordinal")  # noqa: S608  our own names
-        ).mappings()
-        return [ReceiverStatus(**row) for row in rows]
+            sa.text(f"""
+                SELECT {columns}
+                FROM forebay.receiver_status
+                {"" if streams is None else _OF_STREAMS}
+                ORDER BY stream, ordinal
+            """),  # noqa: S608  our own names
+            {} if streams is None else {"streams": list(streams)},
+        ).all()
+    return [ReceiverStatus(*row) for row in rows]
 
 
 def pipeline_status(connection: sa.Connection) -> list[PipelineStatus]:
@@ -141,16 +152,77 @@ def pipeline_status(connection: sa.Connection) -> list[PipelineStatus]:
     return [PipelineStatus(*row) for row in rows]
 
 
-def stream_lag(connection: sa.Connection) -> list[StreamLag]:
-    """Return what waits, by pipeline and stream. No locks."""
+def pipeline_status_with(connection: sa.Connection, lags: Sequence[StreamLag]) -> list[PipelineStatus]:
+    """Return what `pipeline_status` does, from lags that were just read: the view would read them again. No locks."""
+    of_pipelines: dict[str, list[StreamLag]] = {}
+    for lag in lags:
+        of_pipelines.setdefault(lag.pipeline, []).append(lag)
     with named_failures():
         rows = connection.execute(
             sa.text("""
+                -- As in the view, except for the lag.
+                SELECT p.name, p.state, p.state_since, p.batch_interval, p.last_batch_time,
+                    unfinished.batches, unfinished.running, completed.batch_time, completed.completed_at,
+                    clock_timestamp() - greatest(
+                        completed.completed_at, p.applied_at, CASE WHEN p.state = 'RUNNING' THEN p.state_since END
+                    ) AS since_progress,
+                    clock_timestamp() - unfinished.oldest AS since_oldest, p.halted_by
+                FROM forebay.pipelines p
+                CROSS JOIN LATERAL (
+                    SELECT count(*) AS batches, count(*) FILTER (WHERE b.state = 'RUNNING') AS running,
+                        min(b.allocated_at) AS oldest
+                    FROM forebay.batches b
+                    WHERE b.pipeline_id = p.id AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
+                ) AS unfinished
+                LEFT JOIN LATERAL (
+                    SELECT b.batch_time, b.completed_at
+                    FROM forebay.batches b
+                    WHERE b.pipeline_id = p.id AND b.state = 'COMPLETED'
+                    ORDER BY b.batch_time DESC LIMIT 1
+                ) AS completed ON true
+                WHERE p.removed_at IS NULL
+                ORDER BY p.name
+            """)
+        ).all()
+    statuses = []
+    for name, state, since, interval, newest, batches, running, time, at, since_progress, since_oldest, halted in rows:
+        found = of_pipelines.get(name, [])
+        oldest = max((lag.lag for lag in found if lag.lag is not None), default=None)
+        waits = [span for span in (oldest, since_oldest) if span is not None]
+        statuses.append(
+            PipelineStatus(
+                name,
+                state,
+                since,
+                interval,
+                newest,
+                sum(lag.waiting_blocks for lag in found),
+                sum(lag.waiting_records for lag in found),
+                sum(lag.waiting_bytes for lag in found),
+                oldest,
+                batches,
+                running,
+                time,
+                at,
+                max(min(since_progress, *waits), timedelta(0)) if waits else None,
+                halted,
+            )
+        )
+    return statuses
+
+
+def stream_lag(connection: sa.Connection, streams: Sequence[str] | None = None) -> list[StreamLag]:
+    """Return what waits, by pipeline and stream: of all streams, or of some. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(f"""
                 SELECT pipeline, stream, waiting_blocks, waiting_records, waiting_bytes,
                     CASE WHEN waiting_records > 0 THEN clock_timestamp() - oldest_added_at END AS lag
                 FROM forebay.stream_lag
+                {"" if streams is None else _OF_STREAMS}
                 ORDER BY pipeline, stream
-            """)
+            """),  # noqa: S608  a constant
+            {} if streams is None else {"streams": list(streams)},
         ).mappings()
         return [StreamLag(**row) for row in rows]
 
@@ -161,8 +233,16 @@ def batch_stats(connection: sa.Connection, *, limit: int = 20) -> list[BatchStat
     with named_failures():
         rows = connection.execute(
             sa.text(f"""
+                -- The time of the last of them first, by an index: the view's joins then read only these batches, and
+                -- those of the same time.
                 SELECT {columns}
                 FROM forebay.batch_stats
+                WHERE batch_time >= coalesce(
+                    (
+                        SELECT b.batch_time
+                        FROM forebay.batches b
+                        ORDER BY b.batch_time DESC OFFSET CAST(:limit AS bigint) - 1 LIMIT 1
+                    ), '-infinity')
                 ORDER BY batch_time DESC, pipeline LIMIT :limit
             """),  # noqa: S608  our own names
             {"limit": limit},

@@ -15,6 +15,9 @@ from sqlalchemy.schema import CreateTable
 
 # Small, hot, updated in place: autovacuum after a fixed number of dead rows, whatever the table's size.
 HOT = {"autovacuum_vacuum_scale_factor": "0", "autovacuum_vacuum_threshold": "500"}
+# Rows come and go all the time, and look alike: a sample is good until they have all been replaced. By default one is
+# taken after each tenth of that, which takes longer than the vacuums (benchmarks/steady_state.py).
+REPLACED = {"autovacuum_analyze_scale_factor": "1"}
 
 Table.argument_for("postgresql", "with", None)
 

@@ -105,7 +105,7 @@ def offsets_of_rows(
                       AND b.sequence BETWEEN :first AND greatest(:last, :salvaged)
                     UNION
                     SELECT k."offset"
-                    FROM forebay.kept_blocks k
+                    FROM forebay.kept_block_rows k
                     WHERE k.segment_id = :id
                 """),
                 {
@@ -131,7 +131,7 @@ def segment_paths_known(connection: sa.Connection, paths: list[str]) -> set[str]
 
 def stored_blocks(connection: sa.Connection) -> Iterator[StoredBlock]:
     """Yield every block that must be readable, by receiver and sequence, then kept ones; page by page. No locks."""
-    for table in ("blocks", "kept_blocks"):
+    for table in ("blocks", "kept_block_rows"):
         after = (0, 0)
         while True:
             with named_failures():
@@ -164,7 +164,7 @@ def find_stored_block(connection: sa.Connection, *, stream: str, ordinal: int, s
                     FROM forebay.blocks b
                     UNION ALL
                     SELECT k.receiver_id, k.sequence, k.segment_id, k."offset", k.length, k.crc32c
-                    FROM forebay.kept_blocks k
+                    FROM forebay.kept_block_rows k
                 ) AS e
                 JOIN forebay.receivers r ON r.id = e.receiver_id
                 JOIN forebay.streams s ON s.id = r.stream_id
@@ -182,12 +182,13 @@ def find_stored_block(connection: sa.Connection, *, stream: str, ordinal: int, s
 
 
 def count_stored_blocks(connection: sa.Connection) -> int:
-    """Return about how many blocks `stored_blocks` will yield. No locks; O(receivers)."""
+    """Return about how many blocks `stored_blocks` will yield. No locks; O(receivers, and segments kept)."""
     with named_failures():
         count: int = connection.execute(
             sa.text("""
                 SELECT coalesce(sum(newest.sequence - r.low_mark), 0)::bigint
-                    + (SELECT count(*) FROM forebay.kept_blocks)
+                    + (SELECT count(*) FROM forebay.kept_block_rows)
+                    + (SELECT coalesce(sum(k.blocks), 0)::bigint FROM forebay.kept_segments k)
                 FROM forebay.receivers r
                 CROSS JOIN LATERAL (
                     SELECT b.sequence
@@ -213,7 +214,7 @@ def forget_empty_segment(connection: sa.Connection, segment_id: int) -> bool:
                       FROM forebay.blocks b
                       WHERE b.receiver_id = g.receiver_id AND b.segment_id = g.id
                   )
-                  AND NOT EXISTS (SELECT 1 FROM forebay.kept_blocks k WHERE k.segment_id = g.id)
+                  AND NOT EXISTS (SELECT 1 FROM forebay.kept_block_rows k WHERE k.segment_id = g.id)
                   AND NOT EXISTS (SELECT 1 FROM forebay.dead_letters d WHERE d.segment_id = g.id)
                 RETURNING g.id
             """),

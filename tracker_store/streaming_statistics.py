@@ -131,26 +131,36 @@ class Added:
 # Age after which all rows are visible: no statement takes this long (engine.STATEMENT_TIMEOUT is half of it).
 _SETTLED = "interval '60 seconds'"
 
-_BATCH = """
-    SELECT b.batch_time, b.oldest_time, b.state, b.attempt, b.records, b.allocated_at, b.reason, a.run_id, a.started_at,
-        coalesce(b.completed_at, a.ended_at) AS ended_at
-    FROM forebay.batches b
+_STATES = {state.value: state for state in ReceiverState}
+
+_BATCH_COLUMNS = """
+    b.batch_time, b.oldest_time, b.state, b.attempt, b.records, b.allocated_at, b.reason, a.run_id, a.started_at,
+    coalesce(b.completed_at, a.ended_at) AS ended_at
+"""
+_WITH_ATTEMPT = """
     LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = b.pipeline_id
       AND a.batch_time = b.batch_time
       AND a.attempt = b.attempt
 """
-# Looked up in the partial index. All batches before it are finished for ever.
-_FIRST_UNFINISHED = """
-    coalesce(
-        (
-            SELECT u.batch_time
-            FROM forebay.batches u
-            WHERE u.pipeline_id = :pipeline AND u.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
-            ORDER BY u.batch_time LIMIT 1
-        ),
-        'infinity'
-    )
-"""
+_BATCH = f"SELECT {_BATCH_COLUMNS} FROM forebay.batches b {_WITH_ATTEMPT}"  # noqa: S608  our own names
+
+
+def _first_unfinished(pipeline: str) -> str:
+    """Return SQL for the time of a pipeline's first unfinished batch. All batches before it are finished for ever.
+
+    `pipeline`: SQL for its id. Looked up in the partial index.
+    """
+    return f"""
+        coalesce(
+            (
+                SELECT u.batch_time
+                FROM forebay.batches u
+                WHERE u.pipeline_id = {pipeline} AND u.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
+                ORDER BY u.batch_time LIMIT 1
+            ),
+            'infinity'
+        )
+    """  # noqa: S608  our own names
 
 
 def _batch(row: sa.Row[Any]) -> WatchedBatch:
@@ -200,7 +210,7 @@ def newest_finished_batches(connection: sa.Connection, pipeline_id: int, *, limi
         rows = connection.execute(
             sa.text(f"""
                 {_BATCH}
-                WHERE b.pipeline_id = :pipeline AND b.batch_time < {_FIRST_UNFINISHED}
+                WHERE b.pipeline_id = :pipeline AND b.batch_time < {_first_unfinished(":pipeline")}
                 ORDER BY b.batch_time DESC LIMIT :limit
             """),
             {"pipeline": pipeline_id, "limit": limit},
@@ -208,20 +218,55 @@ def newest_finished_batches(connection: sa.Connection, pipeline_id: int, *, limi
     return [_batch(row) for row in reversed(rows)]
 
 
-def next_finished_batches(
-    connection: sa.Connection, pipeline_id: int, *, after: datetime, limit: int
-) -> list[WatchedBatch]:
-    """Return the batches after `after` and before the first unfinished one, in order of time. No locks; O(result)."""
+def next_finished_batches_of_each(
+    connection: sa.Connection, after: Mapping[int, datetime], *, limit: int
+) -> dict[int, list[WatchedBatch]]:
+    """Return pipelines' batches after a time of each and before its first unfinished one, in order of time.
+
+    At most `limit` of each pipeline; those without such batches are left out. No locks; O(result).
+    """
     with named_failures():
         rows = connection.execute(
             sa.text(f"""
-                {_BATCH}
-                WHERE b.pipeline_id = :pipeline AND b.batch_time > :after AND b.batch_time < {_FIRST_UNFINISHED}
-                ORDER BY b.batch_time LIMIT :limit
-            """),
-            {"pipeline": pipeline_id, "after": after, "limit": limit},
+                SELECT asked.pipeline_id, {_BATCH_COLUMNS}
+                FROM unnest(CAST(:pipelines AS bigint[]), CAST(:after AS timestamptz[])) AS asked(pipeline_id, after)
+                CROSS JOIN LATERAL (
+                    SELECT n.*
+                    FROM forebay.batches n
+                    WHERE n.pipeline_id = asked.pipeline_id
+                      AND n.batch_time > asked.after
+                      AND n.batch_time < {_first_unfinished("asked.pipeline_id")}
+                    ORDER BY n.batch_time LIMIT :limit
+                ) AS b
+                {_WITH_ATTEMPT}
+                ORDER BY b.batch_time
+            """),  # noqa: S608  our own names
+            {"pipelines": list(after), "after": list(after.values()), "limit": limit},
         ).all()
-    return [_batch(row) for row in rows]
+    found: dict[int, list[WatchedBatch]] = {}
+    for row in rows:
+        found.setdefault(row.pipeline_id, []).append(_batch(row))
+    return found
+
+
+def newest_batch_of_each(connection: sa.Connection) -> dict[int, WatchedBatch]:
+    """Return the newest batch of each declared pipeline that has one. No locks; a probe of the key for each."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(f"""
+                SELECT p.id AS pipeline_id, {_BATCH_COLUMNS}
+                FROM forebay.pipelines p
+                CROSS JOIN LATERAL (
+                    SELECT n.*
+                    FROM forebay.batches n
+                    WHERE n.pipeline_id = p.id
+                    ORDER BY n.batch_time DESC LIMIT 1
+                ) AS b
+                {_WITH_ATTEMPT}
+                WHERE p.removed_at IS NULL
+            """)  # noqa: S608  our own names
+        ).all()
+    return {row.pipeline_id: _batch(row) for row in rows}
 
 
 def unfinished_batches(connection: sa.Connection, pipeline_id: int, *, limit: int) -> list[WatchedBatch]:
@@ -230,7 +275,7 @@ def unfinished_batches(connection: sa.Connection, pipeline_id: int, *, limit: in
         rows = connection.execute(
             sa.text(f"""
                 {_BATCH}
-                WHERE b.pipeline_id = :pipeline AND b.batch_time >= {_FIRST_UNFINISHED}
+                WHERE b.pipeline_id = :pipeline AND b.batch_time >= {_first_unfinished(":pipeline")}
                 ORDER BY b.batch_time LIMIT :limit
             """),
             {"pipeline": pipeline_id, "limit": limit},
@@ -308,23 +353,34 @@ def output_commits(
 
 def records_by_receiver(
     connection: sa.Connection, pipeline_id: int, *, receiver_ids: Sequence[int], first: datetime
-) -> dict[tuple[datetime, int], int]:
-    """Return the records that batches from `first` on have of these receivers, by batch time and receiver.
+) -> tuple[datetime, dict[tuple[datetime, int], int]]:
+    """Return the records that batches have of these receivers, by batch time and receiver, and the first batch time.
 
-    None is left out. No locks; O(batches · receivers that it returns).
+    That is `first`, or after the last batch of which clean-up has deleted a range, which is more than an hour old. A
+    receiver without records in a batch is left out. No locks; O(ranges of these batches).
     """
     with named_failures():
         rows = connection.execute(
             sa.text("""
-                SELECT n.batch_time, n.receiver_id, n.records
-                FROM forebay.batch_allocations n
-                WHERE n.pipeline_id = :pipeline
-                  AND n.batch_time >= :first
+                SELECT since.first, n.batch_time, n.receiver_id, n.records
+                FROM (
+                    SELECT coalesce(max(t.batch_time) + interval '1 us', :first) AS first
+                    FROM forebay.batches t
+                    WHERE t.pipeline_id = :pipeline
+                      AND t.batch_time >= :first
+                      AND t.batch_time < clock_timestamp() - interval '1 hour'
+                      AND t.records > (
+                          SELECT coalesce(sum(a.records), 0) FROM forebay.batch_allocations a
+                          WHERE a.pipeline_id = t.pipeline_id AND a.batch_time = t.batch_time)
+                ) AS since
+                LEFT JOIN forebay.batch_allocations n ON n.pipeline_id = :pipeline
+                  AND n.batch_time >= since.first
                   AND n.receiver_id = ANY (CAST(:receivers AS bigint[]))
             """),
             {"pipeline": pipeline_id, "first": first, "receivers": list(receiver_ids)},
         ).all()
-    return {(row.batch_time, row.receiver_id): row.records for row in rows}
+    records = {(row.batch_time, row.receiver_id): row.records for row in rows if row.batch_time is not None}
+    return rows[0].first, records
 
 
 def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
@@ -338,7 +394,12 @@ def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
                     (holder.queued ->> r.id::text)::integer AS queued, r.reason
                 FROM forebay.receivers r
                 JOIN forebay.streams s ON s.id = r.stream_id
-                LEFT JOIN forebay.processes holder ON holder.id = r.process_id AND holder.ended_at IS NULL
+                LEFT JOIN LATERAL (
+                    SELECT p.queued
+                    FROM forebay.processes p
+                    WHERE p.id = r.process_id AND p.ended_at IS NULL
+                    OFFSET 0
+                ) AS holder ON true
                 LEFT JOIN LATERAL (
                     SELECT b.total_records, b.total_bytes
                     FROM forebay.blocks b
@@ -355,26 +416,39 @@ def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
                 ORDER BY s.name, r.ordinal
             """)
         ).all()
+    # Plain tuples: an attribute of a row, and an enum's call, cost more than the rest.
     return [
         ReceiverCounters(
-            row.id,
-            row.name,
-            row.ordinal,
-            ReceiverState(row.state),
-            row.process_id,
-            row.rate_limit,
-            row.records,
-            row.bytes,
-            row.kept_bytes,
-            row.queued,
-            is_hindered(row.reason),
+            receiver_id,
+            stream,
+            ordinal,
+            _STATES[state],
+            process_id,
+            rate_limit,
+            records,
+            nbytes,
+            kept_bytes,
+            queued,
+            is_hindered(reason),
         )
-        for row in rows
+        for (
+            receiver_id,
+            stream,
+            ordinal,
+            state,
+            process_id,
+            rate_limit,
+            records,
+            nbytes,
+            kept_bytes,
+            queued,
+            reason,
+        ) in rows
     ]
 
 
 def watched_receivers(connection: sa.Connection, stream_ids: Sequence[int]) -> list[WatchedReceiver]:
-    """Return the receivers of these streams. No locks; reads each one's events back to its last error."""
+    """Return the receivers of these streams. No locks; a few probes per receiver."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -382,7 +456,12 @@ def watched_receivers(connection: sa.Connection, stream_ids: Sequence[int]) -> l
                     error.detail
                 FROM forebay.receivers r
                 JOIN forebay.streams s ON s.id = r.stream_id
-                LEFT JOIN forebay.processes agent ON agent.id = r.agent_id
+                LEFT JOIN LATERAL (
+                    SELECT p.name, p.host
+                    FROM forebay.processes p
+                    WHERE p.id = r.agent_id
+                    OFFSET 0
+                ) AS agent ON true
                 LEFT JOIN LATERAL (
                     SELECT v.at, v.message, v.detail
                     FROM forebay.receiver_events v
@@ -415,7 +494,7 @@ def restarts_after(connection: sa.Connection, after: int | None) -> Added:
 
     With None it counts nothing and returns where to begin.
     """
-    return _added_after(connection, after, "receiver_events", "at", "kind IN ('RESTARTED', 'EXITED')")
+    return _added_after(connection, after, "receiver_events", "at", "(kind IN ('RESTARTED', 'EXITED'))::integer")
 
 
 def replica_problems_after(connection: sa.Connection, after: int | None) -> Added:
@@ -424,18 +503,23 @@ def replica_problems_after(connection: sa.Connection, after: int | None) -> Adde
     O(new events). With None it counts nothing and returns where to begin.
     """
     problem = REPLICA_PROBLEMS.replace("'", "''")
-    return _added_after(connection, after, "receiver_events", "at", f"kind = 'ERROR' AND message LIKE '{problem}'")
+    which = f"(kind = 'ERROR' AND message LIKE '{problem}')::integer"
+    return _added_after(connection, after, "receiver_events", "at", which)
+
+
+# Records, not parts of them.
+_LETTERS = "CASE WHEN part = 0 THEN letters ELSE 0 END + dropped"
 
 
 def dead_letters_after(connection: sa.Connection, after: int | None) -> Added:
-    """Count dead letters by receiver: those after `after`, each once. No locks; O(new dead letters).
+    """Count dead letters by receiver, those too that were not kept: after `after`, each once. No locks; O(new rows).
 
     With None it counts nothing and returns where to begin.
     """
-    return _added_after(connection, after, "dead_letters", "added_at", "part = 0")
+    return _added_after(connection, after, "dead_letters", "added_at", _LETTERS)
 
 
-def _added_after(connection: sa.Connection, after: int | None, table: str, at: str, which: str) -> Added:
+def _added_after(connection: sa.Connection, after: int | None, table: str, at: str, amount: str) -> Added:
     with named_failures():
         if after is None:
             newest: int = connection.execute(
@@ -445,7 +529,7 @@ def _added_after(connection: sa.Connection, after: int | None, table: str, at: s
         rows = connection.execute(
             sa.text(f"""
                 WITH added AS MATERIALIZED (
-                    SELECT t.id, t.receiver_id, t.{at} AS at, {which} AS counts
+                    SELECT t.id, t.receiver_id, t.{at} AS at, {amount} AS amount
                     FROM forebay.{table} t
                     WHERE t.id > :after
                 ), boundary AS (
@@ -454,8 +538,8 @@ def _added_after(connection: sa.Connection, after: int | None, table: str, at: s
                     WHERE d.at < clock_timestamp() - {_SETTLED}
                 )
                 SELECT boundary.id AS settled_id, d.receiver_id,
-                    count(*) FILTER (WHERE d.counts AND d.id <= boundary.id) AS settled,
-                    count(*) FILTER (WHERE d.counts AND d.id > boundary.id) AS recent
+                    coalesce(sum(d.amount) FILTER (WHERE d.id <= boundary.id), 0)::bigint AS settled,
+                    coalesce(sum(d.amount) FILTER (WHERE d.id > boundary.id), 0)::bigint AS recent
                 FROM boundary
                 LEFT JOIN added d ON true
                 GROUP BY boundary.id, d.receiver_id

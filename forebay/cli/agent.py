@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from forebay.cli.console import Console
 from forebay.cli.failures import clear_errors
 from forebay.cli.services.parent_pipe import stop_event
+from forebay.cli.services.private_home import make_home_private
+from forebay.cli.withheld import FROM_YOUR_CODE, from_receivers, from_tracker
 from orchestration.settings import Settings
 from orchestration.tracker.listen_address import listen_address
 from tracker_store.engine import create_engine
+from tracker_store.log_files import LogRoller
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,7 +31,6 @@ ROLES = ("receivers", "tracker", "batch-driver")
 # Without batch-driver: that role needs a Dagster instance (DAGSTER_HOME), so it must be requested by --roles.
 DEFAULT_ROLES = ("receivers", "tracker")
 DEFAULT_SLOTS = 16
-DEFAULT_RECEIVERS_PER_PROCESS = 1
 # How long to wait for the pusher's thread at a stop: a request to Dagster in flight times out after 5 s.
 PUSHER_STOP_SECONDS = 6.0
 
@@ -49,14 +51,15 @@ def agent(
         str, typer.Option(help="What runs here: receivers, tracker, batch-driver, separated by commas.")
     ] = ",".join(DEFAULT_ROLES),
     receivers_per_process: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=1,
             envvar="FOREBAY_RECEIVERS_PER_PROCESS",
             help="How many receivers may share a process. 1 isolates each. Up to a few hundred suit many small "
-            "receivers; if one of them crashes the process, all of them stop for a moment.",
+            "receivers; if one of them crashes the process, all of them stop for a moment. Default: 1 for up to 16 "
+            "receivers on the host; with more, as many as keep it at 16 processes.",
         ),
-    ] = DEFAULT_RECEIVERS_PER_PROCESS,
+    ] = None,
     spare: Annotated[  # noqa: FBT002
         bool,
         typer.Option(
@@ -75,6 +78,9 @@ def agent(
     parent_pipe: Annotated[  # noqa: FBT002
         bool, typer.Option("--parent-pipe", hidden=True, help="Stop at the end of standard input.")
     ] = False,
+    withhold_from_receivers: Annotated[
+        str, typer.Option(hidden=True, help="Variables that receivers do not get, separated by commas.")
+    ] = "",
 ) -> None:
     """Run this host's agent: it starts, watches and restarts the receivers that are placed here.
 
@@ -114,7 +120,9 @@ def agent(
         pairs = [word for pair in receivers for word in ("--receiver", "{}:{}".format(*pair))]
         return [*command, "receiver", "--host", here, *pairs]
 
+    make_home_private(settings.home)
     log_directory = Path(settings.home) / "logs"
+    roller = LogRoller(log_directory).start()
     Agent(
         engine,
         name=here,
@@ -130,11 +138,15 @@ def agent(
             log_directory,
             wanted=batch_drivers,
             preparation=[sys.executable, "-m", "orchestration.spark.class_archive"] if settings.class_archive else None,
+            withheld=FROM_YOUR_CODE,
         )
         if "batch-driver" in wanted
         else None,
         left_processes=LeftProcesses(Path(settings.home) / "run" / "agent.processes", host=here),
+        withheld_from_receivers=from_receivers(settings, filter(None, withhold_from_receivers.split(","))),
+        withheld_from_roles=from_tracker(settings),
     ).run(stop)
+    roller.stop()
     engine.dispose()
 
 
@@ -147,6 +159,7 @@ def tracker() -> None:
     from orchestration.noted_replicas import report_noted_replicas  # noqa: PLC0415
     from orchestration.tracker.cleaner import Cleaner  # noqa: PLC0415
     from orchestration.tracker.http import STATEMENT_TIMEOUT, TrackerHttpServer, TrackerView  # noqa: PLC0415
+    from orchestration.tracker.link_cleaner import LinkCleaner  # noqa: PLC0415
     from orchestration.tracker.placement_rules import PlacementRules  # noqa: PLC0415
     from orchestration.tracker.tracker import Tracker  # noqa: PLC0415
     from receiver_runtime.block_store.stores import open_block_store  # noqa: PLC0415
@@ -166,6 +179,7 @@ def tracker() -> None:
             before=partial(report_noted_replicas, block_store=settings.block_store_roots),
             history=settings.history_retention,
         ),
+        link_cleaner=LinkCleaner(),
         placement=PlacementRules.of(settings),
     )
     with ExitStack() as serving:
@@ -180,10 +194,16 @@ def tracker() -> None:
             serving.callback(reading.dispose)
             view = TrackerView(candidate.name, lambda: candidate.term, candidate.lease_ages)
             serving.enter_context(
-                TrackerHttpServer(reading, view, address, address_file=settings.home / "run" / "tracker.url")
+                TrackerHttpServer(
+                    reading,
+                    view,
+                    address,
+                    address_file=settings.home / "run" / "tracker.url",
+                    metrics_max_receivers=settings.metrics_max_receivers,
+                )
             )
         if settings.dagster_url is not None:
-            serving.enter_context(_pushing(settings, settings.dagster_url, candidate, stop))
+            serving.enter_context(_pushing(settings, settings.dagster_url.reveal(), candidate, stop))
         candidate.run(stop)
     engine.dispose()
 
@@ -195,7 +215,7 @@ def _pushing(settings: Settings, dagster_url: str, candidate: Tracker, stop: thr
     from orchestration.tracker.dagster_client import DagsterClient  # noqa: PLC0415
 
     engine = create_engine(settings.require_database_url(), application_name="forebay batch pusher", pool_size=1)
-    pusher = BatchPusher(engine, DagsterClient(dagster_url), name=candidate.name)
+    pusher = BatchPusher(engine, DagsterClient(dagster_url, token=settings.webserver_token), name=candidate.name)
     thread = threading.Thread(target=pusher.run, args=(stop, lambda: candidate.term), name="batch pusher", daemon=True)
     thread.start()
     try:

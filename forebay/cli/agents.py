@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from forebay.cli.console import Console
 from forebay.cli.database import driver_log
 from orchestration.tracker.rebalancing import planned_moves
 from tracker_store import agents as store

@@ -6,9 +6,9 @@ import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from forebay.cli.console import Console
 from forebay.cli.database import database_url
 from forebay.cli.failures import clear_errors
 from orchestration.apply import Change, difference

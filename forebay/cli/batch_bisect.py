@@ -6,9 +6,9 @@ import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from forebay.cli.allocated_blocks import block_as_json
+from forebay.cli.console import Console
 from forebay.cli.database import database_url, driver_log
 from orchestration.batch_bisect import BatchTrial
 from orchestration.batch_bisect import bisect as bisect_blocks
@@ -62,7 +62,7 @@ def bisect(
         declared = declared_pipeline(pipeline, module)
         checked_outputs(declared, output or ())
         settings = Settings()
-        settings = settings.model_copy(update={"database_url": database_url(settings)})
+        settings = settings.with_database_url(database_url(settings))
         receivers = {place.receiver_id: f"{place.stream_name}/{place.ordinal}" for place in placements(connection)}
         from orchestration.spark.session import spark_session  # noqa: PLC0415  loads Spark
 

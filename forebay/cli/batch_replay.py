@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from forebay.cli.batch_bisect import declared_pipeline
-from forebay.cli.dagster_home import URL_FILE
+from forebay.cli.console import Console
+from forebay.cli.dagster_home import URL_FILE, kept_token
 from forebay.cli.database import database_url, driver_log
 from forebay.cli.services.supervisor_lock import lock_holder
 from orchestration.batch_schedule import sensor_name
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from orchestration.pipeline import Pipeline
 
 POLL_SECONDS = 0.5
+# A person waits for the answer. A busy machine takes long, and no answer would leave open whether there is a run.
+ANSWER_SECONDS = 60.0
 _FINISHED = ("SUCCESS", "FAILURE", "CANCELED")
 
 
@@ -48,9 +50,16 @@ class _Row:
 def dagster_url(settings: Settings) -> str | None:
     """Return FOREBAY_DAGSTER_URL, else the webserver's URL of the `forebay up` that runs in this home, else None."""
     if settings.dagster_url is not None:
-        return settings.dagster_url
+        return settings.dagster_url.reveal()
     file = settings.home / "dagster" / URL_FILE
     return file.read_text(encoding="utf-8") if lock_holder(settings.home) is not None and file.exists() else None
+
+
+def dagster_token(settings: Settings) -> str | None:
+    """Return the token of the webserver at `dagster_url`, or None if it needs none."""
+    if settings.dagster_token is not None or settings.dagster_url is not None:
+        return settings.webserver_token
+    return kept_token(settings.home / "dagster")
 
 
 def replay(
@@ -128,7 +137,7 @@ def _in_process(
     from orchestration.spark.session import spark_session  # noqa: PLC0415  loads Spark
 
     settings = Settings()
-    settings = settings.model_copy(update={"database_url": database_url(settings)})
+    settings = settings.with_database_url(database_url(settings))
     for replayed in replay_batches(
         pipeline,
         times,
@@ -160,7 +169,7 @@ def _in_dagster(
     failed_outputs_only: bool,
 ) -> Iterator[_Row]:
     """Launch a run of the replay job; yield each batch when its attempt has ended, and the rest when the run has."""
-    client = DagsterClient(url)
+    client = DagsterClient(url, token=dagster_token(Settings()), timeout_seconds=ANSWER_SECONDS)
     config: dict[str, object] = {
         "from_time": times[0].isoformat(),
         "to_time": times[-1].isoformat(),

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from forebay.cli.allocated_blocks import block_as_json
 from forebay.cli.batch_bisect import bisect
 from forebay.cli.batch_replay import replay
+from forebay.cli.console import Console
 from forebay.cli.database import driver_log
 from orchestration.batch_schedule import halted
 from orchestration.replay import ReplayError, parsed_time
@@ -276,4 +276,4 @@ def discard(
                 abort=True,
             )
         kept = store.discard_batch(connection, pipeline_id=pipeline_id, batch_time=row.batch_time)
-    console.print(f"Discarded: {row.records:,} records; {kept} kept block(s) went.")
+    console.print(f"Discarded: {row.records:,} records{'; clean-up deletes what was kept for it' if kept else ''}.")

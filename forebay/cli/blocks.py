@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from base64 import b64encode
 from contextlib import contextmanager
 from itertools import islice
@@ -11,9 +12,9 @@ from pathlib import Path  # noqa: TC003  read by typer
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from forebay.cli.console import Console
 from forebay.cli.database import driver_log
 from orchestration.attached_store import open_attached_store
 from orchestration.block_verification import BlockReport, repair_blocks, verify_blocks
@@ -21,12 +22,13 @@ from orchestration.settings import Settings
 from receiver_runtime.block_store.encryption import BlockKeys
 from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.identity import identity_of, make_identity
-from receiver_runtime.block_store.reading import content_of
+from receiver_runtime.block_store.reading import letters_of
 from receiver_runtime.block_store.roots import root_names
 from receiver_runtime.block_store.stores import open_block_store, replicas_of
 from tracker_store.block_stores import list_block_stores
 from tracker_store.dead_letters import find_dead_letter
 from tracker_store.stored_blocks import count_stored_blocks, find_stored_block
+from tracker_store.terminal_text import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -262,7 +264,8 @@ def records(
     lines = (json.dumps(row, default=_as_text, ensure_ascii=False) for batch in batches for row in batch.to_pylist())
     if to is None:
         for line in islice(lines, limit):
-            typer.echo(line)
+            # JSON escapes only a part of the control characters; an escape is JSON again.
+            typer.echo(escaped(line))
         return
     with to.open("w", encoding="utf-8") as file:
         file.writelines(f"{line}\n" for line in islice(lines, limit))
@@ -273,8 +276,13 @@ def records(
 def dead_letter(
     dead_letter_id: Annotated[int, typer.Argument(metavar="ID", help="The id of its row in forebay.dead_letters.")],
     to: Annotated[Path | None, typer.Option(help="Write to this file (default: standard output).")] = None,
+    letter: Annotated[int | None, typer.Option(min=1, help="Only this one of a group, from 1.")] = None,
 ) -> None:
-    """Print a dead letter: the record's raw bytes, or those of one part of it, as they were received."""
+    """Print dead letters: raw bytes as they were received, of a record, of a part of it, or of a group of records.
+
+    Of a group, each record is a line; --letter N prints the bytes of the Nth, and nothing else. On a terminal, control
+    characters are shown as escapes.
+    """
     console = Console(highlight=False, stderr=True, soft_wrap=True)
     settings = Settings()
     with driver_log(console, application_name=APPLICATION) as connection:
@@ -286,15 +294,29 @@ def dead_letter(
     path, handle = found
     try:
         frame = store.read_frame(path, handle.offset, handle.length, handle.crc32c)
-        content = content_of(frame, path, handle.offset, BlockKeys(settings.block_key_references)).to_pybytes()
+        letters = letters_of(frame, path, handle.offset, BlockKeys(settings.block_key_references))
     except (BlockStoreError, OSError) as error:
         console.print(str(error), style="bold red", markup=False)
         raise typer.Exit(1) from error
+    if letter is not None and letter > len(letters):
+        console.print(f"Dead letter {dead_letter_id} has {len(letters)} records, there is no {letter}.")
+        raise typer.Exit(1)
+    if letter is not None:
+        content = letters[letter - 1]
+    else:
+        content = letters[0] if len(letters) == 1 else b"".join(one + b"\n" for one in letters)
     if to is None:
-        typer.echo(content, nl=False)
+        typer.echo(_for_output(content), nl=False)
     else:
         to.write_bytes(content)
         console.print(f"{to} is written.", markup=False)
+
+
+def _for_output(content: bytes) -> bytes | str:
+    """Return the bytes, or for a terminal text without control characters, which it would obey."""
+    if not sys.stdout.isatty():
+        return content
+    return escaped(content.decode(errors="backslashreplace"))
 
 
 def _as_text(value: object) -> str:

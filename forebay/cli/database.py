@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import sqlalchemy as sa
-    from rich.console import Console
+
+    from forebay.cli.console import Console
 
 EMBEDDED_DIRECTORY = "postgres"
 
@@ -28,15 +29,16 @@ def embedded_postgres(settings: Settings) -> EmbeddedPostgres:
     return EmbeddedPostgres(settings.home / EMBEDDED_DIRECTORY)
 
 
-def database_url(settings: Settings) -> str:
+def database_url(settings: Settings, *, as_owner: bool = False) -> str:
     """Return FOREBAY_DATABASE_URL, else the URL of the server that `forebay up` runs in this home.
 
+    as_owner: to change the schema or the roles; all else has the rights of services on that server.
     Raises DatabaseUrlMissingError, and DriverLogUnavailableError if this home has a server that does not run.
     """
     if settings.database_url is None:
         server = embedded_postgres(settings)
         if server.running_pid() is not None:
-            return server.url()
+            return server.url() if as_owner else server.services_url()
         if server.data_directory.exists():
             log = settings.home.absolute() / "logs" / "postgres.log"
             raise DriverLogUnavailableError(
@@ -59,7 +61,10 @@ def _last_failure(log: Path) -> str:
 
 
 @contextmanager
-def driver_log(console: Console, *, application_name: str) -> Iterator[sa.Connection]:
-    """Open one connection for one command; print a known error on `console`, and exit with 1."""
-    with clear_errors(console), connect_once(database_url(Settings()), application_name=application_name) as connection:
+def driver_log(console: Console, *, application_name: str, as_owner: bool = False) -> Iterator[sa.Connection]:
+    """Open one connection for one command; print a known error on `console`, and exit with 1. as_owner: see above."""
+    with (
+        clear_errors(console),
+        connect_once(database_url(Settings(), as_owner=as_owner), application_name=application_name) as connection,
+    ):
         yield connection

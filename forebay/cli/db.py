@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from forebay.cli.console import Console
 from forebay.cli.database import database_url, driver_log
 from forebay.cli.failures import clear_errors
 from orchestration.attached_store import open_attached_store
 from orchestration.settings import Settings
 from orchestration.unknown_frames import Fate, StoreComparison
-from tracker_store import checks, migrate, roles, schema_reference
+from tracker_store import checks, migrate, role_matrix, roles, schema_reference
 from tracker_store.pipelines import get_pipeline
 from tracker_store.programs import FUNCTIONS
 
@@ -43,7 +43,7 @@ def upgrade() -> None:
     """Bring the schema to the newest migration. `forebay up` does it at its start."""
     console = Console(highlight=False)
     with clear_errors(console):
-        migrate.upgrade(database_url(Settings()))
+        migrate.upgrade(database_url(Settings(), as_owner=True))
     console.print(f"The driver log is at revision {migrate.newest_revision()}.")
     with driver_log(console, application_name=APPLICATION) as connection:
         missing = roles.missing_roles(connection)
@@ -71,6 +71,7 @@ def current() -> None:
 @app.command("roles")
 def make_roles(
     sql: Annotated[bool, typer.Option("--sql", help="Print the statements for psql; change nothing.")] = False,  # noqa: FBT002
+    matrix: Annotated[bool, typer.Option("--matrix", help="Print what each role may do, as Markdown.")] = False,  # noqa: FBT002
 ) -> None:
     """Create the roles that are missing, and grant each role exactly its rights.
 
@@ -80,8 +81,11 @@ def make_roles(
     if sql:
         typer.echo(roles.script(FUNCTIONS), nl=False)
         return
+    if matrix:
+        typer.echo(role_matrix.describe(), nl=False)
+        return
     console = Console(highlight=False)
-    with driver_log(console, application_name=APPLICATION) as connection:
+    with driver_log(console, application_name=APPLICATION, as_owner=True) as connection:
         missing = roles.install(connection, FUNCTIONS)
     if missing:
         console.print(f"This user may not make {', '.join(missing)}; an administrator may.", style="bold red")

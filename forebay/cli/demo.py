@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import sqlalchemy as sa
 import typer
-from rich.console import Console
 from rich.live import Live
 
+from forebay.cli.console import Console
 from forebay.cli.services.child import ChildEvent, ChildEventKind, SupervisorError
+from forebay.cli.services.private_home import make_home_private
 from forebay.cli.services.supervisor import StopReason, StopRequestedError, Supervisor
 from forebay.demo import comparison, flights, known_answer, report
 from forebay.demo.progress import QUARANTINED, BatchFacts, Snapshot, Watch, what_is_stuck
@@ -261,7 +262,7 @@ def empty_home(home: Path) -> None:
     if home.exists() and not (home / _MARKER).is_file() and any(home.iterdir()):
         message = f"{home} holds things that the demo did not make, so it is left as it is; name another by --home"
         raise DemoHomeError(message)
-    home.mkdir(parents=True, exist_ok=True)
+    make_home_private(home)
     (home / _MARKER).touch()
     # Entering it takes the lock and ends what a killed demo left behind.
     with Supervisor(home):

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
 import secrets
 import shutil
 import socket
 import subprocess
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -20,19 +21,23 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import pydantic
 import sqlalchemy as sa
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from forebay import shadowing
+from forebay.cli.console import Console
+from forebay.cli.services.private_home import others_may_enter
 from forebay.cli.services.supervisor_lock import lock_holder
 from orchestration.java import JavaNotFoundError, JavaOrigin, find_java
 from orchestration.settings import Settings
+from receiver_runtime.block_store.secret_url import SecretUrl
 from tracker_store import migrate
 from tracker_store.block_stores import expected_identities, list_block_stores, unshared_way_out
+from tracker_store.commit_settings import CommitSettings, commit_settings
 from tracker_store.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError
-from tracker_store.engine import connect, create_engine
+from tracker_store.engine import connect, create_engine, plain_connection
 from tracker_store.errors import DriverLogError
 from tracker_store.segments import left_segments
+from tracker_store.server_account import SHARED_USER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -49,6 +54,8 @@ _GIB = 1 << 30
 _STORE_SECONDS = 10.0
 _LEAST_FREE_BYTES = 1 * _GIB
 _LITTLE_FREE_BYTES = 10 * _GIB
+# An Http source takes 5,000 connections by default; its process needs a few hundred descriptors more.
+_ENOUGH_DESCRIPTORS = 5_500
 
 
 class Health(StrEnum):
@@ -103,6 +110,7 @@ def examine() -> list[Finding]:
         ("hosts", _hosts),
         ("segments", _segments),
         ("home", _home),
+        ("descriptors", _descriptors),
         ("ports", _ports),
     ]
     for name, check in checks:
@@ -111,7 +119,15 @@ def examine() -> list[Finding]:
         except Exception as error:  # noqa: BLE001 - a check that breaks is a finding, and hides no other
             found = f"{type(error).__name__}: {error}"
             findings.append(Finding(name, Health.FAILED, found, "This is a bug of the check, please report it."))
-    return findings
+    return [_without_secrets(finding, settings) for finding in findings]
+
+
+def _without_secrets(finding: Finding, settings: Settings) -> Finding:
+    """Return a finding in which no secret of a configured address is left: a library's error may have one."""
+    found, way_out = finding.found, finding.way_out
+    for address in settings.addresses:
+        found, way_out = address.scrub(found), address.scrub(way_out)
+    return replace(finding, found=found, way_out=way_out)
 
 
 def _versions() -> Finding:
@@ -143,7 +159,7 @@ def _java(_settings: Settings) -> Iterator[Finding]:
 
 def _postgres(settings: Settings) -> Iterator[Finding]:
     if settings.database_url is not None:
-        yield from _server(settings.database_url, "Is FOREBAY_DATABASE_URL right, and the server up?")
+        yield from _server(settings.database_url.reveal(), "Is FOREBAY_DATABASE_URL right, and the server up?")
         return
     server = EmbeddedPostgres(settings.home / "postgres")
     try:
@@ -156,15 +172,34 @@ def _postgres(settings: Settings) -> Iterator[Finding]:
         return
     pid = server.running_pid()
     state = "not running; `forebay up` starts it" if pid is None else f"running as process {pid}"
-    yield Finding("postgres", Health.OK, f"embedded {said}, {state}")
+    yield Finding("postgres", Health.OK, f"embedded {said}, {state}; its data and its socket are in {_where(server)}")
+    if (owner := _owner(server.data_directory)) == SHARED_USER:
+        found = f"it runs as the account {owner}, as other programs of this machine may: they can read its data"
+        way_out = "Run Forebay as another user than root, or make an account pgserver before the first start."
+        yield Finding("postgres", Health.WARNING, found, way_out)
     if pid is not None:
-        yield from _server(server.url(), f"The log is {settings.home / 'logs' / 'postgres.log'}.")
+        yield from _server(server.services_url(), f"The log is {settings.home / 'logs' / 'postgres.log'}.")
+
+
+def _where(server: EmbeddedPostgres) -> str:
+    """Return the server's directory, and its account if it is another one."""
+    if os.geteuid() != 0:
+        return str(server.data_directory)
+    account = _owner(server.data_directory) or "an account of its own, as Postgres does not run as root"
+    return f"{server.data_directory}, which belongs to {account}"
+
+
+def _owner(directory: Path) -> str | None:
+    try:
+        return directory.owner()
+    except (OSError, KeyError):
+        return None
 
 
 def _server(url: str, way_out: str) -> Iterator[Finding]:
     try:
         engine = create_engine(url, application_name="forebay doctor", pool_size=1)
-        shown = engine.url.render_as_string(hide_password=True)
+        shown = SecretUrl(url).shown
     except (sa.exc.SQLAlchemyError, ImportError) as error:
         yield Finding("postgres", Health.FAILED, f"FOREBAY_DATABASE_URL can't be used: {error}", way_out)
         return
@@ -173,6 +208,9 @@ def _server(url: str, way_out: str) -> Iterator[Finding]:
             number = int(connection.execute(sa.text("SHOW server_version_num")).scalar_one())
             text = connection.execute(sa.text("SHOW server_version")).scalar_one()
             revision = migrate.current_revision(connection)
+            ours = commit_settings(connection)
+        with plain_connection(url) as connection:
+            default = commit_settings(connection)
     except sa.exc.SQLAlchemyError as error:
         reason = str(getattr(error, "orig", error)).strip()
         yield Finding("postgres", Health.FAILED, f"{shown} does not answer: {reason}", way_out)
@@ -184,6 +222,7 @@ def _server(url: str, way_out: str) -> Iterator[Finding]:
         yield Finding("postgres", Health.FAILED, f"{shown} is Postgres {text}", too_old)
     else:
         yield Finding("postgres", Health.OK, f"{shown} is Postgres {text}")
+    yield _commits(ours, default)
     newest = migrate.newest_revision()
     if revision == newest:
         yield Finding("driver log", Health.OK, f"at revision {revision}")
@@ -195,6 +234,27 @@ def _server(url: str, way_out: str) -> Iterator[Finding]:
             else "`forebay up` migrates it, and so does `forebay db upgrade`."
         )
         yield Finding("driver log", Health.WARNING, found, way_out)
+
+
+def _commits(ours: CommitSettings, default: CommitSettings) -> Finding:
+    """Judge whether a block that was acknowledged outlives a crash of the server, and the loss of its host."""
+    found = (
+        f"fsync {ours.fsync}, full_page_writes {ours.full_page_writes}, synchronous_commit {ours.synchronous_commit} "
+        f"in Forebay's sessions and {default.synchronous_commit} in others"
+    )
+    if ours.fsync != "on":
+        way_out = "A crash of the machine may destroy the driver log: set fsync = on in postgresql.conf, and reload."
+        return Finding("commits", Health.FAILED, found, way_out)
+    if ours.synchronous_commit == "off":
+        way_out = "A crash loses blocks that were acknowledged: ALTER ROLE … SET synchronous_commit = on."
+        return Finding("commits", Health.FAILED, found, way_out)
+    if ours.full_page_writes != "on":
+        way_out = "A crash may tear pages: set full_page_writes = on, unless the file system writes pages whole."
+        return Finding("commits", Health.WARNING, found, way_out)
+    if ours.synchronous_standby_names:
+        return Finding("commits", Health.OK, f"{found}; commits wait for {ours.synchronous_standby_names}")
+    hint = "With a standby, name it in synchronous_standby_names: docs/runbooks/postgres-failover.md."
+    return Finding("commits", Health.OK, f"{found}; no standby is waited for", hint)
 
 
 def _block_store(settings: Settings) -> Iterator[Finding]:
@@ -320,8 +380,11 @@ def _segments(settings: Settings) -> Iterator[Finding]:
 def _ask(settings: Settings, statement: Callable[[sa.Connection], Sequence[T]]) -> Sequence[T]:
     """Return the statement's result from the driver log, or nothing if there is no driver log to query."""
     server = EmbeddedPostgres(settings.home / "postgres")
-    url = settings.database_url or (None if server.running_pid() is None else server.url())
-    if url is None:
+    if settings.database_url is not None:
+        url = settings.database_url.reveal()
+    elif server.running_pid() is not None:
+        url = server.services_url()
+    else:
         return []
     try:
         engine = create_engine(url, application_name="forebay doctor", pool_size=1)
@@ -355,11 +418,30 @@ def _home(settings: Settings) -> Iterator[Finding]:
     home = settings.home.absolute()
     holder = lock_holder(home)
     running = "" if holder is None else f"; `forebay up` runs in it as process {holder}"
+    if home.is_dir() and (why := others_may_enter(home)) is not None:
+        way_out = f"Run as its owner: chmod 0700 {home}. `forebay up` does it too."
+        yield Finding("home", Health.WARNING, f"other accounts may have access to {home}: {why}", way_out)
     if os.access(_nearest(home), os.W_OK):
         yield Finding("home", Health.OK, f"{home}{running}")
     else:
         found = f"{home} can't be written by this user"
         yield Finding("home", Health.FAILED, found, "Name another folder in FOREBAY_HOME.")
+
+
+def _descriptors(_settings: Settings) -> Iterator[Finding]:
+    """Check the hard limit: a receiver process raises its own limit that far."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        yield Finding("descriptors", Health.OK, "the system does not limit the open files of a process")
+    elif hard >= _ENOUGH_DESCRIPTORS:
+        yield Finding("descriptors", Health.OK, f"a process may have {hard:,} open files")
+    else:
+        yield Finding(
+            "descriptors",
+            Health.WARNING,
+            f"a process may have {hard:,} open files: too few for the connections that one listening receiver takes",
+            "Raise the hard limit (`ulimit -Hn`; LimitNOFILE= in systemd), or lower max_connections.",
+        )
 
 
 def _ports(settings: Settings) -> Iterator[Finding]:

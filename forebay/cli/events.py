@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from forebay.cli.console import Console
 from forebay.cli.database import database_url
 from forebay.cli.failures import clear_errors
 from orchestration.settings import Settings
@@ -23,6 +23,7 @@ from tracker_store.listener_events import (
     newest_events,
     newest_position,
 )
+from tracker_store.terminal_text import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -119,7 +120,7 @@ def _pages(
 
 def _show(found: Sequence[ListenerEvent], *, as_json: bool) -> None:
     for event in found:
-        typer.echo(json.dumps(event.as_json()) if as_json else _line(event))
+        typer.echo(json.dumps(event.as_json()) if as_json else escaped(_line(event)))
 
 
 def _line(event: ListenerEvent) -> str:

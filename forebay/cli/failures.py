@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.console import Console
+    from forebay.cli.console import Console
 
 
 def _known_errors() -> tuple[type[Exception], ...]:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from forebay.cli.services.private_home import mask_new_files
 from tracker_store.process_output import configure_log, keep_output_from_failing
 
 _MARKUP: Final = "markdown"
@@ -100,7 +101,8 @@ def main(
     context: typer.Context,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log debug messages too.")] = False,  # noqa: FBT002
 ) -> None:
-    """Configure the log."""
+    """Configure the log, and let nothing that is written be readable by other accounts."""
+    mask_new_files()
     if context.invoked_subcommand in _SERVICES:
         keep_output_from_failing()
     configure_log(logging.DEBUG if verbose else logging.INFO)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from forebay.cli.console import Console
 from forebay.cli.database import driver_log
 from orchestration.batch_schedule import halted
 from tracker_store.pipelines import PipelineRunsError, remove_pipeline

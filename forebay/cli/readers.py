@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from forebay.cli.console import Console
 from forebay.cli.database import driver_log
 from tracker_store import readers as store
 

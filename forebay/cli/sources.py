@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic_core import PydanticUndefined
-from rich.console import Console
 from rich.table import Table
 
+from forebay.cli.console import Console
 from receiver_runtime.sources.base import Guarantee, SourceError, SourceRule
 from receiver_runtime.sources.custom import CustomSource, named_receivers
 from receiver_runtime.sources.source_registry import KINDS

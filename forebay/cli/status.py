@@ -5,17 +5,28 @@ from __future__ import annotations
 import json
 import socket
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import psutil
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from forebay.cli.console import Console
 from forebay.cli.database import database_url
+from forebay.cli.many_rows import (
+    MOST_ROWS,
+    SHORT_ROWS,
+    lag_urgency,
+    needs_attention,
+    pipeline_urgency,
+    receiver_urgency,
+    shortened,
+    stream_sums,
+    sums_urgency,
+)
 from forebay.cli.pipelines import plain, shown_state, warnings
 from orchestration.settings import Settings
 from orchestration.spark.executor_allocation import scaling
@@ -27,7 +38,9 @@ if TYPE_CHECKING:
 
     from _typeshed import DataclassInstance
 
+    from orchestration.bounded_looks import Unreachable
     from orchestration.system_status import SystemStatus
+    from tracker_store.status import ReceiverStatus
 
 # Seconds. The command answers within this time, whatever is wrong.
 ANSWER_SECONDS = 5.0
@@ -52,6 +65,15 @@ RECEIVER_COLUMNS = {
     "records": "records",
     "queued_blocks": "queue",
     "last_block_at": "last block",
+    "dead_letters": "dead letters",
+}
+STREAM_COLUMNS = {
+    "stream": "stream",
+    "receivers": "receivers",
+    "attention": "need attention",
+    "states": "states",
+    "records": "records",
+    "queued_blocks": "queue",
     "dead_letters": "dead letters",
 }
 LAG_COLUMNS = {
@@ -88,11 +110,12 @@ def _cell(value: object) -> str:
 
 
 def _plain(value: object) -> object:
+    """Return what JSON has no type for as a number of seconds or as text."""
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, datetime):
         return value.isoformat()
-    return value
+    raise TypeError(f"{value!r} has no form in JSON")
 
 
 def _table(title: str, columns: dict[str, str], rows: Sequence[Mapping[str, object]]) -> Table:
@@ -124,12 +147,18 @@ def status(
         float,
         typer.Option(min=1.0, help="Answer within this many seconds; name the parts that have not answered by then."),
     ] = ANSWER_SECONDS,
+    everything: Annotated[  # noqa: FBT002
+        bool, typer.Option("--all", help="Every row of every table, also of those with more than 100.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
     """Show pipelines, receivers, what waits for each pipeline (lag), and the newest batches with their delays.
 
     It answers within 5 s, whatever is wrong. If it can't reach something, it names that part and the reason, and exits
     with 1. In the JSON such a part is null, and `unreachable` names it.
+
+    Of more than 100 receivers it shows the sums of each stream, and the 20 receivers that need attention most; of more
+    than 100 other rows, the 20 most urgent ones. It says how many it leaves out. `--all` and `--json` show all.
 
     "queue" counts blocks that a receiver has cut and not stored yet.
     "waited" is the scheduling delay (processing start - batch time), "ran" the processing time, "total" their sum.
@@ -143,10 +172,11 @@ def status(
         host=socket.gethostname(),
         roots=split_roots(settings.block_store_roots),
     )
+    found = replace(found, unreachable=[_without_secrets(one, settings) for one in found.unreachable])
     if as_json:
-        typer.echo(json.dumps(_report(found)))
+        typer.echo(json.dumps(_report(found), default=_plain))
     else:
-        _show(Console(highlight=False), found)
+        _show(Console(highlight=False), found, everything=everything)
     if found.unreachable:
         raise typer.Exit(1)
 
@@ -162,7 +192,20 @@ def _scalings(found: SystemStatus) -> list[dict[str, Any]] | None:
 
 
 def _rows(rows: Sequence[DataclassInstance] | None) -> list[dict[str, Any]] | None:
-    return None if rows is None else [asdict(row) for row in rows]
+    """Return the rows as dictionaries. Their values are not copied, which `asdict` does for each: see `_cells`."""
+    return None if rows is None else [_cells(row) for row in rows]
+
+
+def _cells(row: DataclassInstance) -> dict[str, Any]:
+    return {field.name: getattr(row, field.name) for field in fields(row)}
+
+
+def _without_secrets(part: Unreachable, settings: Settings) -> Unreachable:
+    """Return a part whose reason, which may be a library's error, has no secret of a configured address."""
+    reason = part.reason
+    for address in settings.addresses:
+        reason = address.scrub(reason)
+    return replace(part, reason=reason)
 
 
 def _report(found: SystemStatus) -> dict[str, object]:
@@ -177,36 +220,60 @@ def _report(found: SystemStatus) -> dict[str, object]:
         "decisions": _rows(found.decisions),
         "unreachable": _rows(found.unreachable),
     }
-    return {
-        "leader": None if found.leader is None else asdict(found.leader),
-        **{
-            part: None if rows is None else [{key: _plain(value) for key, value in row.items()} for row in rows]
-            for part, rows in parts.items()
-        },
-    }
+    return {"leader": None if found.leader is None else asdict(found.leader), **parts}
 
 
-def _show(console: Console, found: SystemStatus) -> None:
+def _show(console: Console, found: SystemStatus, *, everything: bool) -> None:
     if found.pipelines is not None:
-        rows = [{**asdict(row), "state": shown_state(row)} for row in found.pipelines]
+        pipelines = shortened(found.pipelines, pipeline_urgency, everything=everything)
+        rows = [{**_cells(row), "state": shown_state(row)} for row in pipelines.rows]
         console.print(_table("Pipelines", PIPELINE_COLUMNS, rows))
+        _show_left_out(console, pipelines.left_out, "pipelines", "pipeline_status")
     if found.receivers is not None:
-        console.print(_table("Receivers", RECEIVER_COLUMNS, _rows(found.receivers) or []))
-        # Not in the table: a terminal of 80 columns has no room for one more column.
-        for receiver in found.receivers:
-            if receiver.reason:
-                console.print(f"{receiver.stream}/{receiver.ordinal}: {receiver.reason}", markup=False, soft_wrap=True)
+        _show_receivers(console, found.receivers, everything=everything)
     if found.lag is not None:
-        console.print(_table("Lag: what no batch has yet", LAG_COLUMNS, _rows(found.lag) or []))
+        lag = shortened(found.lag, lag_urgency, everything=everything)
+        console.print(_table("Lag: what no batch has yet", LAG_COLUMNS, _rows(lag.rows) or []))
+        _show_left_out(console, lag.left_out, "rows", "stream_lag")
     if found.batches is not None:
         for pipeline in sorted({row.pipeline for row in found.batches}) or ["none yet"]:
-            rows = [asdict(row) for row in found.batches if row.pipeline == pipeline]
+            rows = [_cells(row) for row in found.batches if row.pipeline == pipeline]
             console.print(_table(f"Batches of {pipeline}, newest first", BATCH_COLUMNS, rows))
-    for line in warnings(found.pipelines or []):
+    warned = warnings(found.pipelines or [])
+    shown = warned if everything or len(warned) <= MOST_ROWS else warned[:SHORT_ROWS]
+    for line in shown:
         console.print(line, style=_ALARM, markup=False, soft_wrap=True)
+    _show_left_out(console, len(warned) - len(shown), "warnings", "pipeline_status")
     _show_scaling(console, found)
     _show_control_plane(console, found)
     _show_unreachable(console, found)
+
+
+def _show_receivers(console: Console, receivers: Sequence[ReceiverStatus], *, everything: bool) -> None:
+    shown = receivers
+    if everything or len(receivers) <= MOST_ROWS:
+        console.print(_table("Receivers", RECEIVER_COLUMNS, _rows(receivers) or []))
+    else:
+        streams = shortened(stream_sums(receivers), sums_urgency, everything=False)
+        console.print(_table("Receivers: sums of each stream", STREAM_COLUMNS, _rows(streams.rows) or []))
+        _show_left_out(console, streams.left_out, "streams", "receiver_status")
+        urgent = sorted(filter(needs_attention, receivers), key=receiver_urgency, reverse=True)
+        shown = urgent[:SHORT_ROWS]
+        title = f"Receivers that need attention: {len(urgent):,} of {len(receivers):,}"
+        console.print(_table(title, RECEIVER_COLUMNS, _rows(shown) or []))
+        _show_left_out(console, len(receivers) - len(shown), "receivers", "receiver_status")
+    # Not in the table: a terminal of 80 columns has no room for one more column.
+    for receiver in shown:
+        if receiver.reason:
+            console.print(f"{receiver.stream}/{receiver.ordinal}: {receiver.reason}", markup=False, soft_wrap=True)
+
+
+def _show_left_out(console: Console, count: int, what: str, view: str) -> None:
+    if count:
+        console.print(
+            f"{count:,} {what} are not shown: see forebay status --all, --json, or the view forebay.{view}.",
+            soft_wrap=True,
+        )
 
 
 def _show_scaling(console: Console, found: SystemStatus) -> None:

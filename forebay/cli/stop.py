@@ -12,8 +12,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from forebay.cli.console import Console
 from forebay.cli.database import driver_log
 from forebay.cli.services.supervisor_lock import lock_holder
 from orchestration.settings import Settings

@@ -12,38 +12,45 @@ import signal
 import socket
 import sys
 import urllib.error
+import urllib.parse
 import urllib.request
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
-from rich.console import Console
 
 from forebay.cli.agent import ROLES
 from forebay.cli.apply import changes_table
+from forebay.cli.console import Console
 from forebay.cli.dagster_home import (
     DATABASE_VARIABLE,
     URL_FILE,
+    code_server_socket,
     dagster_database_url,
     ensure_dagster_schema,
+    webserver_token,
     write_dagster_home,
 )
 from forebay.cli.database import embedded_postgres
 from forebay.cli.drain import DrainResult, drain_pipelines
 from forebay.cli.services.child import Child, ChildEvent, ChildEventKind, SupervisorError
 from forebay.cli.services.supervisor import StopReason, Supervisor
+from forebay.cli.withheld import BLOCK_STORE, DAGSTER_TOKEN, FROM_YOUR_CODE, from_dagsters_services, only_of_outputs
 from orchestration.apply import Change, apply
 from orchestration.modules import PipelineModuleError, load_pipelines
-from orchestration.settings import Settings
-from orchestration.tracker.listen_address import ListenAddressError, listen_address
+from orchestration.settings import NO_TOKEN, Settings
+from orchestration.tracker.listen_address import ListenAddressError, checked_token, listen_address
+from orchestration.webserver_access import TOKEN_PARAMETER
 from receiver_runtime.block_store.encryption import check_block_key
 from receiver_runtime.block_store.errors import BlockKeyError
 from tracker_store import migrate
-from tracker_store.embedded_postgres import StopMode
+from tracker_store.embedded_postgres import EmbeddedPostgres, StopMode
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import DriverLogError
+from tracker_store.log_files import LogRoller
 from tracker_store.outage import SURVIVED, Outage
 from tracker_store.pipeline_states import all_ended, start_pipelines
+from tracker_store.services_login import SERVICES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,18 +94,24 @@ def _ui_port(wanted: int | None) -> int:
     return DEFAULT_UI_PORT
 
 
-def _accepts(port: int) -> Callable[[], bool]:
+def _accepts(path: Path) -> Callable[[], bool]:
     def ready() -> bool:
-        with socket.create_connection((HOST, port), timeout=1):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(1)
+            connection.connect(str(path))
             return True
 
     return ready
 
 
-def _answers(url: str) -> Callable[[], bool]:
+def _answers(url: str, token: str | None) -> Callable[[], bool]:
+    request = urllib.request.Request(url)  # noqa: S310  our own address
+    if token is not None:
+        request.add_header("Authorization", f"Bearer {token}")
+
     def ready() -> bool:
         try:
-            with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310  our own address
+            with urllib.request.urlopen(request, timeout=2) as answer:  # noqa: S310  our own address
                 return bool(answer.status == 200)  # noqa: PLR2004
         except urllib.error.URLError:
             return False
@@ -127,13 +140,20 @@ class Services:
         self._ui_port = _ui_port(ui_port)
         self._supervisor = Supervisor(settings.home, on_event)
         self._stack = ExitStack()
-        self._database_url = settings.database_url
+        self._database_url = None if settings.database_url is None else settings.database_url.reveal()
+        self._token: str | None = None
         self._pipelines: list[Pipeline] = []
         self.changes: list[Change] = []
 
     @property
     def ui_url(self) -> str:
-        """Return the address of the Dagster UI."""
+        """Return the link to the Dagster UI, which has the token if there is one."""
+        if self._token is None:
+            return self._webserver_url
+        return f"{self._webserver_url}/?{TOKEN_PARAMETER}={urllib.parse.quote(self._token, safe='')}"
+
+    @property
+    def _webserver_url(self) -> str:
         return f"http://{HOST}:{self._ui_port}"
 
     @property
@@ -199,8 +219,9 @@ class Services:
     def __enter__(self) -> Self:
         with ExitStack() as entering:
             entering.enter_context(self._supervisor.stopping_on_signals())
+            entering.callback(LogRoller(self._settings.home / "logs").start().stop)
             entering.enter_context(self._supervisor)
-            self._start()
+            self._start(entering)
             self._stack = entering.pop_all()
         return self
 
@@ -209,15 +230,14 @@ class Services:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def _start(self) -> None:
+    def _start(self, entered: ExitStack) -> None:
         # Report a module that can't be loaded, an address that may not be used, or a key that can't be read, before
         # anything starts.
         check_block_key(self._settings.block_key)
         listen_address(self._settings.tracker_http, self._settings.tracker_token)
+        checked_token(DAGSTER_TOKEN, self._settings.dagster_token)
         self._pipelines = pipelines = load_pipelines(self._settings.module)
-        if self._database_url is None:
-            self._database_url = self._start_postgres()
-        migrate.upgrade(self._database_url)
+        self._database_url = self._prepare_database()
         engine = create_engine(self._database_url, application_name="forebay up", pool_size=1)
         with connect(engine) as connection:
             self.changes = apply(connection, pipelines)
@@ -225,20 +245,28 @@ class Services:
             # halted stays halted until a person decides.
             start_pipelines(connection, names=[pipeline.name for pipeline in pipelines], lift_halts=False)
         engine.dispose()
-        ensure_dagster_schema(self._database_url)
-        code_server_port = _free_port()
         dagster_home = self._settings.home.absolute() / "dagster"
-        workspace = str(write_dagster_home(dagster_home, code_server_port=code_server_port))
+        code_server = entered.enter_context(code_server_socket(dagster_home))
+        workspace = str(write_dagster_home(dagster_home, code_server=code_server))
+        self._token = webserver_token(self._settings, dagster_home)
         # Commands in this home find Dagster by this file while this process runs.
-        (dagster_home / URL_FILE).write_text(self.ui_url, encoding="utf-8")
+        (dagster_home / URL_FILE).write_text(self._webserver_url, encoding="utf-8")
         environment = self._environment(dagster_home)
+        # Only for the children that demand it, or send it.
+        token = {DAGSTER_TOKEN: NO_TOKEN if self._token is None else self._token}
+        # What the services need is in here, even if an output's secret is in a variable of the same name.
+        without_blocks = {name: value for name, value in environment.items() if name != BLOCK_STORE}
+        withheld = from_dagsters_services(self._settings, pipelines)
         python = [sys.executable, "-m"]
         self._supervisor.start(
             [
                 Child(
                     "agent",
-                    [*python, "forebay.cli", "agent", "--parent-pipe", "--roles", ",".join(ROLES)],
-                    environment,
+                    [
+                        *(*python, "forebay.cli", "agent", "--parent-pipe", "--roles", ",".join(ROLES)),
+                        *("--withhold-from-receivers", ",".join(sorted(only_of_outputs(pipelines)))),
+                    ],
+                    {**environment, **token},
                     guarded=False,
                     stop_grace=AGENT_STOP_SECONDS,
                     left_grace=AGENT_LEFT_SECONDS,
@@ -248,28 +276,51 @@ class Services:
                     [
                         *python,
                         *("dagster", "api", "grpc", "--module-name", "orchestration.definitions"),
-                        *("--host", HOST, "--port", str(code_server_port), "--location-name", "forebay"),
+                        *("--socket", str(code_server), "--location-name", "forebay"),
                     ],
                     environment,
-                    ready=_accepts(code_server_port),
+                    withheld=FROM_YOUR_CODE,
+                    ready=_accepts(code_server),
                     ready_within=DAGSTER_READY_SECONDS,
                 ),
             ]
         )
         self._supervisor.start(
             [
-                Child("dagster-daemon", [*python, "dagster._daemon", "run", "-w", workspace], environment),
+                Child(
+                    "dagster-daemon",
+                    [*python, "dagster._daemon", "run", "-w", workspace],
+                    without_blocks,
+                    withheld=withheld,
+                ),
                 Child(
                     "dagster-webserver",
-                    [*python, "dagster_webserver", "-h", HOST, "-p", str(self._ui_port), "-w", workspace],
-                    environment,
-                    ready=_answers(f"{self.ui_url}/server_info"),
+                    [
+                        *(*python, "orchestration.dagster_webserver"),
+                        *("--port", str(self._ui_port), "--workspace", workspace),
+                    ],
+                    {**without_blocks, **token},
+                    withheld=withheld,
+                    ready=_answers(f"{self._webserver_url}/server_info", self._token),
                     ready_within=DAGSTER_READY_SECONDS,
                 ),
             ]
         )
 
-    def _start_postgres(self) -> str:
+    def _prepare_database(self) -> str:
+        """Start and migrate the embedded server, or migrate the one that is named; return the services' URL."""
+        if self._database_url is not None:
+            migrate.upgrade(self._database_url)
+            ensure_dagster_schema(self._database_url)
+            return self._database_url
+        server = self._start_postgres()
+        # The superuser does what follows here, and nothing else.
+        migrate.upgrade(server.url())
+        server.ensure_services_login()
+        ensure_dagster_schema(server.url(), owner=SERVICES)
+        return server.services_url()
+
+    def _start_postgres(self) -> EmbeddedPostgres:
         server = embedded_postgres(self._settings)
         server.initialise()
         user = server.user()
@@ -291,7 +342,7 @@ class Services:
             ]
         )
         server.ensure_database()
-        return server.url()
+        return server
 
     def _environment(self, dagster_home: Path) -> dict[str, str]:
         paths = [os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]  # noqa: PTH109  as text
@@ -299,7 +350,7 @@ class Services:
             "DAGSTER_HOME": str(dagster_home),
             DATABASE_VARIABLE: dagster_database_url(self.database_url),
             # Marks the instance as Forebay's own: see Settings.dagster_url.
-            "FOREBAY_DAGSTER_URL": self.ui_url,
+            "FOREBAY_DAGSTER_URL": self._webserver_url,
             "FOREBAY_BLOCK_STORE": self._settings.block_store_roots,
             "FOREBAY_DATABASE_URL": self.database_url,
             "FOREBAY_HOME": str(self._settings.home.absolute()),
@@ -342,7 +393,7 @@ def up(
         with Services(settings, ui_port=ui_port, on_event=_event_printer(console)) as services:
             if services.changes:
                 console.print(changes_table(services.changes))
-            console.print(f"Dagster: {services.ui_url}")
+            console.print(f"Dagster: {services.ui_url}", markup=False, soft_wrap=True)
             _print_how_to_stop(console, settings, services)
             reason = services.wait_for_stop()
             if reason is None:

@@ -19,7 +19,7 @@ from tracker_store.engine import connect_once
 from tracker_store.pipelines import get_pipeline
 from tracker_store.receivers import is_hindered
 from tracker_store.states import DesiredState, ReceiverState
-from tracker_store.status import receiver_status
+from tracker_store.status import ReceiverStatus, receiver_status
 
 # The asset checks; below are the proofs that each consists of.
 BLOCKS_INTACT = "blocks_intact"
@@ -110,11 +110,13 @@ def pipeline_checks(pipeline: Pipeline) -> dg.AssetChecksDefinition:
     return prove
 
 
-def check_receivers(connection: sa.Connection, streams: Sequence[Stream]) -> Iterator[dg.AssetCheckResult]:
-    """Check that each stream's receivers are in the wanted state; a warning, because states recover by themselves."""
-    everything = receiver_status(connection)
+def check_receivers(streams: Sequence[Stream], receivers: Sequence[ReceiverStatus]) -> Iterator[dg.AssetCheckResult]:
+    """Check that each stream's receivers are in the wanted state; a warning, because states recover by themselves.
+
+    `receivers`: those of the streams, as read.
+    """
     for stream in streams:
-        rows = [row for row in everything if row.stream == stream.name]
+        rows = [row for row in receivers if row.stream == stream.name]
         amiss = [
             row
             for row in rows
@@ -152,7 +154,7 @@ def stream_checks(pipeline: Pipeline, streams: Sequence[Stream]) -> dg.AssetChec
         with connect_once(
             Settings().require_database_url(), application_name=f"forebay checks {pipeline.name}"
         ) as connection:
-            yield from check_receivers(connection, streams)
+            yield from check_receivers(streams, receiver_status(connection, [stream.name for stream in streams]))
 
     return look
 

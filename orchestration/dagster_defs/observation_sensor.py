@@ -95,8 +95,9 @@ def observe(
     given_up, quarantined = observe_quarantined(connection, pipeline, applied, cursor.quarantined)
     events += given_up
 
-    receivers = receiver_status(connection)
-    lags = stream_lag(connection)
+    names = [stream.name for stream in streams]
+    receivers = receiver_status(connection, names)
+    lags = stream_lag(connection, names)
     seen: dict[str, SeenStream] = {}
     for stream in streams:
         mine = [row for row in receivers if row.stream == stream.name]
@@ -114,7 +115,7 @@ def observe(
         )
 
     checks: dict[str, SeenCheck] = {}
-    for result in (*check_batches(connection, pipeline), *check_receivers(connection, streams)):
+    for result in (*check_batches(connection, pipeline), *check_receivers(streams, receivers)):
         evaluation = _evaluation(result)
         name = f"{evaluation.asset_key.to_user_string()}:{evaluation.check_name}"
         before = cursor.checks.get(name)

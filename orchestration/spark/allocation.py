@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 import zlib
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -23,7 +24,8 @@ BlockLocation = tuple[str, int, int, int, bool]
 def location_of(block: AllocatedBlock) -> BlockLocation:
     """Return the location of a block."""
     handle = block.handle
-    return block.path, handle.offset, handle.length, handle.crc32c, block.ephemeral
+    # One string for all blocks of a segment: a task that is sent then has the path once.
+    return sys.intern(block.path), handle.offset, handle.length, handle.crc32c, block.ephemeral
 
 
 def encode_allocation(locations: Iterable[BlockLocation], expected: Mapping[str, Sequence[str]]) -> str:

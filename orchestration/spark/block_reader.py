@@ -16,7 +16,7 @@ from orchestration.spark.allocation import BlockLocation, decode_allocation, loc
 from receiver_runtime.block_store.columns import arrow_schema, fitted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from receiver_runtime.block_store.interface import BlockStore
 
@@ -29,6 +29,10 @@ _OF_THE_PLANNER = ("database_url", ALLOCATION)
 
 # Several small blocks make one task: starting a task costs more than reading a few MiB.
 PARTITION_BYTES = 32 * 1024 * 1024
+# What a block counts besides its bytes, for opening and checking it: else a task of a few MiB may have 100,000 blocks.
+BLOCK_COST_BYTES = 16 * 1024
+# The most tasks of one input: Spark's driver keeps a few KiB for each, and starts them one after the other.
+MOST_PARTITIONS = 10_000
 
 _SPARK_TYPES = {
     "bool": "BOOLEAN",
@@ -94,21 +98,28 @@ class BlockPartition(InputPartition):
 
 
 def partitions_of(
-    locations: Iterable[BlockLocation],
+    locations: Sequence[BlockLocation],
     target_bytes: int = PARTITION_BYTES,
     *,
+    block_cost: int = BLOCK_COST_BYTES,
+    most: int = MOST_PARTITIONS,
     expected: Mapping[str, Sequence[str]] | None = None,
 ) -> list[BlockPartition]:
-    """Group blocks, in order, into tasks of about `target_bytes` of stored bytes, at least one block each."""
+    """Group blocks, in order, into tasks of about `target_bytes`, at least one block each.
+
+    A block counts its stored bytes and `block_cost`. An input that would have more than about `most` tasks gets larger
+    ones.
+    """
+    costs = [length + block_cost for _, _, length, _, _ in locations]
+    target = max(target_bytes, sum(costs) // most)
     partitions: list[BlockPartition] = []
     size = 0
-    for location in locations:
-        _, _, length, _, _ = location
-        if not partitions or size + length > target_bytes:
+    for location, cost in zip(locations, costs, strict=True):
+        if not partitions or size + cost > target:
             partitions.append(BlockPartition([], expected))
             size = 0
         partitions[-1].blocks.append(location)
-        size += length
+        size += cost
     return partitions
 
 

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from orchestration.spark.executor_allocation import MAX_EXECUTORS, has_executors
+from orchestration.spark.local_directory import LOCAL_DIRECTORY, local_directory_configuration
 from orchestration.spark.session_configuration import (
     JAVA_OPTIONS,
     JAVA_OPTIONS_KEY,
     MASTER,
     PYTHON,
     REMOTE,
+    is_local,
     session_configuration,
 )
 
@@ -72,6 +74,8 @@ def spark_session(
     if active is None and REMOTE not in wanted:
         java_home = _prepare_process(settings, wanted)
         _use_class_archive(settings, wanted, java_home)
+        if is_local(wanted[MASTER]) and LOCAL_DIRECTORY not in wanted:
+            wanted |= local_directory_configuration(settings.home.absolute() / "spark" / "local")
     builder = SparkSession.builder.appName(application)
     for key, value in wanted.items():
         builder = builder.config(key, value)
@@ -124,11 +128,13 @@ def _prepare_process(settings: Settings, wanted: Mapping[str, str]) -> Path:
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join([root, *(path for path in paths if path and path != root)])
     # On a cluster the command must exist on the workers' machines.
-    is_local = wanted[MASTER].startswith("local")
-    python = worker_python(settings.home.absolute() / "spark") if is_local else sys.executable
+    python = worker_python(settings.home.absolute() / "spark") if is_local(wanted[MASTER]) else sys.executable
     # The driver's Python is the one that Spark runs to find data sources.
     os.environ["PYSPARK_DRIVER_PYTHON"] = python
     os.environ["PYSPARK_PYTHON"] = wanted.get(PYTHON, python)
+    if is_local(wanted[MASTER]):
+        # Spark's UI, if the configuration turns it on, listens there; every host could reach it otherwise.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     return java_home
 
 

@@ -34,9 +34,15 @@ _CONFIGURATION = {
 _ENCRYPTED_CONFIGURATION = {"spark.io.encryption.enabled": "true", "spark.io.encryption.keySizeBits": "256"}
 # Only for a local master, whose workers are the driver's own threads; other workers connect from other machines.
 _LOCAL_CONFIGURATION = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+# Any account of the machine can connect to the driver's ports on loopback: Spark then asks for a secret, which it draws
+# itself for each session, and which is in no setting. (For local-cluster, which is for Spark's own tests, it does not.)
+_AUTHENTICATION = {"spark.authenticate": "true"}
 MASTER = "spark.master"
 REMOTE = "spark.remote"
 _CONNECT = "sc://"
+# Followed by the name of a variable: Spark writes its value into its pages, its event log, or the pod's description.
+# Not `spark.kubernetes.executor.secretKeyRef.`, whose value is the name of a Kubernetes secret.
+_SHOWN_ENVIRONMENTS = ("spark.executorEnv.", "spark.kubernetes.driverEnv.", "spark.yarn.appMasterEnv.")
 # The setting for the workers' Python; the default is this process's Python.
 PYTHON = "spark.pyspark.python"
 
@@ -79,15 +85,21 @@ def session_configuration(settings: Settings, configuration: Mapping[str, str] |
     if REMOTE in asked:
         # The driver belongs to the server, which refuses settings of the driver from here.
         return {key: value for key, value in asked.items() if key != MASTER}
-    local = _LOCAL_CONFIGURATION if asked[MASTER].startswith("local") else {}
+    local = _LOCAL_CONFIGURATION if is_local(asked[MASTER]) else {}
+    authenticated = _AUTHENTICATION if local and not asked[MASTER].startswith("local-cluster") else {}
     encrypted = {} if settings.block_key is None else _ENCRYPTED_CONFIGURATION
-    return {**_CONFIGURATION, **encrypted, **local, **asked}
+    return {**_CONFIGURATION, **encrypted, **local, **authenticated, **asked}
+
+
+def is_local(master: str) -> bool:
+    """Return whether a master runs its tasks on this machine, in processes of this account."""
+    return master.startswith("local")
 
 
 def _refuse_shown_keys(settings: Settings, asked: Mapping[str, str]) -> None:
     for reference in settings.block_key_references:
         name = str(reference).removeprefix("env:")
-        for key in (f"spark.executorEnv.{name}", f"spark.yarn.appMasterEnv.{name}"):
+        for key in (f"{prefix}{name}" for prefix in _SHOWN_ENVIRONMENTS):
             if key in asked:
                 raise ShownKeyError(
                     f"the Spark configuration sets {key}, a key of encrypted blocks: {ShownKeyError.__doc__} Put the "

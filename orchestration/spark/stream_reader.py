@@ -118,7 +118,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 attached_identities(connection, root_names(self._options["block_store"])),
             )
         )
-        return partitions_of(map(location_of, blocks), expected=expected)
+        return partitions_of([location_of(block) for block in blocks], expected=expected)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the record batches of the partition's blocks, in order."""

@@ -17,7 +17,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
@@ -36,18 +36,19 @@ from tracker_store.engine import connect
 from tracker_store.launches import release_launch
 from tracker_store.leadership import DeposedError
 from tracker_store.outage import SURVIVED, Outage
-from tracker_store.pipelines import list_pipelines, list_streams
-from tracker_store.received_block_tracker import batch_times
+from tracker_store.pipelines import pipelines_by_id, stream_declarations
+from tracker_store.received_block_tracker import due_pipelines
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import sqlalchemy as sa
 
     from orchestration.batch_schedule import Launch
     from orchestration.tracker.dagster_client import BatchSensor
     from tracker_store.pipelines import PipelineRow
+    from tracker_store.received_block_tracker import DuePipelines
 
 # While nothing is due: seconds between looks for new pipelines and for the leadership.
 IDLE_SECONDS = 1.0
@@ -142,31 +143,39 @@ class BatchPusher:
     def turn(self, connection: sa.Connection, term: int) -> float:
         """Push what is due, and return the seconds until there may be more. Raises DeposedError."""
         wait = IDLE_SECONDS
-        due: list[tuple[PipelineRow, BatchRules]] = []
-        pipelines = [row for row in list_pipelines(connection) if stands_still(row) is None]
-        for row in pipelines:
-            rules = BatchRules.of_row(row)
-            times = batch_times(connection, rules.pipeline_id)
-            due_in = times.due_at - times.now
-            if rules.interval >= PUSHED_BELOW:
-                due_in += SENSOR_FIRST
-            if due_in <= timedelta(0) or _is_unlaunched(connection, rules):
-                due.append((row, rules))
-            else:
-                wait = min(wait, due_in.total_seconds() + 0.001)
-        short = any(row.interval < PUSHED_BELOW for row in pipelines)
-        if self._clock() < self._paused_until or not (due or short):
+        found = due_pipelines(connection, short_below=PUSHED_BELOW, delay=SENSOR_FIRST)
+        if found.next_due_in is not None:
+            wait = min(wait, found.next_due_in.total_seconds() + 0.001)
+        # Declarations are read of those pipelines alone: they are large, and most pipelines have nothing to do.
+        due = self._due(connection, found) if found.due or found.unlaunched else []
+        if self._clock() < self._paused_until or not (due or found.any_short):
             return wait
         # Read ahead of time, so that no boundary waits for the answer.
         if not self._know_sensors(SENSORS_LIMIT_SECONDS if due else SENSORS_SECONDS):
             return wait
         pushes: list[_Push] = []
+        streams = self._streams(connection, [row for row, _ in due])
         for row, rules in due:
-            taken, look_again_in = self._take(connection, row, rules, term)
+            taken, look_again_in = self._take(connection, row, rules, streams, term)
             pushes += taken
             wait = min(wait, look_again_in)
         self._push(connection, pushes, term)
         return wait
+
+    def _due(self, connection: sa.Connection, found: DuePipelines) -> list[tuple[PipelineRow, BatchRules]]:
+        rows = [
+            (row, BatchRules.of_row(row))
+            for row in pipelines_by_id(connection, sorted(found.due | found.unlaunched))
+            if stands_still(row) is None
+        ]
+        return [
+            (row, rules) for row, rules in rows if row.pipeline_id in found.due or _is_unlaunched(connection, rules)
+        ]
+
+    def _streams(self, connection: sa.Connection, rows: Sequence[PipelineRow]) -> Mapping[str, Mapping[str, Any]]:
+        """Return the declarations of the streams that these pipelines read, by name, in one statement."""
+        ids = {stream_id for row in rows if sensor_name(row.name) in self._sensors for stream_id in row.stream_ids}
+        return stream_declarations(connection, ids) if ids else {}
 
     def _know_sensors(self, limit_seconds: float) -> bool:
         """Return whether the list of sensors is younger than the limit, after reading it again if it was not."""
@@ -181,11 +190,15 @@ class BatchPusher:
         return True
 
     def _take(
-        self, connection: sa.Connection, row: PipelineRow, rules: BatchRules, term: int
+        self,
+        connection: sa.Connection,
+        row: PipelineRow,
+        rules: BatchRules,
+        streams: Mapping[str, Mapping[str, Any]],
+        term: int,
     ) -> tuple[list[_Push], float]:
         """Record the launches that are due for a pipeline; return them and the seconds until there may be more."""
         sensor = self._sensors.get(sensor_name(row.name))
-        streams = {stream.name: stream.declaration for stream in list_streams(connection)}
         if (
             sensor is None
             or not sensor.is_running

@@ -6,6 +6,7 @@ certain that nothing changed.
 
 from __future__ import annotations
 
+import http
 import http.client
 import json
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ TIMEOUT_SECONDS = 5.0
 # fetch_existing_runs).
 _RUN_KEY_TAG = "dagster/run_key"
 _SENSOR_NAME_TAG = "dagster/sensor_name"
+# Statuses of requests that did not get as far as Dagster.
+_REFUSED = frozenset({http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN})
 
 _SENSORS = """
 query BatchSensors {
@@ -94,14 +97,17 @@ class BatchSensor:
 class DagsterClient:
     """Client of one Dagster webserver. Thread-safe."""
 
-    def __init__(self, url: str, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        """Prepare for the webserver at `url`, which includes its path prefix if it has one."""
+    def __init__(self, url: str, *, token: str | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        """Prepare for the webserver at `url`, which includes its path prefix if it has one, and demands the token."""
         parts = urlsplit(url)
         self._https = parts.scheme == "https"
         self._host = parts.hostname or ""
         self._port = parts.port
         self._path = parts.path.rstrip("/") + "/graphql"
         self._timeout = timeout_seconds
+        self._headers = {"Content-Type": "application/json"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
 
     def batch_sensors(self) -> dict[str, BatchSensor]:
         """Return every batch sensor by name, except names in several repositories. Raises DagsterError."""
@@ -201,10 +207,16 @@ class DagsterClient:
                     "POST",
                     self._path,
                     json.dumps({"query": query, "variables": variables}),
-                    {"Content-Type": "application/json"},
+                    self._headers,
                 )
                 answer = connection.getresponse()
-                said = json.loads(answer.read())
+                body = answer.read()
+                if answer.status in _REFUSED:
+                    raise LaunchRefusedError(
+                        f"HTTP {answer.status}: {body[:300].decode(errors='replace').strip()}; is "
+                        "FOREBAY_DAGSTER_TOKEN the webserver's token?"
+                    )
+                said = json.loads(body)
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise DagsterUnansweredError(f"{type(error).__name__}: {error}") from error
         finally:

@@ -27,9 +27,11 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from orchestration.tracker import streaming_api as api
-from orchestration.tracker.listen_address import is_loopback, url
-from orchestration.tracker.metrics import prometheus_text
+from orchestration.tracker.http_connections import MOST_CONNECTIONS, BoundedProtocol, RequestLimit
+from orchestration.tracker.listen_address import url
+from orchestration.tracker.metrics import MAX_RECEIVERS, prometheus_text
 from orchestration.tracker.streaming_progress import RETAINED_BATCHES, StreamingProgress
+from receiver_runtime.sources.loopback import host_name, is_written_as_loopback
 from tracker_store import streaming_statistics as store
 from tracker_store.batch_outputs import newest_output_failures
 from tracker_store.engine import connect
@@ -55,7 +57,6 @@ FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 30.0
 STOP_SECONDS = 3.0
 _GRACE_SECONDS = 1
-_MOST_CLIENTS = 64
 _API = "/api/v1/applications"
 # Paths that need no token: they only say whether the process lives.
 _OPEN = ("/health", "/ready")
@@ -103,9 +104,7 @@ class _Guard:
         if self._token is not None:
             given = headers.get(b"authorization", b"")
             return hmac.compare_digest(given, b"Bearer " + self._token.encode())
-        host = headers.get(b"host", b"").decode("latin-1")
-        name = host[1 : host.index("]")] if host.startswith("[") and "]" in host else host.rpartition(":")[0] or host
-        return is_loopback(name)
+        return is_written_as_loopback(host_name(headers.get(b"host", b"").decode("latin-1")))
 
     def _refusal(self) -> Response:
         if self._token is not None:
@@ -123,9 +122,12 @@ class _Guard:
 class _Pages:
     """The endpoints. Each request runs in a thread of the server's pool, and may wait for the driver log."""
 
-    def __init__(self, engine: sa.Engine, tracker: TrackerView, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, engine: sa.Engine, tracker: TrackerView, clock: Callable[[], float], metrics_max_receivers: int
+    ) -> None:
         self._engine = engine
         self._tracker = tracker
+        self._metrics_max_receivers = metrics_max_receivers
         self._progress = StreamingProgress(clock)
         self._outage = Outage("the tracker's HTTP server")
         self._outage_lock = threading.Lock()
@@ -156,7 +158,7 @@ class _Pages:
                 **dict.fromkeys(SURVIVED, self._unavailable),
             },
         )
-        return _Guard(app, token)
+        return RequestLimit(_Guard(app, token), most=MOST_CONNECTIONS, always="/health")
 
     def _unavailable(self, request: Request, error: Exception) -> Response:
         self._failed(error)
@@ -175,7 +177,8 @@ class _Pages:
 
     # -- about the process -------------------------------------------------------------------------------------------
 
-    def _health(self, request: Request) -> Response:
+    async def _health(self, request: Request) -> Response:
+        # On the loop: the threads may all be waiting for the driver log.
         term = self._tracker.term()
         body: dict[str, object] = {"status": "ok", "leading": term is not None, "term": term}
         if request.scope["forebay.trusted"]:
@@ -204,7 +207,12 @@ class _Pages:
         except SURVIVED as error:
             self._failed(error)
             progress = None
-        text = prometheus_text(progress, term=self._tracker.term(), lease_ages=self._tracker.lease_ages())
+        text = prometheus_text(
+            progress,
+            term=self._tracker.term(),
+            lease_ages=self._tracker.lease_ages(),
+            max_receivers=self._metrics_max_receivers,
+        )
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     # -- the original's REST endpoints -------------------------------------------------------------------------------
@@ -260,16 +268,15 @@ class _Pages:
             if receiver_id in (None, receiver.receiver_id)
         ]
         retained = store.newest_batches(connection, pipeline.pipeline_id, limit=RETAINED_BATCHES)
-        records = (
-            store.records_by_receiver(
+        records: Mapping[tuple[datetime, int], int] = {}
+        if retained and receivers:
+            since, records = store.records_by_receiver(
                 connection,
                 pipeline.pipeline_id,
                 receiver_ids=[receiver.receiver_id for receiver in receivers],
                 first=retained[0].batch_time,
             )
-            if retained and receivers
-            else {}
-        )
+            retained = [batch for batch in retained if batch.batch_time >= since]
         return [api.receiver_info(pipeline, receiver, retained, records) for receiver in receivers]
 
     def _batches(self, request: Request) -> Response:
@@ -389,6 +396,7 @@ class TrackerHttpServer:
         address_file: Path,
         first_retry_seconds: float = FIRST_RETRY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
+        metrics_max_receivers: int = MAX_RECEIVERS,
     ) -> None:
         """Prepare to serve.
 
@@ -399,8 +407,9 @@ class TrackerHttpServer:
             address_file: holds the URL while the server listens.
             first_retry_seconds: how long to wait before a port in use is tried the second time.
             clock: monotonic, in seconds.
+            metrics_max_receivers: the most receivers with samples of their own in /metrics.
         """
-        pages = _Pages(engine, tracker, clock)
+        pages = _Pages(engine, tracker, clock, metrics_max_receivers)
         self.paths = [route.path for route in pages.routes()]
         self._app = pages.app(address.token)
         self._address = address
@@ -480,10 +489,11 @@ class TrackerHttpServer:
         config = uvicorn.Config(
             self._app,
             access_log=False,
-            http="h11",
+            http=BoundedProtocol,
             lifespan="off",
-            limit_concurrency=_MOST_CLIENTS,
             log_config=None,
+            # Uvicorn would log each invalid request, and any account of the machine may send some.
+            log_level="error",
             loop="asyncio",
             proxy_headers=False,
             server_header=False,

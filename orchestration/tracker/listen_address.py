@@ -5,10 +5,11 @@ Loads no server, so that a command that starts a tracker can refuse a bad addres
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from receiver_runtime.sources.loopback import is_written_as_loopback
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
@@ -33,17 +34,22 @@ class ListenAddress:
     @property
     def is_loopback(self) -> bool:
         """Return whether only this machine can reach the address."""
-        return is_loopback(self.host)
+        return is_written_as_loopback(self.host)
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether a host's name or address is a loopback one, without asking a name server."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def checked_token(variable: str, token: SecretStr | None) -> str | None:
+    """Return a token that clients send in a header.
+
+    Raises:
+        ListenAddressError: it can't be sent there. The message does not hold it.
+    """
+    secret = None if token is None else token.get_secret_value()
+    if secret is not None and not (secret.isascii() and secret.isprintable() and secret.strip() == secret != ""):
+        raise ListenAddressError(
+            f"{variable} can't be sent in a header: give printable ASCII characters without spaces around them, such "
+            "as the output of: openssl rand -hex 32"
+        )
+    return secret
 
 
 def url(host: str, port: int) -> str:
@@ -66,12 +72,7 @@ def listen_address(value: str, token: SecretStr | None) -> ListenAddress | None:
             f"FOREBAY_TRACKER_HTTP={value!r} is no address: give HOST:PORT, such as 127.0.0.1:3070 or [::1]:3070; "
             "or off"
         )
-    secret = None if token is None else token.get_secret_value()
-    if secret is not None and not (secret.isascii() and secret.isprintable() and secret.strip() == secret != ""):
-        raise ListenAddressError(
-            "FOREBAY_TRACKER_TOKEN can't be sent in a header: give printable ASCII characters without spaces around "
-            "them, such as the output of: openssl rand -hex 32"
-        )
+    secret = checked_token("FOREBAY_TRACKER_TOKEN", token)
     address = ListenAddress(match["v6"] or match["host"], int(match["port"]), secret)
     if not address.is_loopback and secret is None:
         raise ListenAddressError(

@@ -2,33 +2,34 @@
 
 Owns the metrics' names. `streaming_*` are the gauges of the original's StreamingSource (O01) under its own names, one
 series per pipeline; a missing value is -1, as in the original. `forebay_*` are ours: seconds, bytes, counters that end
-in `_total`, and no series where there is no value. Pure: it reads nothing itself.
+in `_total`, and no series where there is no value. `forebay_stream_*` with the label `stream` alone are sums of all
+receivers of the stream; a limit bounds how many receivers have samples of their own, because a page of ten thousand
+costs its reader and its writer seconds. Pure: it reads nothing itself.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
-
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from orchestration.tracker.streaming_api import delays, epoch_ms
 from tracker_store.states import PipelineState, ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from prometheus_client.metrics_core import Metric
+    from collections.abc import Iterator, Mapping, Sequence
 
     from orchestration.tracker.streaming_progress import PipelineProgress, Progress, ReceiverProgress
     from tracker_store.streaming_statistics import WatchedBatch
 
 MISSING = -1
+#: The default of FOREBAY_METRICS_MAX_RECEIVERS.
+MAX_RECEIVERS = 1_000
 
 _PIPELINE = ("pipeline",)
 _RECEIVER = ("stream", "receiver")
 _READER = ("reader", "stream")
 _STREAM = ("pipeline", "stream")
+_SUM = ("stream",)
 
 #: The original's gauges: name and help text.
 STREAMING_SOURCE: Mapping[str, str] = {
@@ -74,6 +75,38 @@ FOREBAY: Mapping[str, tuple[str, tuple[str, ...], str]] = {
         "Records that its query has not committed, including those of its last batch",
     ),
     "forebay_reader_waiting_bytes": ("gauge", _READER, "Bytes of these records as stored; clean-up must keep them"),
+    "forebay_stream_receivers": ("gauge", (*_SUM, "state"), "Receivers of the stream in this state"),
+    "forebay_stream_hindered_receivers": ("gauge", _SUM, "Receivers of the stream that are hindered, as below"),
+    "forebay_stream_records_total": ("counter", _SUM, "Records registered by all its receivers, removed ones left out"),
+    "forebay_stream_bytes_total": ("counter", _SUM, "Bytes of these records as stored"),
+    "forebay_stream_records_per_second": (
+        "gauge",
+        _SUM,
+        "Records registered per second since the previous look at the driver log; no value at the first look",
+    ),
+    "forebay_stream_bytes_per_second": ("gauge", _SUM, "The same in bytes as stored"),
+    "forebay_stream_wal_bytes": ("gauge", _SUM, "Bytes of its receivers' blocks that are not cleaned up yet"),
+    "forebay_stream_queue_blocks": ("gauge", _SUM, "Blocks in its receivers' queues that are not stored yet"),
+    "forebay_stream_restarts_total": (
+        "counter",
+        _SUM,
+        "Restarts and crashes of its receivers, since this tracker's first look",
+    ),
+    "forebay_stream_dead_letters_total": (
+        "counter",
+        _SUM,
+        "Records that could not be processed, kept as dead letters or counted only, since this tracker's first look",
+    ),
+    "forebay_stream_replica_problems_total": (
+        "counter",
+        _SUM,
+        "Replicas found lost, damaged or lagging (events), since this tracker's first look",
+    ),
+    "forebay_receivers_without_samples": (
+        "gauge",
+        (),
+        "Receivers that have no series below, because there are more than FOREBAY_METRICS_MAX_RECEIVERS",
+    ),
     "forebay_receiver_records_total": ("counter", _RECEIVER, "Records registered since the receiver was created"),
     "forebay_receiver_bytes_total": ("counter", _RECEIVER, "Bytes of these records as stored"),
     "forebay_receiver_records_per_second": (
@@ -104,7 +137,7 @@ FOREBAY: Mapping[str, tuple[str, tuple[str, ...], str]] = {
     "forebay_receiver_dead_letters_total": (
         "counter",
         _RECEIVER,
-        "Records written to the dead letters as not processable, since this tracker's first look",
+        "Records that could not be processed, kept as dead letters or counted only, since this tracker's first look",
     ),
     "forebay_receiver_replica_problems_total": (
         "counter",
@@ -153,81 +186,134 @@ def _delays(prefix: str, batch: WatchedBatch | None) -> dict[str, int]:
     }
 
 
-class _Found:
-    """The collector that prometheus_client asks for the metrics."""
+def _labels(**values: str) -> str:
+    """Return labels as the text format has them: in order of their names, with escapes."""
+    found = (f'{name}="{_escaped(value)}"' for name, value in sorted(values.items()))
+    return "{" + ",".join(found) + "}"
 
-    def __init__(self, progress: Progress | None, term: int | None, lease_ages: Mapping[int, float]) -> None:
-        self._progress = progress
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+class _Page:
+    """The lines of each metric. Text from the beginning: an object for each of 38,000 samples costs half a second."""
+
+    def __init__(self, term: int | None, lease_ages: Mapping[int, float], max_receivers: int) -> None:
         self._term = term
         self._lease_ages = lease_ages
+        self._max_receivers = max_receivers
+        self._samples: dict[str, list[str]] = {name: [] for name in FOREBAY}
 
-    def collect(self) -> Iterator[Metric]:
-        families = {
-            name: (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(name, help_text, labels=labels)
-            for name, (kind, labels, help_text) in FOREBAY.items()
-        }
-
-        def put(name: str, value: float | None, *labels: str) -> None:
-            if value is not None:
-                families[name].add_metric(labels, value)
-
-        put("forebay_driver_log_up", float(self._progress is not None))
-        put("forebay_tracker_leading", float(self._term is not None))
-        put("forebay_leadership_term", self._term)
-        if self._progress is not None:
-            yield from self._streaming_source(self._progress)
-            for pipeline in self._progress.pipelines:
-                put("forebay_quarantined_batches_total", pipeline.quarantined, pipeline.pipeline.name)
-            for status in self._progress.statuses:
-                for state in PipelineState:
-                    put("forebay_pipeline_state", float(status.state == state), status.pipeline, state.value)
-                held = 0 if status.holds_back_for is None else status.holds_back_for.total_seconds()
-                put("forebay_pipeline_holds_back_seconds", held, status.pipeline)
-            for lag in self._progress.lags:
-                labels = (lag.pipeline, lag.stream)
-                put("forebay_stream_waiting_blocks", lag.waiting_blocks, *labels)
-                put("forebay_stream_waiting_records", lag.waiting_records, *labels)
-                put("forebay_stream_waiting_bytes", lag.waiting_bytes, *labels)
-                put("forebay_stream_lag_seconds", 0 if lag.lag is None else lag.lag.total_seconds(), *labels)
-            for reader in self._progress.readers:
-                put("forebay_reader_waiting_records", reader.waiting_records, reader.reader, reader.stream)
-                put("forebay_reader_waiting_bytes", reader.waiting_bytes, reader.reader, reader.stream)
-            for receiver in self._progress.receivers:
-                self._receiver(receiver, put)
-        yield from families.values()
+    def text(self, progress: Progress | None) -> bytes:
+        """Return all metrics that there are at this look."""
+        self._put("forebay_driver_log_up", progress is not None)
+        self._put("forebay_tracker_leading", self._term is not None)
+        self._put("forebay_leadership_term", self._term)
+        lines: list[str] = []
+        if progress is not None:
+            self._pipelines(progress)
+            self._receivers(progress.receivers)
+            lines += self._streaming_source(progress)
+        for name, (kind, _, help_text) in FOREBAY.items():
+            lines += self._metric(name, kind, help_text, self._samples[name])
+        return "".join(lines).encode()
 
     @staticmethod
-    def _streaming_source(progress: Progress) -> Iterator[Metric]:
-        values = {each.pipeline.name: streaming_source(each) for each in progress.pipelines}
+    def _metric(name: str, kind: str, help_text: str, samples: Sequence[str]) -> list[str]:
+        return [f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n", *samples]
+
+    def _put(self, name: str, value: float | None, labels: str = "") -> None:
+        if value is not None:
+            self._samples[name].append(f"{name}{labels} {float(value)!r}\n")
+
+    def _streaming_source(self, progress: Progress) -> Iterator[str]:
+        values = [(_labels(pipeline=each.pipeline.name), streaming_source(each)) for each in progress.pipelines]
         for name, help_text in STREAMING_SOURCE.items():
-            family = GaugeMetricFamily(f"streaming_{name}", help_text, labels=_PIPELINE)
-            for pipeline, gauges in values.items():
-                family.add_metric((pipeline,), gauges[name])
-            yield family
+            full = f"streaming_{name}"
+            yield from self._metric(
+                full, "gauge", help_text, [f"{full}{labels} {float(gauges[name])!r}\n" for labels, gauges in values]
+            )
 
-    def _receiver(self, receiver: ReceiverProgress, put: Callable[..., None]) -> None:
-        row = receiver.counters
-        labels = (row.stream, str(row.ordinal))
-        put("forebay_receiver_records_total", row.records, *labels)
-        put("forebay_receiver_bytes_total", row.bytes, *labels)
-        put("forebay_receiver_records_per_second", receiver.records_per_second, *labels)
-        put("forebay_receiver_bytes_per_second", receiver.bytes_per_second, *labels)
+    def _pipelines(self, progress: Progress) -> None:
+        put = self._put
+        for pipeline in progress.pipelines:
+            put("forebay_quarantined_batches_total", pipeline.quarantined, _labels(pipeline=pipeline.pipeline.name))
+        for status in progress.statuses:
+            for state in PipelineState:
+                labels = _labels(pipeline=status.pipeline, state=state.value)
+                put("forebay_pipeline_state", status.state == state, labels)
+            held = 0 if status.holds_back_for is None else status.holds_back_for.total_seconds()
+            put("forebay_pipeline_holds_back_seconds", held, _labels(pipeline=status.pipeline))
+        for lag in progress.lags:
+            labels = _labels(pipeline=lag.pipeline, stream=lag.stream)
+            put("forebay_stream_waiting_blocks", lag.waiting_blocks, labels)
+            put("forebay_stream_waiting_records", lag.waiting_records, labels)
+            put("forebay_stream_waiting_bytes", lag.waiting_bytes, labels)
+            put("forebay_stream_lag_seconds", 0 if lag.lag is None else lag.lag.total_seconds(), labels)
+        for reader in progress.readers:
+            labels = _labels(reader=reader.reader, stream=reader.stream)
+            put("forebay_reader_waiting_records", reader.waiting_records, labels)
+            put("forebay_reader_waiting_bytes", reader.waiting_bytes, labels)
+
+    def _receivers(self, receivers: Sequence[ReceiverProgress]) -> None:
+        of_streams: dict[str, list[ReceiverProgress]] = {}
+        for receiver in receivers:
+            of_streams.setdefault(receiver.counters.stream, []).append(receiver)
+        for stream, of_stream in of_streams.items():
+            self._sums(stream, of_stream)
+        # The oldest: a new receiver ends no series, whatever its stream's name.
+        sampled = sorted(receivers, key=lambda receiver: receiver.counters.receiver_id)[: self._max_receivers]
+        self._put("forebay_receivers_without_samples", len(receivers) - len(sampled))
+        for receiver in sampled:
+            self._receiver(receiver)
+
+    def _sums(self, stream: str, receivers: Sequence[ReceiverProgress]) -> None:
+        put = self._put
+        rows = [receiver.counters for receiver in receivers]
+        labels = _labels(stream=stream)
+        states = Counter([row.state for row in rows])
         for state in ReceiverState:
-            put("forebay_receiver_state", float(row.state is state), *labels, state.value)
-        put("forebay_receiver_hindered", float(row.hindered), *labels)
-        put("forebay_receiver_rate_limit", row.rate_limit, *labels)
+            # As `_labels` would write it.
+            put("forebay_stream_receivers", states[state], f'{{state="{state.value}",{labels[1:]}')
+        put("forebay_stream_hindered_receivers", sum([row.hindered for row in rows]), labels)
+        put("forebay_stream_records_total", sum([row.records for row in rows]), labels)
+        put("forebay_stream_bytes_total", sum([row.bytes for row in rows]), labels)
+        records = [one.records_per_second for one in receivers if one.records_per_second is not None]
+        put("forebay_stream_records_per_second", sum(records) if records else None, labels)
+        nbytes = [one.bytes_per_second for one in receivers if one.bytes_per_second is not None]
+        put("forebay_stream_bytes_per_second", sum(nbytes) if nbytes else None, labels)
+        put("forebay_stream_wal_bytes", sum([row.kept_bytes for row in rows]), labels)
+        put("forebay_stream_queue_blocks", sum([row.queued or 0 for row in rows]), labels)
+        put("forebay_stream_restarts_total", sum([one.restarts for one in receivers]), labels)
+        put("forebay_stream_dead_letters_total", sum([one.dead_letters for one in receivers]), labels)
+        put("forebay_stream_replica_problems_total", sum([one.replica_problems for one in receivers]), labels)
+
+    def _receiver(self, receiver: ReceiverProgress) -> None:
+        put = self._put
+        row = receiver.counters
+        ordinal, stream = _escaped(str(row.ordinal)), _escaped(row.stream)
+        labels = f'{{receiver="{ordinal}",stream="{stream}"}}'
+        put("forebay_receiver_records_total", row.records, labels)
+        put("forebay_receiver_bytes_total", row.bytes, labels)
+        put("forebay_receiver_records_per_second", receiver.records_per_second, labels)
+        put("forebay_receiver_bytes_per_second", receiver.bytes_per_second, labels)
+        for state in ReceiverState:
+            in_state = f'{{receiver="{ordinal}",state="{state.value}",stream="{stream}"}}'
+            put("forebay_receiver_state", row.state is state, in_state)
+        put("forebay_receiver_hindered", row.hindered, labels)
+        put("forebay_receiver_rate_limit", row.rate_limit, labels)
         age = None if row.process_id is None else self._lease_ages.get(row.process_id)
-        put("forebay_receiver_lease_age_seconds", age, *labels)
-        put("forebay_receiver_wal_bytes", row.kept_bytes, *labels)
-        put("forebay_receiver_queue_blocks", row.queued, *labels)
-        put("forebay_receiver_restarts_total", receiver.restarts, *labels)
-        put("forebay_receiver_dead_letters_total", receiver.dead_letters, *labels)
-        put("forebay_receiver_replica_problems_total", receiver.replica_problems, *labels)
+        put("forebay_receiver_lease_age_seconds", age, labels)
+        put("forebay_receiver_wal_bytes", row.kept_bytes, labels)
+        put("forebay_receiver_queue_blocks", row.queued, labels)
+        put("forebay_receiver_restarts_total", receiver.restarts, labels)
+        put("forebay_receiver_dead_letters_total", receiver.dead_letters, labels)
+        put("forebay_receiver_replica_problems_total", receiver.replica_problems, labels)
 
 
-def prometheus_text(progress: Progress | None, *, term: int | None, lease_ages: Mapping[int, float]) -> bytes:
+def prometheus_text(
+    progress: Progress | None, *, term: int | None, lease_ages: Mapping[int, float], max_receivers: int = MAX_RECEIVERS
+) -> bytes:
     """Return the metrics as text. `progress`: None if the driver log does not answer; `term`: None if not leading."""
-    registry = CollectorRegistry()
-    registry.register(_Found(progress, term, lease_ages))
-    text: bytes = generate_latest(registry)
-    return text
+    return _Page(term, lease_ages, max_receivers).text(progress)

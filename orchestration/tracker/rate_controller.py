@@ -40,6 +40,8 @@ BATCHES_PER_TICK = 200
 # A pipeline without progress for this many intervals, and at least this many seconds, stands still.
 STILL_AFTER_INTERVALS = 5
 STILL_AFTER_SECONDS = 60.0
+# Seconds between looks for pipelines that stand still, or go on, while rates are decided.
+STILL_LOOK_SECONDS = 5.0
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -141,32 +143,36 @@ class RateController:
         self._watches: dict[tuple[int, timedelta], CounterWatch[int]] = {}
         self._counters: dict[int, int] = {}
 
-    def tick(self, connection: sa.Connection, *, term: int) -> None:
-        """Apply completed batches, find pipelines that stand still, and set the receivers' rates that follow."""
+    def tick(self, connection: sa.Connection, *, term: int) -> float | None:
+        """Apply completed batches, find pipelines that stand still, and set the receivers' rates that follow.
+
+        Returns the seconds until it must look again for pipelines that stand still; None: no rate is decided.
+        """
         pipelines = {
             row.pipeline_id: row
             for row in list_pipelines(connection)
             if PipelineSettings.of_row(PipelineDeclaration.of(row.declaration).settings).backpressure_enabled
         }
         decided = {(rate.pipeline_id, rate.stream_id): rate for rate in store.stream_rates(connection)}
-        for row in pipelines.values():
-            for stream_id in row.stream_ids:
-                self._reckon(connection, term, row, stream_id, decided.get((row.pipeline_id, stream_id)))
+        wanted = [(row.pipeline_id, stream_id) for row in pipelines.values() for stream_id in row.stream_ids]
+        after = {key: decided[key].batch_time if key in decided else None for key in wanted}
+        completed = store.completed_batches(connection, after=after, limit=BATCHES_PER_TICK) if after else {}
+        for (pipeline_id, stream_id), batches in completed.items():
+            before = decided.get((pipeline_id, stream_id))
+            self._reckon(connection, term, pipelines[pipeline_id], stream_id, before, batches)
         self._expire_stalled(connection, term, pipelines, decided.values())
         self._set_rates(connection, term, pipelines)
+        return STILL_LOOK_SECONDS if decided else None
 
     def _reckon(
-        self, connection: sa.Connection, term: int, row: PipelineRow, stream_id: int, before: StreamRate | None
+        self,
+        connection: sa.Connection,
+        term: int,
+        row: PipelineRow,
+        stream_id: int,
+        before: StreamRate | None,
+        batches: Sequence[CompletedBatch],
     ) -> None:
-        batches = store.completed_batches(
-            connection,
-            pipeline_id=row.pipeline_id,
-            stream_id=stream_id,
-            after=None if before is None else before.batch_time,
-            limit=BATCHES_PER_TICK,
-        )
-        if not batches:
-            return
         declared = PipelineDeclaration.of(row.declaration)
         limited = declared.max_records_per_batch is not None or declared.max_bytes_per_batch is not None
         reckoned = [

@@ -42,6 +42,8 @@ OFFER_SECONDS = 60.0
 START_SECONDS = 30.0
 # How long, in seconds, an agent is offered no receiver after one was offered to it in vain.
 AVOIDED_SECONDS = 600.0
+# Seconds between looks while a move is under way.
+UNDER_WAY_SECONDS = 1.0
 # A longer time, in seconds, without a tick that read the driver log means an outage: agents could do nothing either.
 OUTAGE_SECONDS = 10.0
 
@@ -96,8 +98,11 @@ class Rebalancing:
         # Agents to which a move has failed: until when they are avoided (None: until they register again), and why.
         self._avoided: dict[int, tuple[float | None, str]] = {}
 
-    def tick(self, connection: sa.Connection, *, term: int) -> None:
-        """Follow the move that is under way; without one, begin the next that is due."""
+    def tick(self, connection: sa.Connection, *, term: int) -> float | None:
+        """Follow the move that is under way; without one, begin the next that is due.
+
+        Returns the seconds until it must look again even if nothing has changed; None: it need not.
+        """
         now = self._clock()
         # Hand-overs before placements: one that is taken over between the two reads is in both, and never in neither.
         offers = list_hand_overs(connection)
@@ -109,9 +114,10 @@ class Rebalancing:
         requests = list_rebalance_requests(connection)
         if self._follow(connection, term, offers, placed, agents):
             self._ended_at = now
-            return
+            return UNDER_WAY_SECONDS
+        fleet = _agents(agents, {agent_id: now - since for agent_id, since in self._seen_since.items()})
         move = due_move(
-            _agents(agents, {agent_id: now - since for agent_id, since in self._seen_since.items()}),
+            fleet,
             _receivers(placed),
             limits=self._limits,
             idle_seconds=now - self._ended_at,
@@ -125,6 +131,18 @@ class Rebalancing:
             ids = [request.request_id for request in requests]
             finish_rebalance_requests(connection, term=term, request_ids=ids)
             log.info("rebalancing is done", requests=ids)
+        return UNDER_WAY_SECONDS if move is not None or requests else self._next_look(now, fleet)
+
+    def _next_look(self, now: float, agents: Sequence[RebalanceAgent]) -> float | None:
+        """Return the seconds until a limit in time is over that may hold a move up now; None: there is none."""
+        waits = [until - now for until, _ in self._avoided.values() if until is not None]
+        if self._limits.is_on:
+            waits.append(self._limits.interval_seconds - (now - self._ended_at))
+            waits += [self._limits.host_seconds - agent.alive_seconds for agent in agents]
+        if self._scheduled_since:
+            # A gap between ticks that looks like an outage would start its clock again.
+            waits.append(OUTAGE_SECONDS / 2)
+        return min((wait for wait in waits if wait > 0.0), default=None)
 
     def _forget_outage(self, now: float) -> None:
         """Start the clocks of moves again after an outage of the driver log: no agent is to blame for that time."""

@@ -13,30 +13,31 @@ reason says so, because an address that senders know is moved only on request: `
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import structlog
 
-from orchestration.pipeline import PER_HOST
 from orchestration.tracker.placement_rules import PlacementRules
 from orchestration.tracker.scheduling_policy import (
     AgentCapacity,
     PlacedReceiver,
+    Rescheduling,
     WaitingReceiver,
     is_settled,
-    reschedule_receiver,
     schedule_receivers,
 )
-from tracker_store.declarations import StreamDeclaration
+from tracker_store import receivers as store
 from tracker_store.hand_overs import list_hand_overs
-from tracker_store.pipelines import list_streams
+from tracker_store.pipelines import per_host_streams
 from tracker_store.processes import live_processes
 from tracker_store.receivers import (
+    Placing,
+    Waiting,
     add_host_receiver,
     note_waiting,
     placements,
     release_receivers,
-    schedule_receiver,
 )
 from tracker_store.states import DesiredState, ProcessKind, ReceiverState
 
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
 # How long, in seconds, a receiver that was taken from a draining agent may take to drain and sign off. After that it is
 # placed anyway, and its successor's claim fences it. The agent itself allows 15 s.
 HAND_OVER_SECONDS = 20.0
+
+# Seconds between looks while first placements wait for agents: their ages are times, which no change tells of.
+HELD_UP_SECONDS = 1.0
 
 _PLACED = frozenset({ReceiverState.SCHEDULED, ReceiverState.ACTIVE, ReceiverState.PAUSED})
 
@@ -69,21 +73,28 @@ class ReceiverPlacement:
         # Since when first placements wait for agents; None: they do not.
         self._held_up_since: float | None = None
 
-    def tick(self, connection: sa.Connection, *, term: int) -> None:
-        """Release receivers from agents that drain or are gone; then place those that wait."""
+    def tick(self, connection: sa.Connection, *, term: int) -> float | None:
+        """Release receivers from agents that drain or are gone; then place those that wait.
+
+        Returns the seconds until it must look again even if nothing has changed; None: it need not.
+        """
         # Agents are read after placements: the agent of a placed receiver existed before, so one that is missing now
         # is gone.
         everything = placements(connection)
         agents = [process for process in live_processes(connection) if process.kind is ProcessKind.AGENT]
         usable = [agent for agent in agents if agent.slots > 0 and not agent.draining]
-        if self._release(connection, term, everything, agents) | self._add_host_receivers(connection, term, usable):
+        if self._release(connection, term, everything, agents) | self._add_host_receivers(
+            connection, term, everything, usable
+        ):
             everything = placements(connection)
-        waiting = self._waiting(everything)
+        waiting, next_in = self._waiting(everything)
         settled = self._is_settled(usable, unplaced=any(_is_unplaced(placement) for placement in waiting))
         if waiting:
             due = [placement for placement in waiting if settled or not _is_unplaced(placement)]
-            self._place(connection, term, everything, due, usable)
-            self._say_why(connection, term, agents, settled=settled)
+            placed = self._place(connection, term, everything, due, usable)
+            left = [placement for placement in waiting if placement.receiver_id not in placed]
+            self._say_why(connection, term, left, agents, settled=settled)
+        return HELD_UP_SECONDS if self._held_up_since is not None else next_in
 
     def _is_settled(self, usable: Sequence[LiveProcess], *, unplaced: bool) -> bool:
         now = self._clock()
@@ -123,28 +134,29 @@ class ReceiverPlacement:
             log.info("receivers taken from an agent", agent_id=agent_id, why=why, outcome=outcome)
         return bool(whys)
 
-    def _add_host_receivers(self, connection: sa.Connection, term: int, usable: Sequence[LiveProcess]) -> bool:
-        streams = [
-            stream
-            for stream in list_streams(connection)
-            if StreamDeclaration.of(stream.declaration).receivers == PER_HOST
-        ]
+    def _add_host_receivers(
+        self, connection: sa.Connection, term: int, everything: Sequence[Placement], usable: Sequence[LiveProcess]
+    ) -> bool:
+        streams = per_host_streams(connection)
         if not streams:
             return False
-        there = {(placement.stream_id, placement.host) for placement in placements(connection)}
+        there = {(placement.stream_id, placement.host) for placement in everything}
         missing = [
-            (stream, host)
-            for stream in streams
+            (stream_id, host)
+            for stream_id in streams
             for host in sorted({agent.host for agent in usable})
-            if (stream.stream_id, host) not in there
+            if (stream_id, host) not in there
         ]
-        for stream, host in missing:
-            outcome = add_host_receiver(connection, term=term, stream_id=stream.stream_id, host=host)
-            log.info("receiver of a host", stream=stream.name, host=host, outcome=outcome)
+        for stream_id, host in missing:
+            outcome = add_host_receiver(connection, term=term, stream_id=stream_id, host=host)
+            log.info("receiver of a host", stream=streams[stream_id], host=host, outcome=outcome)
         return bool(missing)
 
-    def _waiting(self, everything: Sequence[Placement]) -> list[Placement]:
-        """Return the receivers to place now; one being handed over waits until its process signs off or time is up."""
+    def _waiting(self, everything: Sequence[Placement]) -> tuple[list[Placement], float | None]:
+        """Return the receivers to place now, and the seconds until time is up for the next that is being handed over.
+
+        One that is being handed over waits until its process signs off or time is up.
+        """
         now = self._clock()
         wanted = [
             placement
@@ -156,11 +168,11 @@ class ReceiverPlacement:
             for placement in wanted
             if placement.handing_over
         }
-        return [
-            placement
-            for placement in wanted
-            if now - self._handing_over_since.get(placement.receiver_id, now - HAND_OVER_SECONDS) >= HAND_OVER_SECONDS
-        ]
+        left = {
+            receiver_id: HAND_OVER_SECONDS - (now - since) for receiver_id, since in self._handing_over_since.items()
+        }
+        waiting = [placement for placement in wanted if left.get(placement.receiver_id, 0.0) <= 0.0]
+        return waiting, min((seconds for seconds in left.values() if seconds > 0.0), default=None)
 
     def _place(
         self,
@@ -169,7 +181,8 @@ class ReceiverPlacement:
         everything: Sequence[Placement],
         waiting: Sequence[Placement],
         usable: Sequence[LiveProcess],
-    ) -> None:
+    ) -> set[int]:
+        """Place what has a slot, by one statement for many; return the receivers that were placed."""
         hosts = {agent.process_id: agent.host for agent in usable}
         placed = [
             PlacedReceiver(placement.receiver_id, placement.stream_id, placement.state, (placement.agent_id,))
@@ -183,49 +196,66 @@ class ReceiverPlacement:
         new = [placement for placement in waiting if placement.assignment == 0]
         agents = _capacities(usable, placed, offered)
         plan = schedule_receivers([_demand(placement) for placement in new], agents, placed)
-        for placement in new:
-            self._schedule(connection, term, placement, plan[placement.receiver_id], hosts, placed)
+        chosen = {receiver_id: candidates[0] for receiver_id, candidates in plan.items() if candidates}
+        placed += [
+            PlacedReceiver(
+                placement.receiver_id,
+                placement.stream_id,
+                ReceiverState.SCHEDULED,
+                (chosen[placement.receiver_id],),
+            )
+            for placement in new
+            if placement.receiver_id in chosen
+        ]
+        again = Rescheduling(_capacities(usable, placed, offered), placed)
         for placement in waiting:
-            if placement.assignment > 0:
-                agents = _capacities(usable, placed, offered)
-                candidates = reschedule_receiver(_demand(placement), agents, placed)
-                self._schedule(connection, term, placement, candidates, hosts, placed)
+            demand = _demand(placement)
+            if placement.assignment > 0 and (candidates := again.candidates(demand)):
+                chosen[placement.receiver_id] = candidates[0]
+                again.place(demand, candidates[0])
+        placings = [
+            Placing(
+                placement.receiver_id,
+                chosen[placement.receiver_id],
+                f"placed on {hosts[chosen[placement.receiver_id]]}",
+                hosts[chosen[placement.receiver_id]] if placement.listens else None,
+            )
+            for placement in waiting
+            if placement.receiver_id in chosen
+        ]
+        scheduled = store.schedule_receivers(connection, term=term, placings=placings)
+        for placing in placings:
+            log.info(
+                "receiver scheduled",
+                receiver_id=placing.receiver_id,
+                host=hosts[placing.agent_id],
+                outcome="scheduled" if placing.receiver_id in scheduled else "not inactive",
+            )
+        return set(chosen)
 
-    def _schedule(
+    def _say_why(
         self,
         connection: sa.Connection,
         term: int,
-        placement: Placement,
-        candidates: Sequence[int],
-        hosts: dict[int, str],
-        placed: list[PlacedReceiver],
+        left: Sequence[Placement],
+        agents: Sequence[LiveProcess],
+        *,
+        settled: bool,
     ) -> None:
-        """Place a receiver on the first of `candidates`, and note that in `placed`."""
-        if not candidates:
-            return
-        agent_id = candidates[0]
-        outcome = schedule_receiver(
-            connection,
-            term=term,
-            receiver_id=placement.receiver_id,
-            agent_id=agent_id,
-            why=f"placed on {hosts[agent_id]}",
-            only_host=hosts[agent_id] if placement.listens else None,
-        )
-        placed.append(PlacedReceiver(placement.receiver_id, placement.stream_id, ReceiverState.SCHEDULED, (agent_id,)))
-        log.info("receiver scheduled", receiver_id=placement.receiver_id, host=hosts[agent_id], outcome=outcome)
-
-    def _say_why(self, connection: sa.Connection, term: int, agents: Sequence[LiveProcess], *, settled: bool) -> None:
-        for placement in self._waiting(placements(connection)):
-            note_waiting(
-                connection,
-                term=term,
-                receiver_id=placement.receiver_id,
-                assignment=placement.assignment,
-                reason=_why_waiting(placement.host, agents)
-                if settled or not _is_unplaced(placement)
-                else self._why_held_up(),
+        # One text for each host that receivers wait for, and one for those that may run on any.
+        whys = {host: _why_waiting(host, agents) for host in {placement.host for placement in left}}
+        reasons = [
+            Waiting(
+                placement.receiver_id,
+                placement.assignment,
+                whys[placement.host] if settled or not _is_unplaced(placement) else self._why_held_up(),
             )
+            for placement in left
+        ]
+        # A reason that is there already is not sent again.
+        said = {placement.receiver_id: placement.reason for placement in left}
+        new = [reason for reason in reasons if reason.reason != said[reason.receiver_id]]
+        note_waiting(connection, term=term, waiting=new)
 
     def _why_held_up(self) -> str:
         expected = "" if self._rules.min_agents is None else f" of {self._rules.min_agents}"
@@ -255,15 +285,9 @@ def _demand(placement: Placement) -> WaitingReceiver:
 def _capacities(
     usable: Sequence[LiveProcess], placed: Sequence[PlacedReceiver], offered: Sequence[int]
 ) -> list[AgentCapacity]:
-    return [
-        AgentCapacity(
-            agent.process_id,
-            agent.host,
-            agent.slots,
-            sum(receiver.candidates[0] == agent.process_id for receiver in placed) + offered.count(agent.process_id),
-        )
-        for agent in usable
-    ]
+    taken = Counter(offered)
+    taken.update(receiver.candidates[0] for receiver in placed)
+    return [AgentCapacity(agent.process_id, agent.host, agent.slots, taken[agent.process_id]) for agent in usable]
 
 
 def _why_waiting(host: str | None, agents: Sequence[LiveProcess]) -> str:

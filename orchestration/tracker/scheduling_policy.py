@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tracker_store.states import ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
 # How many times the time to settle first placements wait at most.
 MOST_SETTLES = 6
@@ -150,34 +150,52 @@ def reschedule_receiver(
 ) -> tuple[int, ...]:
     """Return the candidates for one receiver, by the weights of all others (P02); no other receiver moves.
 
+    The receiver's own earlier weight does not count.
+    """
+    others = [other for other in placed if other.receiver_id != receiver.receiver_id]
+    return Rescheduling(agents, others).candidates(receiver)
+
+
+class Rescheduling:
+    """Place receivers again, one after the other (P02); no other receiver moves.
+
     An ACTIVE receiver weighs 1 on its agent, a SCHEDULED one 1/n on each of its n candidates. All agents without weight
     are candidates; if there are none, all those with the least weight. Agents on the preferred host come first. Full
-    agents are never candidates. The receiver's own earlier weight does not count, nor do agents not in `agents`.
+    agents are never candidates. Receivers are counted once, and each placement adds to the counts.
     """
-    plan = _Plan(agents, [other for other in placed if other.receiver_id != receiver.receiver_id])
-    weights = _weights(receiver, placed)
-    free = plan.free_for(receiver, receiver.only_host)
-    preferred = [agent for agent in free if agent.host == receiver.preferred_host]
-    weightless = [agent for agent in free if not weights.get(agent.agent_id)]
-    least = min((weights.get(agent.agent_id, Fraction(0)) for agent in free), default=Fraction(0))
-    others = weightless or [agent for agent in free if weights[agent.agent_id] == least]
 
-    def in_order(some: Sequence[AgentCapacity]) -> list[AgentCapacity]:
-        return sorted(
-            some,
-            key=lambda agent: (
-                weights.get(agent.agent_id, Fraction(0)),
-                plan.of_stream(agent, receiver.stream_id),
-            ),
-        )
+    def __init__(self, agents: Sequence[AgentCapacity], placed: Sequence[PlacedReceiver]) -> None:
+        """Count all other receivers; weight on agents that are not in `agents` does not count."""
+        self._plan = _Plan(agents, placed)
+        self._agents = {agent.agent_id: agent for agent in agents}
+        self._weights = _weights(placed)
 
-    return tuple(dict.fromkeys(agent.agent_id for agent in [*in_order(preferred), *in_order(others)]))
+    def candidates(self, receiver: WaitingReceiver) -> tuple[int, ...]:
+        """Return the candidates for a receiver that is not placed, the best first."""
+        free = self._plan.free_for(receiver, receiver.only_host)
+        preferred = [agent for agent in free if agent.host == receiver.preferred_host]
+        weightless = [agent for agent in free if not self._weight(agent)]
+        least = min((self._weight(agent) for agent in free), default=Fraction(0))
+        others = weightless or [agent for agent in free if self._weight(agent) == least]
+        in_order = [*self._in_order(preferred, receiver), *self._in_order(others, receiver)]
+        return tuple(dict.fromkeys(agent.agent_id for agent in in_order))
+
+    def place(self, receiver: WaitingReceiver, agent_id: int) -> None:
+        """Count the receiver on an agent from now on."""
+        self._plan.take(self._agents[agent_id], receiver.stream_id)
+        self._weights[agent_id] = self._weights.get(agent_id, Fraction(0)) + 1
+
+    def _weight(self, agent: AgentCapacity) -> Fraction:
+        return self._weights.get(agent.agent_id, Fraction(0))
+
+    def _in_order(self, some: Sequence[AgentCapacity], receiver: WaitingReceiver) -> list[AgentCapacity]:
+        return sorted(some, key=lambda agent: (self._weight(agent), self._plan.of_stream(agent, receiver.stream_id)))
 
 
-def _weights(receiver: WaitingReceiver, placed: Iterable[PlacedReceiver]) -> Mapping[int, Fraction]:
+def _weights(placed: Iterable[PlacedReceiver]) -> dict[int, Fraction]:
     weights: dict[int, Fraction] = {}
     for other in placed:
-        if other.receiver_id == receiver.receiver_id or not other.candidates:
+        if not other.candidates:
             continue
         if other.state is ReceiverState.SCHEDULED:
             share = Fraction(1, len(other.candidates))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tracker_store import streaming_statistics as store
 from tracker_store.readers import ReaderLag, list_readers
 from tracker_store.states import BatchState
-from tracker_store.status import PipelineStatus, StreamLag, pipeline_status, stream_lag
+from tracker_store.status import PipelineStatus, StreamLag, pipeline_status_with, stream_lag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -170,46 +170,56 @@ class StreamingProgress:
         pipelines = store.watched_pipelines(connection)
         unfinished = store.count_unfinished_batches(connection)
         none = store.UnfinishedBatches(0, 0, 0)
-        self._totals = {pipeline.pipeline_id: self._counted(connection, pipeline.pipeline_id) for pipeline in pipelines}
+        self._totals = self._counted(connection, [pipeline.pipeline_id for pipeline in pipelines])
+        received = store.newest_batch_of_each(connection)
         self._restarts.add(store.restarts_after(connection, self._restarts.after))
         self._dead_letters.add(store.dead_letters_after(connection, self._dead_letters.after))
         self._replica_problems.add(store.replica_problems_after(connection, self._replica_problems.after))
         counters = store.receiver_counters(connection)
+        lags = stream_lag(connection)
         progress = Progress(
             [
-                self._pipeline(connection, pipeline, unfinished.get(pipeline.pipeline_id, none))
+                self._pipeline(pipeline, unfinished.get(pipeline.pipeline_id, none), received.get(pipeline.pipeline_id))
                 for pipeline in pipelines
             ],
             [self._receiver(row, now) for row in counters],
-            stream_lag(connection),
-            pipeline_status(connection),
+            lags,
+            pipeline_status_with(connection, lags),
             list_readers(connection),
         )
         self._counters = {row.receiver_id: row for row in counters}
         return progress
 
-    def _counted(self, connection: sa.Connection, pipeline_id: int) -> BatchTotals:
-        totals = self._totals.get(pipeline_id)
-        if totals is None or totals.counted_to is None:
-            found = store.newest_finished_batches(connection, pipeline_id, limit=RETAINED_BATCHES)
-            if totals is None or found:
-                since = found[0].batch_time if found else datetime.now(UTC)
-                totals = BatchTotals(since)
-                totals.count(found)
-            return totals
-        while True:
-            found = store.next_finished_batches(
-                connection, pipeline_id, after=totals.counted_to, limit=RETAINED_BATCHES
-            )
-            totals.count(found)
-            if len(found) < RETAINED_BATCHES:
-                return totals
+    def _counted(self, connection: sa.Connection, pipeline_ids: Sequence[int]) -> dict[int, BatchTotals]:
+        """Return the pipelines' totals up to now; one statement counts what is new of all that were counted before."""
+        counted: dict[int, BatchTotals] = {}
+        waiting: dict[int, datetime] = {}
+        for pipeline_id in pipeline_ids:
+            totals = self._totals.get(pipeline_id)
+            if totals is not None and totals.counted_to is not None:
+                waiting[pipeline_id] = totals.counted_to
+            else:
+                found = store.newest_finished_batches(connection, pipeline_id, limit=RETAINED_BATCHES)
+                if totals is None or found:
+                    totals = BatchTotals(found[0].batch_time if found else datetime.now(UTC))
+                    totals.count(found)
+            if totals is not None:
+                counted[pipeline_id] = totals
+        while waiting:
+            new = store.next_finished_batches_of_each(connection, waiting, limit=RETAINED_BATCHES)
+            for pipeline_id, batches in new.items():
+                counted[pipeline_id].count(batches)
+            waiting = {
+                pipeline_id: batches[-1].batch_time
+                for pipeline_id, batches in new.items()
+                if len(batches) == RETAINED_BATCHES
+            }
+        return counted
 
     def _pipeline(
-        self, connection: sa.Connection, pipeline: WatchedPipeline, unfinished: UnfinishedBatches
+        self, pipeline: WatchedPipeline, unfinished: UnfinishedBatches, received: WatchedBatch | None
     ) -> PipelineProgress:
         totals = self._totals[pipeline.pipeline_id]
-        received = store.newest_batches(connection, pipeline.pipeline_id, limit=1)
         return PipelineProgress(
             pipeline,
             totals.since,
@@ -218,7 +228,7 @@ class StreamingProgress:
             totals.records,
             unfinished,
             totals.newest,
-            received[0] if received else None,
+            received,
         )
 
     def _receiver(self, row: ReceiverCounters, now: float) -> ReceiverProgress:

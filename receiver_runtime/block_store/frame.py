@@ -1,4 +1,4 @@
-"""The frame: one block, or one dead letter, as it lies in a segment file (ARCHITECTURE.md, step 3).
+"""The frame: one block, or dead letters, as they lie in a segment file (ARCHITECTURE.md, step 3).
 
 This module owns the bytes of a frame and their validation; it never opens a file.
 
@@ -9,31 +9,41 @@ offset size field                 meaning
 ====== ==== ===================== ==========================================================================
 0      4    magic                 ``FBAY``
 4      1    header version        1; 2 if the payload is encrypted
-5      1    kind                  1 block, 2 dead letter, 3 note
+5      1    kind                  1 block, 2 dead letter, 3 note, 4 group of dead letters
 6      1    source rule           whether the sender sends these records again, for salvage
-7      1    reason                0, or the reason of a dead letter
-8      4    part                  0, or which part of a record that was too large to hold
-12     4    records               records in the block; 1 for a dead letter or a note
+7      1    reason                0, or the reason of a dead letter, or of all letters of a group
+8      4    part                  of a dead letter: which part of a record that was too large to hold, or 0;
+                                  of a group: how many letters it has; of a block: the mark
+12     4    records               records in the block; of all other kinds: the mark
 16     8    receiver id
 24     8    epoch                 of the process that wrote it
-32     8    sequence              the block's; of a dead letter or a note, that of the newest block before it
+32     8    sequence              the block's; of all other kinds, that of the newest block before it
 40     8    registered_through    the newest sequence known to be registered when this was written
 48     8    payload_length        as it is stored; never 0
 56     4    header checksum       crc32c of bytes 0 to 55: the length can be trusted before the payload is read
 60     4    frame checksum        crc32c of bytes 0 to 59 and the payload; the handle in the driver log holds it
 ====== ==== ===================== ==========================================================================
 
+The mark is a random number that the process chose when it began, from 2 on; frames of an earlier version have 0 there
+(a dead letter or a note 1, which is read as 0). A sender can put the bytes of a whole frame into a record, and may know
+receiver and epoch, but not the mark: where a scan has lost its place, only frames with the segment's mark count.
+
 A header of zeros never validates: it has no magic, no version and no length. The header's own checksum tells an
 incomplete last frame (its length is true and points past the end) from a damaged one.
 
-The payload of a block is one self-contained Arrow IPC stream; the payload of a dead letter is the record's raw bytes. A
-note only holds its ``registered_through``, for a process that stores no block after its last acknowledgement; it is
-never encrypted. ``encryption`` has the layout of an encrypted payload. A header is never encrypted: salvage and scans
-need no key.
+The payload of a block is one self-contained Arrow IPC stream; the payload of a dead letter is the record's raw bytes,
+and that of a group is in ``letter_group``. A note only holds its ``registered_through``, for a process that stores no
+block after its last acknowledgement; it is never encrypted. ``encryption`` has the layout of an encrypted payload. A
+header is never encrypted: salvage and scans need no key.
+
+A release that does not know groups refuses their kind: it reports bytes that it can't read, and looks for the next
+header that it knows. So a note stands before each write of dead letters. Without it, that release would not know the
+segment's mark, and would accept a frame that a sender has put into a letter.
 """
 
 from __future__ import annotations
 
+import secrets
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -57,6 +67,8 @@ _HEADER = struct.Struct("<4sBBBBIIqqqqQII")
 HEADER_LENGTH = _HEADER.size
 _CHECKED_BY_HEADER = HEADER_LENGTH - 8
 _CHECKED_BY_FRAME = HEADER_LENGTH - 4
+#: Smaller numbers at the place of the mark are of frames without one.
+LEAST_MARK = 2
 # One frame is one write: the most bytes that Linux takes in a single call, rounded down.
 MAX_PAYLOAD_LENGTH = 0x7FFF_0000 - HEADER_LENGTH
 
@@ -67,6 +79,7 @@ class FrameKind(IntEnum):
     BLOCK = 1
     DEAD_LETTER = 2
     NOTE = 3
+    LETTER_GROUP = 4
 
 
 class SourceRule(IntEnum):
@@ -93,6 +106,7 @@ class DeadLetterReason(IntEnum):
     TRUNCATED = 3
     INVALID_LENGTH = 4
     UNPARSABLE = 5
+    INVALID_TEXT = 6
 
     @property
     def label(self) -> str:
@@ -102,7 +116,7 @@ class DeadLetterReason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """The fields of a frame's header. ``reason`` and ``part`` are for dead letters."""
+    """The fields of a frame's header. ``reason`` and ``part`` are for dead letters; a group's ``part`` is 0."""
 
     kind: FrameKind
     source_rule: SourceRule
@@ -115,6 +129,9 @@ class FrameHeader:
     reason: DeadLetterReason | None = None
     part: int = 0
     encrypted: bool = False
+    mark: int = 0
+    #: How many dead letters a group has; 0 for all other kinds.
+    letters: int = 0
 
     @property
     def frame_length(self) -> int:
@@ -164,8 +181,12 @@ def encode_frame(
     reason: DeadLetterReason | None = None,
     part: int = 0,
     encryptor: FrameEncryptor | None = None,
+    mark: int = 0,
+    letters: int = 0,
 ) -> EncodedFrame:
     """Frame a payload, which may come in parts; with an ``encryptor``, encrypted.
+
+    ``letters`` is how many dead letters a group has.
 
     Raises:
         InvalidFrameError: the payload is empty or larger than ``MAX_PAYLOAD_LENGTH``, a block has no records, or a
@@ -186,7 +207,7 @@ def encode_frame(
         )
     if records < 1:
         raise InvalidFrameError(f"a frame with {records} records: store at least one (an empty block is not stored)")
-    if (kind is FrameKind.DEAD_LETTER) != (reason is not None):
+    if (kind in (FrameKind.DEAD_LETTER, FrameKind.LETTER_GROUP)) != (reason is not None):
         raise InvalidFrameError("a dead letter has a reason, and a block has none")
     fields = (
         MAGIC,
@@ -194,8 +215,8 @@ def encode_frame(
         kind,
         source_rule,
         0 if reason is None else reason,
-        part,
-        records,
+        mark if kind is FrameKind.BLOCK else letters if kind is FrameKind.LETTER_GROUP else part,
+        records if kind is FrameKind.BLOCK else mark or 1,
         receiver_id,
         epoch,
         sequence,
@@ -211,6 +232,11 @@ def encode_frame(
     for piece in parts:
         crc = google_crc32c.extend(crc, piece)
     return EncodedFrame(header=checked + crc.to_bytes(4, "little"), parts=parts, crc32c=crc)
+
+
+def random_mark() -> int:
+    """Return a mark for the frames of one process."""
+    return LEAST_MARK + secrets.randbelow(2**32 - LEAST_MARK)
 
 
 def decode_header(data: bytes) -> tuple[FrameHeader, int]:
@@ -253,6 +279,15 @@ def decode_header(data: bytes) -> tuple[FrameHeader, int]:
     encrypted = version == ENCRYPTED_VERSION
     if not (OVERHEAD_BYTES if encrypted else 0) < length <= MAX_PAYLOAD_LENGTH:
         raise InvalidFrameError(f"a payload length of {length} is impossible")
+    is_block, is_group = kind == FrameKind.BLOCK, kind == FrameKind.LETTER_GROUP
+    if min(receiver, epoch, sequence, through) < 0 or (is_block and not records):
+        raise InvalidFrameError(
+            f"no process writes such a header: receiver {receiver}, epoch {epoch}, sequence {sequence}, registered "
+            f"through {through}, {records} records"
+        )
+    if (is_group or kind == FrameKind.DEAD_LETTER) != bool(reason):
+        raise InvalidFrameError(f"a frame of kind {kind} with reason {reason}: a dead letter has a reason, others none")
+    mark = part if is_block else records
     try:
         header = FrameHeader(
             kind=FrameKind(kind),
@@ -261,11 +296,13 @@ def decode_header(data: bytes) -> tuple[FrameHeader, int]:
             epoch=epoch,
             sequence=sequence,
             registered_through=through,
-            records=records,
+            records=records if is_block else 1,
             payload_length=length,
             reason=DeadLetterReason(reason) if reason else None,
-            part=part,
+            part=0 if is_block or is_group else part,
             encrypted=encrypted,
+            mark=mark if mark >= LEAST_MARK else 0,
+            letters=part if is_group else 0,
         )
     except ValueError as error:
         raise InvalidFrameError(f"{error}: read it with the release that wrote it") from error

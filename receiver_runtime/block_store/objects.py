@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.roots import without_secrets
+from receiver_runtime.block_store.secret_url import SecretUrl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -114,9 +115,18 @@ def open_objects(url: str) -> Objects:
     """Return the objects below a URL; connects to nothing yet.
 
     Raises:
-        ObjectStoreUrlError: the URL has no bucket or an unknown option, or pyarrow refuses it.
+        ObjectStoreUrlError: the URL has no bucket or an unknown option, its login has a slash, or pyarrow refuses it.
     """
-    parts = urlsplit(url)
+    address = SecretUrl(url)
+    if address.has_unescaped_login:
+        raise ObjectStoreUrlError(
+            f"the access key or the secret key of {address.name!r} has a special character: write / as %2F, ? as %3F "
+            "and # as %23"
+        )
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ObjectStoreUrlError(f"{without_secrets(url)!r}: {error}. {ObjectStoreUrlError.__doc__}") from None
     if not parts.netloc:
         raise ObjectStoreUrlError(f"{without_secrets(url)!r} names no bucket: write {parts.scheme}://BUCKET/PREFIX")
     try:
@@ -126,7 +136,9 @@ def open_objects(url: str) -> Objects:
 
         return Objects(*FileSystem.from_uri(url))
     except (ValueError, OSError, ImportError, NotImplementedError) as error:
-        raise ObjectStoreUrlError(f"{without_secrets(url)!r}: {error}. {ObjectStoreUrlError.__doc__}") from error
+        said = address.scrub(str(error))
+        # The cause would be printed with the URL in it.
+        raise ObjectStoreUrlError(f"{without_secrets(url)!r}: {said}. {ObjectStoreUrlError.__doc__}") from None
 
 
 def _open_s3(url: str) -> Objects:

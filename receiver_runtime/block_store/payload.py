@@ -53,9 +53,15 @@ def encode_parts(
 
 
 def decode_batches(payload: pa.Buffer) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of a payload, decompressed one at a time."""
+    """Yield the record batches of a payload, decompressed one at a time and validated.
+
+    A payload with a right checksum may still be forged: Arrow itself would read whatever memory its offsets name, and
+    end the process. Raises pa.ArrowException and OSError where it is no valid payload.
+    """
     with pa.ipc.open_stream(payload) as reader:
-        yield from reader
+        for batch in reader:
+            batch.validate(full=True)
+            yield batch
 
 
 class _Parts:

@@ -6,6 +6,7 @@ encrypted frame. It reads nothing itself.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,12 +21,16 @@ from receiver_runtime.block_store.frame import (
     decode_header,
     frame_checksum,
 )
+from receiver_runtime.block_store.letter_group import decode_letters
 from receiver_runtime.block_store.payload import decode_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from receiver_runtime.block_store.encryption import BlockKeys
+
+# A quarter of what processors can address: no payload decompresses to this.
+_IMPOSSIBLE_BYTES = 2**46
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +108,37 @@ def content_of(frame: StoredFrame, where: str, offset: int, keys: BlockKeys) -> 
 def batches_of(frame: StoredFrame, where: str, offset: int, keys: BlockKeys) -> Iterator[pa.RecordBatch]:
     """Return the record batches of a block's frame, decompressed one at a time.
 
-    Raises BlockCorruptError if it is no block, and as ``content_of``.
+    Raises BlockCorruptError if it is no block or no valid one, and as ``content_of``.
     """
     if frame.header.kind is not FrameKind.BLOCK:
         raise BlockCorruptError(where, offset, "a block", frame.header.kind.name, "frame kind")
-    return decode_batches(content_of(frame, where, offset, keys))
+    return _validated(content_of(frame, where, offset, keys), where, offset)
+
+
+def letters_of(frame: StoredFrame, where: str, offset: int, keys: BlockKeys) -> list[bytes]:
+    """Return the dead letters of a frame, in order: those of a group, or the only one.
+
+    Raises BlockCorruptError if it is no frame of dead letters or no valid one, and as ``content_of``.
+    """
+    if frame.header.kind not in (FrameKind.DEAD_LETTER, FrameKind.LETTER_GROUP):
+        raise BlockCorruptError(where, offset, "dead letters", frame.header.kind.name, "frame kind")
+    content = content_of(frame, where, offset, keys).to_pybytes()
+    if frame.header.kind is FrameKind.DEAD_LETTER:
+        return [content]
+    try:
+        return decode_letters(content)
+    except InvalidFrameError as error:
+        raise BlockCorruptError(where, offset, "a group of dead letters", "another content", str(error)) from error
+
+
+def _validated(payload: pa.Buffer, where: str, offset: int) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from decode_batches(payload)
+    except MemoryError as error:
+        # Arrow's is an ArrowException too, and says nothing about the bytes, unless they ask for the impossible.
+        asked = re.search(r"of size (\d+)", str(error))
+        if asked is None or int(asked[1]) < _IMPOSSIBLE_BYTES:
+            raise
+        raise BlockCorruptError(where, offset, "a valid Arrow stream", "another", str(error)) from error
+    except (pa.ArrowException, OSError) as error:
+        raise BlockCorruptError(where, offset, "a valid Arrow stream", "another", str(error)) from error

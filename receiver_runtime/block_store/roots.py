@@ -1,13 +1,15 @@
 """Parse the setting ``block_store``: one root, or several with commas between them, each a replica.
 
 A root is a directory (a path or a ``file://`` URL), or a URL of an object store. A comma that belongs to a root is
-written ``%2C`` in a URL. This module loads nothing else, because every process reads its settings.
+written ``%2C`` in a URL. This module loads nothing large, because every process reads its settings.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
+
+from receiver_runtime.block_store.secret_url import SecretUrl
 
 #: Schemes of stores without append, where a block is an object.
 OBJECT_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
@@ -34,7 +36,11 @@ def directory_of(root: str) -> Path | None:
     # A path may contain a colon; only scheme:// makes a URL.
     if "://" not in root:
         return Path(root).absolute()
-    parts = urlsplit(root)
+    try:
+        parts = urlsplit(root)
+    except ValueError:
+        # A bracket without its counterpart: whatever it is meant to be, it is no directory.
+        return None
     return (
         Path(unquote(parts.path)).absolute() if parts.scheme == "file" and parts.netloc in ("", "localhost") else None
     )
@@ -53,7 +59,4 @@ def root_names(block_store: str) -> list[str]:
 
 def without_secrets(root: str) -> str:
     """Return a root as it may be shown: without user, password and query."""
-    if "://" not in root:
-        return root
-    parts = urlsplit(root)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    return SecretUrl(root).name

@@ -8,8 +8,10 @@ length up to which the file is good (``synced_length``), which is recorded when 
 - a frame whose bytes match its checksums is intact;
 - a *complete* frame with a wrong checksum is damage: it is yielded as such and counted as loss, never skipped silently;
 - an *incomplete* last frame is a torn write: its sync had not returned, so no caller was told that it is stored;
-- where no header can be read, the scan looks for the next readable header of the same receiver and epoch. If there is
-  one, the bytes before it are damage; if there is none, the rest of the file is torn (as zeros after a crash are).
+- where no header can be read, the scan looks for the next readable header of the same receiver, epoch and mark. If
+  there is one, the bytes before it are damage; if there is none, the rest of the file is torn (as zeros after a crash
+  are). A frame inside a record has another mark: a sender can't know it. (A segment of an earlier version has no marks,
+  and one whose very first header can't be read has none that is known: then receiver and epoch are compared.)
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from receiver_runtime.block_store.files import Files
 
 _WINDOW = 1 << 20
+# The first window of a search, which grows: many small damages don't make a scan read the file many times.
+_LEAST_WINDOW = 512
 # Buffers per write call; Linux takes 1024.
 _MOST_BUFFERS = 1000
 
@@ -246,7 +250,7 @@ def scan_source(source: ByteSource) -> Iterator[ScannedItem]:
     """Do as ``scan_segment``, for bytes from any source."""
     size = source.size
     offset = 0
-    owner: tuple[int, int] | None = None
+    owner: tuple[int, int, int] | None = None
     while offset < size:
         raw = source.read(min(HEADER_LENGTH, size - offset), offset)
         try:
@@ -259,7 +263,7 @@ def scan_source(source: ByteSource) -> Iterator[ScannedItem]:
             yield DamagedFrame(offset, following - offset, None, str(error))
             offset = following
             continue
-        owner = owner or (header.receiver_id, header.epoch)
+        owner = owner or _owner_of(header)
         length = header.frame_length
         if offset + length > size:
             yield TornTail(offset, size - offset, f"{size - offset} of the last frame's {length} bytes are there")
@@ -284,12 +288,18 @@ def _checksum(source: ByteSource, header: bytes, offset: int, length: int) -> in
     return crc
 
 
-def _next_header(source: ByteSource, start: int, owner: tuple[int, int] | None) -> int | None:
+def _owner_of(header: FrameHeader) -> tuple[int, int, int]:
+    return header.receiver_id, header.epoch, header.mark
+
+
+def _next_header(source: ByteSource, start: int, owner: tuple[int, int, int] | None) -> int | None:
     """Return the offset of the next readable header that the same process wrote, or None."""
     size = source.size
     base = start
+    length = _LEAST_WINDOW
     while size - base >= HEADER_LENGTH:
-        window = source.read(min(_WINDOW, size - base), base)
+        window = source.read(min(length, size - base), base)
+        length = min(2 * length, _WINDOW)
         at = window.find(MAGIC)
         while at >= 0:
             candidate = window[at : at + HEADER_LENGTH]
@@ -300,7 +310,7 @@ def _next_header(source: ByteSource, start: int, owner: tuple[int, int] | None) 
             except InvalidFrameError:
                 pass
             else:
-                if owner is None or (header.receiver_id, header.epoch) == owner:
+                if owner is None or _owner_of(header) == owner:
                     return base + at
             at = window.find(MAGIC, at + 1)
         if base + len(window) >= size:

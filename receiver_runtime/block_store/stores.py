@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
-from urllib.parse import urlsplit
 
 from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.block_store.roots import OBJECT_SCHEMES, directory_of, root_name, split_roots, without_secrets
+from receiver_runtime.block_store.secret_url import SecretUrl
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -53,8 +53,11 @@ def open_block_store(
         MinReplicasError: there are fewer roots than ``min_replicas``.
     """
     roots = split_roots(block_store)
-    if not roots or len(set(roots)) < len(roots):
-        raise UnknownBlockStoreError(f"block store {block_store!r} can't be used: {UnknownBlockStoreError.__doc__}")
+    # With another login it is the same root.
+    shown = [SecretUrl(root).shown for root in roots]
+    if not roots or len(set(shown)) < len(roots):
+        named = ",".join(shown)
+        raise UnknownBlockStoreError(f"block store {named!r} can't be used: {UnknownBlockStoreError.__doc__}")
     if min_replicas > len(roots):
         raise MinReplicasError(
             f"min_replicas is {min_replicas}, and the block store has {len(roots)}: {MinReplicasError.__doc__}"
@@ -77,8 +80,7 @@ def _open_root(root: str, timeout: float, expected: Collection[str] | None, keys
     directory = directory_of(root)
     if directory is not None:
         return LocalBlockStore(directory, expected=expected, keys=keys)
-    parts = urlsplit(root)
-    if parts.scheme in OBJECT_SCHEMES:
+    if root.partition("://")[0].lower() in OBJECT_SCHEMES:
         from receiver_runtime.block_store.object_store import ObjectBlockStore  # noqa: PLC0415  most are directories
         from receiver_runtime.block_store.objects import open_objects  # noqa: PLC0415
 

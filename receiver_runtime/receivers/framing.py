@@ -31,7 +31,8 @@ class Piece:
 
     ``ends`` is where each record ends in ``data``, if the splitter had to find that out. ``starts`` is where each one
     begins, if that is not where the one before it ended. With ``is_last`` the piece is a single record, ended by the
-    end of the stream and not by a delimiter. ``peer`` is the connection's sender, if the listener records it.
+    end of the stream and not by a delimiter. ``peer`` is the connection's sender, if the listener records it;
+    ``counted_as`` is the peer whose budget its dead letters count in (``DeadLetter.peer``).
     """
 
     data: bytes
@@ -39,6 +40,7 @@ class Piece:
     is_last: bool = False
     starts: npt.NDArray[np.int32] | None = None
     peer: str = ""
+    counted_as: str = ""
 
 
 @dataclass(slots=True)
@@ -99,7 +101,7 @@ class Framing(Protocol):
         ...
 
 
-def aside(reason: DeadLetterReason, data: bytes, part_bytes: int = PART_BYTES) -> Iterator[DeadLetter]:
+def aside(reason: DeadLetterReason, data: bytes, part_bytes: int = PART_BYTES, peer: str = "") -> Iterator[DeadLetter]:
     """Yield a record as dead letters, one for each part."""
     for part, start in enumerate(range(0, len(data), part_bytes)):
-        yield DeadLetter(reason, data[start : start + part_bytes], part)
+        yield DeadLetter(reason, data[start : start + part_bytes], part, peer)

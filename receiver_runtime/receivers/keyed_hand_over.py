@@ -18,8 +18,12 @@ What is decided where:
   rows share a key: those rows **stay in one block**, because if only half of them were registered, the next attempt
   would leave out the other half. A block is cut between keys, even if that makes it larger than ``max_block_bytes``.
 - **A lost answer** decides nothing; the registrar resolves it by sending the identical blocks.
+- **Rows whose text is not UTF-8** become dead letters before their block is stored, and their keys are not registered.
+  A submit counts them neither as added nor as duplicates.
 - If keys were found known lately (after a take-over the sender repeats much), the driver log is asked for them before
   the block is stored, because a refusal costs more than a question.
+- **A key that is registered under another name** (``earlier_keys``: its form in an earlier version) is asked for before
+  each block with such keys is stored, because no refusal would name it.
 
 Submits that come close together share a block. Memory is bounded by the number and the bytes of unanswered submits;
 ``submit`` waits. One thread works while there is anything to do, and ends with the work. It calls the futures'
@@ -43,12 +47,14 @@ import pyarrow.compute as pc
 import structlog
 
 from receiver_runtime.records import conform
+from receiver_runtime.text_check import TextCheck
 from tracker_store.errors import DuplicateKeysError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from receiver_runtime.attached_supervisor import AttachedSupervisor, KeyedPath
+    from receiver_runtime.block_handler import DeadLetter
     from tracker_store.blocks import NewBlock
 
 _log = structlog.get_logger(__name__)
@@ -88,6 +94,8 @@ class _Submit:
     #: Rows before which it may be cut, if keys are in several rows; None: anywhere.
     cuts: Sequence[int] | None
     nbytes: int
+    #: The other form of a key, by the key.
+    earlier: Mapping[str, str] = field(default_factory=dict)
     future: Future[HandedOver] = field(default_factory=Future)
     #: Rows that went into blocks, from the first on.
     taken: int = 0
@@ -133,6 +141,17 @@ class _Part:
         self.keys = self.keys.filter(keep)
         self.submit.duplicates += before - self.batch.num_rows
 
+    def take_invalid(self, text: TextCheck) -> list[DeadLetter]:
+        """Leave out the rows whose text is not UTF-8; return them as dead letters."""
+        invalid = text.invalid_rows(self.batch)
+        if not invalid.any():
+            return []
+        letters = text.dead_letters(self.batch.filter(pa.array(invalid)))
+        self.batch = self.batch.filter(pa.array(~invalid))
+        if self.keys is not None:
+            self.keys = self.keys.filter(pa.array(~invalid))
+        return letters
+
     def distinct_keys(self) -> set[str]:
         return set() if self.keys is None else {key for key in self.keys.to_pylist() if key is not None}
 
@@ -155,6 +174,16 @@ class _Block:
             self.keys -= gone
             self.count()
 
+    def take_invalid(self, text: TextCheck) -> list[DeadLetter]:
+        """Leave out the rows whose text is not UTF-8, and the keys that only they have; return the rows."""
+        letters = [letter for part in self.parts for letter in part.take_invalid(text)]
+        self.keys &= {key for part in self.parts for key in part.distinct_keys()}
+        self.count()
+        return letters
+
+    def joined(self) -> pa.RecordBatch:
+        return pa.concat_batches([part.batch for part in self.parts if part.batch.num_rows])
+
     def count(self) -> None:
         self.rows = sum(part.batch.num_rows for part in self.parts)
 
@@ -176,6 +205,7 @@ class KeyedHandOver:
         if most_in_flight < 1:
             raise ValueError(f"most_in_flight={most_in_flight}: give 1 or more")
         self._schema = supervisor.record_schema
+        self._text = TextCheck(self._schema)
         self._path: KeyedPath = supervisor.block_path
         settings = supervisor.settings
         self._most_in_flight = most_in_flight
@@ -206,6 +236,7 @@ class KeyedHandOver:
         batch: pa.RecordBatch,
         keys: pa.StringArray | Sequence[str | None] | None,
         *,
+        earlier_keys: pa.StringArray | None = None,
         rows_share_keys: bool = False,
     ) -> Future[HandedOver]:
         """Hand a batch over; waits while too much is not answered.
@@ -213,6 +244,8 @@ class KeyedHandOver:
         Args:
             batch: of the receiver's columns.
             keys: of its rows, null for a row without one; None where none has.
+            earlier_keys: other forms of these keys, one to one: a row is also left out if the driver log has its
+                earlier key. The earlier keys are not registered.
             rows_share_keys: the batch is one request, and a key in it is that of all rows that have it. Otherwise a
                 key is one row's, and those behind it are its repeats.
 
@@ -227,6 +260,10 @@ class KeyedHandOver:
             Exception: what has ended the hand-over, as a fenced receiver.
         """
         made = self._made(batch, keys, rows_share_keys=rows_share_keys)
+        if keys is not None and earlier_keys is not None:
+            # One key may be that of thousands of rows.
+            forms = [pc.unique(_storable(each)).to_pylist() for each in (keys, earlier_keys)]
+            made.earlier = {key: earlier for key, earlier in zip(*forms, strict=True) if key is not None}
         with self._changed:
             while self._open() and not self._has_room(made):
                 self._changed.wait()
@@ -372,14 +409,27 @@ class KeyedHandOver:
     def _store(self) -> bool:
         """Store the blocks that are due, in order; return whether one was refused."""
         for block in self._blocks:
-            if block.rows and block.future is None:
-                batches = [part.batch for part in block.parts if part.batch.num_rows]
-                try:
-                    block.future = self._path.push_keyed(pa.concat_batches(batches), sorted(block.keys))
-                except DuplicateKeysError:
-                    return True
-                block.future.add_done_callback(self._wake)
+            if not block.rows or block.future is not None:
+                continue
+            batch = block.joined()
+            if not self._text.is_valid(batch):
+                self._put_invalid_aside(block)
+                if not block.rows:
+                    continue
+                batch = block.joined()
+            try:
+                block.future = self._path.push_keyed(batch, sorted(block.keys))
+            except DuplicateKeysError:
+                return True
+            block.future.add_done_callback(self._wake)
         return False
+
+    def _put_invalid_aside(self, block: _Block) -> None:
+        """Store the rows whose text is not UTF-8 as dead letters, and leave them out."""
+        before = set(block.keys)
+        letters = block.take_invalid(self._text)
+        self._keys -= before - block.keys
+        self._path.store_dead_letters(letters)
 
     def _wake(self, _: object) -> None:
         with self._changed:
@@ -415,6 +465,7 @@ class KeyedHandOver:
             block.keys |= keys
             self._keys |= keys
         block.count()
+        self._leave_out_earlier(block)
         if self._careful and block.keys:
             # If the driver log is unavailable, the block is safer on the disk.
             known = self._known(block.keys, wait=False)
@@ -427,6 +478,15 @@ class KeyedHandOver:
             # It is answered with the blocks before it.
             self._blocks.pop()
             self._blocks[-1].parts += block.parts
+
+    def _leave_out_earlier(self, block: _Block) -> None:
+        """Leave out the rows whose keys the driver log has in their earlier form; waits for its answer."""
+        keys = {
+            earlier: key for part in block.parts for key, earlier in part.submit.earlier.items() if key in block.keys
+        }
+        known = {keys[earlier] for earlier in self._known(keys)}
+        block.leave_out(known)
+        self._keys -= known
 
     def _parts(self, most: int) -> Iterable[_Part]:
         """Yield parts of submits in order, at most ``most`` rows and a block's bytes, but at least one. The lock is

@@ -6,6 +6,8 @@ connection is bounded by ``max_record_bytes`` and one part, however long a recor
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -78,12 +80,13 @@ class LineFraming:
         """Return the records of these pieces, in order, except that records ended by a stream's end come last."""
         cut = Cut()
         arrays = []
-        whole = [piece.data for piece in pieces if not piece.is_last]
+        whole = [piece for piece in pieces if not piece.is_last]
         if whole:
-            lines, _ = self._cut_lines(cut, whole[0] if len(whole) == 1 else b"".join(whole))
+            data = whole[0].data if len(whole) == 1 else b"".join(piece.data for piece in whole)
+            lines, _ = self._cut_lines(cut, data, whole)
             if lines is not None:
                 arrays.append(lines)
-        last = [self._cut_last(cut, piece.data) for piece in pieces if piece.is_last]
+        last = [self._cut_last(cut, piece) for piece in pieces if piece.is_last]
         texts = [text for text in last if text is not None]
         if texts:
             arrays.append(pa.array(texts, pa.string()))
@@ -112,8 +115,11 @@ class LineFraming:
             found = found[octets[found + place] == self._delimiter[place]]
         return found
 
-    def _cut_lines(self, cut: Cut, data: bytes) -> tuple[pa.Array | None, _Positions]:
-        """Cut whole records, the last delimiter included; return the good ones, and where they begin."""
+    def _cut_lines(self, cut: Cut, data: bytes, pieces: Sequence[Piece] = ()) -> tuple[pa.Array | None, _Positions]:
+        """Cut whole records, the last delimiter included; return the good ones, and where they begin.
+
+        ``pieces`` are what ``data`` was joined of, if its bad records belong to peers.
+        """
         if len(data) <= min(self._max, _SHORT_BYTES) and data.isascii() and data.count(self._delimiter) == 1:
             # A single short line: vector code takes longer to set up than to run.
             line = data[: -self._size]
@@ -130,17 +136,20 @@ class LineFraming:
         bad = self._bad_lines(lines, ends)
         if bad:
             indexes = sorted(bad)
-            for index in indexes:
+            borders = list(accumulate(len(piece.data) for piece in pieces))
+            firsts, lasts = starts[indexes].tolist(), raw_ends[indexes].tolist()
+            for index, first, last in zip(indexes, firsts, lasts, strict=True):
+                peer = pieces[bisect_right(borders, first)].counted_as if pieces else ""
                 # A dead letter has the raw bytes, including the \r.
-                first = int(raw_ends[index - 1]) + self._size if index else 0
-                cut.dead_letters.extend(aside(bad[index], data[first : int(raw_ends[index])], self._part_bytes))
+                cut.dead_letters.extend(aside(bad[index], data[first:last], self._part_bytes, peer))
             lines = self._without(lines, ends, indexes)
             ends = self.ends(lines)
             starts = np.delete(starts, indexes)
         return self._array(lines, ends) if ends.size else None, starts
 
-    def _cut_last(self, cut: Cut, data: bytes) -> str | None:
+    def _cut_last(self, cut: Cut, piece: Piece) -> str | None:
         r"""Return one record without a delimiter. A ``\\r`` at its end is kept, because no newline follows it."""
+        data = piece.data
         if len(data) > self._max:
             reason = DeadLetterReason.RECORD_TOO_LARGE
         else:
@@ -148,7 +157,7 @@ class LineFraming:
                 return data.decode(self._encoding)
             except UnicodeDecodeError:
                 reason = DeadLetterReason.INVALID_ENCODING
-        cut.dead_letters.extend(aside(reason, data, self._part_bytes))
+        cut.dead_letters.extend(aside(reason, data, self._part_bytes, piece.counted_as))
         return None
 
     def _bad_lines(self, data: bytes, ends: _Positions) -> dict[int, DeadLetterReason]:
@@ -162,17 +171,22 @@ class LineFraming:
             # Replace the delimiters with bytes that are valid between any two records.
             data, ends, size = data.replace(self._delimiter, b"\n"), ends - np.arange(ends.size) * (size - 1), 1
         view = memoryview(data)
-        position = 0
+        position, window = 0, len(data)
         while position < len(data):
+            last = int(np.searchsorted(ends, position + window))
+            stop = int(ends[last]) + size if last < ends.size else len(data)
             try:
-                str(view[position:], self._encoding)
+                str(view[position:stop], self._encoding)
             except UnicodeDecodeError as error:
                 # A delimiter is never part of a longer sequence, so the first bad byte is in the bad record.
                 index = int(np.searchsorted(ends, position + error.start))
                 bad.setdefault(index, DeadLetterReason.INVALID_ENCODING)
                 position = int(ends[index]) + size
+                # An error holds a copy of all bytes that were to be decoded: after a bad record, try few at once.
+                window = _SHORT_BYTES
             else:
-                break
+                position = stop
+                window *= 2
         return bad
 
     def _without(self, data: bytes, ends: _Positions, bad: list[int]) -> bytes:

@@ -117,9 +117,11 @@ class PositionedRun:
         self._stopping = False
         self._failure: BaseException | None = None
         self._generation = 0
-        # The end of what was added, and of what is registered.
+        # The end of what was added, of what is registered, and of a block's records that all became dead letters: the
+        # position is registered with the next block.
         self._position = 0
         self._registered = 0
+        self._aside = 0
         # The buffer, when its first record came, and whether to cut it without waiting for the interval.
         self._batches: list[pa.RecordBatch] = []
         self._rows = 0
@@ -169,6 +171,8 @@ class PositionedRun:
     def add_block(self, batches: Sequence[pa.RecordBatch], position: int) -> None:
         """Add records as one block of their own; return when it is registered.
 
+        If all its records became dead letters, return when everything before it is registered.
+
         Raises: as ``add``, and what refused the block.
         """
         # The driver log may be away for long: that is no hang of the receiver's.
@@ -179,7 +183,7 @@ class PositionedRun:
             self._append(batches, position)
             self._is_whole = True
             self._ask_for_cut()
-            while self._registered < position:
+            while max(self._registered, self._aside) < position:
                 if self._phase is _Phase.ENDED:
                     self._require_reading()
                 self._changed.wait()
@@ -345,6 +349,16 @@ class PositionedRun:
         link = OffsetLink(SOURCE, self._partition, self._generation, self._handed_over, cut.position)
         if self._hand_over.push(pa.concat_batches(cut.batches), [link]):
             self._handed_over = cut.position
+            if self._hand_over.has_waiting_links:
+                self._settle_aside(cut.position)
+
+    def _settle_aside(self, position: int) -> None:
+        with self._path.handing_over():
+            self._hand_over.settle()
+        if not self._hand_over.has_conflict:
+            with self._changed:
+                self._aside = position
+                self._changed.notify_all()
 
     def _raise_conflict(self) -> None:
         if self._hand_over.has_conflict:

@@ -42,6 +42,7 @@ class _Files(Source):
 
     path: Annotated[str, Field(min_length=1)]
     shared: bool = False
+    follow_symlinks: bool = False
 
     @property
     def address(self) -> str:
@@ -78,6 +79,8 @@ class FollowedFiles(_Files):
         shared: each host sees the same files (a network file system). Otherwise each host has its own files, and
             receivers on another host read that host's files.
         forget_after: a file is forgotten when it has been gone for this long and its blocks are cleaned up.
+        follow_symlinks: symbolic links below the directory (the part of ``path`` before the first wild card) are
+            followed to files that are below it too. Otherwise no link is read, and an event names it once.
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = _LINE_COLUMNS
@@ -179,6 +182,8 @@ class FileLines(_ArrivingFiles):
         encoding: utf-8, ascii or latin-1.
         max_record_bytes: a longer line becomes a dead letter.
         shared: each host sees the same directory. An object store is always shared.
+        follow_symlinks: symbolic links to files below the directory are read. Otherwise no link is, and an event names
+            it once. An object store has no links.
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = _LINE_COLUMNS

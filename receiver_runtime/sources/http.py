@@ -35,20 +35,28 @@ class Http(Source):
     Args:
         listen: the address to listen on, as ``"0.0.0.0:8080"`` or ``"[::]:8080"``; port 0 takes any that is free.
         tokens: bearer tokens, by reference (``EnvVar("NAME")``, ``"env:NAME"``, ``"file:/PATH"``): a request must
-            bring one of them. None by default: anyone may send. Tokens are read at each start of the receiver.
+            bring one of them. Each entry is one sender, whose keys are its own, and holds a token, or several, one per
+            line. None by default: anyone may send, except web pages of other sites. Tokens are read at each start of
+            the receiver.
         tls: a ``Tls`` with ``certificate_file`` and ``key_file``; no TLS by default.
         headers: names of request headers that are kept with each record, in the column ``attributes``.
         webhook_origins: the origins whose web hooks may send, if they ask first by OPTIONS as CloudEvents defines it:
-            their names, or ``"*"`` for all. None by default.
+            their names, or ``"*"`` for all. Without tokens, web pages of these origins may send too. None by default.
         opentelemetry: take OpenTelemetry's logs too, by ``POST /v1/logs``; needs the extra ``forebay[otlp]``. A
             stream that is itself called ``logs`` then takes nothing else.
         max_body_bytes: the largest body of a request, after decompression; a larger one is refused with 413.
+        max_body_values: the most JSON values (names count too), lines that are cut one by one, or messages of protobuf
+            in one body; one with more is refused with 413 before it is parsed.
         max_record_bytes: a longer record among several becomes a dead letter; a single one is refused with 413.
-        max_connections: at most this many connections at once; the next one is refused with 503, and reported.
+        max_connections: at most this many connections at once; the next one is refused with 503, and reported. It may
+            still ask ``GET /health`` and ``GET /ready``.
+        max_connections_per_peer: at most this many of them from one peer, which is a host, or an IPv6 network of 64
+            bits; by default four fifths of ``max_connections``, so that no host can take all.
         max_waiting_bytes: at most this many bytes of requests wait for an answer; further requests are refused with
             429. A request whose head, repeated in each of its records, would take more is refused with 413.
-        head_timeout: how long a request's head may take to arrive completely.
+        head_timeout: how long a request's head may take to arrive completely, and a TLS handshake may take.
         request_timeout: how long its body may take after that.
+        parse_timeout: how long a whole body may wait to be parsed, and take to be parsed; then it is refused with 503.
         idle_timeout: how long a connection may stay open without a request, or with answers that the client does not
             read. Make it longer than the idle timeout of a load balancer in front.
         acknowledgement_timeout: how long a request waits for its block to be registered. Then it is answered 503, and
@@ -74,11 +82,14 @@ class Http(Source):
     webhook_origins: Several = ()
     opentelemetry: bool = False
     max_body_bytes: Size = 16 * 2**20
+    max_body_values: Annotated[int, Field(ge=1)] = 2_000_000
     max_record_bytes: Size = 16 * 2**20
     max_connections: Annotated[int, Field(ge=1, le=100_000)] = 5000
+    max_connections_per_peer: Annotated[int | None, Field(ge=1)] = None
     max_waiting_bytes: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1)] = 64 * 2**20
     head_timeout: Seconds = 10.0
     request_timeout: Seconds = 30.0
+    parse_timeout: Seconds = 10.0
     idle_timeout: Seconds = 75.0
     acknowledgement_timeout: Seconds = 30.0
 

@@ -67,8 +67,9 @@ class ReceiverSettings(BaseModel):
     #: A write fails if an object store or a replica has not answered it for this long
     #: (spark.streaming.receiver.blockStoreTimeout).
     block_store_timeout: Annotated[Seconds, Field(gt=0)] = 30.0
-    #: How long, at least, a record's key is remembered: a record that is sent again within this time is left out.
-    key_window: Annotated[Seconds, Field(ge=1)] = 7 * 86_400.0
+    #: How long, at least, a record's key is remembered: a record that is sent again within this time is left out. Keys
+    #: stay longer in an outage, and for some time after it.
+    key_window: Annotated[Seconds, Field(ge=1)] = 24 * 3_600.0
     #: How long a receiver that holds data may make no progress, without any step failing either, before its process is
     #: replaced; at least what ``receiver_supervisor.progress_limit`` allows for a write and an interval.
     progress_timeout: Annotated[Seconds, Field(ge=1)] = 60.0

@@ -72,7 +72,8 @@ class Secret:
             if not found:
                 raise SecretError(
                     f"the environment variable {name} is not set in this process: set it where the code that uses it "
-                    "runs (Dagster's code server and run processes for an output, `forebay agent` for a source)"
+                    "runs (Dagster's code server and run processes for an output, `forebay agent` for a source); or "
+                    "start `forebay up` again, whose receivers get the variables that its streams named at its start"
                 )
             return found
         path = Path(self.reference.removeprefix(_FILE))

@@ -34,6 +34,10 @@ class Syslog(Source):
             the buffer is full is lost, counted and reported. Linux allows at most ``net.core.rmem_max``.
         connect_timeout: how long a TLS handshake may take; ``"10s"`` or seconds.
         max_connections: at most this many connections at once; the next one is refused, and reported.
+        max_connections_per_peer: at most this many of them from one peer, which is a host, or an IPv6 network of 64
+            bits; by default four fifths of ``max_connections``, so that no host can take all.
+        idle_timeout: a connection on which nothing came for this long (``connect_timeout`` where nothing came at all)
+            gives its place to a new one when there is no other place. Until then it stays open; ``"60s"`` or seconds.
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
@@ -65,6 +69,8 @@ class Syslog(Source):
     receive_buffer: Annotated[int, BeforeValidator(parse_bytes), Field(ge=2**12, le=2**30)] = 8 * 2**20
     connect_timeout: Annotated[float, BeforeValidator(parse_duration), Field(gt=0)] = 10.0
     max_connections: Annotated[int, Field(ge=1, le=100_000)] = 500
+    max_connections_per_peer: Annotated[int | None, Field(ge=1)] = None
+    idle_timeout: Annotated[float, BeforeValidator(parse_duration), Field(gt=0)] = 60.0
 
     @property
     def address(self) -> str:

@@ -17,6 +17,7 @@ from receiver_runtime.sources.units import parse_bytes, parse_duration
 
 _LISTEN = re.compile(r"(?:\[(?P<ipv6>[^\]\s/]+)\]|(?P<host>[^:\[\]\s/]+)):(?P<port>\d{1,5})")
 _MAX_PORT = 65535
+_PEER_FIFTHS = 4  # the part of a listener's connections that one peer may have, in fifths
 
 
 def parse_tls(value: object) -> object:
@@ -86,6 +87,10 @@ class TcpSource(Source):
         max_record_bytes: a longer record becomes a dead letter; ``"1MiB"`` or a number.
         connect_timeout: how long one attempt to connect, and a TLS handshake, may take; ``"10s"`` or seconds.
         max_connections: at most this many connections at once when listening; the next one is refused, and reported.
+        max_connections_per_peer: at most this many of them from one peer, which is a host, or an IPv6 network of 64
+            bits; by default four fifths of ``max_connections``, so that no host can take all.
+        idle_timeout: a connection on which nothing came for this long (``connect_timeout`` where nothing came at all)
+            gives its place to a new one when there is no other place. Until then it stays open; ``"60s"`` or seconds.
     """
 
     guarantee: ClassVar[Guarantee] = Guarantee.AT_MOST_ONCE
@@ -97,6 +102,8 @@ class TcpSource(Source):
     max_record_bytes: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1, le=256 * 2**20)] = 2**20
     connect_timeout: Annotated[float, BeforeValidator(parse_duration), Field(gt=0)] = 10.0
     max_connections: Annotated[int, Field(ge=1, le=100_000)] = 500
+    max_connections_per_peer: Annotated[int | None, Field(ge=1)] = None
+    idle_timeout: Annotated[float, BeforeValidator(parse_duration), Field(gt=0)] = 60.0
 
     @property
     def address(self) -> str:
@@ -149,6 +156,12 @@ def parse_listen(listen: str) -> tuple[str, int]:
     if match is None or int(match["port"]) > _MAX_PORT:
         raise ValueError(f"{listen!r} is no address to listen on: give host:port, as '0.0.0.0:9999' or '[::]:9999'")
     return match["ipv6"] or match["host"], int(match["port"])
+
+
+def most_per_peer(max_connections: int, max_connections_per_peer: int | None) -> int:
+    """Return how many connections one peer may have: what the source says, or four fifths of all, rounded up."""
+    share = -(-max_connections * _PEER_FIFTHS // 5)
+    return share if max_connections_per_peer is None else max_connections_per_peer
 
 
 def address_of(host: str, port: int) -> str:

@@ -28,7 +28,9 @@ def parse_duration(value: object) -> float:
         if math.isfinite(value) and value >= 0:
             return float(value)
     elif isinstance(value, str) and (match := _NUMBER_AND_UNIT.fullmatch(value)) and match[2] in _SECONDS:
-        return float(match[1]) * _SECONDS[match[2]]
+        seconds = float(match[1]) * _SECONDS[match[2]]
+        if math.isfinite(seconds):
+            return seconds
     raise ValueError(f"{value!r} is no duration: write a number with a unit, one of {', '.join(_SECONDS)}, as '200ms'")
 
 

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import psutil
@@ -20,7 +21,6 @@ from tests.chaos.system import OneHost, System, TwoHosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from tests.chaos.schedule import Planned
     from tests.chaos.servers import PostgresServer
@@ -141,7 +141,8 @@ def _embedded(system: OneHost) -> list[psutil.Process]:
     try:
         number = int((system.postgres_data / "postmaster.pid").read_text().split("\n", 1)[0])
         postmaster = psutil.Process(number)
-        if str(system.postgres_data) in " ".join(postmaster.cmdline()):
+        # Its command names no directory: it is started in it.
+        if Path(f"/proc/{number}/cwd").samefile(system.postgres_data):
             return [postmaster, *postmaster.children(recursive=True)]
     except (OSError, ValueError, psutil.NoSuchProcess):
         pass

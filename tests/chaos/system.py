@@ -6,7 +6,6 @@ Owns processes, mounts, proxies and servers, and leaves none behind. It injects 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import signal
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Self
 
 import psutil
 import psycopg2
+from sqlalchemy import make_url
 
 from tests.chaos import disks, reaper, shim
 from tests.chaos.disks import Disk
@@ -29,6 +29,7 @@ from tests.chaos.senders import TOPIC, FileSender, HttpSender, KafkaSender, Send
 from tests.chaos.servers import PostgresServer
 from tests.held_ports import held_ports
 from tests.kafka_broker import KafkaBroker
+from tracker_store.embedded_postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -379,11 +380,10 @@ class OneHost(System):
         return {"here": [self.root / f"store-{number + 1}" for number in range(self.replicas)]}
 
     def log_dsn(self) -> str:
-        own = json.loads((self.postgres_data / "forebay.json").read_text())
-        return (
-            f"host=127.0.0.1 port={own['port']} user=forebay password={own['password']} dbname=forebay "
-            "connect_timeout=5 application_name=oracle"
-        )
+        # Of the form postgresql+psycopg2://…, whose driver's name libpq does not know.
+        url = make_url(EmbeddedPostgres(self.postgres_data).url()).set(drivername="postgresql")
+        url = url.update_query_dict({"connect_timeout": "5", "application_name": "oracle"})
+        return url.render_as_string(hide_password=False)
 
     def status_environment(self) -> Mapping[str, str]:
         return self._environment(self.home, self.store_points()["here"])

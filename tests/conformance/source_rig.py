@@ -128,6 +128,11 @@ class SourceRig(ReceiverProcesses):
             for item in store.scan(path)
         )
 
+    def dead_letters(self) -> int:
+        """Return the number of records that went aside."""
+        [(letters,)] = self.execute("SELECT coalesce(sum(letters), 0) FROM forebay.dead_letters WHERE part = 0")
+        return int(letters)
+
     def registered_blocks(self) -> int:
         [(blocks,)] = self.execute(
             "SELECT count(*) FROM forebay.blocks WHERE segment_id IS NOT NULL AND receiver_id = ANY (:ids)",

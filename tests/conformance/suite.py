@@ -11,10 +11,9 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-import sqlalchemy as sa
-
 from receiver_runtime.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy
+from tests.postgres_address import through
 from tests.receiver_processes import DEADLINE_SECONDS, eventually
 
 if TYPE_CHECKING:
@@ -71,11 +70,9 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 @contextmanager
 def proxied(database_url: str) -> Iterator[tuple[CuttingProxy, str]]:
     """Open a path to the driver log that can be cut."""
-    url = sa.make_url(database_url)
-    assert url.port is not None
-    made = CuttingProxy(url.port)
+    made = CuttingProxy(database_url)
     try:
-        yield made, url.set(host="127.0.0.1", port=made.port).render_as_string(hide_password=False)
+        yield made, through(database_url, made.port)
     finally:
         made.close()
 

@@ -132,7 +132,7 @@ def test_a_too_large_message_becomes_a_dead_letter_and_is_not_redelivered(
         queue.publish(f"small {number}", b"x" * 1000)
     queue.publish("large at last", b"x" * 1001)
     eventually(lambda: rig.registered() == 3, "the others")
-    eventually(lambda: len(rig.execute("SELECT 1 FROM forebay.dead_letters")) == 4, "dead letters")
+    eventually(lambda: rig.dead_letters() == 4, "dead letters")
     stop(process)
     assert queue.left() == 0
     assert {row.reason for row in rig.execute("SELECT reason FROM forebay.dead_letters")} == {"record_too_large"}
@@ -151,7 +151,7 @@ def test_headers_that_pika_rejects_block_nothing_and_numbers_keep_their_fraction
     rig = make_rig(queue.source())
     process = rig.start()
     eventually(lambda: rig.registered() == 4, "those that can be stored")
-    eventually(lambda: len(rig.execute("SELECT 1 FROM forebay.dead_letters")) == 1, "the other one, aside")
+    eventually(lambda: rig.dead_letters() == 1, "the other one, aside")
     stop(process)
     assert queue.left() == 0
     found = {row["message_id"]: {pair["key"]: pair["value"] for pair in row["headers"] or ()} for row in rig.rows()}

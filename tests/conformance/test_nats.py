@@ -97,7 +97,8 @@ def test_undecodable_messages_become_dead_letters_and_block_nothing(
     eventually(lambda: rig.registered() == 20, "the others")
     eventually(lambda: stream.waiting() == 0, "the acknowledgements")
     stop(process)
-    assert rig.execute("SELECT reason FROM forebay.dead_letters") == [("invalid_encoding",)] * 2
+    assert set(rig.execute("SELECT reason FROM forebay.dead_letters")) == {("invalid_encoding",)}
+    assert rig.dead_letters() == 2
     stream.check(rig)
 
 

@@ -1,4 +1,4 @@
-"""A running system with data in it, and a real Chromium that shows its pages."""
+"""One running system with data in it for all tests here, and a real Chromium that shows its pages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def system() -> Iterator[RunningSystem]:
     with (
         state_directory() as home,
         NumberedSource() as source,
-        running_system(home, source, "tests.e2e.pages_pipeline") as system,
+        # Any free port: the tracker of another system may have its usual one.
+        running_system(home, source, "tests.e2e.pages_pipeline", FOREBAY_TRACKER_HTTP="127.0.0.1:0") as system,
     ):
         system.receive(1000)
         system.source.pause()
@@ -73,5 +74,8 @@ def pages(browser: Browser, system: RunningSystem) -> Iterator[Pages]:
     """Open the UI in a new window."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     context = browser.new_context(viewport={"width": 1600, "height": 1000})
-    yield Pages(context.new_page(), system.ui_url, SCREENSHOTS)
+    page = context.new_page()
+    # As a person does: the link leaves a cookie.
+    page.goto(system.ui_link)
+    yield Pages(page, system.ui_url, SCREENSHOTS)
     context.close()

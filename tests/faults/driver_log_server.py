@@ -19,8 +19,9 @@ import sqlalchemy as sa
 
 import tracker_store.migrate
 from tests.polling import eventually
-from tests.postgres import PostgresProcess
-from tracker_store.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError, StopMode
+from tests.postgres import PostgresProcess, TcpPostgres
+from tracker_store.embedded_postgres import EmbeddedPostgresError, StopMode
+from tracker_store.server_account import directory_as_started
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,8 +35,9 @@ class DriverLogServer(PostgresProcess):
     """An embedded server, durable as in production: a kill loses no committed data."""
 
     def __init__(self, data_directory: Path, **configuration: str) -> None:
-        super().__init__(EmbeddedPostgres(data_directory))
-        self._configuration = configuration
+        server = TcpPostgres(data_directory)
+        super().__init__(server)
+        self._configuration = {**server.listening, **configuration}
         self._numbers = itertools.count(1)
 
     def start(self, timeout: float = 60.0) -> None:
@@ -124,7 +126,8 @@ class DriverLogServer(PostgresProcess):
             os.chown(data_directory, user.uid, user.gid)
         subprocess.run(
             [
-                *(str(self.server.binaries / "pg_basebackup"), "-D", str(data_directory), "-d", source),
+                *(str(self.server.binaries / "pg_basebackup"), "-D", str(directory_as_started(data_directory, user))),
+                *("-d", source),
                 *("--write-recovery-conf", "--checkpoint=fast", "--no-sync"),
             ],
             env=self.server.environment(),

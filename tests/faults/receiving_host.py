@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
@@ -189,8 +190,25 @@ class ReceivingHost:
 
     def check_numbers(self, sent: Sequence[int]) -> None:
         """Check that of each source every number up to the last one sent is there once, in order."""
+        for numbers, last in zip(self.numbers(), sent, strict=True):
+            assert numbers == list(range(1, last + 1))
+
+    def check_only_lines_in_flight_are_lost(self, sent: Sequence[int], registered: Sequence[int]) -> None:
+        """Check that each source's numbers are there once, in order, except one run: of the connection that was cut.
+
+        What a receiver had `registered` before is there in any case.
+        """
+        for numbers, last, before in zip(self.numbers(), sent, registered, strict=True):
+            cut = [n for n, (one, next_) in enumerate(pairwise(numbers), start=1) if next_ != one + 1]
+            assert len(cut) <= 1, [numbers[n - 1 : n + 1] for n in cut]
+            assert (numbers[0], numbers[-1]) == (1, last)
+            assert all(first > before for first in (numbers[n - 1] + 1 for n in cut))
+
+    def numbers(self) -> list[list[int]]:
+        """Return the numbers in each receiver's registered blocks, in the blocks' order."""
         store = open_block_store(str(self.home / "blocks"))
-        for ordinal, last in enumerate(sent):
+        found: list[list[int]] = []
+        for ordinal in range(len(self.sources)):
             numbers: list[int] = []
             rows = self.execute(
                 'SELECT g.path, b."offset", b.length, b.crc32c FROM forebay.blocks b '
@@ -201,7 +219,8 @@ class ReceivingHost:
             for path, offset, length, crc32c in rows:
                 for batch in store.read_batches(path, offset, length, crc32c):
                     numbers.extend(int(value.partition(" ")[0]) for value in batch["value"].to_pylist())
-            assert numbers == list(range(1, last + 1))
+            found.append(numbers)
+        return found
 
     def report(self) -> str:
         """Describe the state of the system, for a failure message."""

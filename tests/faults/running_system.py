@@ -40,9 +40,11 @@ POLL_SECONDS = 0.2
 class RunningSystem:
     """A system whose every process may be killed. `exit_code`: the one with which `forebay up` must end."""
 
-    def __init__(self, home: Path, source: NumberedSource, engine: sa.Engine, up: psutil.Process, ui_url: str) -> None:
+    def __init__(self, home: Path, source: NumberedSource, engine: sa.Engine, up: psutil.Process, ui_link: str) -> None:
         self.home = home
-        self.ui_url = ui_url
+        # The address of the UI, and the link with the token that opens it.
+        self.ui_url, _, self.ui_token = ui_link.partition("/?token=")
+        self.ui_link = ui_link
         self.source = source
         self.engine = engine
         self._up = up
@@ -59,6 +61,10 @@ class RunningSystem:
             if "guard" not in line and all(word in line for word in words):
                 return process
         return None
+
+    def processes(self) -> list[psutil.Process]:
+        """Return `forebay up` and every process below it."""
+        return [self._up, *self._up.children(recursive=True)]
 
     def receiver_process(self) -> psutil.Process:
         """Return the process of the one receiver: one started for it, or the previous spare process."""
@@ -263,8 +269,8 @@ def running_system(
                 pytest.fail(f"forebay up did not start:\n{log.read_text(encoding='utf-8')}")
             time.sleep(POLL_SECONDS)
         engine = create_engine(EmbeddedPostgres(home / "postgres").url(), application_name="fault tests")
-        [ui_url] = re.findall(r"^Dagster: (http://\S+)", log.read_text(encoding="utf-8"), re.MULTILINE)
-        system = RunningSystem(home, source, engine, supervised, ui_url)
+        [ui_link] = re.findall(r"^Dagster: (http://\S+)", log.read_text(encoding="utf-8"), re.MULTILINE)
+        system = RunningSystem(home, source, engine, supervised, ui_link)
         yield system
         engine.dispose()
     finally:

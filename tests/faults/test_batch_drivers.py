@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import urllib.request
 import uuid
@@ -46,9 +45,7 @@ class Drivers:
         self.module = module
         os.environ[DATABASE_VARIABLE] = dagster_database_url(EmbeddedPostgres(system.home / "postgres").url())
         self.instance = dg.DagsterInstance.from_config(str(system.home / "dagster"))
-        url = re.search(r"Dagster: (http\S+)", (system.home / "up.log").read_text(encoding="utf-8"))
-        assert url is not None
-        self.url = url[1]
+        self.url = system.ui_url
 
     def ready_pids(self) -> list[int]:
         """Return the pids of the drivers that take runs according to the driver log, oldest first."""
@@ -120,7 +117,7 @@ class Drivers:
         request = urllib.request.Request(
             f"{self.url}/graphql",
             data=json.dumps({"query": query, "variables": {"id": run.run_id}}).encode(),
-            headers={"Content-Type": "application/json"},
+            headers={"Content-Type": "application/json", "Authorization": f"Bearer {self.system.ui_token}"},
         )
         with urllib.request.urlopen(request, timeout=30) as answer:
             assert json.load(answer)["data"]["terminateRun"]["__typename"] == "TerminateRunSuccess"

@@ -113,7 +113,7 @@ class Trackers:
             self.leadership()
             # Other trackers only ask for the leadership. The leader's last query before it pauses is another one.
             [row] = self.execute(
-                "SELECT count(DISTINCT client_port) >= :n AND count(*) FILTER (WHERE query LIKE '%leadership%' "
+                "SELECT count(DISTINCT pid) >= :n AND count(*) FILTER (WHERE query LIKE '%leadership%' "
                 "AND clock_timestamp() - state_change > interval '0.1 s') >= :n - 1 AS there FROM pg_stat_activity "
                 "WHERE datname = current_database() AND application_name = 'forebay tracker'",
                 n=count,

@@ -48,16 +48,18 @@ class AckingReceiver(Receiver):
             with (
                 socket.create_connection(("127.0.0.1", self._port), timeout=5) as connection,
                 ThreadPoolExecutor(_WINDOW) as threads,
-                connection.makefile("rb") as lines,
             ):
                 self.report_connected(f"127.0.0.1:{self._port}")
+                rest = b""
                 while not self._stopping.is_set():
-                    # A line always arrives in one piece.
                     if select.select([connection], [], [], 0.1)[0]:
-                        line = lines.readline()
-                        if not line:
+                        data = connection.recv(65536)
+                        if not data:
                             break
-                        threads.submit(self._store, connection, line)
+                        # Several lines can come at once: no buffer may hold one back until more comes.
+                        *lines, rest = (rest + data).split(b"\n")
+                        for line in lines:
+                            threads.submit(self._store, connection, line)
         except OSError as error:
             self.restart("the source can't be read", error)
             return

@@ -32,8 +32,9 @@ CUT_SECONDS = 30.0
 LEADER_SECONDS = 8.0
 # In seconds: the lease of 10 s, a tick, the start of a process, and salvage.
 TAKE_OVER_SECONDS = 25.0
-# In seconds: how long a planned move may pause its stream.
-PAUSE_SECONDS = 1.0
+# In seconds: far below a take-over without a hand-over, whose lease alone is 10 s. A quiet machine needs less than one,
+# two busy cores up to three.
+PAUSE_SECONDS = 5.0
 # Receivers are moved soon to a host that has come.
 YOUNG_HOSTS = {"FOREBAY_REBALANCE_HOST_AGE": "3s"}
 

@@ -80,6 +80,8 @@ SAFETY = {
     "a row is there that was cleaned away or never added": """
         SELECT b.receiver_id, b.sequence FROM forebay.blocks b JOIN forebay.receivers r ON r.id = b.receiver_id
         WHERE b.segment_id IS NOT NULL AND b.sequence <= r.low_mark
+              AND NOT EXISTS (SELECT 1 FROM forebay.kept_ranges k WHERE k.receiver_id = b.receiver_id
+                              AND b.sequence <@ k.sequences)
            OR NOT EXISTS (SELECT 1 FROM witness.blocks w WHERE w.receiver_id = b.receiver_id
                           AND w.sequence = b.sequence)""",
     "an acknowledged block is not in": """
@@ -144,7 +146,7 @@ SAFETY = {
           AND (coalesce(c.next_sequence, 1) <= r.low_mark OR EXISTS (
               SELECT 1 FROM forebay.batch_allocations a JOIN forebay.batches t USING (pipeline_id, batch_time)
               WHERE a.pipeline_id = p.id AND a.receiver_id = r.id AND lower(a.sequences) <= r.low_mark
-              AND t.state NOT IN ('COMPLETED', 'QUARANTINED')))""",
+              AND t.state NOT IN ('COMPLETED', 'QUARANTINED', 'DISCARDED')))""",
     "events of clean-up do not cover what is gone": """
         SELECT r.id, r.low_mark FROM forebay.receivers r
         LEFT JOIN (SELECT receiver_id, range_agg(sequences) AS gone, sum(upper(sequences) - lower(sequences)) AS n
@@ -163,10 +165,17 @@ SAFETY = {
         SELECT t.pipeline_id, t.batch_time, t.records, o.rows FROM forebay.batches t
         LEFT JOIN forebay.output_commits o USING (pipeline_id, batch_time)
         WHERE t.state = 'COMPLETED' AND t.records > 0 AND o.rows IS DISTINCT FROM t.records""",
+    "a segment's kept blocks are miscounted": """
+        SELECT coalesce(k.segment_id, b.segment_id), k.blocks, b.blocks FROM forebay.kept_segments k
+        FULL JOIN (SELECT b.segment_id, count(*) AS blocks FROM forebay.blocks b
+                   JOIN forebay.receivers r ON r.id = b.receiver_id
+                   WHERE b.segment_id IS NOT NULL AND b.sequence <= r.low_mark GROUP BY b.segment_id) AS b
+             ON b.segment_id = k.segment_id
+        WHERE k.blocks IS DISTINCT FROM b.blocks""",
     "a segment's row is gone and its blocks are not": """
         SELECT b.receiver_id, b.sequence, b.segment_id FROM (
             SELECT receiver_id, sequence, segment_id FROM forebay.blocks WHERE segment_id IS NOT NULL
-            UNION ALL SELECT receiver_id, sequence, segment_id FROM forebay.kept_blocks) AS b
+            UNION ALL SELECT receiver_id, sequence, segment_id FROM forebay.kept_block_rows) AS b
         WHERE NOT EXISTS (SELECT 1 FROM forebay.log_segments g WHERE g.id = b.segment_id AND g.state <> 'DELETING')""",
 }
 
@@ -184,14 +193,17 @@ LIVENESS = {
     "a batch is unfinished": """
         SELECT p.name, t.batch_time, t.state, t.attempt FROM forebay.batches t
         JOIN forebay.pipelines p ON p.id = t.pipeline_id
-        WHERE p.removed_at IS NULL AND t.state NOT IN ('COMPLETED', 'QUARANTINED')""",
+        WHERE p.removed_at IS NULL AND t.state NOT IN ('COMPLETED', 'QUARANTINED', 'DISCARDED')""",
 }
 
 CLEANED = {
     "a block stays that nobody can ask for": """
         SELECT receiver_id, sequence FROM (
             SELECT b.*, max(sequence) OVER (PARTITION BY receiver_id) AS newest FROM forebay.blocks b) AS b
-        WHERE segment_id IS NOT NULL AND sequence < newest""",
+        WHERE segment_id IS NOT NULL AND sequence < newest
+          AND NOT EXISTS (SELECT 1 FROM forebay.kept_ranges k WHERE k.receiver_id = b.receiver_id
+                          AND k.released_at IS NULL AND b.sequence <@ k.sequences)""",
+    "a released range stays": "SELECT * FROM forebay.kept_ranges WHERE released_at IS NOT NULL",
 }
 
 

@@ -1,9 +1,10 @@
 """Stress the driver log: ``python -m tests.stress.driver_log --minutes 3``, on the embedded server or on ``--url``.
 
 Pairs of receivers have processes that are killed, stopped and started twice. Connections are terminated at random.
-Three pipelines at different intervals each have two racing sensors and a runner whose attempts fail. Two cleaners
-retain nothing. A calm follows, in which everything must finish, and then a checker that shares no code with any of
-this. Exits with 1 and prints what is missing or twice; the database is then left as it is.
+Three pipelines at different intervals each have two racing sensors, a runner whose attempts fail, and a person who
+discards a part of what is quarantined. Two cleaners retain nothing. A calm follows, in which everything must finish,
+and then a checker that shares no code with any of this. Exits with 1 and prints what is missing or twice; the database
+is then left as it is.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ from tracker_store.errors import (
     BatchHeldError,
     ClaimLostError,
     DriverLogError,
+    NotDiscardableError,
 )
 from tracker_store.processes import register_process
 from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
@@ -75,6 +77,8 @@ OUTPUT = "counts"
 CALM_SECONDS = 90.0
 # Probabilities that an attempt fails, and that its process leaves it unfinished to another.
 FAILS, ABANDONS = 0.1, 0.05
+# Probability that a quarantined batch is discarded.
+DISCARDS = 0.5
 
 FORK = multiprocessing.get_context("fork")
 
@@ -382,6 +386,29 @@ def run_batches(place: Place, pipeline_id: int) -> None:
             run_batch(Attempt(engine, journal, pipeline_id, batch, process_id), calm=place.calm)
 
 
+def discard_batches(place: Place, pipeline_id: int) -> None:
+    """Discard about every second quarantined batch, so that ranges are released while clean-up passes them."""
+    engine, journal = place.engine("discarder"), Journal(place.directory)
+    seen: set[datetime] = set()
+    while True:
+        time.sleep(0.2)
+        found = until_answered(
+            engine,
+            journal,
+            lambda c: batches.list_batches(c, pipeline_id, states=[BatchState.QUARANTINED], limit=1000),
+        )
+        fresh = [batch.batch_time for batch in found if batch.batch_time not in seen]
+        seen.update(fresh)
+        for batch_time in fresh:
+            if random.random() < DISCARDS:
+                time.sleep(random.random())
+                # The answer to an earlier call was lost.
+                with contextlib.suppress(NotDiscardableError):
+                    discard = partial(batches.discard_batch, pipeline_id=pipeline_id, batch_time=batch_time)
+                    until_answered(engine, journal, discard)
+                journal.count("batches discarded")
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One attempt, about to be made."""
@@ -472,8 +499,8 @@ def run_batch(attempt: Attempt, *, calm: bool) -> None:
 
 
 def drive(place: Place, pipeline_id: int) -> None:
-    """Run a pipeline's two sensors and its runner."""
-    for target in (sense, sense, run_batches):
+    """Run a pipeline's two sensors, its runner, and a person who discards what it quarantined."""
+    for target in (sense, sense, run_batches, discard_batches):
         threading.Thread(target=guarded, args=(place, target, place, pipeline_id), daemon=True).start()
     while os.getppid() > 1:
         time.sleep(0.5)

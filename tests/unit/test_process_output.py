@@ -179,3 +179,32 @@ def test_a_child_runs_without_a_log_if_its_log_can_not_be_opened(tmp_path: Path)
     with open_child_log(tmp_path / "child.log") as log:
         log.write(b"kept\n")
     assert (tmp_path / "child.log").read_bytes() == b"kept\n"
+
+
+_TRACEBACK = """
+import structlog
+from tracker_store import process_output
+process_output.{configure}()
+def handle(authorization):
+    raise ValueError("bad")
+try:
+    handle("Bearer pl" + "4nted")
+except ValueError:
+    structlog.get_logger().exception("a request failed")
+"""
+
+
+@pytest.mark.parametrize("configure", ["configure_log", "keep_log_from_failing"])
+def test_a_traceback_in_the_log_has_no_local_variables(configure: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _TRACEBACK.format(configure=configure)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+    )
+    log = done.stdout + done.stderr
+    assert "in handle" in log
+    assert "ValueError: bad" in log
+    assert "pl4nted" not in log

@@ -3,6 +3,9 @@
 -- Authority: block n goes in only if block n-1 is the newest and carries n's own epoch; the primary key (receiver_id,
 -- sequence) decides every race. A receiver may trust "added" and "already added" for ever, and nothing else: a missing
 -- answer is unknown, and is resolved only by sending the identical blocks again.
+-- A block goes in only if its segment has a row, of the same receiver and of no later epoch (salvage adds blocks from
+-- segments of earlier ones): a server that was promoted without the row can give its id away again, and no batch could
+-- read the block. Its outcome is "gap", because the driver log lost commits that come before the block.
 -- All or nothing per receiver needs no subtransaction: while the first block is uncommitted no other session can see
 -- the predecessor of the second, so once the first is in, the rest can't conflict.
 -- Links of source positions and idempotency keys go in with their block. They are compared before it is inserted, so a
@@ -49,6 +52,8 @@ DECLARE
     grouped bigint[] := '{}';
     tried boolean := false;
     empty_block integer;
+    rowless bigint[] := '{}';
+    without_row text;
 BEGIN
     IF 1 > ANY (record_counts) THEN
         SELECT n INTO empty_block FROM generate_subscripts(record_counts, 1) AS n WHERE record_counts[n] < 1 LIMIT 1;
@@ -56,6 +61,12 @@ BEGIN
                         receiver_ids[empty_block], segment_ids[empty_block], record_counts[empty_block]
             USING ERRCODE = 'invalid_parameter_value', HINT = 'A block holds at least one record: send none without.';
     END IF;
+    -- One probe of the primary key per segment; a row is deleted only when no block of it can come any more.
+    SELECT coalesce(array_agg(u.receiver_id), '{}') INTO rowless
+    FROM (SELECT DISTINCT a.receiver_id, a.segment_id, a.epoch
+          FROM unnest(receiver_ids, segment_ids, epochs) AS a(receiver_id, segment_id, epoch)) AS u
+    WHERE (SELECT true FROM log_segments g
+           WHERE g.id = u.segment_id AND g.receiver_id = u.receiver_id AND g.epoch <= u.epoch) IS NOT TRUE;
     IF cardinality(receiver_ids) > 1 AND cardinality(link_blocks) = 0 AND cardinality(key_blocks) = 0 THEN
         -- A group: one statement tries each receiver's first block, the next adds the rest of those that went in.
         tried := true;
@@ -73,7 +84,7 @@ BEGIN
             FROM runs r
             CROSS JOIN LATERAL (
                 SELECT * FROM blocks b WHERE b.receiver_id = r.receiver ORDER BY b.sequence DESC LIMIT 1) AS p
-            WHERE p.sequence = sequences[r.lo] - 1 AND p.epoch = epochs[r.lo]
+            WHERE p.sequence = sequences[r.lo] - 1 AND p.epoch = epochs[r.lo] AND r.receiver <> ALL (rowless)
             ORDER BY r.receiver
             ON CONFLICT (receiver_id, sequence) DO NOTHING
             RETURNING receiver_id)
@@ -96,9 +107,20 @@ BEGIN
     END IF;
 
     FOR sent IN
-        SELECT u.receiver_id AS receiver, min(u.n)::int AS lo, max(u.n)::int AS hi, count(*) AS blocks,
-               count(DISTINCT epochs[u.n]) AS epochs_sent
-        FROM unnest(receiver_ids) WITH ORDINALITY AS u(receiver_id, n)
+        -- `links` and `keys` are positions in the arrays of the arguments. All are grouped here, in one pass: for each
+        -- receiver a look through all of them would cost O(receivers · keys).
+        SELECT u.receiver_id AS receiver, min(u.n) FILTER (WHERE u.what = 'block') AS lo,
+               max(u.n) FILTER (WHERE u.what = 'block') AS hi, count(*) FILTER (WHERE u.what = 'block') AS blocks,
+               count(DISTINCT epochs[u.n]) FILTER (WHERE u.what = 'block') AS epochs_sent,
+               array_agg(u.n ORDER BY u.n) FILTER (WHERE u.what = 'link') AS links,
+               array_agg(u.n ORDER BY u.n) FILTER (WHERE u.what = 'key') AS keys
+        FROM (
+            SELECT receiver_ids[n] AS receiver_id, 'block' AS what, n FROM generate_subscripts(receiver_ids, 1) AS n
+            UNION ALL
+            SELECT receiver_ids[link_blocks[n]], 'link', n FROM generate_subscripts(link_blocks, 1) AS n
+            UNION ALL
+            SELECT receiver_ids[key_blocks[n]], 'key', n FROM generate_subscripts(key_blocks, 1) AS n) AS u
+        WHERE u.receiver_id IS NOT NULL
         GROUP BY u.receiver_id ORDER BY u.receiver_id
     LOOP
         IF sent.hi - sent.lo + 1 <> sent.blocks OR sent.epochs_sent <> 1
@@ -111,11 +133,18 @@ BEGIN
         detail := NULL;
         broken_link := NULL;
         known_keys := NULL;
+        without_row := NULL;
+        IF sent.receiver = ANY (rowless) THEN
+            SELECT string_agg(DISTINCT segment_ids[n]::text, ', ') INTO without_row
+            FROM generate_series(sent.lo, sent.hi) AS n
+            WHERE (SELECT true FROM log_segments g
+                   WHERE g.id = segment_ids[n] AND g.receiver_id = sent.receiver AND g.epoch <= epochs[n]) IS NOT TRUE;
+        END IF;
         SELECT r.rate_limit, r.desired_state, r.assignment, r.stream_id
         INTO rate_limit, desired_state, assignment, stream
         FROM receivers r WHERE r.id = sent.receiver;
 
-        IF cardinality(link_blocks) > 0 THEN
+        IF sent.links IS NOT NULL THEN
             -- Each link must begin exactly where the partition's newest one ended, or its predecessor in this call.
             SELECT string_agg(format('%s/%s: %s link %s..%s in generation %s, the log is at %s in generation %s',
                                      l.source, l.partition, l.kind, l.from_offset, l.to_offset, l.generation,
@@ -128,8 +157,7 @@ BEGIN
                 FROM (
                     SELECT link_sources[n] AS source, link_partitions[n] AS partition, link_generations[n] AS generation,
                            link_froms[n] AS from_offset, link_tos[n] AS to_offset, link_kinds[n] AS kind, n
-                    FROM generate_subscripts(link_blocks, 1) AS n
-                    WHERE link_blocks[n] BETWEEN sent.lo AND sent.hi) AS i
+                    FROM unnest(sent.links) AS n) AS i
                 LEFT JOIN LATERAL (
                     SELECT o.to_offset, o.generation FROM block_offsets o
                     WHERE o.stream_id = stream AND o.source = i.source AND o.partition = i.partition
@@ -138,17 +166,16 @@ BEGIN
             WHERE NOT CASE WHEN l.kind = 'origin' THEN l.generation = coalesce(l.before_generation + 1, 0)
                            ELSE l.generation = l.before_generation AND l.from_offset = l.before_to END IS TRUE;
         END IF;
-        IF cardinality(key_blocks) > 0 THEN
+        IF sent.keys IS NOT NULL THEN
             -- A few, for the message; the function `known_keys` returns all that are there.
             -- Not by EXISTS: a join planned while the table is almost empty would compare each with all, for hours.
             SELECT string_agg(k.key, ', ') INTO known_keys
-            FROM (SELECT u.key FROM unnest(keys, key_blocks) AS u(key, n)
-                  WHERE u.n BETWEEN sent.lo AND sent.hi
-                    AND (SELECT true FROM record_keys r WHERE r.stream_id = stream AND r.key = u.key)
+            FROM (SELECT keys[n] AS key FROM unnest(sent.keys) AS n
+                  WHERE (SELECT true FROM record_keys r WHERE r.stream_id = stream AND r.key = keys[n])
                   LIMIT 5) AS k;
         END IF;
 
-        IF NOT tried AND broken_link IS NULL AND known_keys IS NULL THEN
+        IF NOT tried AND without_row IS NULL AND broken_link IS NULL AND known_keys IS NULL THEN
             INSERT INTO blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records, total_bytes,
                                 segment_id, "offset", length, crc32c)
             SELECT sent.receiver, sequences[sent.lo], epochs[sent.lo], greatest(p.added_at, clock_timestamp()),
@@ -162,7 +189,7 @@ BEGIN
             RETURNING * INTO first_block;
         END IF;
 
-        IF NOT tried AND broken_link IS NULL AND known_keys IS NULL AND FOUND THEN
+        IF NOT tried AND without_row IS NULL AND broken_link IS NULL AND known_keys IS NULL AND FOUND THEN
             outcome := 'added';
             IF sent.hi > sent.lo THEN
                 INSERT INTO blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records,
@@ -174,21 +201,19 @@ BEGIN
                        segment_ids[n], offsets[n], lengths[n], checksums[n]
                 FROM generate_series(sent.lo + 1, sent.hi) AS n;
             END IF;
-            IF cardinality(link_blocks) > 0 THEN
+            IF sent.links IS NOT NULL THEN
                 INSERT INTO block_offsets (stream_id, source, partition, generation, from_offset, to_offset, kind,
                                            receiver_id, sequence)
                 SELECT stream, link_sources[n], link_partitions[n], link_generations[n], link_froms[n], link_tos[n],
                        link_kinds[n], sent.receiver, sequences[link_blocks[n]]
-                FROM generate_subscripts(link_blocks, 1) AS n
-                WHERE link_blocks[n] BETWEEN sent.lo AND sent.hi;
+                FROM unnest(sent.links) AS n;
             END IF;
-            IF cardinality(key_blocks) > 0 THEN
+            IF sent.keys IS NOT NULL THEN
                 INSERT INTO record_keys (stream_id, key, receiver_id, sequence)
-                SELECT stream, u.key, sent.receiver, sequences[u.n]
-                FROM unnest(keys, key_blocks) AS u(key, n)
-                WHERE u.n BETWEEN sent.lo AND sent.hi
+                SELECT stream, keys[n], sent.receiver, sequences[key_blocks[n]]
+                FROM unnest(sent.keys) AS n
                 -- All insert in one order, so that two receivers with the same keys wait and don't deadlock.
-                ORDER BY u.key;
+                ORDER BY keys[n];
             END IF;
         ELSE
             -- Clean-up may have deleted the block already: then the same epoch at that sequence identifies it.
@@ -225,6 +250,9 @@ BEGIN
                 detail := format('%s of the %s sequences %s..%s of receiver %s are taken, %s of them by these blocks',
                                  present, sent.blocks, sequences[sent.lo], sequences[sent.hi], sent.receiver,
                                  identical);
+            ELSIF without_row IS NOT NULL THEN
+                outcome := 'gap';
+                detail := format('the driver log has no row of segment %s of receiver %s', without_row, sent.receiver);
             ELSIF broken_link IS NOT NULL THEN
                 outcome := 'offset conflict';
                 detail := broken_link;

@@ -2,8 +2,8 @@
 -- work.
 --
 -- Authority: as add_block, under the same conditions: the newest row of the receiver is its predecessor and carries its
--- epoch, the primary key decides every race, and a link must begin exactly where its partition's newest one ended. This
--- function names only success. Every other case goes to add_block, which tries again and names the outcome.
+-- epoch, the block's segment has a row of this receiver, the primary key decides every race, and a link must begin
+-- exactly where its partition's newest one ended. This function names only success. Every other case goes to add_block, which tries again and names the outcome.
 -- The arguments are plain numbers instead of arrays, and the only setting is search_path, because each of these would
 -- cost a tenth of a call. Instead the caller's session has enable_seqscan off, for the plan that it caches.
 -- Locks: only the inserted rows' keys, blocks before block_offsets.
@@ -42,6 +42,8 @@ BEGIN
                new_segment_id, new_offset, new_length, checksum
         FROM (SELECT * FROM blocks b WHERE b.receiver_id = new_receiver_id ORDER BY b.sequence DESC LIMIT 1) AS p
         WHERE p.sequence = new_sequence - 1 AND p.epoch = new_epoch
+          AND EXISTS (SELECT FROM log_segments g
+                      WHERE g.id = new_segment_id AND g.receiver_id = new_receiver_id AND g.epoch <= new_epoch)
         ON CONFLICT (receiver_id, sequence) DO NOTHING;
         IF FOUND THEN
             IF link_source IS NOT NULL THEN

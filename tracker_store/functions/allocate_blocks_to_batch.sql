@@ -8,7 +8,8 @@
 -- go with the batch that has all blocks before them. If the last batch time is more than an interval ahead, the next
 -- boundary is due two intervals after the last allocation, so that batches go on and the clock catches up with them.
 -- Cost: O(receivers · log waiting): the head of each receiver, and a binary search on the primary key only if the head
--- is past the cut. Counts are differences of running totals, based on the range's first row (its predecessor may have
+-- is past the cut. Each look-up is a LATERAL probe with OFFSET 0, which no plan turns into a join over all receivers or
+-- all blocks: not a custom one, nor the generic one that a session has from its sixth call on. Counts are differences of running totals, based on the range's first row (its predecessor may have
 -- been cleaned up).
 -- Locks: the pipeline's row in the first statement; heads are read in a later one, whose snapshot is from after the
 -- wait (in one statement, they gave a second sensor an empty batch and moved a cursor back).
@@ -21,10 +22,8 @@ CREATE FUNCTION forebay.allocate_blocks_to_batch(
 RETURNS TABLE (outcome text, detail text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = forebay, pg_temp
--- Look up each receiver by the primary key: a hash or merge join reads the whole index (1 M waiting: 240 ms).
+-- A plan cached while the tables were almost empty would scan them for hours.
 SET enable_seqscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -78,12 +77,16 @@ BEGIN
                head.sequence AS head, head.added_at AS head_added_at,
                head.total_records AS head_records, head.total_bytes AS head_bytes
         FROM receivers r
-        LEFT JOIN cursors c ON c.pipeline_id = pipeline AND c.receiver_id = r.id
+        LEFT JOIN LATERAL (
+            SELECT u.next_sequence FROM cursors u
+            WHERE u.pipeline_id = pipeline AND u.receiver_id = r.id OFFSET 0) AS c ON true
         CROSS JOIN LATERAL (
             SELECT b.sequence, b.added_at, b.total_records, b.total_bytes FROM blocks b
             WHERE b.receiver_id = r.id ORDER BY b.sequence DESC LIMIT 1) AS head
-        JOIN blocks first_row ON first_row.receiver_id = r.id
-             AND first_row.sequence = greatest(coalesce(c.next_sequence, 1), r.low_mark + 1)
+        CROSS JOIN LATERAL (
+            SELECT b.sequence, b.added_at, b.records, b.bytes, b.total_records, b.total_bytes FROM blocks b
+            WHERE b.receiver_id = r.id
+              AND b.sequence = greatest(coalesce(c.next_sequence, 1), r.low_mark + 1) OFFSET 0) AS first_row
         WHERE r.stream_id = ANY (locked.stream_ids)
     ), share AS MATERIALIZED (
         SELECT max_records / greatest(1, count(*)) AS records, max_bytes / greatest(1, count(*)) AS bytes
@@ -94,45 +97,49 @@ BEGIN
                AND (share.records IS NULL OR w.head_records <= w.base_records + share.records)
                AND (share.bytes IS NULL OR w.head_bytes <= w.base_bytes + share.bytes) AS whole
         FROM waiting w CROSS JOIN share
-    ), search (receiver_id, inside, outside, cut_time, records_limit, bytes_limit) AS (
-        -- Everything up to `inside` is before the cut, everything above `outside` is not: halve what is between.
-        SELECT h.receiver_id, h.next_sequence - 1, h.head - 1, h.cut_time, h.records_limit, h.bytes_limit
-        FROM heads h WHERE NOT h.whole
+    ), search (receiver_id, inside, outside, next_sequence, base_records, base_bytes, cut_time, records_limit,
+               bytes_limit, whole, head_records, head_bytes) AS (
+        -- Everything up to `inside` is before the cut, everything above `outside` is not: halve what is between. Each
+        -- step carries what the range needs: looking it up among the receivers would take a step per pair of them.
+        SELECT h.receiver_id, CASE WHEN h.whole THEN h.head ELSE h.next_sequence - 1 END,
+               CASE WHEN h.whole THEN h.head ELSE h.head - 1 END, h.next_sequence, h.base_records, h.base_bytes,
+               h.cut_time, h.records_limit, h.bytes_limit, h.whole, h.head_records, h.head_bytes
+        FROM heads h
         UNION ALL
         SELECT s.receiver_id, CASE WHEN probe.before_cut THEN middle.m ELSE s.inside END,
-               CASE WHEN probe.before_cut THEN s.outside ELSE middle.m - 1 END,
-               s.cut_time, s.records_limit, s.bytes_limit
+               CASE WHEN probe.before_cut THEN s.outside ELSE middle.m - 1 END, s.next_sequence, s.base_records,
+               s.base_bytes, s.cut_time, s.records_limit, s.bytes_limit, s.whole, s.head_records, s.head_bytes
         FROM search s
         CROSS JOIN LATERAL (SELECT s.inside + (s.outside - s.inside + 1) / 2) AS middle(m)
         CROSS JOIN LATERAL (
             SELECT b.added_at < s.cut_time AND (s.records_limit IS NULL OR b.total_records <= s.records_limit)
                    AND (s.bytes_limit IS NULL OR b.total_bytes <= s.bytes_limit) AS before_cut
             FROM blocks b
-            WHERE b.receiver_id = s.receiver_id AND b.sequence = middle.m) AS probe
+            WHERE b.receiver_id = s.receiver_id AND b.sequence = middle.m OFFSET 0) AS probe
         WHERE s.inside < s.outside
-    ), found AS MATERIALIZED (
-        -- Materialise the end of each receiver's search: looking it up among the steps costs as much as they did.
-        SELECT s.receiver_id, s.inside FROM search s WHERE s.inside >= s.outside
     ), cut AS MATERIALIZED (
-        SELECT h.*, CASE
-                   WHEN h.whole THEN h.head
-                   ELSE greatest(
-                       (SELECT f.inside FROM found f WHERE f.receiver_id = h.receiver_id),
-                       -- At least one block with records, however small the limit (a marker is none).
-                       CASE WHEN h.records_limit IS NOT NULL OR h.bytes_limit IS NOT NULL THEN (
-                           SELECT b.sequence FROM (
-                               SELECT f.sequence, f.added_at FROM blocks f
-                               WHERE f.receiver_id = h.receiver_id AND f.sequence >= h.next_sequence AND f.records > 0
-                               ORDER BY f.sequence LIMIT 1) AS b
-                           WHERE b.added_at < h.cut_time) END)
-                   END AS last_sequence
-        FROM heads h
+        SELECT s.receiver_id, s.next_sequence, s.base_records, s.base_bytes, s.whole, s.head_records, s.head_bytes,
+               greatest(
+                   s.inside,
+                   -- At least one block with records, however small the limit (a marker is none).
+                   CASE WHEN NOT s.whole AND (s.records_limit IS NOT NULL OR s.bytes_limit IS NOT NULL) THEN (
+                       SELECT b.sequence FROM (
+                           SELECT f.sequence, f.added_at FROM blocks f
+                           WHERE f.receiver_id = s.receiver_id AND f.sequence >= s.next_sequence AND f.records > 0
+                           ORDER BY f.sequence LIMIT 1) AS b
+                       WHERE b.added_at < s.cut_time) END) AS last_sequence
+        FROM search s WHERE s.inside >= s.outside
     ), ranges AS (
         INSERT INTO batch_allocations (pipeline_id, batch_time, receiver_id, sequences, records, bytes)
         SELECT pipeline, at_time, k.receiver_id, int8range(k.next_sequence, k.last_sequence, '[]'),
                l.total_records - k.base_records, l.total_bytes - k.base_bytes
         FROM cut k
-        JOIN blocks l ON l.receiver_id = k.receiver_id AND l.sequence = k.last_sequence
+        CROSS JOIN LATERAL (
+            -- The head's totals are known.
+            SELECT k.head_records AS total_records, k.head_bytes AS total_bytes WHERE k.whole
+            UNION ALL
+            SELECT b.total_records, b.total_bytes FROM blocks b
+            WHERE NOT k.whole AND b.receiver_id = k.receiver_id AND b.sequence = k.last_sequence) AS l
         WHERE k.last_sequence >= k.next_sequence
         RETURNING receiver_id, sequences, records, bytes
     ), moved AS (

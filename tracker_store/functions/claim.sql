@@ -2,7 +2,7 @@
 --
 -- Authority: an epoch belongs to one process and one *answered* claim; a claim whose answer was lost is not owned (the
 -- process claims again). A claim is refused unless it names the receiver's present assignment and the epoch that its
--- process saw as newest.
+-- process saw as newest, and unless the receiver is placed on an agent that the same login registered.
 -- Locks: the receiver's row FOR SHARE in one statement, so that no placement changes during the claim; the newest row
 -- is read in the next, whose snapshot is from after the wait. `receivers` is not written here: two claims that both
 -- hold the shared lock would deadlock on the upgrade.
@@ -22,6 +22,12 @@ BEGIN
         outcome := 'not assigned';
         detail := format('receiver %s is under assignment %s, this process was started for %s',
                          receiver, coalesce(present_assignment::text, 'none'), under_assignment);
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    IF NOT holds_receiver(receiver) THEN
+        outcome := 'not assigned';
+        detail := format('receiver %s is not placed on an agent that the login %s registered', receiver, session_user);
         RETURN NEXT;
         RETURN;
     END IF;

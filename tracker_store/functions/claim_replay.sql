@@ -22,6 +22,7 @@ DECLARE
     batch batches;
     held batch_attempts;
     missing record;
+    forgotten record;
 BEGIN
     SELECT * INTO locked FROM pipelines p WHERE p.id = pipeline AND p.removed_at IS NULL FOR SHARE;
     IF NOT FOUND THEN
@@ -88,7 +89,7 @@ BEGIN
             SELECT b.sequence, b.records FROM blocks b
             WHERE b.receiver_id = a.receiver_id AND b.sequence >= lower(a.sequences) AND b.sequence < upper(a.sequences)
             UNION
-            SELECT k.sequence, k.records FROM kept_blocks k
+            SELECT k.sequence, k.records FROM kept_block_rows k
             WHERE k.pipeline_id = pipeline AND k.batch_time = at_time AND k.receiver_id = a.receiver_id
               AND k.sequence <@ a.sequences) AS e) AS there
     WHERE a.pipeline_id = pipeline AND a.batch_time > after AND a.batch_time <= at_time
@@ -104,6 +105,25 @@ BEGIN
             missing.ordinal, missing.records, coalesce(to_char(max(c.at), 'YYYY-MM-DD HH24:MI:SSOF'), 'a time unknown'))
         INTO detail
         FROM cleanup_events c WHERE c.receiver_id = missing.receiver_id AND c.sequences && missing.sequences;
+        RETURN NEXT;
+        RETURN;
+    END IF;
+
+    -- A range goes after its blocks (clean_up_receiver), so what the ranges don't count is gone.
+    SELECT t.batch_time, t.records, t.records - coalesce(ranges.records, 0) AS gone INTO forgotten
+    FROM batches t
+    CROSS JOIN LATERAL (
+        SELECT sum(a.records) AS records FROM batch_allocations a
+        WHERE a.pipeline_id = pipeline AND a.batch_time = t.batch_time) AS ranges
+    WHERE t.pipeline_id = pipeline AND t.batch_time > after AND t.batch_time <= at_time
+      AND t.records > coalesce(ranges.records, 0)
+    ORDER BY t.batch_time DESC LIMIT 1;
+    IF FOUND THEN
+        outcome := 'not retained';
+        detail := format('batch %s%s can''t be replayed: of its %s records, %s were cleaned up', at_time,
+                         CASE WHEN forgotten.batch_time = at_time THEN ''
+                              ELSE format(' (with the batch of %s in its window)', forgotten.batch_time) END,
+                         forgotten.records, forgotten.gone);
         RETURN NEXT;
         RETURN;
     END IF;

@@ -1,5 +1,7 @@
 -- clean_up_events: delete what happened longer than `keep` ago, at most max_rows of each table's oldest rows.
 --
+-- Each table is read by age from its oldest row on: the cost is what is deleted, what stays for ever (see below), and
+-- at most max_rows of events, whatever the history.
 -- A receiver's newest event of each kind stays (its last error, its last start), and so does each clean-up that deleted
 -- unread records, because it explains a gap. An ended process stays while a receiver, or a run that Dagster may still
 -- ask about, names it. The newest agent of a name stays while it is draining, because the next agent of that name
@@ -11,6 +13,7 @@ CREATE FUNCTION forebay.clean_up_events(of_term bigint, keep interval, max_rows 
 RETURNS TABLE (outcome text, events bigint, more boolean)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = forebay, pg_temp
+SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -28,15 +31,17 @@ BEGIN
 
     DELETE FROM receiver_events v WHERE v.id IN (
         SELECT o.id FROM receiver_events o
-        WHERE o.at < before AND EXISTS (SELECT FROM receiver_events n
-                                        WHERE n.receiver_id = o.receiver_id AND n.kind = o.kind AND n.id > o.id)
-        ORDER BY o.id LIMIT max_rows);
+        WHERE o.at < before
+              -- One probe per old event: OFFSET 0 keeps it from becoming a join with all events.
+              AND EXISTS (SELECT FROM receiver_events n
+                          WHERE n.receiver_id = o.receiver_id AND n.kind = o.kind AND n.id > o.id OFFSET 0)
+        ORDER BY o.at LIMIT max_rows);
     GET DIAGNOSTICS gone = ROW_COUNT;
     events := events + gone;
     more := more OR gone = max_rows;
 
     DELETE FROM cleanup_events e WHERE e.id IN (
-        SELECT o.id FROM cleanup_events o WHERE o.at < before AND o.unread_records = 0 ORDER BY o.id LIMIT max_rows);
+        SELECT o.id FROM cleanup_events o WHERE o.at < before AND o.unread_records = 0 ORDER BY o.at LIMIT max_rows);
     GET DIAGNOSTICS gone = ROW_COUNT;
     events := events + gone;
     more := more OR gone = max_rows;
@@ -60,7 +65,7 @@ BEGIN
     more := more OR gone = max_rows;
 
     DELETE FROM dead_letters d WHERE d.id IN (
-        SELECT o.id FROM dead_letters o WHERE o.added_at < before ORDER BY o.id LIMIT max_rows);
+        SELECT o.id FROM dead_letters o WHERE o.added_at < before ORDER BY o.added_at LIMIT max_rows);
     GET DIAGNOSTICS gone = ROW_COUNT;
     events := events + gone;
     more := more OR gone = max_rows;
@@ -70,11 +75,12 @@ BEGIN
         WHERE o.ended_at < before
               AND (o.kind <> 'agent' OR NOT o.draining
                    OR EXISTS (SELECT FROM processes n WHERE n.kind = 'agent' AND n.name = o.name AND n.id > o.id))
-              AND NOT EXISTS (SELECT FROM receivers r WHERE o.id IN (r.process_id, r.agent_id))
+              AND NOT EXISTS (SELECT FROM receivers r WHERE r.process_id = o.id)
+              AND NOT EXISTS (SELECT FROM receivers r WHERE r.agent_id = o.id)
               AND NOT EXISTS (SELECT FROM batch_drivers d WHERE d.process_id = o.id)
               AND NOT EXISTS (SELECT FROM run_queue q WHERE q.process_id = o.id)
               AND NOT EXISTS (SELECT FROM batch_attempts a WHERE a.process_id = o.id AND a.state = 'RUNNING')
-        ORDER BY o.id LIMIT max_rows);
+        ORDER BY o.ended_at LIMIT max_rows);
     GET DIAGNOSTICS gone = ROW_COUNT;
     events := events + gone;
     more := more OR gone = max_rows;

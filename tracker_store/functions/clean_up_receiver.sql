@@ -4,13 +4,17 @@
 -- than the pipeline's retention (its longest window or replay time), which counts back from now and from the oldest
 -- unfinished batch; and when every named reader of the stream has read it. A stream that nothing reads keeps its blocks
 -- for the stream's own retention. A live pipeline or reader without a cursor row counts as a cursor at 1. A quarantined
--- batch's blocks are in kept_blocks and hold nothing back.
+-- batch's blocks are in kept_ranges: the low mark passes them, their rows stay until the batch releases them, and
+-- kept_segments counts them by segment. The first max_rows of what was released go in each call.
+-- A pipeline's range goes with the last of its blocks, when its batch is an hour old: rates and pages read the ranges of
+-- finished batches until then. `batches.blocks` still counts it, so a batch of which a range is gone is known by its sum.
 -- The receiver's newest row stays, epoch markers stay (a few a day; they fence a backend that stalled for long), and
 -- each partition's newest link stays.
 -- Event first, then rows, in one transaction: a crash leaves both or neither. The files are deleted later, when no row
 -- needs them.
 -- Locks: the receiver's row FOR UPDATE in the first statement; what may go is computed in the next. A call that
--- attaches a cursor takes that row FOR SHARE, so it either sees the new low mark or is seen.
+-- attaches a cursor takes that row FOR SHARE, so it either sees the new low mark or is seen. Then the rows that go; a
+-- range that clean_up_history deletes at the same time is left to it.
 CREATE FUNCTION forebay.clean_up_receiver(receiver bigint, threshold timestamptz, max_rows bigint)
 RETURNS TABLE (blocks bigint, records bigint, bytes bigint, unread_records bigint, more boolean)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -25,8 +29,19 @@ DECLARE
     read_to bigint;     -- up to here a pipeline or reader, removed since, had read
     unread boolean;
     goes_to bigint;
+    replayed_from bigint;   -- the first sequence that a running replay reads; null: none does
+    released int8multirange;    -- what quarantined batches kept and need no more
+    of_pipelines bigint[];  -- the batches of `released`
+    of_times timestamptz[];
+    kept int8multirange;    -- what quarantined batches keep
+    part int8range;
+    room bigint := max_rows;
+    done_to bigint;     -- before it nothing that is released is left
+    more_released boolean := false;
+    span int8range;
     first_left blocks;
     last_gone blocks;
+    hour_ago timestamptz := clock_timestamp() - interval '1 hour';
 BEGIN
     SELECT * INTO locked FROM receivers r WHERE r.id = receiver FOR UPDATE;
     SELECT * INTO newest FROM blocks b WHERE b.receiver_id = receiver ORDER BY b.sequence DESC LIMIT 1;
@@ -40,52 +55,105 @@ BEGIN
         RETURN;
     END IF;
 
-    WITH live AS (
-        SELECT p.id, locked.stream_id = ANY (p.stream_ids) AS reads,
+    -- What a running replay reads may lie below the low mark, if a quarantined batch keeps it too.
+    SELECT min(first_read.sequence) INTO replayed_from
+    FROM batch_attempts t
+    CROSS JOIN LATERAL (
+        SELECT lower(a.sequences) AS sequence FROM batch_allocations a
+        WHERE a.pipeline_id = t.pipeline_id AND a.receiver_id = receiver
+          AND a.batch_time > t.batch_time - greatest(t.reach, interval '1 us') AND a.batch_time <= t.batch_time
+        ORDER BY a.batch_time LIMIT 1) AS first_read
+    WHERE t.state = 'RUNNING' AND t.kind = 'replay';
+
+    WITH live AS MATERIALIZED (
+        -- Only pipelines that read the stream, or have read this receiver before they were applied without the stream.
+        SELECT p.id, locked.stream_id = ANY (p.stream_ids) AS reads, c.next_sequence,
                -- A window reaches back from its batch's time, however late the batch runs: from the oldest
-               -- unfinished batch, and from the next undecided one. (Times are whole microseconds.)
+               -- unfinished batch, which needs its own blocks too, and from the next undecided one. (Times are whole
+               -- microseconds.)
                least(threshold - interval '1 us', clock_timestamp() - p.retention - interval '1 us',
                      p.last_batch_time - p.retention,
-                     (SELECT min(t.batch_time) FROM batches t
-                      WHERE t.pipeline_id = p.id
-                        AND t.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')) - p.retention) AS done_with
-        FROM pipelines p WHERE p.removed_at IS NULL
+                     (SELECT t.batch_time FROM batches t
+                      WHERE t.pipeline_id = p.id AND t.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
+                      ORDER BY t.batch_time LIMIT 1) - greatest(p.retention, interval '1 us')) AS done_with
+        FROM pipelines p
+        LEFT JOIN (SELECT k.pipeline_id, k.next_sequence FROM cursors k WHERE k.receiver_id = receiver) AS c
+             ON c.pipeline_id = p.id
+        WHERE p.removed_at IS NULL AND (locked.stream_id = ANY (p.stream_ids) OR c.pipeline_id IS NOT NULL)
     ), needs AS (
         -- What pipelines and readers have not taken yet …
-        SELECT coalesce(c.next_sequence, 1) AS sequence
-        FROM live p LEFT JOIN cursors c ON c.pipeline_id = p.id AND c.receiver_id = receiver
-        WHERE p.reads
+        SELECT coalesce(p.next_sequence, 1) AS sequence FROM live p WHERE p.reads
         UNION ALL
         SELECT coalesce(c.next_sequence, 1)
         FROM readers d LEFT JOIN reader_cursors c ON c.reader_id = d.id AND c.receiver_id = receiver
         WHERE d.stream_id = locked.stream_id AND d.removed_at IS NULL
         UNION ALL
-        -- … what unfinished batches have (also of a stream that the pipeline no longer reads) …
-        SELECT lower(a.sequences)
-        FROM live p
-        JOIN batches t ON t.pipeline_id = p.id AND t.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
-        JOIN batch_allocations a ON a.pipeline_id = t.pipeline_id AND a.batch_time = t.batch_time
-             AND a.receiver_id = receiver
+        SELECT replayed_from
         UNION ALL
-        -- … what a running replay reads …
-        SELECT lower(a.sequences)
-        FROM batch_attempts t
-        JOIN batch_allocations a ON a.pipeline_id = t.pipeline_id AND a.receiver_id = receiver
-             AND a.batch_time > t.batch_time - greatest(t.reach, interval '1 us') AND a.batch_time <= t.batch_time
-        WHERE t.state = 'RUNNING' AND t.kind = 'replay'
-        UNION ALL
-        -- … and what a pipeline may still ask for again.
+        -- … what a pipeline may still ask for again, and what its unfinished batches have. Its ranges of the receiver
+        -- follow each other, so the first after a time is the lowest.
         SELECT first_kept.sequence
         FROM live p
         CROSS JOIN LATERAL (
             SELECT lower(a.sequences) AS sequence FROM batch_allocations a
             WHERE a.pipeline_id = p.id AND a.receiver_id = receiver AND a.batch_time > p.done_with
             ORDER BY a.batch_time LIMIT 1) AS first_kept
+        WHERE p.next_sequence IS NOT NULL
     )
     SELECT min(n.sequence),
            NOT EXISTS (SELECT 1 FROM live p WHERE p.reads)
            AND NOT EXISTS (SELECT 1 FROM readers d WHERE d.stream_id = locked.stream_id AND d.removed_at IS NULL)
     INTO keep_from, unread FROM needs n;
+
+    -- Delete what quarantined batches have released, from the lowest on; what lies above the low mark is deleted below.
+    -- Only the ranges that this statement sees are forgotten: one that is released meanwhile waits for the next call.
+    SELECT range_agg(k.sequences), array_agg(k.pipeline_id), array_agg(k.batch_time)
+    INTO released, of_pipelines, of_times
+    FROM kept_ranges k WHERE k.receiver_id = receiver AND k.released_at IS NOT NULL;
+    IF released IS NOT NULL THEN
+        SELECT range_agg(k.sequences) INTO kept FROM kept_ranges k
+        WHERE k.receiver_id = receiver AND k.released_at IS NULL;
+        done_to := least(locked.low_mark + 1, replayed_from);
+        released := released * int8multirange(int8range(1, greatest(done_to, 1))) - coalesce(kept, '{}');
+        FOR part IN SELECT u FROM unnest(released) AS u ORDER BY u LOOP
+            IF room <= 0 THEN
+                done_to := lower(part);
+                more_released := true;
+                EXIT;
+            END IF;
+            part := int8range(lower(part), least(upper(part), lower(part) + room));
+            room := room - (upper(part) - lower(part));
+            WITH gone AS (
+                DELETE FROM blocks b
+                WHERE b.receiver_id = receiver AND b.sequence >= lower(part) AND b.sequence < upper(part)
+                  AND b.segment_id IS NOT NULL
+                RETURNING b.segment_id
+            ), counted AS (
+                SELECT g.segment_id, count(*) AS blocks FROM gone g GROUP BY g.segment_id
+            ), empty AS (
+                DELETE FROM kept_segments k USING counted c WHERE k.segment_id = c.segment_id AND k.blocks <= c.blocks
+            )
+            UPDATE kept_segments k SET blocks = k.blocks - c.blocks
+            FROM counted c WHERE k.segment_id = c.segment_id AND k.blocks > c.blocks;
+            IF room <= 0 THEN
+                -- Whether there is more is seen in the next call.
+                done_to := upper(part);
+                more_released := true;
+                EXIT;
+            END IF;
+        END LOOP;
+        -- What is kept below done_to belongs to another batch, which releases it.
+        DELETE FROM kept_ranges k
+        WHERE k.receiver_id = receiver
+          AND (k.pipeline_id, k.batch_time) IN (
+              SELECT u.pipeline, u.at FROM unnest(of_pipelines, of_times) AS u(pipeline, at))
+          AND (upper(k.sequences) <= done_to OR lower(k.sequences) > locked.low_mark OR done_to > locked.low_mark);
+        UPDATE kept_ranges k SET sequences = int8range(done_to, upper(k.sequences))
+        WHERE k.receiver_id = receiver
+          AND (k.pipeline_id, k.batch_time) IN (
+              SELECT u.pipeline, u.at FROM unnest(of_pipelines, of_times) AS u(pipeline, at))
+          AND lower(k.sequences) < done_to;
+    END IF;
 
     IF unread THEN
         -- Nothing reads the stream: its own retention decides, by binary search on the primary key.
@@ -107,7 +175,7 @@ BEGIN
 
     -- The newest row stays whatever its age: the next row continues its sequence, epoch and totals.
     goes_to := least(keep_from - 1, newest.sequence - 1, locked.low_mark + max_rows);
-    more := goes_to < least(keep_from - 1, newest.sequence - 1);
+    more := more_released OR goes_to < least(keep_from - 1, newest.sequence - 1);
     IF goes_to <= locked.low_mark THEN
         RETURN NEXT;
         RETURN;
@@ -131,12 +199,46 @@ BEGIN
         END IF;
     END IF;
 
+    span := int8range(locked.low_mark + 1, goes_to + 1);
     INSERT INTO cleanup_events (receiver_id, sequences, blocks, records, bytes, unread_records)
-    VALUES (receiver, int8range(locked.low_mark + 1, goes_to, '[]'), blocks, records, bytes, unread_records);
-    DELETE FROM blocks b
-    WHERE b.receiver_id = receiver AND b.sequence > locked.low_mark AND b.sequence <= goes_to
-      AND b.segment_id IS NOT NULL;
+    VALUES (receiver, span, blocks, records, bytes, unread_records);
+    -- Read after the unfinished batches: a batch that is quarantined meanwhile is seen as one or the other.
+    SELECT range_agg(k.sequences * span) INTO kept FROM kept_ranges k
+    WHERE k.receiver_id = receiver AND k.released_at IS NULL AND k.sequences && span;
+    FOR part IN SELECT u FROM unnest(int8multirange(span) - coalesce(kept, '{}')) AS u LOOP
+        DELETE FROM blocks b
+        WHERE b.receiver_id = receiver AND b.sequence >= lower(part) AND b.sequence < upper(part)
+          AND b.segment_id IS NOT NULL;
+    END LOOP;
+    INSERT INTO kept_segments AS k (segment_id, receiver_id, blocks)
+    SELECT b.segment_id, receiver, count(*)
+    FROM unnest(kept) AS u
+    JOIN blocks b ON b.receiver_id = receiver AND b.sequence >= lower(u) AND b.sequence < upper(u)
+    WHERE b.segment_id IS NOT NULL
+    GROUP BY b.segment_id
+    ON CONFLICT (segment_id) DO UPDATE SET blocks = k.blocks + excluded.blocks;
     UPDATE receivers SET low_mark = goes_to WHERE id = receiver;
+    -- A pipeline's ranges of the receiver follow each other in time, too, so those that may go come before the last one
+    -- that begins below the low mark. An earlier version kept rows of blocks, by the ranges of the batch's whole window.
+    DELETE FROM batch_allocations d WHERE d.ctid = ANY (ARRAY(
+        SELECT gone.ctid
+        FROM cursors c
+        CROSS JOIN LATERAL (
+            SELECT least(hour_ago, CASE WHEN upper(a.sequences) <= goes_to + 1 THEN a.batch_time + interval '1 us'
+                                        ELSE a.batch_time END) AS before
+            FROM batch_allocations a
+            WHERE a.pipeline_id = c.pipeline_id AND a.receiver_id = receiver AND lower(a.sequences) <= goes_to
+            ORDER BY lower(a.sequences) DESC LIMIT 1) AS last
+        CROSS JOIN LATERAL (
+            SELECT a.ctid FROM batch_allocations a
+            WHERE a.pipeline_id = c.pipeline_id AND a.receiver_id = receiver
+              AND a.batch_time < last.before
+              AND NOT EXISTS (SELECT FROM kept_ranges k WHERE k.receiver_id = receiver
+                              AND k.pipeline_id = c.pipeline_id AND k.sequences && a.sequences)
+            ORDER BY a.batch_time LIMIT max_rows FOR UPDATE SKIP LOCKED) AS gone
+        -- Of a removed receiver they stay with their batches: they say when it can be forgotten.
+        WHERE c.receiver_id = receiver AND locked.removed_at IS NULL
+          AND NOT EXISTS (SELECT FROM kept_block_rows k WHERE k.pipeline_id = c.pipeline_id)));
     RETURN NEXT;
 END
 $$;

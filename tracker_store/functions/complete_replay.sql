@@ -1,7 +1,7 @@
 -- complete_replay: end a replay as succeeded once the commit of each output that it had to replace is its own.
 --
 -- A COMPLETED batch stays as it is, with the delays of the run that completed it first. A QUARANTINED one becomes
--- COMPLETED once each output that is `due` has a commit: its kept blocks are deleted, and a pipeline that it had halted
+-- COMPLETED once each output that is `due` has a commit: its kept blocks are released, and a pipeline that it had halted
 -- goes on.
 -- Locks: the pipeline's row, then the batch's; attempt and commits are read in later statements.
 CREATE FUNCTION forebay.complete_replay(
@@ -48,7 +48,9 @@ BEGIN
                           WHERE c.pipeline_id = pipeline AND c.output = o AND c.batch_time = at_time)) THEN
         UPDATE batches SET state = 'COMPLETED', completed_at = clock_timestamp(), attempt = number, reason = ''
         WHERE pipeline_id = pipeline AND batch_time = at_time;
-        DELETE FROM kept_blocks k WHERE k.pipeline_id = pipeline AND k.batch_time = at_time;
+        UPDATE kept_ranges k SET released_at = clock_timestamp()
+        WHERE k.pipeline_id = pipeline AND k.batch_time = at_time AND k.released_at IS NULL;
+        DELETE FROM kept_block_rows k WHERE k.pipeline_id = pipeline AND k.batch_time = at_time;
         -- A batch that was quarantined after it, while the pipeline was halted, takes over the halt.
         UPDATE pipelines SET halted_by = (SELECT min(b.batch_time) FROM batches b WHERE b.pipeline_id = pipeline
                                           AND b.batch_time > at_time AND b.state = 'QUARANTINED')

@@ -1,6 +1,7 @@
--- discard_batch: a person discards a quarantined or a blocked batch; its kept blocks go, and files that only they needed
--- can be deleted.
+-- discard_batch: a person discards a quarantined or a blocked batch; its kept blocks are released, and clean-up deletes
+-- them and files that only they needed.
 --
+-- `kept` counts sequences, epoch markers among them.
 -- Locks: the pipeline's row, then the batch's; whether a replay runs is read in a later statement.
 CREATE FUNCTION forebay.discard_batch(pipeline bigint, at_time timestamptz)
 RETURNS TABLE (outcome text, detail text, kept bigint)
@@ -11,6 +12,7 @@ AS $$
 DECLARE
     batch batches;
     running text;
+    released bigint;
 BEGIN
     PERFORM 1 FROM pipelines p WHERE p.id = pipeline FOR NO KEY UPDATE;
     SELECT * INTO batch FROM batches b WHERE b.pipeline_id = pipeline AND b.batch_time = at_time FOR UPDATE;
@@ -23,8 +25,14 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    DELETE FROM kept_blocks k WHERE k.pipeline_id = pipeline AND k.batch_time = at_time;
+    WITH gone AS (
+        UPDATE kept_ranges k SET released_at = clock_timestamp()
+        WHERE k.pipeline_id = pipeline AND k.batch_time = at_time AND k.released_at IS NULL
+        RETURNING upper(k.sequences) - lower(k.sequences) AS blocks)
+    SELECT coalesce(sum(g.blocks), 0) INTO released FROM gone g;
+    DELETE FROM kept_block_rows k WHERE k.pipeline_id = pipeline AND k.batch_time = at_time;
     GET DIAGNOSTICS kept = ROW_COUNT;
+    kept := kept + released;
     UPDATE batches SET state = 'DISCARDED', retry_at = NULL WHERE pipeline_id = pipeline AND batch_time = at_time;
     UPDATE pipelines SET halted_by = (SELECT min(b.batch_time) FROM batches b WHERE b.pipeline_id = pipeline
                                       AND b.batch_time > at_time AND b.state = 'QUARANTINED')

@@ -8,8 +8,10 @@
 -- The batch's reason is its most telling failure: that of the newest FAILED attempt, even if later ones were lost. A
 -- BLOCKED batch says what it waits for. A batch that is quarantined while some of its due outputs have a result and
 -- others don't says so first. A replay that fails changes nothing of its batch.
+-- A quarantined batch keeps one range of each receiver, whatever the number of blocks in it.
 -- Locks: the pipeline's row in the first statement (a quarantined batch may halt it), then the batch's. Clean-up skips
--- blocks of an unfinished batch and of its window, so they are all there to be kept.
+-- blocks of an unfinished batch and of its window, so they are all there to be kept; it reads the kept ranges after the
+-- unfinished batches, so it sees this batch as one or the other.
 CREATE FUNCTION forebay.end_attempt(
     pipeline bigint, at_time timestamptz, number integer, failed_run text, message text, failure text,
     max_attempts integer, max_lost_attempts integer, pauses interval[])
@@ -86,22 +88,36 @@ BEGIN
                    ELSE clock_timestamp() + pauses[least(counted, cardinality(pauses))] END
     WHERE pipeline_id = pipeline AND batch_time = at_time;
     IF outcome = 'QUARANTINED' THEN
-        -- Copy its blocks, and those of its longest window, so that the batch does not hold back clean-up.
+        -- Keep its blocks, and those of its longest window, so that the batch does not hold back clean-up.
         SELECT at_time - greatest(interval '1 us', coalesce(max((i.value ->> 'length_ms')::bigint), 0)
                                                    * interval '1 ms') INTO after
         FROM jsonb_each(CASE jsonb_typeof(declared.declaration -> 'outputs') WHEN 'object'
                         THEN declared.declaration -> 'outputs' ELSE '{}' END) AS o
         CROSS JOIN LATERAL jsonb_array_elements(o.value -> 'inputs') AS i
         WHERE jsonb_typeof(i.value) = 'object';
-        INSERT INTO kept_blocks (pipeline_id, batch_time, receiver_id, sequence, added_at, records, bytes, segment_id,
-                                 "offset", length, crc32c)
-        SELECT pipeline, at_time, b.receiver_id, b.sequence, b.added_at, b.records, b.bytes, b.segment_id,
-               b."offset", b.length, b.crc32c
-        FROM batch_allocations a
-        JOIN blocks b ON b.receiver_id = a.receiver_id
-             AND b.sequence >= lower(a.sequences) AND b.sequence < upper(a.sequences)
-        WHERE a.pipeline_id = pipeline AND a.batch_time > after AND a.batch_time <= at_time
-          AND b.segment_id IS NOT NULL
+        -- A pipeline's ranges of a receiver follow each other, so the first and the last of the window give its ends. No
+        -- locks on receivers: what a window that was made longer meanwhile finds below the low mark is gone already.
+        INSERT INTO kept_ranges (pipeline_id, batch_time, receiver_id, sequences, records, bytes)
+        SELECT pipeline, at_time, c.receiver_id, int8range(span.first, span.after_last),
+               coalesce(newest.total_records - oldest.total_records + oldest.records, 0),
+               coalesce(newest.total_bytes - oldest.total_bytes + oldest.bytes, 0)
+        FROM cursors c
+        JOIN receivers r ON r.id = c.receiver_id
+        CROSS JOIN LATERAL (
+            SELECT lower(a.sequences) AS sequence FROM batch_allocations a
+            WHERE a.pipeline_id = pipeline AND a.receiver_id = c.receiver_id
+              AND a.batch_time > after AND a.batch_time <= at_time
+            ORDER BY a.batch_time LIMIT 1) AS first
+        CROSS JOIN LATERAL (
+            SELECT upper(a.sequences) AS sequence FROM batch_allocations a
+            WHERE a.pipeline_id = pipeline AND a.receiver_id = c.receiver_id
+              AND a.batch_time > after AND a.batch_time <= at_time
+            ORDER BY a.batch_time DESC LIMIT 1) AS after_last
+        CROSS JOIN LATERAL (
+            SELECT greatest(first.sequence, r.low_mark + 1) AS first, after_last.sequence AS after_last) AS span
+        LEFT JOIN blocks oldest ON oldest.receiver_id = c.receiver_id AND oldest.sequence = span.first
+        LEFT JOIN blocks newest ON newest.receiver_id = c.receiver_id AND newest.sequence = span.after_last - 1
+        WHERE c.pipeline_id = pipeline AND span.first < span.after_last
         ON CONFLICT DO NOTHING;
         IF declared.declaration -> 'settings' ->> 'on_failure' = 'halt' THEN
             -- The oldest: replaying or discarding a batch lifts only its own halt.

@@ -12,13 +12,16 @@ SET enable_seqscan = off
 AS $$
 DECLARE
     recorded integer;
+    in_batch bigint;
 BEGIN
-    SELECT b.inputs INTO recorded FROM batches b WHERE b.pipeline_id = pipeline AND b.batch_time = at_time;
+    SELECT b.inputs, b.records INTO recorded, in_batch
+    FROM batches b WHERE b.pipeline_id = pipeline AND b.batch_time = at_time;
     IF NOT FOUND OR recorded IS NOT NULL THEN
         RETURN recorded;
     END IF;
-    IF EXISTS (SELECT 1 FROM batch_allocations a JOIN receivers r ON r.id = a.receiver_id
-               WHERE a.pipeline_id = pipeline AND a.batch_time = at_time AND lower(a.sequences) <= r.low_mark) THEN
+    IF in_batch > (
+        SELECT coalesce(sum(a.records), 0) FROM batch_allocations a JOIN receivers r ON r.id = a.receiver_id
+        WHERE a.pipeline_id = pipeline AND a.batch_time = at_time AND lower(a.sequences) > r.low_mark) THEN
         RETURN NULL;
     END IF;
     INSERT INTO batch_inputs (pipeline_id, batch_time, stream_id, source, partition, generation, from_offset, to_offset,

@@ -1,7 +1,7 @@
 -- remove_pipeline: a person removes a pipeline: from now on it holds no block back, and can't be started again.
 --
 -- Refused while it runs: its state is RUNNING, or an attempt at one of its batches is (also a replay). If it is applied
--- again, it is a new pipeline with cursors of its own. The blocks that its quarantined batches kept are deleted,
+-- again, it is a new pipeline with cursors of its own. The blocks that its quarantined batches kept are released,
 -- because they can't be replayed any more. Its cursors stay in their rows, where they hold nothing back: clean-up
 -- counts by them what had been read.
 -- Locks: the pipeline's row, so that no batch is allocated meanwhile; what waits is counted in the next statement.
@@ -30,7 +30,9 @@ BEGIN
     ELSIF EXISTS (SELECT FROM batch_attempts a WHERE a.pipeline_id = pipeline.id AND a.state = 'RUNNING') THEN
         outcome := 'batch runs';
     ELSE
-        DELETE FROM kept_blocks k WHERE k.pipeline_id = pipeline.id;
+        UPDATE kept_ranges k SET released_at = clock_timestamp()
+        WHERE k.pipeline_id = pipeline.id AND k.released_at IS NULL;
+        DELETE FROM kept_block_rows k WHERE k.pipeline_id = pipeline.id;
         UPDATE pipelines p SET removed_at = clock_timestamp(),
             removed_why = format('removed by an operator: %s records had not been in a batch, %s batches were not '
                                  'complete', waiting_records, unfinished_batches + kept_batches)

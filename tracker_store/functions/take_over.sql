@@ -4,7 +4,7 @@
 -- The receiver's row gets the hand-over's assignment and agent, and goes on naming the process before, until that has
 -- signed off. The new process waits for that before it claims; `claim` fences the old one in any case.
 -- A repeated call after a lost answer returns the same. Refused when the hand-over is void or withdrawn, or when the
--- receiver is to stop.
+-- receiver is to stop, or when the agent to which it was offered is another login's.
 -- A receiver that is bound to a host belongs to the new host from now on.
 -- Locks: the receiver's row, so that one of two decisions about it waits for the other; everything is read in the next
 -- statement, whose snapshot is from after the wait. Then the hand-over's row.
@@ -20,7 +20,7 @@ DECLARE
     to_host text;
 BEGIN
     PERFORM 1 FROM receivers r WHERE r.id = receiver FOR UPDATE;
-    IF EXISTS (
+    IF holds_receiver(receiver) AND EXISTS (
         SELECT FROM receivers r
         WHERE r.id = receiver AND r.assignment = under_assignment AND r.state = 'SCHEDULED' AND r.removed_at IS NULL)
     THEN
@@ -30,7 +30,8 @@ BEGIN
     END IF;
     SELECT h.* INTO offered FROM hand_overs h WHERE h.receiver_id = receiver AND h.assignment = under_assignment
     FOR UPDATE;
-    SELECT p.host INTO to_host FROM processes p WHERE p.id = offered.agent_id AND p.ended_at IS NULL;
+    SELECT p.host INTO to_host FROM processes p
+    WHERE p.id = offered.agent_id AND p.ended_at IS NULL AND owns_process(p.id);
     SELECT p.host INTO from_host FROM receivers r JOIN processes p ON p.id = r.agent_id WHERE r.id = receiver;
     UPDATE receivers SET state = 'SCHEDULED', reason = offered.why, since = clock_timestamp(),
                          agent_id = offered.agent_id, assignment = offered.assignment,

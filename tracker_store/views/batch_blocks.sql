@@ -3,15 +3,16 @@ SELECT p.name AS pipeline, e.pipeline_id, e.batch_time, s.name AS stream, r.ordi
        e.added_at, e.records, e.bytes, g.path, e.segment_id, e."offset", e.length, e.crc32c, e.kept
 FROM (
     SELECT a.pipeline_id, a.batch_time, b.receiver_id, b.sequence, b.added_at, b.records, b.bytes, b.segment_id,
-           b."offset", b.length, b.crc32c, false AS kept
+           b."offset", b.length, b.crc32c, b.sequence <= passed.low_mark AS kept
     FROM forebay.batch_allocations a
+    JOIN forebay.receivers passed ON passed.id = a.receiver_id
     JOIN forebay.blocks b ON b.receiver_id = a.receiver_id
          AND b.sequence >= lower(a.sequences) AND b.sequence < upper(a.sequences)
     WHERE b.segment_id IS NOT NULL
     UNION ALL
     SELECT k.pipeline_id, k.batch_time, k.receiver_id, k.sequence, k.added_at, k.records, k.bytes, k.segment_id,
            k."offset", k.length, k.crc32c, true
-    FROM forebay.kept_blocks k
+    FROM forebay.kept_block_rows k
     JOIN forebay.batch_allocations a ON a.pipeline_id = k.pipeline_id AND a.batch_time = k.batch_time
          AND a.receiver_id = k.receiver_id AND k.sequence <@ a.sequences
     WHERE NOT EXISTS (SELECT 1 FROM forebay.blocks b WHERE b.receiver_id = k.receiver_id AND b.sequence = k.sequence)
@@ -41,4 +42,4 @@ COMMENT ON COLUMN forebay.batch_blocks."offset" IS 'Where its frame begins in th
 COMMENT ON COLUMN forebay.batch_blocks.length IS 'How long its frame is, in bytes';
 COMMENT ON COLUMN forebay.batch_blocks.crc32c IS 'The checksum of its frame';
 COMMENT ON COLUMN forebay.batch_blocks.kept IS
-    'True if only kept_blocks still has it (the batch was quarantined, and clean-up has passed)';
+    'True if only a quarantine keeps it: clean-up has passed';

@@ -9,9 +9,14 @@ SELECT d.id AS reader_id, d.name AS reader, s.name AS stream, s.id AS stream_id,
 FROM forebay.readers d
 JOIN forebay.streams s ON s.id = d.stream_id
 LEFT JOIN forebay.receivers r ON r.stream_id = s.id
-LEFT JOIN forebay.reader_cursors c ON c.reader_id = d.id AND c.receiver_id = r.id
-LEFT JOIN forebay.blocks first_row ON first_row.receiver_id = r.id
-     AND first_row.sequence = greatest(coalesce(c.next_sequence, 1), r.low_mark + 1)
+-- Probes, each with OFFSET 0: a join could read all cursors, or all blocks.
+LEFT JOIN LATERAL (
+    SELECT u.next_sequence, u.moved_at FROM forebay.reader_cursors u
+    WHERE u.reader_id = d.id AND u.receiver_id = r.id OFFSET 0) AS c ON true
+LEFT JOIN LATERAL (
+    SELECT b.sequence, b.added_at, b.records, b.bytes, b.total_records, b.total_bytes FROM forebay.blocks b
+    WHERE b.receiver_id = r.id AND b.sequence = greatest(coalesce(c.next_sequence, 1), r.low_mark + 1)
+    OFFSET 0) AS first_row ON true
 LEFT JOIN LATERAL (
     SELECT b.sequence, b.total_records, b.total_bytes FROM forebay.blocks b
     WHERE b.receiver_id = r.id AND first_row.sequence IS NOT NULL ORDER BY b.sequence DESC LIMIT 1) AS newest ON true

@@ -3,24 +3,36 @@ SELECT s.name AS stream, r.ordinal, r.id AS receiver_id, r.state, r.desired_stat
        agent.name AS agent, agent.host, r.assignment, newest.epoch, newest.sequence AS newest_sequence,
        coalesce(newest.total_records, 0) AS records, coalesce(newest.total_bytes, 0) AS bytes,
        newest.added_at AS last_block_at, r.rate_limit, r.stream_id,
-       (SELECT count(*) FROM forebay.dead_letters d WHERE d.receiver_id = r.id AND d.part = 0) AS dead_letters,
+       coalesce((SELECT t.dead_letters + t.dropped_dead_letters
+                 FROM forebay.storage_totals t WHERE t.receiver_id = r.id), 0)::bigint AS dead_letters,
        error.at AS last_error_at, error.message AS last_error,
        (holder.queued ->> r.id::text)::integer AS queued_blocks
 FROM forebay.receivers r
 JOIN forebay.streams s ON s.id = r.stream_id
-LEFT JOIN forebay.processes agent ON agent.id = r.agent_id
-LEFT JOIN forebay.processes holder ON holder.id = r.process_id AND holder.ended_at IS NULL
+-- Probes, each with OFFSET 0: a join could read all processes that ever were.
+LEFT JOIN LATERAL (
+    SELECT p.name, p.host FROM forebay.processes p WHERE p.id = r.agent_id OFFSET 0) AS agent ON true
+LEFT JOIN LATERAL (
+    SELECT p.queued FROM forebay.processes p
+    WHERE p.id = r.process_id AND p.ended_at IS NULL OFFSET 0) AS holder ON true
 LEFT JOIN LATERAL (
     SELECT b.epoch, b.sequence, b.total_records, b.total_bytes, b.added_at FROM forebay.blocks b
     WHERE b.receiver_id = r.id ORDER BY b.sequence DESC LIMIT 1) AS newest ON true
+-- A probe for each kind: one for both could read all of them, and sort.
 LEFT JOIN LATERAL (
-    SELECT v.at, v.message FROM forebay.receiver_events v
-    WHERE v.receiver_id = r.id AND v.kind IN ('ERROR', 'FAILED') ORDER BY v.id DESC LIMIT 1) AS error ON true
+    SELECT e.at, e.message
+    FROM (
+        (SELECT v.id, v.at, v.message FROM forebay.receiver_events v
+         WHERE v.receiver_id = r.id AND v.kind = 'ERROR' ORDER BY v.id DESC LIMIT 1)
+        UNION ALL
+        (SELECT v.id, v.at, v.message FROM forebay.receiver_events v
+         WHERE v.receiver_id = r.id AND v.kind = 'FAILED' ORDER BY v.id DESC LIMIT 1)) AS e
+    ORDER BY e.id DESC LIMIT 1) AS error ON true
 WHERE r.removed_at IS NULL;
 
 COMMENT ON VIEW forebay.receiver_status IS
     'Each receiver: its state and why, where it runs, what it has registered, its last error. Costs a few probes of '
-    'an index per receiver, and its dead letters and events back to the last error.';
+    'an index per receiver.';
 COMMENT ON COLUMN forebay.receiver_status.stream IS 'The stream that it receives for';
 COMMENT ON COLUMN forebay.receiver_status.ordinal IS 'Its number within the stream, from 1';
 COMMENT ON COLUMN forebay.receiver_status.receiver_id IS 'Its id in every other table';
@@ -40,7 +52,8 @@ COMMENT ON COLUMN forebay.receiver_status.bytes IS 'The same in bytes as stored'
 COMMENT ON COLUMN forebay.receiver_status.last_block_at IS 'When its newest block or marker was added';
 COMMENT ON COLUMN forebay.receiver_status.rate_limit IS 'Records per second that it may take in; null: no limit';
 COMMENT ON COLUMN forebay.receiver_status.stream_id IS 'The stream''s id';
-COMMENT ON COLUMN forebay.receiver_status.dead_letters IS 'Records that could not be processed and are kept aside';
+COMMENT ON COLUMN forebay.receiver_status.dead_letters IS
+    'Records that could not be processed: kept aside, or over their sender''s budget and counted only';
 COMMENT ON COLUMN forebay.receiver_status.last_error_at IS
     'When its last error was reported; null when there was none (K07, K08 of the original)';
 COMMENT ON COLUMN forebay.receiver_status.last_error IS 'What that error said';

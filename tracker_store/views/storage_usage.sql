@@ -4,11 +4,14 @@ SELECT s.name AS stream, r.ordinal, r.id AS receiver_id, r.stream_id,
        coalesce(newest.total_records - oldest.total_records + oldest.records, 0)::bigint AS records,
        coalesce(newest.total_bytes - oldest.total_bytes + oldest.bytes, 0)::bigint AS bytes,
        oldest.added_at AS oldest_added_at,
-       coalesce(g.open, 0)::bigint AS open_segments, coalesce(unsealed.segments, 0)::bigint AS left_segments,
-       coalesce(g.sealed, 0)::bigint AS sealed_segments,
-       coalesce(g.deleting, 0)::bigint AS deleting_segments, coalesce(g.bytes, 0)::bigint AS segment_bytes,
+       coalesce(unsealed.open, 0)::bigint AS open_segments, coalesce(unsealed.segments, 0)::bigint AS left_segments,
+       coalesce(t.sealed_segments, 0)::bigint AS sealed_segments,
+       coalesce(t.deleting_segments, 0)::bigint AS deleting_segments,
+       coalesce(t.segment_bytes, 0)::bigint AS segment_bytes,
        coalesce(k.blocks, 0)::bigint AS kept_blocks, coalesce(k.bytes, 0)::bigint AS kept_bytes,
-       coalesce(d.records, 0)::bigint AS dead_letters, coalesce(d.bytes, 0)::bigint AS dead_letter_bytes
+       coalesce(t.dead_letters, 0)::bigint AS dead_letters,
+       coalesce(t.dead_letter_bytes, 0)::bigint AS dead_letter_bytes,
+       coalesce(t.dropped_dead_letters, 0)::bigint AS dropped_dead_letters
 FROM forebay.receivers r
 JOIN forebay.streams s ON s.id = r.stream_id
 LEFT JOIN LATERAL (
@@ -17,25 +20,25 @@ LEFT JOIN LATERAL (
 LEFT JOIN LATERAL (
     SELECT b.records, b.bytes, b.total_records, b.total_bytes, b.added_at FROM forebay.blocks b
     WHERE b.receiver_id = r.id AND b.sequence > r.low_mark ORDER BY b.sequence LIMIT 1) AS oldest ON true
-LEFT JOIN (
-    SELECT l.receiver_id, count(*) FILTER (WHERE l.state = 'OPEN') AS open,
-           count(*) FILTER (WHERE l.state = 'SEALED') AS sealed,
-           count(*) FILTER (WHERE l.state = 'DELETING') AS deleting, sum(l.length) AS bytes
-    FROM forebay.log_segments l GROUP BY l.receiver_id) AS g ON g.receiver_id = r.id
 LEFT JOIN LATERAL (
-    SELECT count(*) AS segments FROM forebay.log_segments l
-    WHERE l.receiver_id = r.id AND l.state = 'OPEN'
-      AND (r.state IN ('INACTIVE', 'FAILED') OR l.epoch < newest.epoch)) AS unsealed ON true
+    SELECT * FROM forebay.storage_totals u WHERE u.receiver_id = r.id OFFSET 0) AS t ON true
+LEFT JOIN LATERAL (
+    SELECT count(*) AS open, count(*) FILTER (
+               WHERE r.state IN ('INACTIVE', 'FAILED') OR l.epoch < newest.epoch) AS segments
+    FROM forebay.log_segments l
+    WHERE l.receiver_id = r.id AND l.state = 'OPEN') AS unsealed ON true
 LEFT JOIN (
-    SELECT l.receiver_id, count(*) AS blocks, sum(l.bytes) AS bytes
-    FROM forebay.kept_blocks l GROUP BY l.receiver_id) AS k ON k.receiver_id = r.id
-LEFT JOIN (
-    SELECT l.receiver_id, count(*) FILTER (WHERE l.part = 0) AS records, sum(l.bytes) AS bytes
-    FROM forebay.dead_letters l GROUP BY l.receiver_id) AS d ON d.receiver_id = r.id;
+    SELECT l.receiver_id, sum(l.blocks) AS blocks, sum(l.bytes) AS bytes
+    FROM (
+        SELECT q.receiver_id, upper(q.sequences) - lower(q.sequences) AS blocks, q.bytes
+        FROM forebay.kept_ranges q WHERE q.released_at IS NULL
+        UNION ALL
+        SELECT w.receiver_id, 1, w.bytes FROM forebay.kept_block_rows w) AS l
+    GROUP BY l.receiver_id) AS k ON k.receiver_id = r.id;
 
 COMMENT ON VIEW forebay.storage_usage IS
     'What each receiver keeps: blocks, segment files by state, kept blocks, dead letters; removed receivers too. '
-    'Costs a scan of log_segments, kept_blocks and dead_letters, and two probes of blocks per receiver.';
+    'Costs a scan of kept_ranges, the open segments, and a few probes per receiver.';
 COMMENT ON COLUMN forebay.storage_usage.stream IS 'The stream';
 COMMENT ON COLUMN forebay.storage_usage.ordinal IS 'The receiver''s number within the stream';
 COMMENT ON COLUMN forebay.storage_usage.receiver_id IS 'The receiver';
@@ -53,7 +56,9 @@ COMMENT ON COLUMN forebay.storage_usage.sealed_segments IS 'Segment files that a
 COMMENT ON COLUMN forebay.storage_usage.deleting_segments IS
     'Segment files that clean-up has marked and is about to delete';
 COMMENT ON COLUMN forebay.storage_usage.segment_bytes IS 'The length of all segments except the open ones, in bytes';
-COMMENT ON COLUMN forebay.storage_usage.kept_blocks IS 'Blocks that quarantined batches keep, once per batch';
+COMMENT ON COLUMN forebay.storage_usage.kept_blocks IS 'Sequences that quarantined batches keep, epoch markers among them, once per batch';
 COMMENT ON COLUMN forebay.storage_usage.kept_bytes IS 'The same in bytes as stored';
 COMMENT ON COLUMN forebay.storage_usage.dead_letters IS 'Records that could not be processed and are kept aside';
 COMMENT ON COLUMN forebay.storage_usage.dead_letter_bytes IS 'The same in bytes';
+COMMENT ON COLUMN forebay.storage_usage.dropped_dead_letters IS
+    'Records that could not be processed and were counted only: their senders had used up their budgets';

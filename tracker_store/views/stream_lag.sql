@@ -8,11 +8,17 @@ SELECT p.id AS pipeline_id, p.name AS pipeline, s.name AS stream, s.id AS stream
        coalesce(sum(newest.total_bytes - first_row.total_bytes + first_row.bytes), 0)::bigint AS waiting_bytes,
        min(first_row.added_at) AS oldest_added_at
 FROM forebay.pipelines p
-JOIN forebay.streams s ON s.id = ANY (p.stream_ids)
+CROSS JOIN LATERAL (SELECT DISTINCT id FROM unnest(p.stream_ids) AS id) AS of_pipeline
+JOIN forebay.streams s ON s.id = of_pipeline.id
 LEFT JOIN forebay.receivers r ON r.stream_id = s.id
-LEFT JOIN forebay.cursors c ON c.pipeline_id = p.id AND c.receiver_id = r.id
-LEFT JOIN forebay.blocks first_row ON first_row.receiver_id = r.id
-     AND first_row.sequence = greatest(coalesce(c.next_sequence, 1), r.low_mark + 1)
+-- Probes, each with OFFSET 0: a join could read all cursors, or all blocks.
+LEFT JOIN LATERAL (
+    SELECT u.next_sequence FROM forebay.cursors u
+    WHERE u.pipeline_id = p.id AND u.receiver_id = r.id OFFSET 0) AS c ON true
+LEFT JOIN LATERAL (
+    SELECT b.sequence, b.added_at, b.records, b.bytes, b.total_records, b.total_bytes FROM forebay.blocks b
+    WHERE b.receiver_id = r.id AND b.sequence = greatest(coalesce(c.next_sequence, 1), r.low_mark + 1)
+    OFFSET 0) AS first_row ON true
 LEFT JOIN LATERAL (
     SELECT b.sequence, b.total_records, b.total_bytes FROM forebay.blocks b
     WHERE b.receiver_id = r.id AND first_row.sequence IS NOT NULL ORDER BY b.sequence DESC LIMIT 1) AS newest ON true

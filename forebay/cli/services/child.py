@@ -94,6 +94,7 @@ class Child:
     """Declare a child process.
 
     environment: added to the supervisor's own, or the whole environment (`inherit_environment=False`).
+    withheld: variables of secrets that the child does not need, and does not inherit.
     guarded: a guard (`forebay.cli.services.guard`) runs the command and ends it with the supervisor: for programs that
         are not Forebay's. A child without a guard must watch its standard input, a pipe, and end when that closes.
     ready: asked every 0.1 s, in the child's own thread, until it returns True; an error counts as not ready yet.
@@ -110,6 +111,7 @@ class Child:
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     inherit_environment: bool = True
+    withheld: frozenset[str] = frozenset()
     directory: Path | None = None
     guarded: bool = True
     ready: Callable[[], bool] | None = None

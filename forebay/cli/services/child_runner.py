@@ -32,6 +32,8 @@ from forebay.cli.services.child import (
     SupervisorError,
 )
 from forebay.cli.services.run_files import TOKEN_VARIABLE, ProcessIdentity, RunFile
+from receiver_runtime.child_environment import environment_without
+from tracker_store.log_files import open_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _POLL_SECONDS = 0.05  # between two looks at a process that is to end
-_LOG_FILE_BYTES = 16 * 1024 * 1024  # a larger log is renamed to .1 at the child's next start: logs stay bounded
 
 
 class ChildRunner(threading.Thread):
@@ -128,7 +129,8 @@ class ChildRunner(threading.Thread):
 
     def _spawn(self, run_file: RunFile) -> tuple[subprocess.Popen[bytes], RunFile]:
         child = self.child
-        environment = {**(os.environ if child.inherit_environment else {}), **child.environment}
+        inherited = environment_without(child.withheld) if child.inherit_environment else {}
+        environment = {**inherited, **child.environment}
         environment[TOKEN_VARIABLE] = run_file.token
         # Without .pyc files each process of Dagster takes seconds more to import it.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -137,9 +139,8 @@ class ChildRunner(threading.Thread):
         if child.guarded:
             command = [*_guard_command(child), "--status-fd", str(status_write), "--", *command]
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        _roll(self.log_file)
         try:
-            with self.log_file.open("ab") as log:
+            with open_log(self.log_file) as log:
                 # A new session: a terminal's Ctrl-C must reach only the supervisor, which stops all in order.
                 process = subprocess.Popen(  # noqa: S603 - running commands is its purpose
                     command,
@@ -262,12 +263,6 @@ def _meaning(code: int) -> str:
         with contextlib.suppress(ValueError):
             return f"ended by {signal.Signals(code - guard.SIGNAL_BASE).name}"
     return f"ended with code {code}"
-
-
-def _roll(log_file: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        if log_file.stat().st_size > _LOG_FILE_BYTES:
-            log_file.replace(log_file.with_name(log_file.name + ".1"))
 
 
 def _close(descriptor: int) -> None:

@@ -21,6 +21,7 @@ import structlog
 
 from forebay.cli.services.child import Child, ChildEvent, ChildEventKind, ChildState, ChildStatus, SupervisorError
 from forebay.cli.services.child_runner import ChildRunner
+from forebay.cli.services.private_home import make_home_private
 from forebay.cli.services.run_files import run_files
 from forebay.cli.services.supervisor_lock import take_lock
 
@@ -77,7 +78,7 @@ class Supervisor:
         self._at_once = threading.Event()
 
     def __enter__(self) -> Self:
-        self.home.mkdir(parents=True, exist_ok=True)
+        make_home_private(self.home)
         with contextlib.ExitStack() as entering:
             self._lock_file = entering.enter_context(take_lock(self.home))
             for left in run_files(self.home / "run"):

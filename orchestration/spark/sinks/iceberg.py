@@ -21,6 +21,7 @@ from orchestration.spark.sinks.file_table import FileTableSink
 from orchestration.spark.sinks.parquet_staging import with_batch_time
 from orchestration.spark.sinks.sink import Committed, SinkError, Written
 from orchestration.spark.sinks.table_columns import check_fit
+from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.secret import Secret, SecretError
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ _ATTEMPT = "forebay.attempt"
 _RUN = "forebay.run"
 _ROWS = "forebay.rows"
 _SECRET = re.compile(r"password|secret|token|credential|access-key|session", re.IGNORECASE)
-# Matches user:password@ in a URL.
-_LOGIN = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 _REFERENCE = ("env:", "file:/")
 
 
@@ -200,7 +199,7 @@ def _checked(key: str, value: str | Secret) -> str | Secret:
     """Return a reference as a Secret, and a literal unchanged. Raises DeclarationError if a literal is a secret."""
     if isinstance(value, Secret) or hasattr(value, "env_var_name") or value.startswith("env:"):
         return Secret.of(value)
-    if _SECRET.search(key) or _LOGIN.search(value):
+    if _SECRET.search(key) or SecretUrl(value).has_secret:
         if value.startswith(_REFERENCE):
             return Secret.of(value)
         message = (

@@ -34,6 +34,7 @@ from orchestration.spark.sinks.parquet_staging import staged_files
 from orchestration.spark.sinks.sink import Guarantee, Sink, Step, Written, unchecked
 from orchestration.spark.sinks.table_columns import arrow_schema
 from receiver_runtime.block_store.roots import OBJECT_SCHEMES, without_secrets
+from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.secret import Secret, SecretError
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ class ParquetSink(Sink):
             # Not by Spark, which would write times in its own type, which loses the time zone when it is rewritten.
             rows = _write_by_tasks(result, directory, attempt)
         else:
+            # Hadoop does not know this process's umask: what it makes would be open to other accounts.
+            directory.parent.mkdir(parents=True, exist_ok=True)
             # Hadoop's paths are not percent-encoded, so this is no `as_uri()`.
             result.write.parquet(f"file:{directory}")
             files = _data_files(directory)
@@ -206,7 +209,7 @@ def _objects(path: str | Path | Secret) -> ParquetObjects | None:
             f"SCHEME://BUCKET/PREFIX, with one of {', '.join(OBJECT_SCHEMES)}"
         )
         raise DeclarationError(message)
-    if "@" in parts.netloc:
+    if "@" in parts.netloc or SecretUrl(path).has_secret:
         message = (
             f"ParquetSink: {without_secrets(path)!r} has a user or a password in it: leave them to the environment "
             '(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), or give the whole URL by EnvVar("NAME")'

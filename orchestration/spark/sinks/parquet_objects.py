@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestration.spark.sinks.parquet_names import (
@@ -52,7 +52,7 @@ _WHOLE = 1 << 30
 class _ObjectStaging(ParquetStaging):
     """Staging on the object store at `url`; `directory` is a key's prefix."""
 
-    url: str = ""
+    url: str = field(default="", repr=False)
 
     def create(self, file: str) -> Any:  # noqa: ANN401
         return open_objects(self.url).create(file)

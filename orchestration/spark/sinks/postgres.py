@@ -16,7 +16,7 @@ import secrets
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 from orchestration.pipeline import DeclarationError
 from orchestration.spark.sinks.batch_column import BATCH_TIME
@@ -32,6 +32,7 @@ from orchestration.spark.sinks.sink import (
     Step,
     Written,
 )
+from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.secret import Secret, SecretError
 
 if TYPE_CHECKING:
@@ -189,6 +190,8 @@ class PostgresSink(Sink):
 
     def _commit(self, columns: list[Column], staged: dict[str, int], attempt: OutputAttempt) -> int:
         """Record the attempt and change the table in one transaction. Raises AttemptOutdatedError."""
+        from tracker_store.pooler import strong_commit  # noqa: PLC0415  declaring a sink needs no driver
+
         rows = sum(staged.values())
         with (
             closing(self._connect(attempt)) as connection,
@@ -196,6 +199,8 @@ class PostgresSink(Sink):
             connection,
             connection.cursor() as cursor,
         ):
+            # A commit that is answered must not be lost by a crash of the target: the driver log's row follows it.
+            cursor.execute(strong_commit(is_local=True))
             # A process that is paused here must not block the attempt that replaces it.
             cursor.execute("SET LOCAL idle_in_transaction_session_timeout = '60s'; SET LOCAL lock_timeout = '5min'")
             cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"forebay {self.target}",))
@@ -461,7 +466,7 @@ class PostgresSink(Sink):
             password = None if self._password is None else self._password.resolve()
         except SecretError as error:
             raise SinkError(f"{attempt.name}: {error}") from None
-        return Address(url, password, f"forebay {attempt.pipeline}.{attempt.output}")
+        return Address(SecretUrl(url), password, f"forebay {attempt.pipeline}.{attempt.output}")
 
     def _connect(self, attempt: OutputAttempt) -> Any:  # noqa: ANN401
         try:
@@ -542,7 +547,7 @@ def _checked_url(url: str | Secret) -> str | Secret:
             raise DeclarationError(message) from None
     try:
         parts = urlsplit(text)
-        holds_password = parts.password is not None or any(name == "password" for name, _ in parse_qsl(parts.query))
+        holds_password = parts.password is not None or SecretUrl(text).has_secret
     except ValueError:
         message = "PostgresSink: url: it can't be read: write postgresql://USER@HOST:PORT/DATABASE"
         raise DeclarationError(message) from None

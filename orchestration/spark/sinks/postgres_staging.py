@@ -11,12 +11,13 @@ import json
 import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import pyarrow as pa
+
+    from receiver_runtime.block_store.secret_url import SecretUrl
 
 #: The columns of a task's answer: its staging table, and the number of rows in it.
 ANSWER = "staging string, rows bigint"
@@ -31,7 +32,7 @@ class TargetError(Exception):
 class Address:
     """The address of the target with resolved secrets; it is sent to the tasks, and never printed."""
 
-    url: str = field(repr=False)
+    url: SecretUrl
     password: str | None = field(repr=False)
     application_name: str
 
@@ -39,7 +40,7 @@ class Address:
         """Return a new connection. Raises TargetError."""
         import psycopg2  # noqa: PLC0415  declaring a sink needs no driver
 
-        scheme, separator, rest = self.url.partition("://")
+        scheme, separator, rest = self.url.reveal().partition("://")
         if scheme.partition("+")[0] not in ("postgresql", "postgres") or not separator:
             # No part of a secret's value may be shown.
             raise TargetError("the target's URL is none of Postgres: write postgresql://USER@HOST:PORT/DATABASE")
@@ -62,14 +63,8 @@ class Address:
             raise TargetError(f"no connection to the target: {self._without_secrets(str(error).strip())}") from None
 
     def _without_secrets(self, text: str) -> str:
-        try:
-            password = urlsplit(self.url).password or ""
-            hidden = [self.password, password, unquote(password)]
-        except ValueError:
-            hidden = [self.password]
-        for secret in filter(None, hidden):
-            text = text.replace(secret, "***")
-        return text
+        text = self.url.scrub(text)
+        return text if not self.password else text.replace(self.password, "***")
 
 
 @dataclass(frozen=True, slots=True)

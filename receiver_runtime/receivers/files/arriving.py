@@ -24,8 +24,6 @@ from itertools import islice
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
-import pyarrow as pa
-
 from receiver_runtime.clock import SystemClock
 from receiver_runtime.receivers.files.content import (
     Content,
@@ -34,7 +32,9 @@ from receiver_runtime.receivers.files.content import (
     OpenContents,
     OpenedFile,
     codec_of,
+    open_compressed,
 )
+from receiver_runtime.receivers.files.local_tree import LocalTree, SymlinkRefusedError
 from receiver_runtime.receivers.files.records import LineReader, Part, Reading, read_whole
 from receiver_runtime.sources.files import FileLines
 from tracker_store.blocks import Position
@@ -75,6 +75,11 @@ class Found:
 class Folder(Protocol):
     """A directory or prefix that is listed. Every method raises OSError."""
 
+    @property
+    def refused(self) -> Sequence[tuple[str, OSError]]:
+        """Return the entries that the last listing left out although they lead to files, each with the reason."""
+        ...
+
     def files(self) -> Iterator[Found]:
         """Yield every file below, in any order."""
         ...
@@ -93,14 +98,17 @@ class Folder(Protocol):
 
 
 class LocalFolder:
-    """A directory of this host."""
+    """A directory of this host. With ``follow_symlinks``, links to files below it are read too."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, *, follow_symlinks: bool = False) -> None:
         self._root = root.rstrip("/") or "/"
+        self._tree = LocalTree(self._root, follow_symlinks=follow_symlinks)
+        self.refused: list[tuple[str, OSError]] = []
 
     def files(self) -> Iterator[Found]:
         """See ``Folder``. Raises also where a subdirectory can't be listed."""
         directories = [""]
+        self.refused = []
         while directories:
             below = directories.pop()
             with os.scandir(f"{self._root}/{below}") as entries:
@@ -108,27 +116,38 @@ class LocalFolder:
                     if entry.name.startswith(("_", ".")):
                         continue
                     path = f"{below}{entry.name}"
-                    try:
-                        status = entry.stat()
-                    except FileNotFoundError:
+                    status = self._status(entry, path)
+                    if status is None:
                         continue
-                    except OSError:
-                        if entry.is_symlink():
-                            # Skip a link that leads to itself.
-                            continue
-                        raise
                     if stat.S_ISDIR(status.st_mode) and not entry.is_symlink():
                         directories.append(f"{path}/")
                     elif stat.S_ISREG(status.st_mode):
                         yield Found(path, status.st_size, status.st_mtime_ns // 10**6)
 
+    def _status(self, entry: os.DirEntry[str], path: str) -> os.stat_result | None:
+        """Return the status of an entry; None: it is gone, or a link that is not followed. Raises OSError."""
+        if not entry.is_symlink():
+            try:
+                return entry.stat()
+            except FileNotFoundError:
+                return None
+        try:
+            return self._tree.status(self.shown(path))
+        except SymlinkRefusedError as error:
+            if _leads_to_file(entry):
+                self.refused.append((path, error))
+        except OSError:
+            # It leads to itself, or to nothing.
+            pass
+        return None
+
     def open_plain(self, path: str) -> Content:
         """See ``Folder``."""
-        return LocalFile(self.shown(path))
+        return LocalFile(self.shown(path), self._tree)
 
     def open_raw(self, path: str) -> Any:  # noqa: ANN401
         """See ``Folder``."""
-        return pa.OSFile(self.shown(path))
+        return open_compressed(self.shown(path), self._tree)
 
     def shown(self, path: str) -> str:
         """See ``Folder``."""
@@ -145,6 +164,7 @@ class ObjectFolder:
     """
 
     def __init__(self, filesystem: Any, prefix: str, url: str) -> None:  # noqa: ANN401
+        self.refused = ()
         self._filesystem = filesystem
         self._prefix = prefix.strip("/")
         self._url = url.rstrip("/")
@@ -172,6 +192,13 @@ class ObjectFolder:
     def shown(self, path: str) -> str:
         """See ``Folder``."""
         return f"{self._url}/{path}"
+
+
+def _leads_to_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:
+        return False
 
 
 @dataclass(slots=True, eq=False)
@@ -259,6 +286,9 @@ class ArrivingCatalog:
         self._look_at = now + self._settings.poll_interval
         try:
             present = {found.path: found for found in self._folder.files() if self._is_wanted(found.path)}
+            for path, refused in self._folder.refused:
+                if self._is_wanted(path):
+                    self._report_once(path, "is not read", refused)
         except OSError as error:
             if not self._is_unavailable:
                 self._is_unavailable = True

@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
+from receiver_runtime.receivers.files.local_tree import open_local
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
+
+    from receiver_runtime.receivers.files.local_tree import LocalTree
 
 #: pyarrow's codec by the suffix of a compressed file's name.
 CODECS = {".bz2": "bz2", ".gz": "gzip", ".zst": "zstd"}
@@ -39,10 +43,15 @@ def codec_of(path: str) -> str | None:
 
 
 class LocalFile:
-    """A plain file, read by its descriptor: renaming or deleting it does not matter."""
+    """A plain file, read by its descriptor: renaming or deleting it does not matter.
 
-    def __init__(self, path: str) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    Args:
+        path: of a regular file.
+        tree: the directory below which it must be; None: the caller trusts the file's directory.
+    """
+
+    def __init__(self, path: str, tree: LocalTree | None = None) -> None:
+        self.descriptor = open_local(path) if tree is None else tree.open(path)
 
     @property
     def stat(self) -> os.stat_result:
@@ -59,6 +68,11 @@ class LocalFile:
     def close(self) -> None:
         """Close the descriptor."""
         os.close(self.descriptor)
+
+
+def open_compressed(path: str, tree: LocalTree) -> Any:  # noqa: ANN401  pyarrow has no types
+    """Open a file's compressed bytes from their beginning, as pyarrow's file. Raises OSError."""
+    return pa.PythonFile(os.fdopen(tree.open(path), "rb", buffering=0), mode="r")
 
 
 class OpenedFile:

@@ -75,7 +75,7 @@ class WholeFilesReceiver(_ArrivingFilesReceiver):
 def _folder_of(source: FileLines | WholeFiles) -> Folder:
     """Return the folder of a source. Raises SecretError and ObjectStoreUrlError."""
     if not source.is_object_store:
-        return LocalFolder(source.path)
+        return LocalFolder(source.path, follow_symlinks=source.follow_symlinks)
     options = source.resolved_options()
     keys = [quote(options.pop(name, ""), safe="") for name in ("access_key", "secret_key")]
     scheme, _, rest = source.path.partition("://")

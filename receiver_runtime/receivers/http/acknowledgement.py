@@ -68,6 +68,8 @@ class Waiting:
     content_types: Sequence[str | None] | None = None
     request_key: str | None = None
     keys: Sequence[str | None] | None = None
+    #: With a scope, its keys count only among keys of that scope, and those from before there were scopes.
+    key_scope: str | None = None
     ids: Sequence[str | None] | None = None
     attributes: Sequence[Mapping[str, str] | None] | None = None
     request_attributes: Mapping[str, str] | None = None
@@ -97,16 +99,33 @@ class Waiting:
 
     def key_array(self) -> pa.StringArray | None:
         """Return a key per record, or None where no record has one. A request's key counts for all its records."""
+        return self._key_array(self._scoped)
+
+    def earlier_key_array(self) -> pa.StringArray | None:
+        """Return the keys without their scope, as earlier versions registered them; None without a scope."""
+        return None if self.key_scope is None else self._key_array(lambda key: key)
+
+    def _key_array(self, form: Callable[[str], str]) -> pa.StringArray | None:
         if self.request_key is not None:
-            return pa.repeat(self.request_key, len(self.bodies))
+            return pa.repeat(form(self.request_key), len(self.bodies))
         if self.keys is not None and any(key is not None for key in self.keys):
-            return pa.array(self.keys, pa.string())
+            return pa.array([None if key is None else form(key) for key in self.keys], pa.string())
         return None
+
+    def _scoped(self, key: str) -> str:
+        # No key that a sender gives has this character, so no scoped key equals one without a scope.
+        return key if self.key_scope is None else f"{self.key_scope}\x1f{key}"
 
     def only_key(self) -> str | None:
         """Return the one key that all its records have, which identifies the request; None where there is none."""
+        return next(iter(self.key_forms()), None)
+
+    def key_forms(self) -> Sequence[str]:
+        """Return `only_key` in each form in which it may be registered; empty where there is none."""
         keys = {self.request_key} if self.keys is None or self.request_key is not None else set(self.keys)
-        return keys.pop() if len(keys) == 1 else None
+        if len(keys) != 1 or (key := keys.pop()) is None:
+            return ()
+        return (key,) if self.key_scope is None else (self._scoped(key), key)
 
 
 def _size(attributes: Mapping[str, str] | None) -> int:
@@ -214,7 +233,7 @@ class Acknowledgement:
         self.waiting_records += len(waiting.bodies)
         keys = waiting.key_array()
         if keys is not None:
-            self._submit([waiting], keys)
+            self._submit([waiting], keys, waiting.earlier_key_array())
         else:
             self._gathered.append(waiting)
             if not self._gathering:
@@ -237,16 +256,18 @@ class Acknowledgement:
         self._gathering = False
         group, self._gathered = self._gathered, []
         if group:
-            self._submit(group, None)
+            self._submit(group, None, None)
 
-    def _submit(self, group: Sequence[Waiting], keys: pa.StringArray | None) -> None:
+    def _submit(
+        self, group: Sequence[Waiting], keys: pa.StringArray | None, earlier_keys: pa.StringArray | None
+    ) -> None:
         try:
             batch = batch_of(group)
         except Exception as error:  # noqa: BLE001  passed to the waiting requests
             self._refuse(group, error)
             return
         try:
-            future = self._hand_over.submit(batch, keys, rows_share_keys=True)
+            future = self._hand_over.submit(batch, keys, earlier_keys=earlier_keys, rows_share_keys=True)
         except Exception as error:  # noqa: BLE001  passed to the waiting requests
             self._refuse(group, error)
             self._on_failed(error)

@@ -7,6 +7,7 @@ batches on the way to the block generator. This module never reads a request and
 from __future__ import annotations
 
 import math
+import threading
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,8 @@ _PIECES_PER_SECOND = 10
 
 
 class Admission:
-    """Check the receiver's state and its room. Its methods belong to the server's loop.
+    """Check the receiver's state and its room. Its methods belong to the server's loop, except those that
+    say otherwise.
 
     Args:
         source: the limits.
@@ -51,8 +53,24 @@ class Admission:
         self._acknowledgement = acknowledgement
         self._buffering = buffering
         self._draining = draining
+        # Guards the count: threads that decompress change it too.
+        self._lock = threading.Lock()
         #: Bytes of the bodies that are being read, decompressed or parsed; the body reader counts them.
         self.body_bytes = 0
+
+    def count_body_bytes(self, nbytes: int) -> None:
+        """Add ``nbytes``, which may be negative, to the bytes of bodies. Safe from any thread."""
+        with self._lock:
+            self.body_bytes += nbytes
+
+    def check_grown(self, own_bytes: int) -> Refused | None:
+        """Return why a body that is being decompressed has no room among the others, or None. Safe from any thread.
+
+        Args:
+            own_bytes: how many of ``body_bytes`` are the body's own. A body that is alone always has room.
+        """
+        waits = self._waiting_bytes()
+        return self._no_room(waits) if waits > max(own_bytes, self._source.max_waiting_bytes) else None
 
     def check_ready(self) -> Refused | None:
         """Return why the receiver takes no request now, or None."""
@@ -69,14 +87,9 @@ class Admission:
 
     def check_room(self, nbytes: int) -> Refused | None:
         """Return why the receiver takes no further ``nbytes`` now, or None."""
-        waits = self._acknowledgement.waiting_bytes + self.body_bytes + self._buffering.waiting_bytes
+        waits = self._waiting_bytes()
         if waits and waits + nbytes > self._source.max_waiting_bytes:
-            return Refused(
-                HTTPStatus.TOO_MANY_REQUESTS,
-                f"requests with {waits} bytes are not answered yet, max_waiting_bytes is "
-                f"{self._source.max_waiting_bytes}: send again in a moment",
-                RETRY_SECONDS,
-            )
+            return self._no_room(waits)
         records = self._acknowledgement.waiting_records
         # A limit in bytes counts as a limit in records of the size that the waiting ones have.
         rate = self._supervisor.block_path.piece(records, self._acknowledgement.waiting_bytes) * _PIECES_PER_SECOND
@@ -87,3 +100,14 @@ class Admission:
                 math.ceil(records / rate),
             )
         return None
+
+    def _waiting_bytes(self) -> int:
+        return self._acknowledgement.waiting_bytes + self.body_bytes + self._buffering.waiting_bytes
+
+    def _no_room(self, waits: int) -> Refused:
+        return Refused(
+            HTTPStatus.TOO_MANY_REQUESTS,
+            f"requests with {waits} bytes are not answered yet, max_waiting_bytes is {self._source.max_waiting_bytes}: "
+            "send again in a moment",
+            RETRY_SECONDS,
+        )

@@ -35,6 +35,7 @@ from receiver_runtime.receivers.http.body_reader import BodyReader, RequestBody
 from receiver_runtime.receivers.http.cloud_events import permission
 from receiver_runtime.receivers.http.deadlines import Deadlines
 from receiver_runtime.receivers.http.framing_checks import body_framing, check_framing
+from receiver_runtime.receivers.http.peer_checks import check_origin, missing_host
 from receiver_runtime.receivers.http.pushed import MOST_REJECTED, Pushed, PushRefusedError, header
 from receiver_runtime.receivers.http.records import Plain
 from receiver_runtime.receivers.http.refusals import AWAY_RETRY_SECONDS, RETRY_SECONDS, RefusedError, refusal
@@ -79,7 +80,7 @@ class HttpApp:
         buffering: BufferedHandOver,
         routes: Sequence[Route],
         *,
-        tokens: Sequence[str],
+        tokens: Sequence[tuple[str, str]],
     ) -> None:
         self._receiver = receiver
         self._supervisor = receiver.supervisor
@@ -87,7 +88,8 @@ class HttpApp:
         self._acknowledgement = acknowledgement
         self._buffering = buffering
         self._description = description.describe(source, receiver.supervisor.stream_name, routes)
-        self._tokens = [token.encode() for token in tokens]
+        # Each token, and the scope of the keys that come with it.
+        self._tokens = [(token.encode(), scope) for token, scope in tokens]
         self._asiders = ThreadPoolExecutor(_WORKERS, thread_name_prefix="http dead letters")
         self.draining = asyncio.Event()
         # The storing of a request's dead letters by its key, until the request is registered.
@@ -97,6 +99,8 @@ class HttpApp:
         self._admission = Admission(source, self._supervisor, acknowledgement, buffering, self.draining)
         self._bodies = BodyReader(source, self._admission, self._deadlines)
         self._open_requests = 0
+        # The types of errors of Forebay's own that were logged with their place.
+        self._logged_failures: set[type[Exception]] = set()
         #: Set while no request is being answered.
         self.quiet = asyncio.Event()
         self.quiet.set()
@@ -126,7 +130,10 @@ class HttpApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, as an ASGI application."""
-        if scope["type"] == "http" and scope["path"] == self._own_path:
+        if scope["type"] == "http" and (refused := missing_host(scope["headers"], scope["http_version"])) is not None:
+            await RequestBody(receive, body_framing(scope["headers"])).discard()
+            await _send(send, refuse_by_problem(scope["headers"], refused), close=True)
+        elif scope["type"] == "http" and scope["path"] == self._own_path:
             scope["path_params"] = {}
             await self.take(self._own_routes, scope, receive, send)
         else:
@@ -172,16 +179,23 @@ class HttpApp:
             refused = error.refused
             await body.discard()
             reply = _with_retry((refuse_by_problem if route is None else route.refuse)(headers, refused), refused)
-        except Exception:  # noqa: BLE001  the sender is answered in its route's form
+        except Exception as error:  # noqa: BLE001  the sender is answered in its route's form
             # A fault of Forebay's. Records that were handed in are still registered, and the sender may send again.
             failed = Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "the request failed here: the receiver's log says why")
             reply = (refuse_by_problem if route is None else route.refuse)(headers, failed)
-            _log.exception("a request failed", path=scope["path"])
+            self._report_failure(error)
         finally:
             self._open_requests -= 1
             if not self._open_requests:
                 self.quiet.set()
         await _send(send, reply, close=not body.is_over or self.draining.is_set())
+
+    def _report_failure(self, error: Exception) -> None:
+        """Report a fault of Forebay's; log where it is at the first one of its type, as a sender may repeat it."""
+        self._receiver.report_error("an HTTP request failed by a fault of Forebay's, and was answered 500", error)
+        if type(error) not in self._logged_failures:
+            self._logged_failures.add(type(error))
+            _log.exception("a request failed")
 
     async def _answer(self, route: Route | None, scope: Scope, headers: Headers, body: RequestBody) -> Reply:
         if (not_now := self._admission.check_ready()) is not None:
@@ -189,7 +203,7 @@ class HttpApp:
         route = self._expected(route, scope)
         if scope["method"] == "OPTIONS":
             return self._permit(headers)
-        self._authorize(headers)
+        key_scope = self._authorize(headers)
         check_framing(headers)
         buffered = _is_buffered(scope["query_string"])
         try:
@@ -203,7 +217,7 @@ class HttpApp:
                 "Idempotency-Key: it is not kept with ack=buffered: leave out one of the two",
             )
         parsed = await self._bodies.read(body, route, headers, encoding)
-        waiting = self._waiting(parsed, scope["path"], headers, key)
+        waiting = self._waiting(parsed, scope["path"], headers, key, key_scope)
         self._check_size(waiting, buffered=buffered)
         rejected, why = await self._put_aside(parsed, waiting)
         if not waiting.bodies:
@@ -246,21 +260,24 @@ class HttpApp:
             raise refusal(error.status, str(error)) from error
         return Reply(HTTPStatus.OK, "application/json", b"{}", [("allow", self._methods()), *(granted or {}).items()])
 
-    def _authorize(self, headers: Headers) -> None:
+    def _authorize(self, headers: Headers) -> str | None:
+        """Return the scope of the request's keys: its token's, or None where there are no tokens."""
         if not self._tokens:
-            return
+            check_origin(headers, self._source)
+            return None
         given = [value for name, value in headers if name == b"authorization"]
         match = _BEARER.fullmatch(given[0].decode("latin-1").strip()) if len(given) == 1 else None
         token = (match[1] if match else "").encode("latin-1")
         # Compare all tokens, so that the time that it takes tells nothing about them.
-        matches = [hmac.compare_digest(token, known) for known in self._tokens]
-        if not any(matches):
+        scopes = [scope for known, scope in self._tokens if hmac.compare_digest(token, known)]
+        if not scopes:
             what = "there is none" if not given else "the token is not one of this stream's"
             raise refusal(
                 HTTPStatus.UNAUTHORIZED,
                 f"Authorization: {what}: send 'Authorization: Bearer TOKEN'",
                 www_authenticate="Bearer" if not given else 'Bearer error="invalid_token"',
             )
+        return scopes[0]
 
     def _check_size(self, waiting: Waiting, *, buffered: bool) -> None:
         """Refuse records that have no room: they are larger decompressed, and each has its part of the head."""
@@ -277,12 +294,20 @@ class HttpApp:
             # Before the dead letters are stored, or each repeat of the request would store them again.
             raise _buffer_full()
 
-    def _waiting(self, parsed: Pushed | Plain, path: str, headers: Headers, key: str | None) -> Waiting:
+    def _waiting(
+        self, parsed: Pushed | Plain, path: str, headers: Headers, key: str | None, key_scope: str | None
+    ) -> Waiting:
         kept = self._kept(headers)
         now = time.time_ns() // 1000
         if isinstance(parsed, Plain):
             waiting = Waiting(
-                parsed.bodies, path, now, content_type=parsed.content_type, request_key=key, request_attributes=kept
+                parsed.bodies,
+                path,
+                now,
+                content_type=parsed.content_type,
+                request_key=key,
+                key_scope=key_scope,
+                request_attributes=kept,
             )
         else:
             records = parsed.records
@@ -294,6 +319,7 @@ class HttpApp:
                 # A record's own key identifies it better than the request's key.
                 request_key=None if any(record.key is not None for record in records) else key,
                 keys=[record.key for record in records],
+                key_scope=key_scope,
                 ids=[key if record.id is None else record.id for record in records],
                 attributes=[
                     {**(kept or {}), **(record.attributes or {})} if kept or record.attributes else None
@@ -330,9 +356,10 @@ class HttpApp:
             )
         letters = [DeadLetter(one.reason, one.data) for one in parsed.rejected if one.data]
         key = waiting.only_key()
+        forms = waiting.key_forms()
 
         def put_aside() -> None:
-            if key is None or not self._supervisor.block_path.known_keys([key]):
+            if key is None or not self._supervisor.block_path.known_keys(forms):
                 self._receiver.store_dead_letters(letters)
 
         async with self._in_time():

@@ -1,8 +1,9 @@
 """The bodies of requests: reads, decompresses and parses each within the source's limits of size and time.
 
-From a body's first byte until it is parsed, the admission counts it. Small bodies are parsed on the server's loop,
-others by threads that do nothing else, so that the loop goes on meanwhile. This module never looks at a request's
-records, and never answers a request: what it does not take, it refuses by an error.
+From a body's first byte until it is parsed, the admission counts it, as large as it is when decompressed. Small bodies
+are parsed on the server's loop, others by threads that do nothing else, so that the loop goes on meanwhile. A body
+whose sender has left, or whose time is over, is parsed no further. This module never looks at a request's records, and
+never answers a request: what it does not take, it refuses by an error.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from receiver_runtime.receivers.http.decompression import ENCODINGS, decompressed
+from receiver_runtime.receivers.http.parsing_limits import ParsingLimits, ParsingStoppedError
 from receiver_runtime.receivers.http.pushed import PushRefusedError
-from receiver_runtime.receivers.http.refusals import RefusedError, refusal
+from receiver_runtime.receivers.http.refusals import RETRY_SECONDS, RefusedError, refusal
 
 if TYPE_CHECKING:
     from starlette.types import Receive
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 # Bytes up to which a body that is not compressed is parsed on the loop: handing it to a thread would take longer.
 _PARSE_ON_LOOP_BYTES = 64 * 1024
 _WORKERS = 2  # threads that decompress and parse
+# How much longer than ``parse_timeout`` to wait for a thread that is within one long step.
+_LATE_SECONDS = 1.0
 # Bytes and seconds up to which an unwanted body is read: enough for most senders to come to read the answer.
 _UNWANTED_BYTES = 2**20
 _UNWANTED_SECONDS = 1.0
@@ -74,6 +78,11 @@ class RequestBody:
         except (TimeoutError, RefusedError):
             return
 
+    async def wait_until_gone(self) -> None:
+        """Return when the connection has ended, or the request is answered. The body must be whole."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
 
 class BodyReader:
     """Read the bodies of a server's requests. Its methods belong to the server's loop.
@@ -98,18 +107,16 @@ class BodyReader:
         """Return what the route's parser makes of the body.
 
         Raises:
-            RefusedError: the body is too large, too late, not whole or not readable, or there is no room for it.
+            RefusedError: the body is too large, too late, not whole or not readable, or there is no room for it; or
+                its sender left before it was parsed.
         """
         data = await self._read_whole(body)
         try:
-            return await self._parse(route, headers, data, encoding)
+            return await self._parse(route, headers, body, data, encoding)
         except PushRefusedError as error:
             if error.status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
                 raise refusal(error.status, str(error), accept_encoding=ENCODINGS) from error
             raise refusal(error.status, str(error)) from error
-        finally:
-            # Not before: bodies that wait for a thread take memory too.
-            self._admission.body_bytes -= len(data)
 
     async def _read_whole(self, body: RequestBody) -> bytes:
         """Return the body as it came. The admission counts its bytes then, and does not where this raises."""
@@ -132,7 +139,7 @@ class BodyReader:
                 while not body.is_over:
                     piece = await body.next()
                     size += len(piece)
-                    self._admission.body_bytes += len(piece)
+                    self._admission.count_body_bytes(len(piece))
                     pieces.append(piece)
                     if size > most:
                         raise refusal(
@@ -159,14 +166,72 @@ class BodyReader:
         finally:
             self._deadlines.discard(reading)
             if not is_whole:
-                self._admission.body_bytes -= size
+                self._admission.count_body_bytes(-size)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def _parse(self, route: Route, headers: Headers, data: bytes, encoding: str | None) -> Pushed | Plain:
-        def parse() -> Pushed | Plain:
-            body = decompressed(data, encoding, most_bytes=self._source.max_body_bytes)
-            return route.parse(headers, body, self._source)
+    async def _parse(
+        self, route: Route, headers: Headers, body: RequestBody, data: bytes, encoding: str | None
+    ) -> Pushed | Plain:
+        """Parse a body. The admission no longer counts it when its parsing has ended."""
+        held = len(data)
 
-        if len(data) <= _PARSE_ON_LOOP_BYTES and encoding is None:
-            return parse()
-        return await asyncio.get_running_loop().run_in_executor(self._parsers, parse)
+        def grow(nbytes: int) -> None:
+            nonlocal held
+            held += nbytes
+            self._admission.count_body_bytes(nbytes)
+            if (too_much := self._admission.check_grown(held)) is not None:
+                raise RefusedError(too_much)
+
+        limits = ParsingLimits(
+            most_values=self._source.max_body_values, seconds=self._source.parse_timeout, on_grown=grow
+        )
+
+        def parse() -> Pushed | Plain:
+            limits.check()
+            whole = decompressed(data, encoding, most_bytes=self._source.max_body_bytes, limits=limits)
+            return route.parse(headers, whole, self._source, limits)
+
+        if held <= _PARSE_ON_LOOP_BYTES and encoding is None:
+            try:
+                return parse()
+            except ParsingStoppedError:
+                raise self._too_slow() from None
+            finally:
+                self._admission.count_body_bytes(-held)
+        job = self._parsers.submit(parse)
+        # Not before: bodies that wait for a thread, or are parsed in vain, take memory too.
+        job.add_done_callback(lambda _: self._admission.count_body_bytes(-held))
+        return await self._parsed(body, limits, asyncio.wrap_future(job))
+
+    async def _parsed(
+        self, body: RequestBody, limits: ParsingLimits, job: asyncio.Future[Pushed | Plain]
+    ) -> Pushed | Plain:
+        """Wait for the thread. Drop the job where its time is over, or nobody waits for the answer any more."""
+        gone = asyncio.ensure_future(body.wait_until_gone())
+        # It waits longer than the job may take: a job says best itself why it ended.
+        waiting = self._deadlines.create(self._source.parse_timeout + _LATE_SECONDS)
+        try:
+            async with waiting:
+                either: list[asyncio.Future[Any]] = [job, gone]
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not job.done():
+                raise refusal(HTTPStatus.BAD_REQUEST, "body: the connection ended before it was parsed: send it again")
+            return job.result()
+        except (TimeoutError, ParsingStoppedError):
+            if (not_now := self._admission.check_ready()) is not None:
+                raise RefusedError(not_now) from None
+            raise self._too_slow() from None
+        finally:
+            self._deadlines.discard(waiting)
+            limits.stop()
+            # A thread that has not begun it will not; one that has, ends at its next check.
+            job.cancel()
+            gone.cancel()
+
+    def _too_slow(self) -> RefusedError:
+        return refusal(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            f"body: it was not parsed within parse_timeout ({self._source.parse_timeout:g} s): send again, or less at "
+            "once",
+            retry_after=RETRY_SECONDS,
+        )

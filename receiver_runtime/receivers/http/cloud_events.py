@@ -14,6 +14,7 @@ import re
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import unquote_to_bytes
 
+from receiver_runtime.receivers.http.parsing_limits import UNLIMITED, ParsingLimits
 from receiver_runtime.receivers.http.pushed import Pushed, PushedRecord, PushRefusedError, header, media_type
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 STRUCTURED = "application/cloudevents+json"
 BATCHED = "application/cloudevents-batch+json"
 
+_CHECK_EVERY = 256  # how many events of a batch to parse before the time is checked again
 _PREFIX = b"ce-"
 _REQUIRED = ("id", "source", "specversion", "type")
 _REQUIRED_HEADERS = frozenset(_PREFIX + name.encode() for name in _REQUIRED)
@@ -72,7 +74,7 @@ def is_cloud_event(headers: Headers) -> bool:
     return False
 
 
-def parse_cloud_events(headers: Headers, body: bytes, *, most_bytes: int) -> Pushed:
+def parse_cloud_events(headers: Headers, body: bytes, *, most_bytes: int, limits: ParsingLimits = UNLIMITED) -> Pushed:
     """Return the events of a request for which ``is_cloud_event`` is true.
 
     Of several events of a batch with the same key, only the first is returned.
@@ -81,14 +83,16 @@ def parse_cloud_events(headers: Headers, body: bytes, *, most_bytes: int) -> Pus
         headers: the request's headers.
         body: the request's body, decompressed.
         most_bytes: the limit of one event's data.
+        limits: how many values a JSON body may have, and until when it may be parsed.
 
     Raises:
+        ParsingStoppedError: the time is over, or the sender has left.
         PushRefusedError: 400 for an invalid event, 413 for data that are too large, 415 for a format that is not JSON.
     """
     content_type = header(headers, b"content-type")
     kind, charset = media_type(content_type)
     if kind.startswith("application/cloudevents"):
-        events = _from_json(kind, charset, body)
+        events = _from_json(kind, charset, body, limits)
     else:
         events = [_binary(headers, content_type, body)]
     for event in events:
@@ -116,19 +120,20 @@ def permission(headers: Headers, origins: Sequence[str]) -> dict[str, str] | Non
     return {"WebHook-Allowed-Origin": origin, "WebHook-Allowed-Rate": "*"}
 
 
-def _from_json(kind: str, charset: str | None, body: bytes) -> list[PushedRecord]:
+def _from_json(kind: str, charset: str | None, body: bytes, limits: ParsingLimits) -> list[PushedRecord]:
     if kind not in {STRUCTURED, BATCHED}:
         raise PushRefusedError(
             415, f"the format {kind} is not read here: send {STRUCTURED}, {BATCHED}, or the attributes as ce- headers"
         )
     if charset not in {None, "utf-8", "utf8", "us-ascii"}:
         raise PushRefusedError(415, f"the charset {charset} is not read here: JSON is UTF-8")
+    limits.check_json(body)
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
         raise PushRefusedError(400, f"the body is no UTF-8 from byte {error.start} on: send JSON in UTF-8") from error
     try:
-        return _batched(text) if kind == BATCHED else [_structured(text)]
+        return _batched(text, limits) if kind == BATCHED else [_structured(text)]
     except RecursionError as error:
         raise PushRefusedError(400, "the JSON is nested too deeply: make it flatter") from error
     except PushRefusedError:
@@ -148,6 +153,9 @@ def _binary(headers: Headers, content_type: str | None, body: bytes) -> PushedRe
         if attribute == "datacontenttype":
             raise PushRefusedError(400, "the header ce-datacontenttype is not allowed: Content-Type is that attribute")
         attributes[attribute] = _header_value(attribute, value)
+    if content_type:
+        # A tab between the parts of a media type is a blank in HTTP.
+        _check_value("datacontenttype", content_type.replace("\t", " "), "")
     return _event(attributes, content_type, body if body or content_type is not None else None, "")
 
 
@@ -170,7 +178,7 @@ def _structured(text: str) -> PushedRecord:
     return event
 
 
-def _batched(text: str) -> list[PushedRecord]:
+def _batched(text: str, limits: ParsingLimits) -> list[PushedRecord]:
     at = _after_blank(text, 0)
     if text[at : at + 1] != "[":
         raise PushRefusedError(400, f"a body of {BATCHED} is a JSON array of events: send [...]")
@@ -180,6 +188,8 @@ def _batched(text: str) -> list[PushedRecord]:
         _expect_end(text, at + 1)
         return events
     while True:
+        if not len(events) % _CHECK_EVERY:
+            limits.check()
         event, at = _json_event(text, at, f"event {len(events)} of the batch: ")
         events.append(event)
         at = _after_blank(text, at)

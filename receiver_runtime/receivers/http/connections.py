@@ -1,7 +1,8 @@
 """uvicorn's protocol with limits of its own.
 
-It limits the number of connections, a request's head in time and size, idle connections, peers that send many requests
-ahead of the answers, and peers that read no answers. After a whole request, it reads no more from the connection until
+It limits a request's head in time and size, idle connections, peers that send many requests ahead of the answers, and
+peers that read no answers. A connection on trial, beyond the limits that ``accepting`` counts, may ask one time whether
+the server lives, and is refused otherwise. After a whole request, it reads no more from the connection until
 that request is answered, except what came together with it. Answers keep their order, refusals too.
 
 Knows nothing of requests' contents. The application reads what follows a head, with its own time limits.
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sized
 
 _MOST_HEAD_BYTES = 64 * 1024
+_TRIAL_SECONDS = 2.0  # how long a connection on trial may take to ask, and then to read its answer
+_ASKED_ON_TRIAL = re.compile(rb"[\r\n]*(?:GET|HEAD) /(?:health|ready)[ ?]")
 _MOST_AHEAD = 1000  # requests behind the one that is being answered on its connection
 _NEW_LINE = b"\r\n"
 _END = b"\r\n\r\n"
@@ -32,17 +35,17 @@ class Limits:
     """The limits of a server.
 
     Args:
-        connections: the most open connections.
         head_seconds: from a head's first byte to its last.
         idle_seconds: from a connection's beginning to its first byte; also for how long its peer may read nothing of
             the answers.
-        on_refused: called with the peer of each connection beyond the limit.
+        on_refused: called with the peer of each connection beyond the limit, and which limit that is.
+        on_invalid: called with the peer that sent bytes that are no request.
     """
 
-    connections: int
     head_seconds: float
     idle_seconds: float
-    on_refused: Callable[[str], None]
+    on_invalid: Callable[[str], None]
+    on_refused: Callable[[str, str], None]
 
 
 def _problem(status: str, detail: str, *, again: bool = True) -> bytes:
@@ -53,7 +56,8 @@ def _problem(status: str, detail: str, *, again: bool = True) -> bytes:
 
 
 _FULL = _problem(
-    "503 Service Unavailable", "max_connections are open: send again in a moment, or on an open connection"
+    "503 Service Unavailable",
+    "max_connections, or those of one peer, are open: send again in a moment, or on an open connection",
 )
 _HEAD_TOO_LARGE = _problem("431 Request Header Fields Too Large", "the head is larger than 64 KiB: send fewer headers")
 _HEAD_TOO_SLOW = _problem("408 Request Timeout", "the head was not whole in time: send it faster")
@@ -88,6 +92,8 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401  uvicorn's own
         super().__init__(*arguments, **named)
+        self.on_closed: Callable[[], object] | None = None
+        self.on_trial: str | None = None
         self._timer: asyncio.TimerHandle | None = None
         # Runs while the peer has answers to read.
         self._unread_timer: asyncio.TimerHandle | None = None
@@ -105,26 +111,23 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._is_half_closed = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Take the connection, or refuse it beyond the limit."""
-        if len(self.connections) >= self.limits.connections:
-            self._is_refused = True
-            self.transport = transport
-            peer = transport.get_extra_info("peername")
-            transport.write(_FULL)
-            transport.close()
-            self.limits.on_refused(f"{peer[0]}:{peer[1]}" if peer else "?")
-            return
+        """Take the connection; on trial only for a moment."""
         super().connection_made(transport)
         self.flow = _Flow(transport, self._holds_back)
-        self._timer = self.loop.call_later(self.limits.idle_seconds, self._end, b"")
+        if self.on_trial is None:
+            self._timer = self.loop.call_later(self.limits.idle_seconds, self._end, b"")
+        else:
+            self._timer = self.loop.call_later(_TRIAL_SECONDS, self._refuse_on_trial, self.on_trial)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the connection's timers."""
         self._disarm()
         self._cancel_unread_timer()
         self._stop_writing()
-        if not self._is_refused:
-            super().connection_lost(exc)
+        super().connection_lost(exc)
+        if self.on_closed is not None:
+            on_closed, self.on_closed = self.on_closed, None
+            on_closed()
 
     def on_message_begin(self) -> None:
         """Note that a head begins. Called by the parser."""
@@ -147,6 +150,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         The refusal follows the answers of the requests under way: sent earlier, it would be taken for one of theirs.
         """
         del msg
+        self.limits.on_invalid(self._peer())
         refusal = _TOO_FAR_AHEAD if self._is_too_far_ahead else _INVALID
         if self._queued() if self._is_broken() else self._is_under_way():
             self._refusal = refusal
@@ -160,7 +164,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._end(self._refusal)
             return
         super().on_response_complete()
-        if self._is_half_closed and not self._is_under_way():
+        if self.on_trial is not None or (self._is_half_closed and not self._is_under_way()):
             self.transport.close()
         if self.transport.is_closing():
             self._limit_unread_time()
@@ -213,7 +217,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def _gather(self, data: bytes) -> None:
         """Gather the bytes of a head until it is whole, then parse it."""
-        if not self._head:
+        if not self._head and self.on_trial is None:
             self._disarm()
             self._arm()
         searched = max(0, len(self._head) - len(_END) + 1)
@@ -222,10 +226,32 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         end = self._head.find(_END, max(begin, searched))
         if (len(self._head) if end < 0 else end) > _MOST_HEAD_BYTES:
             self._end(_HEAD_TOO_LARGE)
+        elif end >= 0 and self.on_trial is not None and not _ASKED_ON_TRIAL.match(self._head):
+            self._refuse_on_trial(self.on_trial)
         elif end >= 0:
             self._disarm()
             whole, self._head = self._head, b""
+            if self.on_trial is not None:
+                # Only this one question is answered, whatever comes behind it.
+                whole = whole[: end + len(_END)]
+                self._is_refused = True
             super().data_received(_without_upgrade(whole, end))
+
+    def _peer(self) -> str:
+        peer = self.transport.get_extra_info("peername")
+        return f"{peer[0]}:{peer[1]}" if peer else "?"
+
+    def _refuse_on_trial(self, why: str) -> None:
+        """Refuse a connection that may not send. Its sender may still send: give it a moment to read the answer."""
+        self._is_refused = True
+        self.limits.on_refused(self._peer(), why)
+        self._disarm()
+        self.transport.write(_FULL)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self._timer = self.loop.call_later(_TRIAL_SECONDS, self.transport.abort)
+        else:
+            self._end(b"")
 
     def _is_under_way(self) -> bool:
         """Return whether a request is not answered yet."""
@@ -249,6 +275,8 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def _stop_writing(self) -> None:
         if self._turn is not None and not self._turn.response_complete:
             self._turn.disconnected = True
+            # What waits for the end of the connection is woken.
+            self._turn.message_event.set()
 
     def _limit_unread_time(self) -> None:
         if self._unread_timer is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from receiver_runtime.receivers.http.parsing_limits import UNLIMITED, ParsingLimits
 from receiver_runtime.receivers.http.pushed import PushRefusedError
 
 _CODECS = {"gzip": "gzip", "x-gzip": "gzip", "zstd": "zstd"}
@@ -15,10 +16,13 @@ ENCODINGS = "gzip, zstd, identity"
 _PIECE_BYTES = 2**18  # how much to decompress before the limit is checked again
 
 
-def decompressed(body: bytes, encoding: str | None, *, most_bytes: int) -> bytes:
+def decompressed(body: bytes, encoding: str | None, *, most_bytes: int, limits: ParsingLimits = UNLIMITED) -> bytes:
     """Return the body as it was before its Content-Encoding. Hold at most ``most_bytes`` and one piece.
 
+    Each piece is counted by ``limits`` before the next one is decompressed.
+
     Raises:
+        ParsingStoppedError: the time is over, or the sender has left.
         PushRefusedError: 415 for an encoding that is not known, 400 for bytes that are not of it, 413 beyond the limit.
     """
     name = (encoding or "identity").strip().lower()
@@ -37,6 +41,7 @@ def decompressed(body: bytes, encoding: str | None, *, most_bytes: int) -> bytes
                     raise PushRefusedError(
                         413, f"body: more than {most_bytes} bytes when decompressed, which is max_body_bytes: send less"
                     )
+                limits.grown(len(piece))
                 pieces.append(piece)
     except (pa.ArrowException, OSError) as error:
         raise PushRefusedError(400, f"Content-Encoding: the body is no whole {name}: {error}") from error

@@ -26,7 +26,7 @@ _TEXT = r"^[^\x00-\x1f\x7f-\x9f]+$"
 _BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _KEY = r"^[\x21-\x7e]([\x20-\x7e]{0,253}[\x21-\x7e])?$"
 
-#: The statuses of refusals, besides 401.
+#: The statuses of refusals, besides 401 and 403.
 _REFUSALS: Mapping[int, str] = {
     400: "It can't be taken as it is: `detail` says what is wrong, and where.",
     408: "The body was not whole in time.",
@@ -342,6 +342,8 @@ def _refusals(source: Http, content: Json) -> Json:
             "headers": {"WWW-Authenticate": {"required": True, "schema": {"type": "string"}}},
             "content": content,
         }
+    else:
+        refusals["403"] = {"description": "A web page of another site sends it: see Origin.", "content": content}
     return refusals
 
 

@@ -15,6 +15,8 @@ from receiver_runtime.receivers.http.refusals import refusal
 if TYPE_CHECKING:
     from receiver_runtime.receivers.http.pushed import Headers
 
+_MOST_DIGITS = 19
+
 
 @dataclass(frozen=True, slots=True)
 class BodyFraming:
@@ -36,7 +38,8 @@ def body_framing(headers: Headers) -> BodyFraming:
     expects_continue = False
     for name, value in headers:
         if name == b"content-length" and value.isdigit():
-            length = int(value)
+            # Python makes no number of thousands of digits. Such a length is beyond any limit, like one of 19.
+            length = int(value[:_MOST_DIGITS])
         elif name == b"transfer-encoding":
             is_chunked = True
         elif name == b"expect":

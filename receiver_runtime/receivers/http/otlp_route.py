@@ -11,6 +11,7 @@ from receiver_runtime.receivers.http.pushed import Headers, Pushed, media_type
 from receiver_runtime.receivers.http.route import Reply, Route
 
 if TYPE_CHECKING:
+    from receiver_runtime.receivers.http.parsing_limits import ParsingLimits
     from receiver_runtime.receivers.http.route import Answered, Refused
     from receiver_runtime.sources.http import Http
 
@@ -26,8 +27,14 @@ def _is_any(_: Headers) -> bool:
     return True
 
 
-def _parse(headers: Headers, body: bytes, source: Http) -> Pushed:
-    return parse_logs(headers, body, most_bytes=source.max_record_bytes, most_bytes_in_all=source.max_waiting_bytes)
+def _parse(headers: Headers, body: bytes, source: Http, limits: ParsingLimits) -> Pushed:
+    return parse_logs(
+        headers,
+        body,
+        most_bytes=source.max_record_bytes,
+        most_bytes_in_all=source.max_waiting_bytes,
+        limits=limits,
+    )
 
 
 def _answer(headers: Headers, answered: Answered) -> Reply:

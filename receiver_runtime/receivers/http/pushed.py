@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 #: longer than a sender waits.
 MOST_REJECTED = 10_000
 
+# A refusal repeats what was sent. Characters that are kept of a longer one: its begin names the thing, its end the way
+# out.
+_DETAIL_BEGIN, _DETAIL_END = 600, 300
+
 #: A request's headers: names in lower case, values as they came.
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -55,8 +59,15 @@ class PushRefusedError(ValueError):
     """A request that can't be taken, as a whole. The message names the thing, the value and the way out."""
 
     def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
+        super().__init__(shortened(detail))
         self.status = status
+
+
+def shortened(detail: str) -> str:
+    """Return a refusal's detail without its middle if it is long: no sender makes answers of the size of its body."""
+    if len(detail) <= _DETAIL_BEGIN + _DETAIL_END:
+        return detail
+    return f"{detail[:_DETAIL_BEGIN]} … {detail[-_DETAIL_END:]}"
 
 
 def header(headers: Headers, name: bytes) -> str | None:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.receivers.http.parsing_limits import UNLIMITED, ParsingLimits
 from receiver_runtime.receivers.http.pushed import MOST_REJECTED, PushRefusedError, RejectedRecord, header, media_type
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ _BLANK = re.compile(r"[ \t\r\n]*")
 _NO_COLUMNS = pa.schema([])
 _LEAST_JSON_BLOCK = 2**16
 _LEAST_AT_ONCE = 50  # fewer lines are parsed faster one by one
+_LONG_LINE = 2**16  # bytes of a line from which on its values are counted before it is parsed
+_CHECK_EVERY = 1024  # how many records to cut before the time is checked again
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +57,14 @@ class Plain:
     rejected: Sequence[RejectedRecord] = field(default=())
 
 
-def parse_plain(headers: Headers, body: bytes, *, most_bytes: int) -> Plain:
+def parse_plain(headers: Headers, body: bytes, *, most_bytes: int, limits: ParsingLimits = UNLIMITED) -> Plain:
     """Return the records of a request whose form is given by its media type alone.
 
     ``application/json`` is one record, or an array of records. JSON lines and ``text/plain`` are one record per line,
     without blank lines. Any other body is one record, as it is.
 
     Raises:
+        ParsingStoppedError: the time is over, or the sender has left.
         PushRefusedError: nothing in it can be a record.
     """
     content_type = header(headers, b"content-type")
@@ -69,12 +73,13 @@ def parse_plain(headers: Headers, body: bytes, *, most_bytes: int) -> Plain:
         raise PushRefusedError(400, "body: it is empty: send at least one record")
     if kind in _NDJSON:
         _expect_utf8(kind, charset)
-        return _lines(body, "application/json", most_bytes, is_json=True)
+        return _lines(body, "application/json", most_bytes, limits, is_json=True)
     if kind == "text/plain":
-        return _lines(body, content_type, most_bytes, is_json=False)
+        return _lines(body, content_type, most_bytes, limits, is_json=False)
     if kind == "application/json" or kind.endswith("+json"):
         _expect_utf8(kind, charset)
-        return _json(body, content_type, most_bytes)
+        limits.check_json(body)
+        return _json(body, content_type, most_bytes, limits)
     if len(body) > most_bytes:
         raise PushRefusedError(413, f"body: a record of {len(body)} bytes, max_record_bytes is {most_bytes}")
     return Plain([body], content_type)
@@ -85,9 +90,10 @@ def _expect_utf8(kind: str, charset: str | None) -> None:
         raise PushRefusedError(415, f"Content-Type: {kind} in charset {charset} is not read here: send UTF-8")
 
 
-def _lines(body: bytes, content_type: str | None, most_bytes: int, *, is_json: bool) -> Plain:
+def _lines(body: bytes, content_type: str | None, most_bytes: int, limits: ParsingLimits, *, is_json: bool) -> Plain:
     if (column := _column(body, most_bytes, is_json=is_json)) is not None:
         return Plain(column, content_type)
+    limits.check_lines(body)
     lines = [line.removesuffix(b"\r") for line in body.split(b"\n")]
     if is_json:
         good = [stripped for line in lines if (stripped := line.strip(_BLANKS))]
@@ -98,19 +104,23 @@ def _lines(body: bytes, content_type: str | None, most_bytes: int, *, is_json: b
             and _are_objects(len(good), body)
         ):
             return Plain(good, content_type)
-    return _one_by_one(lines, content_type, most_bytes, is_json=is_json)
+    return _one_by_one(lines, content_type, most_bytes, limits, is_json=is_json)
 
 
-def _one_by_one(lines: Sequence[bytes], content_type: str | None, most_bytes: int, *, is_json: bool) -> Plain:
+def _one_by_one(
+    lines: Sequence[bytes], content_type: str | None, most_bytes: int, limits: ParsingLimits, *, is_json: bool
+) -> Plain:
     good, rejected = [], []
     for number, whole in enumerate(lines, start=1):
+        if not number % _CHECK_EVERY:
+            limits.check()
         line = whole.strip(_BLANKS) if is_json else whole
         if not line.strip(_BLANKS):
             continue
         if len(line) > most_bytes:
             why = f"line {number}: {len(line)} bytes, max_record_bytes is {most_bytes}"
             rejected.append(RejectedRecord(line, DeadLetterReason.RECORD_TOO_LARGE, why))
-        elif is_json and (fault := _fault_of(line)) is not None:
+        elif is_json and (fault := _fault_of(line, limits)) is not None:
             rejected.append(RejectedRecord(line, DeadLetterReason.UNPARSABLE, f"line {number}: {fault}"))
         else:
             good.append(line)
@@ -184,7 +194,10 @@ def _has(body: bytes, word: bytes) -> bool:
     return bool(found.any())
 
 
-def _fault_of(line: bytes) -> str | None:
+def _fault_of(line: bytes, limits: ParsingLimits) -> str | None:
+    # The objects of one line are gone before the next line is parsed, so they are counted by line.
+    if len(line) > _LONG_LINE:
+        limits.check_json(line)
     try:
         _DECODER.decode(line.decode())
     except UnicodeDecodeError as error:
@@ -196,7 +209,7 @@ def _fault_of(line: bytes) -> str | None:
     return None
 
 
-def _json(body: bytes, content_type: str | None, most_bytes: int) -> Plain:
+def _json(body: bytes, content_type: str | None, most_bytes: int, limits: ParsingLimits) -> Plain:
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
@@ -205,7 +218,7 @@ def _json(body: bytes, content_type: str | None, most_bytes: int) -> Plain:
     at = _after_blank(text, 0)
     try:
         if text[at : at + 1] == "[":
-            return _array(text, at, content_type, most_bytes)
+            return _array(text, at, content_type, most_bytes, limits)
         _, end = _decode(text, at)
     except RecursionError as error:
         raise PushRefusedError(400, "body: the JSON is nested too deeply: make it flatter") from error
@@ -227,7 +240,7 @@ def _json(body: bytes, content_type: str | None, most_bytes: int) -> Plain:
     return Plain([record], content_type)
 
 
-def _array(text: str, at: int, content_type: str | None, most_bytes: int) -> Plain:
+def _array(text: str, at: int, content_type: str | None, most_bytes: int, limits: ParsingLimits) -> Plain:
     """Return each element as it stands there. One invalid element makes the whole array invalid: no end is known."""
     good: list[bytes] = []
     rejected: list[RejectedRecord] = []
@@ -235,6 +248,8 @@ def _array(text: str, at: int, content_type: str | None, most_bytes: int) -> Pla
     number = 0
     while text[at : at + 1] != "]" or number:
         number += 1
+        if not number % _CHECK_EVERY:
+            limits.check()
         _, end = _decode(text, at)
         element = text[at:end].encode()
         if len(element) > most_bytes:

@@ -5,6 +5,7 @@ This module never decides whether a request is refused.
 
 from __future__ import annotations
 
+from receiver_runtime.receivers.http.pushed import shortened
 from receiver_runtime.receivers.http.route import Refused
 
 #: Seconds until a sender tries again, where the reason passes by itself: a full buffer, a receiver that restarts.
@@ -31,4 +32,4 @@ def refusal(status: int, detail: str, *, retry_after: int | None = None, **heade
         headers: more headers of the answer, with underscores in place of hyphens.
     """
     named = [(name.replace("_", "-"), value) for name, value in headers.items()]
-    return RefusedError(Refused(status, detail, retry_after, named))
+    return RefusedError(Refused(status, shortened(detail), retry_after, named))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from receiver_runtime.receivers.http.parsing_limits import ParsingLimits
 from receiver_runtime.receivers.http.pushed import Headers, Pushed
 from receiver_runtime.receivers.http.records import Plain
 
@@ -51,7 +52,7 @@ class Reply:
     headers: Sequence[tuple[str, str]] = field(default=())
 
 
-Parser = Callable[[Headers, bytes, "Http"], Pushed | Plain]
+Parser = Callable[[Headers, bytes, "Http", ParsingLimits], Pushed | Plain]
 
 
 def answer_json(_: Headers, answered: Answered) -> Reply:

@@ -1,10 +1,10 @@
 """Chooses a request's route by its path and headers: a table of parsers, and of how each kind's senders are answered.
 
-To take another kind of request, write a parser: a function of a request's headers (names in lower case) and its
-decompressed body that returns ``Pushed`` or ``Plain``, or raises ``PushRefusedError``. Let ``routes_of`` return a
-``Route`` with it. The server does everything else: authorization, limits, acknowledgement. Of a path's routes, the
-first one whose ``matches`` is true takes the request; if none of a path without ``{stream}`` does, those of
-``/v1/{stream}`` are tried.
+To take another kind of request, write a parser: a function of a request's headers (names in lower case), its
+decompressed body, the source, and the limits that it checks before it makes objects. It returns ``Pushed`` or
+``Plain``, or raises ``PushRefusedError``. Let ``routes_of`` return a ``Route`` with it. The server does everything
+else: authorization, limits, acknowledgement. Of a path's routes, the first one whose ``matches`` is true takes the
+request; if none of a path without ``{stream}`` does, those of ``/v1/{stream}`` are tried.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from receiver_runtime.receivers.missing_client import missing_client
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from receiver_runtime.receivers.http.parsing_limits import ParsingLimits
     from receiver_runtime.receivers.http.pushed import Headers, Pushed
     from receiver_runtime.sources.http import Http
 
@@ -30,12 +31,12 @@ def _is_any(_: Headers) -> bool:
     return True
 
 
-def _parse_plain(headers: Headers, body: bytes, source: Http) -> Plain:
-    return parse_plain(headers, body, most_bytes=source.max_record_bytes)
+def _parse_plain(headers: Headers, body: bytes, source: Http, limits: ParsingLimits) -> Plain:
+    return parse_plain(headers, body, most_bytes=source.max_record_bytes, limits=limits)
 
 
-def _parse_events(headers: Headers, body: bytes, source: Http) -> Pushed:
-    return parse_cloud_events(headers, body, most_bytes=source.max_record_bytes)
+def _parse_events(headers: Headers, body: bytes, source: Http, limits: ParsingLimits) -> Pushed:
+    return parse_cloud_events(headers, body, most_bytes=source.max_record_bytes, limits=limits)
 
 
 def routes_of(source: Http) -> Sequence[Route]:

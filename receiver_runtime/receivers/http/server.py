@@ -11,35 +11,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import resource
 import socket
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import structlog
 import uvicorn
 
+from receiver_runtime.receivers.connection_places import ConnectionPlaces
+from receiver_runtime.receivers.http.accepting import Acceptor
 from receiver_runtime.receivers.http.acknowledgement import Acknowledgement
 from receiver_runtime.receivers.http.app import HttpApp
 from receiver_runtime.receivers.http.buffering import BufferedHandOver
 from receiver_runtime.receivers.http.connections import Limits, limited_protocol
 from receiver_runtime.receivers.tcp import server_context
 from receiver_runtime.sources.secret import SecretError
-from receiver_runtime.sources.tcp import address_of
+from receiver_runtime.sources.tcp import address_of, most_per_peer
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
 
     from receiver_runtime.receiver import Receiver
+    from receiver_runtime.receivers.http.accepting import AcceptedProtocol
     from receiver_runtime.receivers.http.route import Route
     from receiver_runtime.sources.http import Http
+    from receiver_runtime.sources.secret import Secret
 
 _log = structlog.get_logger(__name__)
 
 _BACKLOG = 2048
 _DRAIN_SHARE = 0.6  # the part of the time that a supervisor gives on_stop in which to answer requests
-_OTHER_DESCRIPTORS = 256  # file descriptors to allow besides those of connections
 
 
 class HttpServer:
@@ -77,7 +79,7 @@ class HttpServer:
 
     def _run(self) -> None:
         try:
-            tokens = [secret.resolve() for secret in self._source.tokens]
+            tokens = [(token, secret.reference) for secret in self._source.tokens for token in _tokens_of(secret)]
             context = None if self._source.tls is None else server_context(self._source.tls)
             listener = self._listen()
         except (OSError, SecretError) as error:
@@ -106,21 +108,37 @@ class HttpServer:
             dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
         )
 
-    async def _serve(self, listener: socket.socket, context: ssl.SSLContext | None, tokens: list[str]) -> None:
+    async def _serve(
+        self, listener: socket.socket, context: ssl.SSLContext | None, tokens: list[tuple[str, str]]
+    ) -> None:
         loop = asyncio.get_running_loop()
         wake = asyncio.Event()
         with self._lock:
             if self._stopping:
                 return
             self._wake = lambda: _call(loop, wake.set)
-        _allow_connections(self._source.max_connections)
         acknowledgement = Acknowledgement(self._receiver.supervisor, loop, on_failed=self._on_failed)
         self._acknowledgement = acknowledgement
         app = HttpApp(self._receiver, self._source, acknowledgement, self._buffering, self._routes, tokens=tokens)
-        server = uvicorn.Server(self._configuration(app, context))
+        config = self._configuration(app)
+        server = uvicorn.Server(config)
+        make_protocol = cast("Callable[..., AcceptedProtocol]", config.http_protocol_class)
+        acceptor = Acceptor(
+            listener,
+            ConnectionPlaces(
+                most=self._source.max_connections,
+                most_per_peer=most_per_peer(self._source.max_connections, self._source.max_connections_per_peer),
+            ),
+            lambda: make_protocol(config=config, server_state=server.server_state, app_state={}),
+            context,
+            handshake_seconds=self._source.head_timeout,
+            on_exhausted=self._on_exhausted,
+        )
         host, port = listener.getsockname()[:2]
         self._receiver.report_listening(address_of(host, port))
-        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        # It has no socket of its own: the acceptor gives it its connections.
+        serving = asyncio.ensure_future(server.serve(sockets=[]))
+        acceptor.start()
         woken = asyncio.ensure_future(wake.wait())
         try:
             await asyncio.wait([serving, woken], return_when=asyncio.FIRST_COMPLETED)
@@ -128,8 +146,8 @@ class HttpServer:
                 await serving
                 raise RuntimeError("the server ended without being stopped")
             app.draining.set()
-            for each in getattr(server, "servers", []):
-                each.close()
+            acceptor.close()
+            listener.close()
             await self._drain(app, acknowledgement)
             server.should_exit = True
             await serving
@@ -146,21 +164,22 @@ class HttpServer:
         app.give_up_waiting()
         acknowledgement.give_up()
 
-    def _configuration(self, app: HttpApp, context: ssl.SSLContext | None) -> uvicorn.Config:
+    def _configuration(self, app: HttpApp) -> uvicorn.Config:
         config = uvicorn.Config(
             app,
             access_log=False,
-            backlog=_BACKLOG,
             http=limited_protocol(
                 Limits(
-                    connections=self._source.max_connections,
                     head_seconds=self._source.head_timeout,
                     idle_seconds=self._source.idle_timeout,
                     on_refused=self._on_refused,
+                    on_invalid=self._on_invalid,
                 )
             ),
             lifespan="off",
             log_config=None,
+            # Uvicorn would log each invalid request; ``on_invalid`` reports them, with a count.
+            log_level="error",
             proxy_headers=False,
             server_header=False,
             timeout_graceful_shutdown=1,
@@ -169,34 +188,40 @@ class HttpServer:
             ws="none",
         )
         config.load()
-        config.ssl = context
         return config
 
     def _on_failed(self, error: BaseException) -> None:
         # If the receiver was fenced, it ends anyway and is not restarted.
         self._receiver.restart("records could not be handed over", error)
 
-    def _on_refused(self, peer: str) -> None:
+    def _on_exhausted(self, error: OSError) -> None:
+        self._receiver.report_error("no connection can be taken for a second: the system has no room", error)
+
+    def _on_refused(self, peer: str, why: str) -> None:
+        self._receiver.report_error(f"a connection was refused: {why}", ConnectionRefusedError(f"from {peer}"))
+
+    def _on_invalid(self, peer: str) -> None:
         self._receiver.report_error(
-            f"a connection was refused: {self._source.max_connections} are open, which is max_connections",
-            ConnectionRefusedError(f"from {peer}"),
+            "bytes that are no HTTP/1.1 request were refused", ConnectionRefusedError(f"from {peer}")
         )
+
+
+def _tokens_of(secret: Secret) -> list[str]:
+    """Return the tokens of one sender: a line each, so that the old one and the new one count during a change.
+
+    Raises:
+        SecretError: there is none.
+    """
+    tokens = [line.strip() for line in secret.resolve().splitlines() if line.strip()]
+    if not tokens:
+        raise SecretError(f"{secret} has no token: write one there, or several in a line each")
+    return tokens
 
 
 def _call(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:
     # A loop that has ended needs no call.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(what)
-
-
-def _allow_connections(most: int) -> None:
-    """Raise this process's limit of file descriptors, as far as the system allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = most + _OTHER_DESCRIPTORS
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

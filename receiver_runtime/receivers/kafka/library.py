@@ -6,8 +6,9 @@ the positions that it is given. Knows no driver log.
 
 This relies only on the functions and the struct `rd_kafka_message_t` in librdkafka's public header, and, for exactly
 the releases in ``_PRIVATE_LAYOUTS`` on 64-bit Linux, on the place of a record's time and of its headers' size behind
-that struct. Some rows of each batch are compared with the results of the public functions. For any other release
-``open_library`` returns None, at any difference ``LibraryError`` is raised, and records are read as objects.
+that struct. ``layout_probe`` compares a message at the start, and some rows of each batch are compared with the results
+of the public functions. For any other release or layout ``open_library`` warns and returns None, at any later
+difference ``LibraryError`` is raised, and records are read as objects.
 
 A message's memory is read only before the message is given back, and it is given back once; columns are copies.
 """
@@ -23,7 +24,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
+import structlog
 
+from receiver_runtime.receivers.kafka.layout_probe import ProbeError, probe_layout
 from receiver_runtime.receivers.kafka.records import (
     HEADERS,
     BadRecord,
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Key = tuple[str, int]
+
+_log = structlog.get_logger(__name__)
 
 _WORD: Final = 8
 # rd_kafka_message_t in words: error, topic, partition, value and its size, key and its size, offset, private.
@@ -172,25 +177,38 @@ class Library:
 
 
 def open_library() -> Library | None:
-    """Return the client package's own librdkafka; None if there is none, or its release is unknown here."""
-    if sys.platform != "linux" or sys.maxsize <= 2**32 or sys.byteorder != "little":
+    """Return the client package's own librdkafka; None, with a warning, if there is none, or it is unknown here.
+
+    Its release must be in ``_PRIVATE_LAYOUTS``, and a message that it makes must have its fields at their places.
+    """
+    try:
+        return _find_library()
+    except (LibraryError, ProbeError, OSError, AttributeError) as error:
+        _log.warning("records are read as objects, which is slower", why=str(error))
         return None
+
+
+def _find_library() -> Library:
+    """Return the library. Raises LibraryError, ProbeError, OSError and AttributeError."""
+    if sys.platform != "linux" or sys.maxsize <= 2**32 or sys.byteorder != "little":
+        raise LibraryError("the places of librdkafka's fields are known for 64-bit Linux only")
     try:
         paths = [
             str(one.locate())
             for one in files("confluent-kafka") or ()
             if one.name.startswith("librdkafka") and ".so" in one.name
         ]
-    except PackageNotFoundError:
-        return None
+    except PackageNotFoundError as error:
+        raise LibraryError("the package confluent-kafka is not installed") from error
     if len(paths) != 1:
-        return None
-    try:
-        functions = _Functions(paths[0])
-        layout = _PRIVATE_LAYOUTS.get(functions.version())
-    except (OSError, AttributeError):
-        return None
-    return None if layout is None else Library(functions, layout)
+        raise LibraryError(f"the package confluent-kafka has {len(paths)} files of librdkafka, and one is expected")
+    functions = _Functions(paths[0])
+    version = functions.version()
+    layout = _PRIVATE_LAYOUTS.get(version)
+    if layout is None:
+        raise LibraryError(f"release {version:#010x} of librdkafka is not known here")
+    probe_layout(paths[0], time_word=layout.time)
+    return Library(functions, layout)
 
 
 class ColumnFetcher:
@@ -356,9 +374,9 @@ class ColumnFetcher:
         for row in {0, len(addresses) // 2, len(addresses) - 1}:
             without = int(words[self._layout.headers_bytes, row].astype(np.int32)) <= _NO_HEADERS_BYTES
             answer = self._calls.message_headers(addresses[row], ctypes.byref(out))
-            if self._calls.message_timestamp(addresses[row], None) != int(words[self._layout.time, row]) or (
-                without and answer != _NO_ENTRY
-            ):
+            if self._calls.message_timestamp(addresses[row], None) != int(
+                words[self._layout.time, row]
+            ) or without is not (answer == _NO_ENTRY):
                 raise LibraryError(LibraryError.__doc__)
 
     def _headers(

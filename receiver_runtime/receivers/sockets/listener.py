@@ -8,6 +8,10 @@ Backpressure: while the block generator takes no more records, the thread blocks
 nothing, and the kernel holds the senders back. At a stop it accepts no more connections, reads each connection once
 more, as in a turn, and hands on what it read; a record whose end has not come is put aside as truncated.
 
+A connection counts from the moment when it is accepted. Where no place is left, the connection that has been silent for
+longest gives its place to a new one, if it has been silent for ``idle_timeout``. Otherwise no connection is closed for
+its silence: a sender on a plain socket would lose what it sends next.
+
 At most once, as for a client: see ``client``.
 """
 
@@ -20,16 +24,17 @@ import selectors
 import socket
 import ssl
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
 from receiver_runtime.clock import Clock, SystemClock
+from receiver_runtime.receivers.connection_places import ConnectionPlaces, peer_of
 from receiver_runtime.receivers.sockets.listening_thread import ListeningThread
 from receiver_runtime.receivers.tcp import READ_BYTES, check_peer, keep_alive, server_context
-from receiver_runtime.sources.tcp import address_of
+from receiver_runtime.sources.tcp import address_of, most_per_peer
 
 if TYPE_CHECKING:
     from receiver_runtime.block_handler import DeadLetter
@@ -44,6 +49,8 @@ _BACKLOG = 1024
 # How long to accept no connection after the system had no descriptor or memory for one more, in seconds.
 _EXHAUSTED_PAUSE = 1.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+# How long to look for no silent connection after none was found, in seconds: the look goes through all of them.
+_NONE_SILENT_PAUSE = 0.5
 # Parts to keep of a record that is too large. With more, parts from several connections would alternate in the dead
 # letters.
 _MAX_PARTS = 1
@@ -65,6 +72,10 @@ class ListeningSource(Protocol):
     def connect_timeout(self) -> float: ...
     @property
     def max_connections(self) -> int: ...
+    @property
+    def max_connections_per_peer(self) -> int | None: ...
+    @property
+    def idle_timeout(self) -> float: ...
 
 
 class _Ended(Enum):
@@ -78,7 +89,12 @@ class _Ended(Enum):
 class _Connection:
     socket: socket.socket
     peer: str
+    #: The peer to which it counts.
+    counted_as: str
     splitter: Splitter
+    #: When it sent last, or was accepted, on the clock's monotonic time.
+    heard_at: float
+    has_sent: bool = False
     #: The deadline of its TLS handshake, on the clock's monotonic time; None without one, or after it.
     handshake_until: float | None = None
     #: TLS must write before it can go on reading, for example because the peer asked for a new key.
@@ -130,7 +146,13 @@ class SocketListener(ListeningThread):
         self._listener: socket.socket | None = None
         self._context: ssl.SSLContext | None = None
         self._accept_again_at: float | None = None
-        self._connections: set[_Connection] = set()
+        # Those that sent last are at the end.
+        self._connections: dict[_Connection, None] = {}
+        self._places = ConnectionPlaces(
+            most=source.max_connections,
+            most_per_peer=most_per_peer(source.max_connections, source.max_connections_per_peer),
+        )
+        self._none_silent_until = 0.0
         # Connections with data that TLS has decrypted already, which the selector can't see.
         self._unread: set[_Connection] = set()
         self._buffer = bytearray(READ_BYTES)
@@ -176,6 +198,8 @@ class SocketListener(ListeningThread):
             nbytes = self._read_all(ready)
             if may_accept:
                 self._accept()
+                # What connections that gave up their place had not finished.
+                self._hand_on()
             self._keep_deadlines()
             if self._pause and ready and nbytes < _LITTLE_BYTES:
                 wake.poll(self._pause * 1000)
@@ -201,6 +225,11 @@ class SocketListener(ListeningThread):
             self._selector.modify(connection.socket, selectors.EVENT_READ, connection)
         count, ended = self._receive(connection, most)
         if count:
+            connection.heard_at = self._clock.monotonic()
+            connection.has_sent = True
+            # To the end.
+            del self._connections[connection]
+            self._connections[connection] = None
             taken = connection.splitter.take(self._buffer, count)
             self._gather(connection, taken)
             if taken.refusal is not None:
@@ -236,7 +265,10 @@ class SocketListener(ListeningThread):
 
     def _gather(self, connection: _Connection, taken: Taken) -> None:
         if taken.piece is not None:
-            taken.piece.peer = connection.peer
+            taken.piece.peer, taken.piece.counted_as = connection.peer, connection.counted_as
+        # Anyone may connect: the dead letters count in the sender's budget.
+        for letters in (taken.before, taken.after):
+            letters[:] = [replace(letter, peer=connection.counted_as) for letter in letters]
         self._gathered.add(taken)
 
     def _hand_on(self) -> None:
@@ -276,30 +308,55 @@ class SocketListener(ListeningThread):
                 # The connection was gone before it was accepted.
                 continue
             peer = address_of(address[0], address[1])
-            if len(self._connections) >= self._source.max_connections:
+            counted_as = peer_of(address[0])
+            if self._places.why_full(counted_as) is not None:
+                self._end_a_silent_one(counted_as)
+            if (why := self._places.why_full(counted_as)) is not None:
                 _reset(accepted)
-                self._receiver.report_error(
-                    f"a connection was refused: {self._source.max_connections} are open, which is max_connections",
-                    ConnectionRefusedError(f"from {peer}"),
-                )
+                self._receiver.report_error(f"a connection was refused: {why}", ConnectionRefusedError(f"from {peer}"))
                 continue
             try:
-                self._admit(accepted, peer)
+                self._admit(accepted, peer, counted_as)
             except OSError:
                 # The connection broke meanwhile.
                 accepted.close()
 
-    def _admit(self, accepted: socket.socket, peer: str) -> None:
+    def _end_a_silent_one(self, counted_as: str) -> None:
+        """End the connection that has been silent for longest, and for long enough, so that its place is free.
+
+        Where the peer's own places are full, it is one of the peer's.
+        """
+        now = self._clock.monotonic()
+        if now < self._none_silent_until:
+            return
+        own_only = self._places.is_full_for(counted_as)
+        for connection in self._connections:
+            silent = now - connection.heard_at
+            limit = self._source.idle_timeout if connection.has_sent else self._source.connect_timeout
+            if silent < limit or (own_only and connection.counted_as != counted_as) or _has_data(connection.socket):
+                continue
+            self._gather(connection, connection.splitter.finish(clean=False))
+            self._refuse(
+                connection,
+                "a connection was closed: it was silent, and a new one needed its place",
+                f"nothing came for {silent:.0f} s",
+            )
+            return
+        self._none_silent_until = now + _NONE_SILENT_PAUSE
+
+    def _admit(self, accepted: socket.socket, peer: str, counted_as: str) -> None:
         accepted.setblocking(False)  # noqa: FBT003  the standard library's own
         keep_alive(accepted)
-        connection = _Connection(accepted, peer, self._framing.open(max_parts=_MAX_PARTS))
+        now = self._clock.monotonic()
+        connection = _Connection(accepted, peer, counted_as, self._framing.open(max_parts=_MAX_PARTS), now)
         if self._context is not None:
             check_peer(accepted)
             connection.socket = self._context.wrap_socket(
                 accepted, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=False
             )
-            connection.handshake_until = self._clock.monotonic() + self._source.connect_timeout
-        self._connections.add(connection)
+            connection.handshake_until = now + self._source.connect_timeout
+        self._connections[connection] = None
+        self._places.take(counted_as)
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
 
     def _shake_hands(self, connection: _Connection) -> None:
@@ -326,7 +383,8 @@ class SocketListener(ListeningThread):
 
     def _drop(self, connection: _Connection, *, reset: bool = False) -> None:
         self._selector.unregister(connection.socket)
-        self._connections.discard(connection)
+        del self._connections[connection]
+        self._places.release(connection.counted_as)
         self._unread.discard(connection)
         if reset:
             _reset(connection.socket)
@@ -369,6 +427,13 @@ class SocketListener(ListeningThread):
         if self._listener is not None:
             self._listener.close()
         self._selector.close()
+
+
+def _has_data(connection: socket.socket) -> bool:
+    """Return whether something has come that was not read yet, or the end."""
+    look = select.poll()
+    look.register(connection, select.POLLIN)
+    return bool(look.poll(0))
 
 
 def _reset(connection: socket.socket) -> None:

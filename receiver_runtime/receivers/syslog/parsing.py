@@ -25,6 +25,7 @@ _LARGEST_PRIORITY = 191
 _NEWLINE, _RETURN = b"\n\r"
 _SPACE, _COLON, _OPEN, _CLOSE, _LESS, _GREATER, _NIL = b" :[]<>-"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_CONTINUATION = 0x80  # the two highest bits of a byte that continues a UTF-8 character
 _PADDING = 32  # zero bytes after the text: no code below looks further behind a message's last byte
 _BSD_BYTES = 15  # the length of "Oct 11 22:14:15"
 _BSD_SEPARATORS = ((3, _SPACE), (6, _SPACE), (9, _COLON), (12, _COLON))
@@ -45,7 +46,7 @@ def parse(data: bytes, starts: Places, ends: Places, *, received_at: int, timezo
     """Return the columns of messages, by name.
 
     Args:
-        data: the messages, with at least one ASCII byte between any two.
+        data: the messages; octet counting puts them side by side, without a byte between them.
         starts: where each message begins.
         ends: where each message ends.
         received_at: microseconds since 1970. RFC 3164 times have no year: they get the year of this time, or the one
@@ -351,7 +352,7 @@ def _spans(
 def _repaired(data: bytes, starts: Places, ends: Places) -> tuple[bytes, Places, Places, _Mask]:
     """Return the same as valid UTF-8, with U+FFFD for invalid bytes, and which messages were changed."""
     broken = np.zeros(starts.size, dtype=bool)
-    if _is_utf8(data):
+    if _is_utf8(data) and not _cuts_a_character(data, starts, ends):
         return data, starts, ends, broken
     parts: list[bytes] = []
     grown = np.zeros(starts.size, dtype=np.int64)
@@ -371,6 +372,14 @@ def _repaired(data: bytes, starts: Places, ends: Places) -> tuple[bytes, Places,
     parts.append(data[done:])
     moved = np.cumsum(grown)
     return b"".join(parts), starts + moved - grown, ends + moved, broken
+
+
+def _cuts_a_character(data: bytes, starts: Places, ends: Places) -> bool:
+    """Return whether a message begins or ends inside a character; a sender's octet count may say so."""
+    if data.isascii():
+        return False
+    octets = np.frombuffer(data + b"\0", dtype=np.uint8)
+    return bool(np.any((octets[np.concatenate((starts, ends))] & 0xC0) == _CONTINUATION))
 
 
 def _is_utf8(data: bytes) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from collections import Counter
 from socket import AF_UNIX
 from socket import socket as system_socket
@@ -37,7 +36,6 @@ _KEEP_ALIVE = {
 _REFUSED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
 _RETRIES_REPORTED = 2  # which wait to connect again is reported: the first one also follows each lost connection
 _CONNECT_MILLISECONDS = 5000  # a host that drops packets is reported after two of these, not after the kernel's minutes
-_REFUSED_SECONDS = 60.0  # how often a failed handshake is reported: ZeroMQ tries again ten times a second
 _WATCHED = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.CONNECT_RETRIED | _REFUSED
 
 
@@ -56,8 +54,6 @@ class ZeroMQClient:
         # By endpoint, how often the library has waited to connect again since anything last connected.
         self._retries: Counter[str] = Counter()
         self._connected: set[str] = set()
-        # By endpoint, when a failed handshake was last reported, on the monotonic clock.
-        self._refused_at: dict[str, float] = {}
 
     def open(self) -> str:
         """Connect, or listen; return the endpoints, with the ports that the system chose.
@@ -113,10 +109,6 @@ class ZeroMQClient:
             found = recv_monitor_message(self.monitor)
             event, endpoint = found["event"], found["endpoint"].decode(errors="replace")
             if event & _REFUSED:
-                now = time.monotonic()
-                if now - self._refused_at.get(endpoint, -_REFUSED_SECONDS) < _REFUSED_SECONDS:
-                    continue
-                self._refused_at[endpoint] = now
                 yield False, f"{endpoint}: the ZeroMQ handshake failed: check the socket types and the CURVE keys"
             elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._retries.clear()

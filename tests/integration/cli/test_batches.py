@@ -175,7 +175,7 @@ def test_a_batch_is_discarded_only_with_a_confirmation(system: System, quarantin
     assert "6 records, which will never come out" in refused.stdout
     assert system.state(time)[0] is BatchState.QUARANTINED
     done = forebay("batches", "discard", "words", name, "--yes")
-    assert (done.exit_code, done.stdout) == (0, "Discarded: 6 records; 5 kept block(s) went.\n")
+    assert (done.exit_code, done.stdout) == (0, "Discarded: 6 records; clean-up deletes what was kept for it.\n")
     assert system.state(time) == (BatchState.DISCARDED, 1)
     assert system.connection.execute(sa.text("SELECT halted_by FROM forebay.pipelines")).scalar_one() is None
     again = forebay("batches", "discard", "words", name, "--yes")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import pytest
+import sqlalchemy as sa
 import typer
 from typer.testing import CliRunner
 
@@ -15,9 +18,12 @@ from forebay import shadowing
 from forebay.cli import doctor as doctor_module
 from forebay.cli.doctor import Health, doctor, examine
 from forebay.cli.services.supervisor import Supervisor
+from orchestration.settings import Settings
 from tests.block_keys import key_id, new_key
 from tests.driver_log import NOON, make_log
 from tests.postgres import PostgresProcess
+from tracker_store import migrate
+from tracker_store.commit_settings import commit_settings
 from tracker_store.embedded_postgres import BinariesMissingError, EmbeddedPostgres
 from tracker_store.engine import connect, create_engine
 
@@ -122,12 +128,62 @@ def test_an_invalid_url_is_reported(url: str, monkeypatch: pytest.MonkeyPatch) -
     assert "FOREBAY_DATABASE_URL" in _finding("postgres").way_out
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:pl4nted@127.0.0.1:1/none",
+        "postgresql://me@127.0.0.1:1/none?password=pl4nted&connect_timeout=1",
+        "postgresql://me:pl4nted/x7k9q@127.0.0.1:1/none",
+        "postgresql://me:pl4nted:pl4nted@127.0.0.1:pl4nted/none",
+    ],
+)
+def test_no_secret_of_an_address_is_shown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", url)
+    monkeypatch.setenv("FOREBAY_BLOCK_STORE", "s3://AKIAPL:pl4nted/x7k9q@bucket/a,s3://AKIAPL:pl4nted/x7k9q@bucket/a")
+    shown = json.dumps([asdict(finding) for finding in examine()]) + repr(Settings())
+    assert "s3://***@bucket/a" in shown
+    assert not [secret for secret in ("pl4nted", "x7k9q", "AKIAPL") if secret in shown]
+
+
 def test_the_running_embedded_server_is_examined(home: Path) -> None:
     with PostgresProcess(EmbeddedPostgres(home / "state" / "postgres")) as process:
         process.server.ensure_database()
-        found = [finding for finding in examine() if finding.check in {"postgres", "driver log"}]
-    assert [finding.health for finding in found] == [Health.OK, Health.OK, Health.WARNING]
+        migrate.upgrade(process.server.url())
+        process.server.ensure_services_login()
+        found = [finding for finding in examine() if finding.check in {"postgres", "commits", "driver log"}]
+    assert [finding.health for finding in found] == [Health.OK] * 4
+    assert "fsync on, full_page_writes on, synchronous_commit on in Forebay's sessions" in found[2].found
+    assert "synchronous_standby_names" in found[2].way_out
     assert "running as process" in found[0].found
+    assert str(process.server.data_directory) in found[0].found
+    if os.geteuid() == 0:
+        assert f"belongs to {process.server.data_directory.owner()}" in found[0].found
+
+
+def test_a_server_whose_commits_a_crash_may_lose_is_reported(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tests' own server is one: it runs without fsync."""
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    assert _finding("commits").health is Health.FAILED
+    assert "fsync off" in _finding("commits").found
+    assert "set fsync = on" in _finding("commits").way_out
+    url = sa.make_url(database_url)
+    with connect(create_engine(database_url, application_name="tests", pool_size=1)) as connection:
+        connection.exec_driver_sql(f'ALTER DATABASE "{url.database}" SET synchronous_commit = off')
+        assert commit_settings(connection).fsync == "off"
+    assert "and off in others" in _finding("commits").found
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o710])
+def test_a_home_that_others_may_enter_is_reported(home: Path, mode: int) -> None:
+    state = home / "state"
+    state.mkdir()
+    state.chmod(mode)
+    assert _finding("home").health is Health.WARNING
+    assert f"{mode:04o}" in _finding("home").found
+    state.chmod(0o700)
+    assert _finding("home").health is Health.OK
 
 
 @pytest.mark.parametrize(("removed", "way_out"), [(False, "start it"), (True, "declare it again")])
@@ -185,6 +241,16 @@ def test_a_port_in_use_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
         other.listen()
         monkeypatch.setattr(doctor_module, "UI_PORT", other.getsockname()[1])
         assert _finding("ports").health is Health.WARNING
+
+
+@pytest.mark.parametrize(
+    ("hard", "health"), [(4096, Health.WARNING), (1 << 20, Health.OK), (resource.RLIM_INFINITY, Health.OK)]
+)
+def test_too_few_descriptors_are_a_warning(hard: int, health: Health, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, hard))
+    finding = _finding("descriptors")
+    assert finding.health is health
+    assert ("LimitNOFILE" in finding.way_out) is (health is Health.WARNING)
 
 
 def test_an_invalid_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ import dagster as dg
 import pytest
 import sqlalchemy as sa
 from dagster._core.events import AssetMaterializationPlannedData
+from dagster._core.remote_origin import GrpcServerCodeLocationOrigin
+from dagster._core.workspace.load import location_origins_from_yaml_paths
 from dagster.components.testing import create_defs_folder_sandbox
 
 from orchestration.apply import apply
@@ -215,3 +217,10 @@ def test_the_component_loads_a_module_by_the_name_that_dg_finds(project: Path) -
             assert isinstance(component, PipelineComponent)
             assert OUTPUT in defs.resolve_asset_graph().get_all_asset_keys()
             assert [sensor.name for sensor in defs.sensors or [] if sensor.name == "word_count_batches"]
+
+
+def test_the_workspace_of_a_socket_can_be_loaded(project: Path) -> None:
+    [origin] = location_origins_from_yaml_paths([str(project / "socket_workspace.yaml")])
+    assert isinstance(origin, GrpcServerCodeLocationOrigin)
+    assert (origin.location_name, origin.port) == ("forebay", None)
+    assert origin.socket == "/run/forebay/code_server/socket"

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from orchestration.tracker.dagster_client import (
     DagsterUnreachableError,
     LaunchRefusedError,
 )
+from tests.counted_statements import counted
 from tests.driver_log import Log, oldest_unfinished_batch
 from tests.integration.orchestration.boundaries import complete_launched, is_in_time
 from tests.polling import eventually
@@ -467,3 +469,72 @@ def test_requests_to_a_dagster_that_refuses_back_off(
         pushing.turn(connection, term)
         now += 0.5
     assert len(refused) < 16
+
+
+def _turn_of_many(engine: sa.Engine, connection: sa.Connection, pipelines: int) -> tuple[int, int]:
+    """Add idle pipelines until there are that many, each with its stream; count what a turn with one due sends."""
+    connection.execute(
+        sa.text("""
+            INSERT INTO forebay.streams (name, declaration)
+            SELECT 'idle-' || n, '{"source": {}, "settings": {}}'
+            FROM generate_series(1, :pipelines) AS n
+            ON CONFLICT DO NOTHING
+        """),
+        {"pipelines": pipelines},
+    )
+    connection.execute(
+        sa.text("""
+            INSERT INTO forebay.pipelines (name, declaration, stream_ids, batch_interval, last_batch_time)
+            SELECT s.name, '{"max_attempts": 3, "streams": []}', ARRAY[s.id], interval '10 minutes', clock_timestamp()
+            FROM forebay.streams s
+            WHERE s.name LIKE 'idle-%'
+            ON CONFLICT DO NOTHING
+        """)
+    )
+    pipeline = declare()
+    behind(connection, pipeline)
+    connection.execute(
+        sa.text("UPDATE forebay.pipelines SET last_batch_time = clock_timestamp() WHERE name LIKE 'idle-%'")
+    )
+    dagster = FakeDagster(pipeline)
+    term = lead(connection)
+    with counted(connection) as sent:
+        pusher(engine, dagster).turn(connection, term)
+    assert len(dagster.launched) == 1
+    for table in ("batches", "batch_allocations", "cursors"):
+        connection.execute(sa.text(f"DELETE FROM forebay.{table}"))
+    return sent.sizes
+
+
+def test_a_turn_costs_what_is_due_whatever_the_number_of_pipelines_and_streams(
+    engine: sa.Engine, connection: sa.Connection
+) -> None:
+    few = _turn_of_many(engine, connection, 10)
+    assert _turn_of_many(engine, connection, 1_000) == few
+    statements, rows = few
+    assert statements <= 15
+    assert rows <= 15
+
+
+def test_many_pipelines_that_are_due_share_one_look_at_their_streams(
+    engine: sa.Engine, connection: sa.Connection
+) -> None:
+    pipeline = declare()
+    behind(connection, pipeline)
+    connection.execute(
+        sa.text("""
+            INSERT INTO forebay.pipelines (name, declaration, stream_ids, batch_interval, last_batch_time)
+            SELECT 'words-' || n, declaration, stream_ids, batch_interval, last_batch_time
+            FROM forebay.pipelines, generate_series(1, 50) AS n
+        """)
+    )
+    dagster = FakeDagster(pipeline)
+    [sensor] = dagster.sensors.values()
+    # Of an older declaration, so that nothing is launched for them.
+    dagster.sensors |= {f"words-{n}_batches": replace(sensor, declaration="older") for n in range(1, 51)}
+    term = lead(connection)
+    with counted(connection) as sent:
+        pusher(engine, dagster).turn(connection, term)
+    assert len(dagster.launched) == 1
+    assert sum("forebay.streams" in statement for statement in sent.statements) == 1
+    assert len(sent.statements) <= 15

@@ -21,6 +21,7 @@ from tracker_store.engine import connect
 from tracker_store.errors import NotAppliedError
 from tracker_store.outputs import commit_output
 from tracker_store.pipelines import apply_pipeline
+from tracker_store.status import receiver_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -209,7 +210,7 @@ def test_a_receiver_not_in_its_desired_state_is_a_warning_on_its_stream(
         sa.text("UPDATE forebay.receivers SET state = :state, desired_state = :desired, reason = 'so it is'"),
         {"state": state, "desired": desired},
     )
-    [result] = check_receivers(connection, pipeline.streams)
+    [result] = check_receivers(pipeline.streams, receiver_status(connection))
     assert result.asset_key == dg.AssetKey(["forebay", "lines"])
     assert (result.passed, result.severity) == (good, dg.AssetCheckSeverity.WARN)
     assert "so it is" in str(result.metadata)
@@ -219,7 +220,7 @@ def test_a_hindered_receiver_is_a_warning_on_its_stream(
     connection: sa.Connection, pipeline: Pipeline, log: Log
 ) -> None:
     connection.execute(sa.text("UPDATE forebay.receivers SET state = 'ACTIVE', reason = 'hindered: the disk is full'"))
-    [result] = check_receivers(connection, pipeline.streams)
+    [result] = check_receivers(pipeline.streams, receiver_status(connection))
     assert (result.passed, result.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert "the disk is full" in str(result.metadata)
 

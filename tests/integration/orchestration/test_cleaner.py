@@ -83,8 +83,21 @@ def finish(log: Log, at: datetime) -> None:
     )
 
 
+def hold(log: Log, path: str) -> None:
+    """Let a dead letter lie in a segment, so that its file stays."""
+    log.connection.execute(
+        sa.text(
+            'INSERT INTO forebay.dead_letters (receiver_id, epoch, reason, part, bytes, segment_id, "offset", length, '
+            "crc32c) SELECT receiver_id, epoch, 'truncated', 0, 1, id, 5, 1, 0 FROM forebay.log_segments "
+            "WHERE path = :p"
+        ),
+        {"p": path},
+    )
+
+
 def cleaner(store: LocalBlockStore) -> Cleaner:
-    return Cleaner(lambda _: store, restore_window=timedelta(0), rows_per_statement=4)
+    # What the look names must be enough: no receiver has its turn.
+    return Cleaner(lambda _: store, restore_window=timedelta(0), rows_per_statement=4, full_look_rounds=10**9)
 
 
 def files(store: LocalBlockStore) -> set[str]:
@@ -154,14 +167,7 @@ def test_a_segment_that_was_never_sealed_is_never_deleted(log: Log, store: Local
 
 def test_a_segment_with_a_dead_letter_stays(log: Log, store: LocalBlockStore) -> None:
     paths = receive(log, store, 2)
-    log.connection.execute(
-        sa.text(
-            'INSERT INTO forebay.dead_letters (receiver_id, epoch, reason, part, bytes, segment_id, "offset", length, '
-            "crc32c) SELECT receiver_id, epoch, 'truncated', 0, 1, id, 5, 1, 0 FROM forebay.log_segments "
-            "WHERE path = :p"
-        ),
-        {"p": paths[0]},
-    )
+    hold(log, paths[0])
     finish(log, NOON + 10 * SECOND)
     cleaner(store).cleanup_old_batches(log.connection, datetime.now(UTC))
     assert files(store) == set(paths)
@@ -196,6 +202,37 @@ def test_a_segment_that_can_not_be_deleted_holds_up_no_other_and_goes_later(
     for _ in range(3):
         cleaning.cleanup_old_batches(log.connection, datetime.now(UTC))
     assert files(store) == {paths[-1]}
+
+
+def test_what_the_look_misses_goes_when_it_is_the_receivers_turn_and_the_rest_right_after(
+    log: Log, store: LocalBlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cleaner_module, "SEGMENTS_PER_CALL", 1)
+    paths = receive(log, store, 4)
+    finish(log, NOON + 20 * SECOND)
+    hold(log, paths[0])
+    now = datetime.now(UTC)
+    # The blocks go, and with them one segment: the receiver may have more.
+    cleaning = Cleaner(lambda _: store, restore_window=timedelta(0), full_look_rounds=10**9)
+    assert cleaning.cleanup_old_batches(log.connection, now).segments == 1
+    # Another one's look ends at the segment that is held, so it needs the receiver's turn.
+    cleaning = Cleaner(lambda _: store, restore_window=timedelta(0), full_look_rounds=3)
+    gone = [cleaning.cleanup_old_batches(log.connection, now).segments for _ in range(3)]
+    assert sorted(gone) == [0, 0, 1]
+    assert files(store) == {paths[0], paths[-1]}
+
+
+def test_a_receiver_with_more_segments_than_a_call_takes_is_asked_again_in_the_next(
+    log: Log, store: LocalBlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cleaner_module, "SEGMENTS_PER_CALL", 1)
+    paths = receive(log, store, 5)
+    finish(log, NOON + 20 * SECOND)
+    hold(log, paths[0])
+    cleaning = Cleaner(lambda _: store, restore_window=timedelta(0), full_look_rounds=10**9)
+    gone = [cleaning.cleanup_old_batches(log.connection, datetime.now(UTC)).segments for _ in range(4)]
+    assert gone == [1, 1, 1, 0]
+    assert files(store) == {paths[0], paths[-1]}
 
 
 def test_files_of_an_unmounted_store_are_deleted_when_it_is_back(log: Log, tmp_path: Path) -> None:

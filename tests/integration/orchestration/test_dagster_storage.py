@@ -43,7 +43,7 @@ def test_connections_are_kept_and_shared_and_a_restarted_server_costs_no_stateme
 ) -> None:
     ensure_dagster_schema(database_url)
     monkeypatch.setenv(DATABASE_VARIABLE, dagster_database_url(database_url))
-    write_dagster_home(tmp_path, code_server_port=1)
+    write_dagster_home(tmp_path, code_server=tmp_path / "socket")
     watcher = sa.create_engine(
         psycopg2_url(database_url), isolation_level="AUTOCOMMIT", connect_args={"application_name": "watcher"}
     )

@@ -155,7 +155,7 @@ def test_a_materialization_has_its_rows_under_dagsters_own_name() -> None:
 
 
 def test_forebays_own_instance_has_what_waiting_sensors_and_short_intervals_require(tmp_path: Path) -> None:
-    write_dagster_home(tmp_path, code_server_port=1)
+    write_dagster_home(tmp_path, code_server=tmp_path / "socket")
     config = yaml.safe_load((tmp_path / "dagster.yaml").read_text(encoding="utf-8"))
     # A tick that waits for its boundary must not delay another sensor.
     assert config["sensors"]["use_threads"] is True

@@ -15,6 +15,7 @@ from forebay.sources import SocketText
 from orchestration.dagster_defs import observation_sensor, quarantined_batches
 from orchestration.dagster_defs.batch_plots import batch_metadata
 from orchestration.dagster_defs.observation_sensor import Cursor, observe
+from tests.counted_statements import buffers, counted
 from tests.driver_log import INTERVAL, NOON, Log, make_log
 from tracker_store.batch_statistics import batch_figures, completed_minutes, pipeline_queue
 from tracker_store.batches import claim_attempt, complete_batch
@@ -302,3 +303,38 @@ def test_the_sensor_says_what_it_waits_for(
         data = sensor.evaluate_tick(dg.build_sensor_context(instance=instance, repository_def=repository))
     assert data.skip_message is not None
     assert "forebay apply" in data.skip_message
+
+
+def test_a_look_costs_what_its_own_streams_have_whatever_others_there_are(
+    connection: sa.Connection, pipeline: Pipeline, log: Log
+) -> None:
+    def look(others: int) -> tuple[int, int, int]:
+        connection.execute(
+            sa.text("""
+                INSERT INTO forebay.streams (name, declaration)
+                SELECT 'other-' || n, '{"source": {}, "settings": {}}'
+                FROM generate_series(1, :others) AS n
+                ON CONFLICT DO NOTHING
+            """),
+            {"others": others},
+        )
+        connection.execute(
+            sa.text("""
+                INSERT INTO forebay.receivers (stream_id, ordinal)
+                SELECT id, n
+                FROM forebay.streams, generate_series(1, 10) AS n
+                WHERE name <> 'lines'
+                ON CONFLICT DO NOTHING
+            """)
+        )
+        connection.exec_driver_sql("ANALYZE forebay.streams, forebay.receivers")
+        with counted(connection) as sent:
+            observe(connection, pipeline, pipeline.streams, Cursor())
+        looks = [query for query in sent.queries if "receiver_status" in query or "stream_lag" in query]
+        return *sent.sizes, sum(buffers(connection, query) for query in looks)
+
+    *few, pages = look(10)
+    *many, pages_of_many = look(300)
+    assert many == few
+    # Streams are found by name in a short table, which has grown; of the others' receivers nothing is read.
+    assert pages_of_many - pages <= 20

@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,7 +22,9 @@ from dagster_postgres import PostgresRunStorage
 from orchestration.apply import apply
 from orchestration.modules import load_pipelines
 from tests.integration.orchestration.batch_rig import System
+from tests.integration.receiver_runtime.receiver_rig import CuttingProxy
 from tests.polling import eventually
+from tests.postgres_address import through
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:
@@ -66,8 +68,10 @@ def project(
     monkeypatch.chdir(directory)
     for name in [name for name in os.environ if name.startswith(("DAGSTER_", "FOREBAY_"))]:
         monkeypatch.delenv(name)
-    with postgres_server.database(migrated=False) as dagster_url:
-        url = sa.make_url(dagster_url)
+    with postgres_server.database(migrated=False) as dagster_url, ExitStack() as stack:
+        # A server of the user's is reached by TCP.
+        proxy = stack.enter_context(closing(CuttingProxy(dagster_url)))
+        url = sa.make_url(through(dagster_url, proxy.port))
         own = {**FILES, "project.py": PROJECT, "workspace.yaml": WORKSPACE}
         own["dagster.yaml"] = own["dagster.yaml"].replace("5432", str(url.port)) + "telemetry: {enabled: false}\n"
         for name in ("pipelines.py", "session.py", "project.py", "workspace.yaml", "dagster.yaml"):

@@ -16,6 +16,7 @@ from orchestration.pipeline import Pipeline, Stream
 from orchestration.tracker.placement_rules import PlacementRules
 from orchestration.tracker.receiver_placement import HAND_OVER_SECONDS
 from receiver_runtime.sources.socket_text import SocketText
+from tests.counted_statements import counted
 from tests.driver_log import claim_anew, make_log
 from tests.integration.orchestration.fleet import Fleet, NoSink
 from tracker_store.agents import HostLivesError, NoSuchAgentError, forget_host, list_agents, set_draining
@@ -515,3 +516,28 @@ def test_an_unknown_or_living_agent_is_exit_code_1_with_the_way_out(url: str, fl
         assert answer.exit_code == 1
         assert says in answer.stdout
     assert {placement.desired_state for placement in placements(fleet.connection)} == {DesiredState.RUNNING}
+
+
+def _lose_an_agent(fleet: Fleet, stream: str, receivers: int) -> tuple[int, int]:
+    """Place that many receivers on two agents; count what it takes to place one agent's again when it is gone."""
+    lost, kept = fleet.agent(f"{stream}-lost", slots=receivers), fleet.agent(f"{stream}-kept", slots=receivers)
+    fleet.stream(stream, receivers)
+    with counted(fleet.connection) as first:
+        fleet.tick()
+    assert {placement.agent_id for placement in fleet.all(stream)} == {lost, kept}
+    fleet.stop(lost)
+    with counted(fleet.connection) as again:
+        fleet.tick()
+    assert {placement.agent_id for placement in fleet.all(stream)} == {kept}
+    with counted(fleet.connection) as waits:
+        fleet.stop(kept)
+        fleet.tick()
+    assert {placement.reason[:5] for placement in fleet.all(stream)} == {"waits"}
+    fleet.connection.execute(sa.text("UPDATE forebay.receivers SET removed_at = clock_timestamp()"))
+    # The loss of one agent releases its receivers by one statement, and the second one's likewise.
+    return len(first.statements), len(again.statements) + len(waits.statements)
+
+
+def test_many_receivers_are_placed_and_wait_by_as_many_statements_as_a_few(fleet: Fleet) -> None:
+    few = _lose_an_agent(fleet, "few", 10)
+    assert _lose_an_agent(fleet, "many", 1_000) == few

@@ -148,7 +148,7 @@ def test_blocks_that_are_gone_refuse_the_replay_by_name_before_anything_is_writt
     assert system.clean_up() > 0
     with pytest.raises(
         BlocksNotRetainedError,
-        match=r"blocks 1 to 3 of receiver lines/1, 2 records were cleaned up at 20\d\d-.*retention",
+        match=r"of its 2 records, 2 were cleaned up.*retention",
     ):
         system.replay(pipeline, time)
     assert attempts(system, time) == [(1, AttemptKind.RUN, AttemptState.SUCCEEDED)]

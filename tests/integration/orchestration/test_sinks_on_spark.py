@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -197,3 +198,16 @@ def test_spark_reads_a_compacted_hour_as_it_read_its_batches(session: SparkSessi
     assert sink.compact_hour(datetime(2026, 1, 2, 3, tzinfo=UTC), {}) == 2
     assert len(list((tmp_path / "files").glob("date=*/hour=*/batch_time=*"))) == 1
     assert seen() == before
+
+
+def test_results_are_where_only_their_owner_can_enter(session: SparkSession, tmp_path: Path) -> None:
+    """Check with the umask of services, which Hadoop does not use."""
+    sink = ParquetSink(str(tmp_path / "results"))
+    before = os.umask(0o077)
+    try:
+        written = sink.write(frame(session, ("a", 1)), attempt())
+        sink.publish(written.location, batch_time=attempt().batch_time)
+    finally:
+        os.umask(before)
+    results = tmp_path / "results"
+    assert {path.stat().st_mode & 0o777 for path in (results, *results.iterdir())} == {0o700}

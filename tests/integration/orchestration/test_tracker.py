@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestration.tracker.tracker import LEADERSHIP_LIMIT_SECONDS, Tracker
+from orchestration.tracker import tracker as tracker_module
+from orchestration.tracker.change_watch import FULL_LOOK_SECONDS
+from orchestration.tracker.receiver_placement import ReceiverPlacement
+from orchestration.tracker.tracker import LEADERSHIP_LIMIT_SECONDS, LONGEST_TICK_SECONDS, Tracker
 from tests.driver_log import INTERVAL, NOON, Log, make_log
+from tests.polling import eventually
 from tracker_store import batches
 from tracker_store.engine import connect
-from tracker_store.leadership import end_leadership_of, holder_name
+from tracker_store.errors import DriverLogUnavailableError
+from tracker_store.leadership import end_leadership_of, holder_name, read_leadership
 from tracker_store.processes import heartbeat, register_process
 from tracker_store.receivers import placements
 from tracker_store.states import BatchState, ProcessKind, ReceiverState
@@ -141,3 +147,51 @@ def test_an_attempt_of_a_silent_process_is_failed_for_a_retry(engine: sa.Engine,
     assert batch is not None
     assert batch.state is BatchState.FAILED
     assert "run1" in batch.reason
+
+
+def test_a_long_tick_does_not_cost_the_leadership_and_a_hanging_one_does(
+    engine: sa.Engine, log: Log, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, candidate = tracker(engine, clock, "leader"), tracker(engine, clock, "candidate")
+    leader.tick(log.connection)
+    candidate.tick(log.connection)
+    seconds: list[int] = []
+
+    def long_look(*_: object, **__: object) -> None:
+        while candidate.term is None and len(seconds) < 100:
+            clock.now += 1
+            seconds.append(1)
+            leader.vouch(log.connection)
+            candidate.tick(log.connection)
+
+    monkeypatch.setattr(ReceiverPlacement, "tick", long_look)
+    clock.now += FULL_LOOK_SECONDS
+    leader.tick(log.connection)
+    assert candidate.term == 2
+    assert LONGEST_TICK_SECONDS < len(seconds) <= LONGEST_TICK_SECONDS + LEADERSHIP_LIMIT_SECONDS + 2
+    leader.tick(log.connection)
+    assert leader.term is None
+
+
+def test_a_leader_whose_ticks_all_fail_lets_another_one_try(
+    engine: sa.Engine, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        message = "a function that this release does not know"
+        raise DriverLogUnavailableError(message)
+
+    monkeypatch.setattr(tracker_module, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(tracker_module, "MOST_FAILED_TICKS", 3)
+    monkeypatch.setattr(ReceiverPlacement, "tick", fail)
+    leader = Tracker(engine, heartbeat_limit_seconds=LIMIT, name="leader")
+    stop = threading.Event()
+    running = threading.Thread(target=leader.run, args=(stop,))
+    running.start()
+    try:
+        eventually(
+            lambda: (read_leadership(log.connection).term, read_leadership(log.connection).holder) == (1, None),
+            "the leader has resigned",
+        )
+    finally:
+        stop.set()
+        running.join()

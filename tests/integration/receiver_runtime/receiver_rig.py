@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from receiver_runtime.block_store.encryption import BlockKeys
-from receiver_runtime.block_store.reading import content_of
+from receiver_runtime.block_store.reading import letters_of
 from receiver_runtime.block_store.stores import open_block_store
 from receiver_runtime.sources.secret import Secret
 from receiver_runtime.sources.socket_text import SocketText
+from tests.postgres_address import connect_to
 from tests.receiver_processes import DEADLINE_SECONDS, ReceiverProcesses
 from tracker_store.engine import connect, create_engine
 from tracker_store.pipelines import apply_stream
@@ -84,8 +85,9 @@ class CuttingProxy:
     `cut` breaks every connection in mid-message; `away` refuses new ones.
     """
 
-    def __init__(self, port: int) -> None:
-        self._target = port
+    def __init__(self, target: str | int) -> None:
+        """Take the database's URL, or a port of another server."""
+        self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self.away = False
@@ -118,6 +120,11 @@ class CuttingProxy:
         self._listener.close()
         self.cut()
 
+    def _connect(self) -> socket.socket:
+        if isinstance(self._target, int):
+            return socket.create_connection(("127.0.0.1", self._target))
+        return connect_to(self._target)
+
     def _serve(self) -> None:
         while True:
             client, _ = self._listener.accept()
@@ -127,7 +134,7 @@ class CuttingProxy:
                     return
                 continue
             try:
-                server = socket.create_connection(("127.0.0.1", self._target))
+                server = self._connect()
             except OSError:
                 # No server is listening.
                 client.close()
@@ -260,17 +267,16 @@ class ReceiverRig(ReceiverProcesses):
     def dead_letters(self) -> list[tuple[str, bytes]]:
         store, keys = self.store, self.keys
 
-        def content(path: str, offset: int, length: int, crc32c: int) -> bytes:
-            frame = store.read_frame(path, offset, length, crc32c)
-            found: bytes = content_of(frame, path, offset, keys).to_pybytes()
-            return found
+        def contents(path: str, offset: int, length: int, crc32c: int) -> list[bytes]:
+            return letters_of(store.read_frame(path, offset, length, crc32c), path, offset, keys)
 
         return [
-            (row.reason, content(row.path, row.offset, row.length, row.crc32c))
+            (row.reason, content)
             for row in self.execute(
                 'SELECT d.reason, s.path, d."offset", d.length, d.crc32c FROM forebay.dead_letters d '
                 "JOIN forebay.log_segments s ON s.id = d.segment_id ORDER BY d.id"
             )
+            for content in contents(row.path, row.offset, row.length, row.crc32c)
         ]
 
     def segments(self) -> list[tuple[str, str, int | None]]:

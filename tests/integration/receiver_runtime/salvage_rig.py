@@ -10,8 +10,10 @@ import sqlalchemy as sa
 
 from receiver_runtime.block_handler import BlockHandler, DeadLetter
 from receiver_runtime.block_store import frame
+from receiver_runtime.block_store.encryption import BlockKeys
 from receiver_runtime.block_store.frame import DeadLetterReason
 from receiver_runtime.block_store.local import LocalBlockStore
+from receiver_runtime.block_store.reading import letters_of
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.driver_log import DriverLog, ReceiverDriverLog
 from receiver_runtime.registered_through import RegisteredThrough
@@ -81,10 +83,10 @@ class Life:
         self.stored.append(block)
         return block
 
-    def keep_dead_letter(self, data: bytes) -> None:
-        """Store a dead letter without its row."""
+    def keep_dead_letter(self, *data: bytes) -> None:
+        """Store dead letters, a group, without their row."""
         self.handler.store_dead_letters(
-            [DeadLetter(DeadLetterReason.INVALID_ENCODING, data)],
+            [DeadLetter(DeadLetterReason.INVALID_ENCODING, one) for one in data],
             sequence=self.next_sequence - 1,
         )
 
@@ -190,13 +192,15 @@ class SalvagedReceiver:
 
     def dead_letters(self) -> list[bytes]:
         store = LocalBlockStore(self.root)
-        return [
-            store.read_frame(*row).payload.to_pybytes()
-            for row in self.execute(
-                'SELECT g.path, d."offset", d.length, d.crc32c FROM forebay.dead_letters d '
-                "JOIN forebay.log_segments g ON g.id = d.segment_id WHERE d.receiver_id = :r ORDER BY d.id"
-            )
-        ]
+        found = []
+        for letters, nbytes, *at in self.execute(
+            'SELECT d.letters, d.bytes, g.path, d."offset", d.length, d.crc32c FROM forebay.dead_letters d '
+            "JOIN forebay.log_segments g ON g.id = d.segment_id WHERE d.receiver_id = :r ORDER BY d.id"
+        ):
+            of_row = letters_of(store.read_frame(*at), at[0], at[1], BlockKeys())
+            assert (len(of_row), sum(map(len, of_row))) == (letters, nbytes)
+            found += of_row
+        return found
 
     def segments(self) -> list[tuple[str, int | None]]:
         rows = self.execute("SELECT state, length FROM forebay.log_segments WHERE receiver_id = :r ORDER BY id")

@@ -19,6 +19,7 @@ from receiver_runtime.left_processes import LeftProcesses
 from receiver_runtime.sources.socket_text import SocketText
 from tests.integration.receiver_runtime.host_rig import HostRig, host_rig
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource
+from tests.postgres_address import through
 from tests.receiver_processes import eventually
 from tests.unread_bytes import unread_bytes
 from tracker_store.checks import check_data
@@ -233,13 +234,10 @@ def test_an_agent_that_stops_while_postgres_is_away_leaves_what_it_accepted_for_
 ) -> None:
     """Check that receivers drain to disk, can't register and are killed; the next agent's register it all, once."""
     monkeypatch.setattr(agent_module, "STOP_GRACE_SECONDS", 4.0)
-    url = sa.make_url(database_url)
-    assert url.port is not None
     with ExitStack() as stack:
-        proxy = stack.enter_context(closing(CuttingProxy(url.port)))
+        proxy = stack.enter_context(closing(CuttingProxy(database_url)))
         source = stack.enter_context(closing(NumberedSource(pause=0.002)))
-        through = url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
-        first = HostRig(through, tmp_path, receivers_per_process=1)
+        first = HostRig(through(database_url, proxy.port), tmp_path, receivers_per_process=1)
         stack.callback(first.engine.dispose)
         declared = SocketText(host="127.0.0.1", port=source.port).model_dump(mode="json")
         receiver_id = first.declare("numbers", declared, block_interval="50ms", block_queue_size=100)
@@ -259,7 +257,7 @@ def test_an_agent_that_stops_while_postgres_is_away_leaves_what_it_accepted_for_
         proxy.away = False
 
         # No process signed off: the tracker finds the old agent silent and places the receiver again.
-        second = HostRig(through, tmp_path, receivers_per_process=1)
+        second = HostRig(through(database_url, proxy.port), tmp_path, receivers_per_process=1)
         stack.callback(second.engine.dispose)
         before = second.records()[receiver_id]
         assert before < source.sent - 100, "nothing was left to be salvaged"

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import sqlalchemy as sa
 
 from orchestration.tracker.receiver_placement import ReceiverPlacement
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.sources.socket_text import SocketText
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, ReceiverRig, exit_code
+from tests.postgres_address import through
 from tests.receiver_processes import eventually
 from tests.unread_bytes import unread_bytes
 from tracker_store.engine import connect
@@ -24,6 +24,8 @@ from tracker_store.receivers import placements
 from tracker_store.states import ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
+
     from tracker_store.receivers import Placement
 
 _RECORDS = 10_000
@@ -40,16 +42,14 @@ def test_a_changed_stream_loses_no_record_that_its_receiver_has_read(database_ur
 
     The receiver can't register while its stream is changed.
     """
-    url = sa.make_url(database_url)
     with ExitStack() as stack:
         listener = stack.enter_context(closing(socket.create_server(("127.0.0.1", 0))))
         listener.settimeout(90)
-        proxy = stack.enter_context(closing(CuttingProxy(url.port or 5432)))
+        proxy = stack.enter_context(closing(CuttingProxy(database_url)))
         source = SocketText(host="127.0.0.1", port=listener.getsockname()[1]).model_dump(mode="json")
         # Everything that it reads stays in its buffer.
         rig = stack.enter_context(closing(ReceiverRig.make(database_url, tmp_path, source, block_interval="60s")))
-        through = url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
-        old = rig.start(database_url=through)
+        old = rig.start(database_url=through(database_url, proxy.port))
         connection, _ = listener.accept()
         stack.enter_context(connection)
         connection.sendall(b"".join(b"%d\n" % n for n in range(_RECORDS)))

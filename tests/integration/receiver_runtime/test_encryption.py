@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
@@ -20,6 +19,7 @@ from receiver_runtime.exit_codes import ExitCode
 from tests.block_keys import dump, files_with, key_file, key_id, spellings
 from tests.integration.receiver_runtime.killed_process import kill_and_take_over
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource, ReceiverRig, exit_code
+from tests.postgres_address import through
 from tests.receiver_processes import eventually
 from tracker_store.engine import connect
 
@@ -82,8 +82,8 @@ def test_blocks_and_dead_letters_lie_nowhere_as_they_were_received(database_url:
             eventually(lambda: len(rig.dead_letters()) == len(bad), "all dead letters")
             assert [value.encode() for value in rig.values()] == lines
             assert [data for _, data in rig.dead_letters()] == bad
-            sizes = rig.execute("SELECT DISTINCT bytes FROM forebay.dead_letters")
-            assert [size for (size,) in sizes] == [len(bad[0])]
+            sizes = rig.execute("SELECT DISTINCT bytes / letters, bytes % letters FROM forebay.dead_letters")
+            assert [tuple(size) for size in sizes] == [(len(bad[0]), 0)]
             key = (tmp_path / "keys" / "one").read_text().strip()
             wanted = [PRIVATE, *spellings(key)]
             assert files_with(rig.root, wanted) == []
@@ -105,12 +105,9 @@ def test_blocks_and_dead_letters_lie_nowhere_as_they_were_received(database_url:
 def test_what_a_killed_process_stored_encrypted_is_salvaged_and_comes_out_once(
     rig: ReceiverRig, source: NumberedSource, database_url: str
 ) -> None:
-    url = sa.make_url(database_url)
-    assert url.port is not None
-    between = CuttingProxy(url.port)
-    through = url.set(host="127.0.0.1", port=between.port).render_as_string(hide_password=False)
+    between = CuttingProxy(database_url)
     try:
-        kill_and_take_over(rig, source, (between, through))
+        kill_and_take_over(rig, source, (between, through(database_url, between.port)))
     finally:
         between.close()
     code, report = verified_with(rig)
@@ -195,7 +192,7 @@ def test_records_and_dead_letters_are_printed_with_the_key_only(database_url: st
         def send() -> None:
             connection, _ = listener.accept()
             with connection:
-                connection.sendall(b"a line\nstra\xdfe\n")
+                connection.sendall(b"a line\nstra\xdfe\nna\xefve\n")
                 sent.wait(60)
 
         sender = threading.Thread(target=send, daemon=True)
@@ -203,7 +200,7 @@ def test_records_and_dead_letters_are_printed_with_the_key_only(database_url: st
         try:
             rig.start()
             eventually(lambda: rig.has_records(1), "the line")
-            eventually(lambda: len(rig.dead_letters()) == 1, "the dead letter")
+            eventually(lambda: len(rig.dead_letters()) == 2, "the dead letters")
             [(sequence,)] = rig.execute("SELECT sequence FROM forebay.blocks WHERE segment_id IS NOT NULL")
             [(letter,)] = rig.execute("SELECT id FROM forebay.dead_letters")
             for words in (["blocks", "records", "lines/1", str(sequence)], ["blocks", "dead-letter", str(letter)]):
@@ -213,9 +210,12 @@ def test_records_and_dead_letters_are_printed_with_the_key_only(database_url: st
             patch.setenv("FOREBAY_BLOCK_KEYS_FOR_READING", key)
             assert command("blocks", "records", "lines/1", str(sequence)) == (0, '{"value": "a line"}\n')
             found = CliRunner().invoke(app, ["blocks", "dead-letter", str(letter)])
-            assert (found.exit_code, found.stdout_bytes) == (0, b"stra\xdfe")
-            assert command("blocks", "dead-letter", str(letter), "--to", str(tmp_path / "letter"))[0] == 0
-            assert (tmp_path / "letter").read_bytes() == b"stra\xdfe"
+            assert (found.exit_code, found.stdout_bytes) == (0, b"stra\xdfe\nna\xefve\n")
+            one = ["blocks", "dead-letter", str(letter), "--letter", "2"]
+            assert CliRunner().invoke(app, one).stdout_bytes == b"na\xefve"
+            assert command(*one, "--to", str(tmp_path / "letter"))[0] == 0
+            assert (tmp_path / "letter").read_bytes() == b"na\xefve"
+            assert command("blocks", "dead-letter", str(letter), "--letter", "3")[0] == 1
             assert command("blocks", "dead-letter", "987654")[0] == 1
         finally:
             sent.set()

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-import sqlalchemy as sa
 
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.sources.socket_text import SocketText
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, ReceiverRig, exit_code
+from tests.postgres_address import through
 from tests.receiver_processes import eventually
 from tests.unread_bytes import unread_bytes
 
@@ -107,14 +107,10 @@ def test_w05_w16_w17_a_source_without_end_fills_a_bounded_memory_while_the_drive
         max_block_bytes="4MiB",
         block_interval="1s",
     )
-    url = sa.make_url(database_url)
-    assert url.port is not None
-    proxy = CuttingProxy(url.port)
+    proxy = CuttingProxy(database_url)
     source = EndlessSource(listener)
     try:
-        process = rig.start(
-            database_url=url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
-        )
+        process = rig.start(database_url=through(database_url, proxy.port))
         eventually(lambda: rig.records() > 0, "a first block")
         proxy.away = True
         proxy.cut()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import signal
 import socket
 import threading
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import sqlalchemy as sa
 
 from receiver_runtime.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import (
@@ -21,6 +21,7 @@ from tests.integration.receiver_runtime.receiver_rig import (
     ReceiverRig,
     exit_code,
 )
+from tests.postgres_address import through
 from tests.receiver_processes import DEADLINE_SECONDS, eventually
 from tests.unread_bytes import unread_bytes
 from tracker_store.states import ReceiverEventKind
@@ -252,13 +253,9 @@ def test_a_receiver_without_restarts_left_fails(database_url: str, tmp_path: Pat
 
 
 def test_w02_answers_cut_in_mid_word_lose_and_double_nothing(rig: ReceiverRig, source: NumberedSource) -> None:
-    url = sa.make_url(rig.database_url)
-    assert url.port is not None
-    proxy = CuttingProxy(url.port)
+    proxy = CuttingProxy(rig.database_url)
     try:
-        process = rig.start(
-            database_url=url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
-        )
+        process = rig.start(database_url=through(rig.database_url, proxy.port))
         eventually(lambda: rig.records() > 50, "50 records")
         chance = random.Random(7)
         while proxy.cuts < 20:
@@ -282,22 +279,19 @@ def test_w02_answers_cut_in_mid_word_lose_and_double_nothing(rig: ReceiverRig, s
 
 
 def test_a_stop_before_the_driver_log_can_be_reached_ends_it(rig: ReceiverRig) -> None:
-    url = sa.make_url(rig.database_url)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         port = nobody.getsockname()[1]
-        process = rig.start(database_url=url.set(port=port).render_as_string(hide_password=False))
+        process = rig.start(database_url=through(rig.database_url, port))
         eventually(lambda: "the driver log is away" in rig.logs(), "the warning")
         process.send_signal(signal.SIGTERM)
         assert exit_code(process) == ExitCode.STOPPED
 
 
 def test_a_second_signal_ends_a_receiver_at_once(rig: ReceiverRig, source: NumberedSource) -> None:
-    url = sa.make_url(rig.database_url)
-    assert url.port is not None
-    proxy = CuttingProxy(url.port)
+    proxy = CuttingProxy(rig.database_url)
     try:
-        process = rig.start(database_url=url.set(port=proxy.port).render_as_string(hide_password=False))
+        process = rig.start(database_url=through(rig.database_url, proxy.port))
         eventually(lambda: rig.records() > 20, "20 records")
         proxy.away = True
         proxy.cut()
@@ -337,3 +331,16 @@ def test_many_connections_of_one_source_keep_every_line(database_url: str, tmp_p
         thread.join()
         listener.close()
         rig.close()
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="asks Linux for another process's limit")
+def test_a_process_may_have_as_many_descriptors_as_the_system_allows(rig: ReceiverRig) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1000, soft), hard))
+    try:
+        process = rig.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    eventually(lambda: rig.state()[0] == "ACTIVE", "its state")
+    raised, _ = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    assert raised == (2**20 if hard == resource.RLIM_INFINITY else hard)

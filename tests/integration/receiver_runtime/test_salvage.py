@@ -342,6 +342,36 @@ def test_dead_letters_without_a_row_are_recorded_once(receiver: SalvagedReceiver
     assert receiver.blocks() == [["a"]]
 
 
+def test_groups_without_a_row_are_recorded_and_a_half_written_one_is_no_damage(receiver: SalvagedReceiver) -> None:
+    life = receiver.live(receiver.claim())
+    life.keep("a")
+    life.keep_dead_letter(b"\xff1", b"", b"\xff2")
+    life.keep_dead_letter(b"\xff3", b"\xff4")
+    blocks, letters = receiver.paths()
+    assert letters == blocks.replace("-000001", "-d000001")
+    with (receiver.root / letters).open("r+b") as file:
+        file.truncate(receiver.frames(letters)[-1].offset + 70)
+    receiver.live()
+    assert receiver.dead_letters() == [b"\xff1", b"", b"\xff2"]
+    assert receiver.blocks() == [["a"]]
+    assert receiver.events("ERROR") == []
+    assert {state for state, _ in receiver.segments()} == {"SEALED"}
+
+
+def test_no_block_is_salvaged_from_a_segment_of_dead_letters(receiver: SalvagedReceiver) -> None:
+    """Attack: the segment of letters is a whole valid block of this receiver and epoch."""
+    life = receiver.live(receiver.claim())
+    life.keep("a")
+    life.keep_dead_letter(b"\xff")
+    blocks, letters = receiver.paths()
+    with (receiver.root / letters).open("ab") as file:
+        file.write((receiver.root / blocks).read_bytes())
+    receiver.live()
+    assert receiver.blocks() == [["a"]]
+    assert receiver.dead_letters() == [b"\xff"]
+    assert ["bytes hold no frame that can be read" in detail for detail in receiver.events("ERROR")] == [True]
+
+
 # -- a zombie --------------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,6 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
-import sqlalchemy as sa
 
 from receiver_runtime.exit_codes import ExitCode
 from tests.integration.receiver_runtime.killed_process import (
@@ -17,6 +16,7 @@ from tests.integration.receiver_runtime.killed_process import (
     stored,
 )
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource, ReceiverRig, exit_code
+from tests.postgres_address import through
 from tests.receiver_processes import eventually
 from tracker_store.checks import check_data
 from tracker_store.engine import connect
@@ -43,10 +43,8 @@ def rig(database_url: str, tmp_path: Path, source: NumberedSource) -> Iterator[R
 
 @pytest.fixture
 def proxy(database_url: str) -> Iterator[tuple[CuttingProxy, str]]:
-    url = sa.make_url(database_url)
-    assert url.port is not None
-    made = CuttingProxy(url.port)
-    yield made, url.set(host="127.0.0.1", port=made.port).render_as_string(hide_password=False)
+    made = CuttingProxy(database_url)
+    yield made, through(database_url, made.port)
     made.close()
 
 

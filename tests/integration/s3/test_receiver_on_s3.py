@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import sqlalchemy as sa
 
 from tests.integration.receiver_runtime.killed_process import kill_and_take_over
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource, ReceiverRig
+from tests.postgres_address import through
 from tests.s3_server import S3Server
 
 if TYPE_CHECKING:
@@ -27,10 +27,8 @@ def source() -> Iterator[NumberedSource]:
 
 @pytest.fixture
 def proxy(database_url: str) -> Iterator[tuple[CuttingProxy, str]]:
-    url = sa.make_url(database_url)
-    assert url.port is not None
-    made = CuttingProxy(url.port)
-    yield made, url.set(host="127.0.0.1", port=made.port).render_as_string(hide_password=False)
+    made = CuttingProxy(database_url)
+    yield made, through(database_url, made.port)
     made.close()
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import Log, add, block, claim_anew, make_log, wait_until_blocked
+from tests.driver_log import GIVEN_SEGMENTS, Log, add, block, claim_anew, give_segments, make_log, wait_until_blocked
 from tests.polling import eventually
 from tracker_store.blocks import AddOutcome, Claim, add_blocks, claim, raise_for_outcome
 from tracker_store.engine import connect
@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 @pytest.fixture
 def log(engine: sa.Engine) -> Iterator[Log]:
     with connect(engine) as connection:
-        yield make_log(connection, receivers=2)
+        log = make_log(connection, receivers=2)
+        give_segments(connection, *log.receiver_ids)
+        yield log
 
 
 @pytest.fixture
@@ -99,10 +101,11 @@ def test_h05_a_block_without_records_is_refused_by_name_and_nothing_of_the_call_
 
 
 def in_sql(function: str, claimed: Claim, *records: int) -> str:
-    """Return a call of `add_block` or `add_one_block` with blocks of this many records, in segment 7."""
+    """Return a call of `add_block` or `add_one_block` with blocks of this many records, in the given segment."""
+    segment_id = GIVEN_SEGMENTS + claimed.receiver_id
     sequences = range(2, 2 + len(records))
     rows = [
-        (claimed.receiver_id, claimed.epoch, n, r, 64, 7, 64 * n, 64, n)
+        (claimed.receiver_id, claimed.epoch, n, r, 64, segment_id, 64 * n, 64, n)
         for n, r in zip(sequences, records, strict=True)
     ]
     if function == "add_one_block":
@@ -119,7 +122,9 @@ def test_h05_the_database_itself_refuses_a_block_without_records(
     log: Log, claimed: Claim, function: str, records: tuple[int, ...]
 ) -> None:
     """Check what a process of another version, or a bug, would send."""
-    said = rf"of receiver {claimed.receiver_id}, in segment 7, has (0|-1) records\nHINT:  A block holds at least one "
+    segment_id = GIVEN_SEGMENTS + claimed.receiver_id
+    block_named = f"of receiver {claimed.receiver_id}, in segment {segment_id}"
+    said = rf"{block_named}, has (0|-1) records\nHINT:  A block holds at least one "
     with pytest.raises(sa.exc.DBAPIError, match=said):
         log.connection.exec_driver_sql(in_sql(function, claimed, *records))
     assert rows(log, claimed.receiver_id) == [(1, 0, 0, 0)]
@@ -224,8 +229,8 @@ def test_an_add_that_waited_for_its_predecessor_is_added_or_sent_again(
     cursor.execute(
         "INSERT INTO forebay.blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records, "
         'total_bytes, segment_id, "offset", length, crc32c) '
-        "VALUES (%s, 2, %s, clock_timestamp(), 10, 100, 10, 100, 1, 200, 100, 1002)",
-        (claimed.receiver_id, claimed.epoch),
+        "VALUES (%s, 2, %s, clock_timestamp(), 10, 100, 10, 100, %s, 200, 100, 1002)",
+        (claimed.receiver_id, claimed.epoch, GIVEN_SEGMENTS + claimed.receiver_id),
     )
     outcomes: list[AddOutcome] = []
 
@@ -292,7 +297,7 @@ def test_a_lost_answer_is_named_unknown(engine: sa.Engine, log: Log, claimed: Cl
         pid = doomed.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()
         log.connection.execute(sa.text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
         with pytest.raises(OutcomeUnknownError):
-            add(doomed, block(claimed, 2))
+            add_blocks(doomed, [block(claimed, 2)])
     assert add(log.connection, block(claimed, 2)).outcome in (AddOutcome.ADDED, AddOutcome.ALREADY_ADDED)
 
 

@@ -150,7 +150,7 @@ def test_two_pipelines_read_one_stream_each_by_its_own_cursors(log: Log) -> None
     assert (whole.first, whole.last, whole.records) == (1, 3, 20)
 
 
-def test_the_exclusion_constraint_refuses_a_double_allocation_by_a_bug(log: Log) -> None:
+def test_a_double_allocation_by_a_bug_is_refused(log: Log) -> None:
     insert = sa.text(
         "INSERT INTO forebay.batch_allocations (pipeline_id, batch_time, receiver_id, sequences, records, bytes) "
         "VALUES (1, :t, 1, int8range(:a, :b, '[]'), 0, 0)"

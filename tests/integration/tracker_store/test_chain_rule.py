@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import Log, block, claim_anew, make_log
+from tests.driver_log import GIVEN_SEGMENTS, Log, block, claim_anew, give_segments, make_log
 from tracker_store.blocks import AddOutcome, Claim, NewBlock, OffsetLink, add_blocks, open_partition
 from tracker_store.engine import connect
+from tracker_store.processes import heartbeat, register_process
+from tracker_store.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +27,9 @@ _SOURCE = "topic"
 @pytest.fixture
 def log(engine: sa.Engine) -> Iterator[Log]:
     with connect(engine) as connection:
-        yield make_log(connection, receivers=2)
+        log = make_log(connection, receivers=2)
+        give_segments(connection, *log.receiver_ids)
+        yield log
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,23 @@ def _blocks(claimed: Claim, case: Case, length: int) -> list[NewBlock]:
     ]
 
 
+@pytest.mark.parametrize("lost", ["no row", "another receiver's row", "a later epoch's row"])
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_no_way_of_sending_adds_a_block_into_a_segment_that_the_log_has_lost(log: Log, way: Way, lost: str) -> None:
+    """Check after a failover to a standby without the row, which may give its id to another segment."""
+    claimed = claim_anew(log.connection, log.receiver_ids[0])
+    its = {"given": GIVEN_SEGMENTS + claimed.receiver_id, "epoch": claimed.epoch, "other": log.receiver_ids[1]}
+    statement = {
+        "no row": "DELETE FROM forebay.log_segments WHERE id = :given",
+        "another receiver's row": "UPDATE forebay.log_segments SET receiver_id = :other WHERE id = :given",
+        "a later epoch's row": "UPDATE forebay.log_segments SET epoch = :epoch + 1 WHERE id = :given",
+    }[lost]
+    log.connection.execute(sa.text(statement), its)
+    sent = _blocks(claimed, Case(AddOutcome.GAP, first=2), way.length)
+    assert way.send(log, sent) is AddOutcome.GAP
+    assert [row[0] for row in _chain(log, claimed.receiver_id)] == [claimed.sequence]
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_every_way_of_sending_blocks_keeps_the_rule(log: Log, way: Way, case: Case) -> None:
@@ -158,3 +179,11 @@ def test_every_way_of_sending_blocks_keeps_the_rule(log: Log, way: Way, case: Ca
         assert _chain(log, claimed.receiver_id) == [*chain, *added]
     else:
         assert _chain(log, claimed.receiver_id) == chain
+
+
+def test_a_claim_and_a_heartbeat_say_which_server_and_timeline_answered(log: Log) -> None:
+    claimed = claim_anew(log.connection, log.receiver_ids[0])
+    process = register_process(log.connection, kind=ProcessKind.RECEIVER, name="r", host="h", pid=1)
+    steerings = heartbeat(log.connection, process_id=process, receiver_ids=log.receiver_ids)
+    identifier = log.connection.execute(sa.text("SELECT system_identifier FROM pg_control_system()")).scalar_one()
+    assert {claimed.server, *(steering.server for steering in steerings)} == {f"{identifier}/1"}

@@ -196,7 +196,7 @@ BREAKS = {
         "(RUNNING): the range [4,7) of receiver 1 is cleaned up to 6",
     ),
     "a quarantined batch lost a block": (
-        "DELETE FROM forebay.kept_blocks WHERE receiver_id = 2 AND sequence = 8",
+        "DELETE FROM forebay.blocks WHERE receiver_id = 2 AND sequence = 8",
         "unfinished_batches_have_their_blocks",
         "(QUARANTINED): it has 40 records, of which 30 are kept",
     ),
@@ -273,6 +273,26 @@ BREAKS = {
         "ALTER TABLE forebay.receivers DISABLE TRIGGER receiver_changes",
         "changes_are_told",
         "receivers.receiver_changes: not in the database, or disabled",
+    ),
+    "a guard is gone": (
+        "DROP TRIGGER guard_row ON forebay.log_segments",
+        "rows_are_guarded",
+        "log_segments.guard_row: not in the database, or disabled",
+    ),
+    "a guard is disabled": (
+        "ALTER TABLE forebay.processes DISABLE TRIGGER guard_row",
+        "rows_are_guarded",
+        "processes.guard_row: not in the database, or disabled",
+    ),
+    "sums are not kept": (
+        "DROP TRIGGER segments_go ON forebay.log_segments",
+        "totals_are_kept",
+        "log_segments.segments_go: not in the database, or disabled",
+    ),
+    "overlaps are not refused": (
+        "ALTER TABLE forebay.batch_allocations DISABLE TRIGGER ranges_come",
+        "ranges_are_checked",
+        "batch_allocations.ranges_come: not in the database, or disabled",
     ),
     "a function is gone": (
         "DROP FUNCTION forebay.heartbeat",

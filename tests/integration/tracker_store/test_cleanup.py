@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
-from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, make_log, wait_until_blocked
+from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, give_segments, make_log, wait_until_blocked
 from tracker_store import batches
 from tracker_store.blocks import (
     ORIGIN,
@@ -42,13 +42,15 @@ from tracker_store.pipelines import apply_pipeline, apply_stream
 from tracker_store.processes import register_process
 from tracker_store.received_block_tracker import ReceivedBlockTracker
 from tracker_store.segments import open_segment, seal_segment
-from tracker_store.states import BatchState, LinkKind, ProcessKind
+from tracker_store.states import BatchState, LinkKind, ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 T1, T2, T3, T4 = (NOON + n * INTERVAL for n in (1, 2, 3, 4))
 SECOND = timedelta(seconds=1)
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
 ZERO = timedelta(0)
 
 
@@ -267,7 +269,7 @@ def test_a_quarantined_batch_does_not_block_clean_up_and_keeps_its_blocks(log: L
     finish(log, T2)
     assert log.tracker.get_blocks_of_batch(T1) == whole
     assert clean(log, receiver_id).blocks == 3
-    assert left(log, receiver_id) == [1, 4]
+    assert left(log, receiver_id) == [1, 2, 4]
     assert log.tracker.get_blocks_of_batch(T1) == whole
     assert log.tracker.get_blocks_of_batch_and_stream(T1, log.stream_id) == whole
     assert log.tracker.get_blocks_of_batch(T2) == []
@@ -280,9 +282,17 @@ def test_a_quarantined_batch_does_not_block_clean_up_and_keeps_its_blocks(log: L
     next_epoch = log.add_at(receiver_id, T2 + 2 * SECOND, T3 + SECOND)
     finish(log, T3, T4)
     clean(log, receiver_id)
-    assert left(log, receiver_id) == [1, 5, 7]
+    assert left(log, receiver_id) == [1, 2, 5, 7]
     assert claimed.epoch < next_epoch.epoch
     assert segments_to_delete(log.connection, receiver_id=receiver_id, restore_window=ZERO, limit=10) == []
+    # Discarded, its rows and its file go.
+    batches.discard_batch(log.connection, pipeline_id=log.pipeline_id, batch_time=T1)
+    clean(log, receiver_id)
+    assert left(log, receiver_id) == [1, 5, 7]
+    deletable = segments_to_delete(log.connection, receiver_id=receiver_id, restore_window=ZERO, limit=10)
+    assert [segment.segment_id for segment in deletable] == [whole[0].handle.segment_id]
+    rows = log.connection.execute(sa.text("SELECT count(*) FROM forebay.kept_ranges")).scalar_one()
+    assert rows + log.connection.execute(sa.text("SELECT count(*) FROM forebay.kept_segments")).scalar_one() == 0
 
 
 # -- what always stays -------------------------------------------------------------------------------------------------
@@ -587,6 +597,7 @@ def link_chain(log: Log, claimed: Claim, partition: str, blocks: int) -> None:
         )
         for n in range(1, blocks + 1)
     ]
+    give_segments(log.connection, claimed.receiver_id)
     [result] = add_blocks(log.connection, added)
     assert result.outcome is AddOutcome.ADDED
     log.connection.execute(sa.text("UPDATE forebay.blocks SET added_at = :at"), {"at": NOON + SECOND})
@@ -646,7 +657,8 @@ def test_an_earlier_generation_is_deleted_with_its_blocks(log: Log, receiver_id:
     finish(log, T1)
     claim_anew(log.connection, receiver_id)
     clean(log, receiver_id)
-    clean_up_offsets(log.connection, stream_id=log.stream_id, max_rows=100)
+    # The links and the first origin; then the origin that has become the oldest.
+    assert [clean_up_offsets(log.connection, stream_id=log.stream_id, max_rows=100) for _ in range(3)] == [3, 1, 0]
     assert links_left(log, "0") == [0]
     assert open_partition(
         log.connection, receiver_id=receiver_id, source="orders", partition="0", start_offset=99
@@ -691,16 +703,8 @@ def test_keys_are_forgotten_after_their_window_in_bounded_steps(log: Log, receiv
 
 
 def test_a_stream_has_its_own_window(log: Log, receiver_id: int) -> None:
-    claimed = claim_anew(log.connection, receiver_id)
-    for sequence, age in ((2, "3 hours"), (3, "1 hour"), (4, "1 second")):
-        add(log.connection, replace(block(claimed, sequence), keys=(f"key {sequence}",)))
-        log.connection.execute(
-            sa.text(
-                "UPDATE forebay.record_keys SET added_at = clock_timestamp() - CAST(:age AS interval) "
-                "WHERE sequence = :sequence"
-            ),
-            {"age": age, "sequence": sequence},
-        )
+    become(log, receiver_id, ReceiverState.ACTIVE, 5 * DAY)
+    store_keys(log, receiver_id, {"key 2": 3 * HOUR, "key 3": 0.75 * HOUR, "key 4": SECOND})
     declaration = {"settings": ReceiverSettings(key_window="2h").model_dump(mode="json")}
     log.connection.execute(
         sa.text("UPDATE forebay.streams SET declaration = CAST(:declaration AS jsonb)"),
@@ -712,6 +716,133 @@ def test_a_stream_has_its_own_window(log: Log, receiver_id: int) -> None:
     other = make_log(log.connection, pipeline="other", stream="other")
     [elsewhere] = set(other.receiver_ids) - set(log.receiver_ids)
     assert known_keys(log.connection, receiver_id=elsewhere, keys=keys) == set()
+
+
+# A sender that was not acknowledged sends again when it can: keys stay while that may still happen.
+
+#: The key that shows that the stream stores keys, in each test that is not about streams that store none.
+RECEIVING = {"3 hours": 3 * HOUR}
+NOT_ACTIVE = [state for state in ReceiverState if state is not ReceiverState.ACTIVE]
+
+
+def become(log: Log, receiver_id: int, state: ReceiverState, ago: timedelta) -> None:
+    """Let the receiver have entered this state as long ago as this."""
+    log.connection.execute(
+        sa.text("UPDATE forebay.receivers SET state = :state, since = clock_timestamp() - :ago WHERE id = :id"),
+        {"state": state, "ago": ago, "id": receiver_id},
+    )
+
+
+def store_keys(log: Log, receiver_id: int, ages: dict[str, timedelta]) -> None:
+    """Let the receiver have stored keys as long ago as this."""
+    claimed = claim_anew(log.connection, receiver_id)
+    for sequence, (key, age) in enumerate(ages.items(), start=claimed.sequence + 1):
+        assert add(log.connection, replace(block(claimed, sequence), keys=(key,))).outcome is AddOutcome.ADDED
+        log.connection.execute(
+            sa.text("UPDATE forebay.record_keys SET added_at = clock_timestamp() - :age WHERE key = :key"),
+            {"age": age, "key": key},
+        )
+
+
+def keys_left(log: Log, window: timedelta = DAY) -> set[str]:
+    """Clean up keys until nothing is left to take, one in each step; return the stream's other keys."""
+    while clean_up_keys(log.connection, stream_id=log.stream_id, window=window, max_rows=1):
+        pass
+    found = log.connection.execute(
+        sa.text("SELECT key FROM forebay.record_keys WHERE stream_id = :id"), {"id": log.stream_id}
+    )
+    return set(found.scalars())
+
+
+@pytest.fixture
+def pair(engine: sa.Engine) -> Iterator[Log]:
+    """Return a log whose stream has two receivers that have been ACTIVE for long."""
+    with connect(engine) as connection:
+        log = make_log(connection, receivers=2)
+        for receiver_id in log.receiver_ids:
+            become(log, receiver_id, ReceiverState.ACTIVE, 30 * DAY)
+        yield log
+
+
+def test_keys_expire_after_the_window_while_every_receiver_is_active(pair: Log) -> None:
+    store_keys(pair, pair.receiver_ids[0], {"25 hours": 25 * HOUR, "23 hours": 23 * HOUR, **RECEIVING})
+    assert keys_left(pair) == {"23 hours", *RECEIVING}
+
+
+@pytest.mark.parametrize("state", NOT_ACTIVE)
+def test_keys_that_were_stored_before_a_receiver_was_lost_stay_while_it_is_not_active(
+    pair: Log, state: ReceiverState
+) -> None:
+    lost, other = pair.receiver_ids
+    store_keys(pair, lost, {"3 days": 3 * DAY, "49 hours": 49 * HOUR})
+    # A process that does not know yet that it has lost the receiver may store a block.
+    store_keys(pair, other, {"47 hours": 47 * HOUR})
+    # Keys that the other receiver stores in the meantime expire as usual: a lost receiver makes nothing grow.
+    store_keys(pair, other, {"45 hours": 45 * HOUR, "25 hours": 25 * HOUR, **RECEIVING})
+    become(pair, lost, state, 48 * HOUR)
+    assert keys_left(pair) == {"3 days", "49 hours", "47 hours", *RECEIVING}
+
+
+@pytest.mark.parametrize(("hours", "stays"), [(0.1, True), (1.9, True), (2.1, False)])
+def test_keys_stay_for_two_hours_after_a_receivers_return(pair: Log, hours: float, stays: bool) -> None:
+    returned, other = pair.receiver_ids
+    store_keys(pair, returned, {"3 days": 3 * DAY})
+    store_keys(pair, other, {"25 hours": 25 * HOUR, **RECEIVING})
+    become(pair, returned, ReceiverState.ACTIVE, hours * HOUR)
+    assert keys_left(pair) == {*RECEIVING, *(["3 days", "25 hours"] if stays else [])}
+
+
+@pytest.mark.parametrize(
+    ("window", "longest"),
+    [(DAY, 7 * DAY), (2 * DAY, 7 * DAY), (6 * HOUR, 42 * HOUR), (7 * DAY, 7 * DAY), (30 * DAY, 30 * DAY)],
+)
+@pytest.mark.parametrize("state", [ReceiverState.FAILED, ReceiverState.ACTIVE])
+def test_keys_go_in_the_end_even_if_a_receiver_fails_again_and_again(
+    pair: Log, state: ReceiverState, window: timedelta, longest: timedelta
+) -> None:
+    broken, other = pair.receiver_ids
+    store_keys(pair, other, {"old": longest + HOUR, "not as old": longest - HOUR, **RECEIVING})
+    become(pair, broken, state, 60 * SECOND)
+    assert keys_left(pair, window) == {"not as old", *RECEIVING}
+
+
+def test_a_removed_receiver_keeps_no_keys(pair: Log) -> None:
+    store_keys(pair, pair.receiver_ids[1], {"25 hours": 25 * HOUR, **RECEIVING})
+    apply_stream(pair.connection, name="lines", declaration={"source": {}, "settings": {}}, receivers=1)
+    states = pair.connection.execute(sa.text("SELECT state FROM forebay.receivers ORDER BY id")).scalars().all()
+    assert states == ["ACTIVE", "INACTIVE"]
+    assert keys_left(pair) == set(RECEIVING)
+
+
+def test_a_receiver_of_another_stream_keeps_no_keys(pair: Log) -> None:
+    store_keys(pair, pair.receiver_ids[0], {"25 hours": 25 * HOUR, **RECEIVING})
+    make_log(pair.connection, pipeline="other", stream="other")
+    assert keys_left(pair) == set(RECEIVING)
+
+
+@pytest.mark.parametrize(
+    ("newer", "stays"),
+    [
+        # The host, the broker or the network is not there: the rows say ACTIVE, and nothing comes.
+        ({}, True),
+        ({"12 hours": 12 * HOUR, "5 hours": 5 * HOUR}, True),
+        # It has come back: what was not acknowledged may come again.
+        ({"1 hour": HOUR, "1 second": SECOND}, True),
+        ({"3 hours": 3 * HOUR, "1 second": SECOND}, False),
+        # The window passes for a quiet stream too, some hours after each of its records.
+        ({"3 hours": 3 * HOUR}, False),
+    ],
+)
+def test_keys_stay_while_their_stream_stores_none(pair: Log, newer: dict[str, timedelta], stays: bool) -> None:
+    store_keys(pair, pair.receiver_ids[0], {"8 days": 8 * DAY, "25 hours": 25 * HOUR, **newer})
+    assert keys_left(pair) == {*newer, *(["25 hours"] if stays else [])}
+
+
+def test_a_removed_streams_keys_wait_for_nothing(pair: Log) -> None:
+    store_keys(pair, pair.receiver_ids[0], {"25 hours": 25 * HOUR, "23 hours": 23 * HOUR})
+    become(pair, pair.receiver_ids[0], ReceiverState.INACTIVE, HOUR)
+    pair.connection.execute(sa.text("UPDATE forebay.streams SET removed_at = clock_timestamp()"))
+    assert keys_left(pair) == {"23 hours"}
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -805,6 +936,26 @@ def test_w09_a_receiver_that_was_restarted_and_is_idle_holds_no_files_back(log: 
     seal_segment(log.connection, segment_id=own, length=1)
     assert left(log, receiver_id) == [1, 6]
     assert deletable(log, receiver_id) == [f"{claimed.epoch}-0", f"{claimed.epoch}-1"]
+
+
+def test_kept_dead_letters_in_their_own_segment_delay_no_clean_up_of_blocks(log: Log, receiver_id: int) -> None:
+    claimed = claim_anew(log.connection, receiver_id)
+    letters = open_segment(
+        log.connection,
+        receiver_id=receiver_id,
+        epoch=claimed.epoch,
+        path=f"receiver-{receiver_id}/{claimed.epoch}-d000001.segment",
+        source_rule="not_sent_again",
+    )
+    seal_segment(log.connection, segment_id=letters, length=1)
+    segments_of(log, claimed, 3)
+    group = StoredDeadLetter("invalid_encoding", 0, 9, BlockHandle(letters, 0, 90, 1), letters=3, dropped=2)
+    add_dead_letters(log.connection, [group], receiver_id=receiver_id, epoch=claimed.epoch)
+    finish(log, T1)
+    clean(log, receiver_id)
+    assert deletable(log, receiver_id) == [f"{claimed.epoch}-0", f"{claimed.epoch}-1"]
+    log.connection.execute(sa.text("DELETE FROM forebay.dead_letters"))
+    assert f"receiver-{receiver_id}/{claimed.epoch}-d000001.segment" in deletable(log, receiver_id)
 
 
 def test_a_dead_letter_keeps_its_file(log: Log, receiver_id: int) -> None:

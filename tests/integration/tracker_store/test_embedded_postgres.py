@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -14,18 +18,20 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
+from tests.another_account import as_nobody
 from tests.polling import eventually
-from tests.postgres import PostgresProcess, ends_within
+from tests.postgres import InstalledPostgres, PostgresProcess, ends_within
+from tracker_store import migrate, server_account, server_socket
 from tracker_store.embedded_postgres import (
     BinariesMissingError,
     EmbeddedPostgres,
     ForeignDataDirectoryError,
     ServerNotReadyError,
 )
+from tracker_store.server_socket import SocketPathError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 def _query(url: str, statement: str) -> object:
@@ -63,11 +69,159 @@ def test_starts_durable_and_answers_by_its_url(running: PostgresProcess) -> None
     assert _query(server.url(), "SELECT 'Zürich ☃'") == "Zürich ☃"
 
 
-def test_another_user_of_the_machine_is_refused(running: PostgresProcess) -> None:
+def test_a_wrong_password_is_refused(running: PostgresProcess) -> None:
     url = sa.make_url(running.server.url("postgres")).set(drivername="postgresql", password="guess")
     with pytest.raises(psycopg2.OperationalError, match="password authentication failed"):
         psycopg2.connect(url.render_as_string(hide_password=False))
     assert (running.server.data_directory / "forebay.json").stat().st_mode & 0o077 == 0
+
+
+def test_the_server_listens_on_no_tcp_port(running: PostgresProcess) -> None:
+    pid = running.server.running_pid()
+    assert pid is not None
+    assert psutil.Process(pid).net_connections("inet") == []
+    assert _query(running.server.url("postgres"), "SHOW listen_addresses") == ""
+
+
+_CONNECT = """
+with socket.socket(socket.AF_UNIX) as connection:
+    connection.connect(sys.argv[1])
+"""
+
+
+def test_another_account_cannot_reach_the_socket(running: PostgresProcess) -> None:
+    query = sa.make_url(running.server.url()).query
+    path = f"{query['host']}/.s.PGSQL.{query['port']}"
+    with socket.socket(socket.AF_UNIX) as mine:
+        mine.connect(path)
+    refused = subprocess.run(as_nobody(_CONNECT, path), check=False, capture_output=True, text=True)
+    assert "PermissionError" in refused.stderr
+
+
+# Listens in a directory that it may write, and asks each client for its password in clear text.
+_STAND_IN = """
+with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind(sys.argv[1])
+    listener.listen()
+    print("listening", flush=True)
+    connection, _ = listener.accept()
+    with connection:
+        connection.settimeout(20)
+        received = b""
+        while data := connection.recv(4096):
+            received += data
+            connection.sendall(b"R" + bytes([0, 0, 0, 8, 0, 0, 0, 3]))
+        sys.stdout.buffer.write(received)
+"""
+
+
+def test_a_stand_in_of_another_account_is_sent_no_password(home: Path) -> None:
+    """Check even where the stand-in has the socket's very path: the client asks the kernel whose process it is."""
+    server = EmbeddedPostgres(home / "postgres")
+    server.initialise()
+    url = sa.make_url(server.url()).set(drivername="postgresql")
+    assert url.password is not None
+    with tempfile.TemporaryDirectory() as everybodys:
+        Path(everybodys).chmod(0o777)
+        attack = as_nobody(_STAND_IN, f"{everybodys}/.s.PGSQL.{server.port}")
+        with subprocess.Popen(attack, stdout=subprocess.PIPE) as stand_in, contextlib.ExitStack() as stack:
+            stack.callback(stand_in.kill)
+            assert stand_in.stdout is not None
+            assert stand_in.stdout.readline() == b"listening\n"
+            with pytest.raises(psycopg2.OperationalError, match="requirepeer"):
+                psycopg2.connect(url.update_query_dict({"host": everybodys}).render_as_string(hide_password=False))
+            assert url.password.encode() not in stand_in.stdout.read()
+
+
+def test_a_data_directory_with_a_long_path_is_reached_by_a_short_link(home: Path) -> None:
+    deep = home / ("d" * 100) / "postgres"
+    with PostgresProcess(EmbeddedPostgres(deep)) as process:
+        url = process.server.url("postgres")
+        directory = Path(str(sa.make_url(url).query["host"]))
+        assert directory.parent.stat().st_mode & 0o077 == 0
+        assert directory.readlink() == deep
+        assert EmbeddedPostgres(deep).url("postgres") == url
+        assert _query(url, "SELECT 1") == 1
+
+
+def test_a_directory_of_links_that_another_account_could_fill_is_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_socket, "_LINKS", home)
+    own = home / f"forebay-{os.geteuid()}"
+    own.mkdir()
+    own.chmod(0o777)
+    server = EmbeddedPostgres(home / ("d" * 100) / "postgres")
+    with pytest.raises(SocketPathError, match="shorter path"):
+        server.initialise()
+
+
+def test_no_directory_above_the_data_is_opened_for_its_account(home: Path) -> None:
+    above = home / "closed" / "inner"
+    above.mkdir(parents=True)
+    for folder in (above, above.parent, home):
+        folder.chmod(0o700)
+    with PostgresProcess(EmbeddedPostgres(above / "postgres")) as process:
+        assert _query(process.server.url("postgres"), "SELECT 1") == 1
+        assert process.server.data_directory.stat().st_mode & 0o777 == 0o700
+    assert {folder.stat().st_mode & 0o777 for folder in (above, above.parent, home)} == {0o700}
+
+
+def test_programs_that_the_account_cannot_reach_are_copied_and_left_as_they_are(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root runs the server as another account")
+    site = home / "site"
+    binaries = EmbeddedPostgres(home / "postgres").binaries
+    package = binaries.parents[1]
+    shutil.copytree(binaries.parent, site / package.name / binaries.parent.name, symlinks=True)
+    shutil.copytree(package.with_name(f"{package.name}.libs"), site / f"{package.name}.libs")
+    before = site.stat().st_mode
+    with tempfile.TemporaryDirectory() as everybodys:
+        Path(everybodys).chmod(0o755)
+        monkeypatch.setattr(server_account, "PROGRAMS_DIRECTORY", Path(everybodys) / "forebay")
+        server = InstalledPostgres(home / "postgres", site / package.name / binaries.parent.name / "bin")
+        with PostgresProcess(server) as process:
+            assert _query(process.server.url("postgres"), "SELECT 1") == 1
+            assert server.command()[0].startswith(everybodys)
+    assert site.stat().st_mode == before
+    assert home.stat().st_mode & 0o777 == 0o700
+
+
+def test_services_have_no_rights_beyond_the_roles(running: PostgresProcess) -> None:
+    server = running.server
+    server.ensure_database()
+    migrate.upgrade(server.url())
+    server.ensure_services_login()
+    server.ensure_services_login()
+    url = server.services_url()
+    assert _query(url, "SELECT count(*) FROM forebay.streams") == 0
+    for attack in (
+        "COPY (SELECT 1) TO PROGRAM 'true'",
+        "COPY (SELECT 1) TO '/tmp/x'",
+        "SELECT pg_read_file('postgresql.conf')",
+        "CREATE ROLE another SUPERUSER",
+        "ALTER ROLE forebay_services SUPERUSER",
+        "DROP TABLE forebay.blocks",
+        "INSERT INTO forebay.blocks DEFAULT VALUES",
+        "CREATE FUNCTION forebay.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+        "CREATE DATABASE mine",
+        "ALTER SYSTEM SET fsync = off",
+    ):
+        with pytest.raises(sa.exc.ProgrammingError, match=r"permission denied|must be (owner|superuser)"):
+            _query(url, attack)
+
+
+def test_a_data_directory_of_the_version_before_is_used(home: Path) -> None:
+    server = EmbeddedPostgres(home / "postgres")
+    server.initialise()
+    file = server.data_directory / "forebay.json"
+    stored = json.loads(file.read_text())
+    file.write_text(json.dumps({"port": 23456, "password": stored["password"]}))
+    with PostgresProcess(EmbeddedPostgres(home / "postgres")) as process:
+        assert _query(process.server.url("postgres"), "SELECT 1") == 1
+        assert process.server.services_url() == EmbeddedPostgres(home / "postgres").services_url()
 
 
 def test_a_server_stops_and_starts_again_at_the_same_url_with_its_data(running: PostgresProcess) -> None:
@@ -148,17 +302,6 @@ def test_a_pid_file_that_names_another_process_is_no_server(home: Path) -> None:
     assert server.running_pid() is None
     server.stop()
     assert psutil.Process().is_running()
-
-
-def test_a_server_whose_port_is_taken_moves(home: Path) -> None:
-    server = EmbeddedPostgres(home / "postgres")
-    server.initialise()
-    with socket.socket() as thief:
-        thief.bind(("127.0.0.1", server.port))
-        thief.listen()
-        before = server.port
-        server.initialise()
-        assert server.port != before
 
 
 def test_an_incomplete_data_directory_is_created_again(home: Path) -> None:

@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tracker_store.engine import connect, create_engine, named_failures
-from tracker_store.errors import DriverLogUnavailableError
+from tracker_store import migrate
+from tracker_store.block_stores import one_attaches
+from tracker_store.engine import connect, create_engine, named_failures, with_statement_timeout
+from tracker_store.errors import TRANSIENT, DriverLogUnavailableError, OtherReleaseError
+from tracker_store.pooler import DIRECT_URL_VARIABLE, DirectUrlMissingError, PoolerError
+from tracker_store.run_queue import Notifications
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,13 +72,99 @@ def test_temporary_failures_have_a_name(engine: sa.Engine, code: str) -> None:
         connection.execute(sa.text(f"DO $$BEGIN RAISE EXCEPTION 'so it is' USING ERRCODE = '{code}'; END$$"))
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT forebay.add_one_block('of another release'::text)",
+        "SELECT of_another_release FROM forebay.leadership",
+        "SELECT 1 FROM forebay.of_another_release",
+    ],
+)
+def test_what_another_release_has_changed_is_waited_for(engine: sa.Engine, statement: str) -> None:
+    """Check this because a receiver that takes it for a refusal fails for good within a second."""
+    with (
+        connect(engine) as connection,
+        pytest.raises(OtherReleaseError, match=r"does not exist. .*`forebay db upgrade`") as raised,
+        named_failures(),
+    ):
+        connection.execute(sa.text(statement))
+    assert isinstance(raised.value, TRANSIENT)
+
+
 def test_a_url_may_name_several_servers(database_url: str) -> None:
     """Check as the runbook says: the first server that accepts writes is used."""
     url = sa.make_url(database_url)
     several = (
         f"postgresql://{url.username}:{url.password}@/{url.database}"
-        f"?host=127.0.0.1:1&host=127.0.0.1:{url.port}&target_session_attrs=read-write"
+        f"?host=127.0.0.1:1&host={url.query['host']}:{url.query['port']}&target_session_attrs=read-write"
     )
     engine = create_engine(several, application_name="tests")
     write(engine)
+    engine.dispose()
+
+
+# What a server may say, and what Forebay's sessions have then.
+COMMITS = {"off": "on", "local": "on", "remote_write": "on", "on": "on", "remote_apply": "remote_apply"}
+
+
+@pytest.mark.parametrize("given", COMMITS)
+def test_no_setting_of_the_server_weakens_a_commit(engine: sa.Engine, database_url: str, given: str) -> None:
+    """Check this because 20 blocks were answered `added`, a backend was killed, and none of them was left."""
+    with connect(engine) as connection:
+        name = connection.execute(sa.text("SELECT current_database()")).scalar_one()
+        connection.execute(sa.text(f"ALTER DATABASE {name} SET synchronous_commit = {given}"))
+    for mode in ("", "&pool_mode=session", "&pool_mode=transaction"):
+        made = create_engine(f"{database_url}{mode}", application_name="tests", pool_size=1)
+        with connect(made) as connection:
+            assert connection.execute(sa.text("SHOW synchronous_commit")).scalar_one() == COMMITS[given], mode
+        made.dispose()
+
+
+@pytest.mark.parametrize("mode", ["", "&pool_mode=session", "&pool_mode=transaction"])
+def test_time_outs_hold_and_can_be_raised_for_a_while(database_url: str, mode: str) -> None:
+    engine = create_engine(f"{database_url}{mode}", application_name="tests", pool_size=1, search_path="public")
+
+    def shown(connection: sa.Connection) -> list[str]:
+        names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "TimeZone", "search_path")
+        return [connection.execute(sa.text(f"SHOW {name}")).scalar_one() for name in names]
+
+    with connect(engine) as connection:
+        assert shown(connection) == ["30s", "10s", "10s", "UTC", "public"]
+        with with_statement_timeout(connection, "2h"):
+            assert shown(connection)[:2] == ["2h", "10s"]
+        assert shown(connection)[0] == "30s"
+        with with_statement_timeout(connection, "1ms"), pytest.raises(DriverLogUnavailableError), named_failures():
+            connection.execute(sa.text("SELECT pg_sleep(60)"))
+    engine.dispose()
+
+
+def test_a_pool_mode_that_is_none_is_refused(database_url: str) -> None:
+    with pytest.raises(PoolerError, match=r"'statement' is no mode.*\?pool_mode=session, or \?pool_mode=transaction"):
+        create_engine(f"{database_url}&pool_mode=statement", application_name="tests")
+
+
+def test_what_needs_a_session_takes_the_direct_url_behind_a_pooler_of_transactions(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run on Postgres itself: what a pooler would break is not done on the shared connection."""
+    monkeypatch.delenv(DIRECT_URL_VARIABLE, raising=False)
+    pooled = f"{database_url}&pool_mode=transaction"
+    with pytest.raises(DirectUrlMissingError, match=f"a migration needs a session.*{DIRECT_URL_VARIABLE}"):
+        migrate.upgrade(pooled)
+    engine = create_engine(pooled, application_name="tests", pool_size=1)
+    with connect(engine) as connection:
+        with pytest.raises(DirectUrlMissingError), one_attaches(connection):
+            pass
+        with pytest.raises(DirectUrlMissingError):
+            Notifications(engine, ["forebay_any"]).wait(0)
+        monkeypatch.setenv(DIRECT_URL_VARIABLE, database_url)
+        migrate.upgrade(pooled)
+        with one_attaches(connection):
+            held = "SELECT application_name FROM pg_stat_activity JOIN pg_locks USING (pid) WHERE locktype = 'advisory'"
+            assert connection.execute(sa.text(held)).scalars().all() == ["the lock on attaching a block store"]
+        notifications = Notifications(engine, ["forebay_any"])
+        assert notifications.wait(0) == []
+        connection.execute(sa.text("SELECT pg_notify('forebay_any', 'here')"))
+        assert notifications.wait(10) == ["here"]
+        notifications.close()
     engine.dispose()

@@ -12,6 +12,7 @@ from tests.driver_log import INTERVAL, NOON, Log, make_log
 from tracker_store import batches
 from tracker_store.blocks import BlockHandle
 from tracker_store.checks import batches_count_their_ranges, ranges_are_contiguous
+from tracker_store.cleanup import Slice
 from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters
 from tracker_store.engine import connect
 from tracker_store.errors import AllocationError, BatchHeldError, BlocksNotRetainedError
@@ -47,23 +48,6 @@ def made(connection: sa.Connection, count: int) -> tuple[Log, list[datetime]]:
     return log, times
 
 
-def run(log: Log, time: datetime, *, fails: bool = False) -> None:
-    process_id = register_process(log.connection, kind=ProcessKind.BATCH_RUN, name="r", host="h", pid=1)
-    of_batch = {"pipeline_id": log.pipeline_id, "batch_time": time, "attempt": 1}
-    batches.claim_attempt(log.connection, **of_batch, run_id="r", process_id=process_id)  # type: ignore[arg-type]
-    if fails:
-        batches.fail_attempt(
-            log.connection,
-            **of_batch,  # type: ignore[arg-type]
-            run_id="r",
-            error="x",
-            max_attempts=1,
-            retry_after=timedelta(0),
-        )
-    else:
-        batches.complete_batch(log.connection, **of_batch, outputs=[])  # type: ignore[arg-type]
-
-
 def forget(log: Log, *, keep: timedelta = DAY, max_rows: int = 100, term: int | None = None) -> Forgotten:
     return clean_up_history(log.connection, pipeline_id=log.pipeline_id, keep=keep, max_rows=max_rows, term=term)
 
@@ -75,7 +59,7 @@ def left(log: Log) -> list[datetime]:
 def test_finished_batches_are_forgotten_with_all_that_is_theirs_but_the_newest(connection: sa.Connection) -> None:
     log, times = made(connection, 4)
     for time in times:
-        run(log, time)
+        log.end_batch(time)
     assert forget(log, keep=YEARS).rows == 0, "none is as old as that"
     assert forget(log).rows == 3
     assert left(log) == times[3:]
@@ -88,19 +72,19 @@ def test_a_forgotten_batch_can_not_come_again(connection: sa.Connection) -> None
     """Check this because Dagster may have forgotten the run's key as well: the driver log still refuses it."""
     log, times = made(connection, 2)
     for time in times:
-        run(log, time)
+        log.end_batch(time)
     forget(log)
     with pytest.raises(AllocationError):
         log.tracker.allocate_blocks_to_batch(times[0])
     with pytest.raises(BatchHeldError):
-        run(log, times[0])
+        log.end_batch(times[0])
     assert batch_times(connection, log.pipeline_id).last == times[1]
 
 
 def test_nothing_goes_that_is_unfinished_or_that_a_window_before_it_may_ask_for(connection: sa.Connection) -> None:
     log, times = made(connection, 5)
     for time in (*times[:3], times[4]):
-        run(log, time)
+        log.end_batch(time)
     connection.execute(sa.text("UPDATE forebay.pipelines SET retention = :r"), {"r": INTERVAL})
     assert forget(log).rows == 2
     assert left(log) == times[2:]
@@ -109,7 +93,7 @@ def test_nothing_goes_that_is_unfinished_or_that_a_window_before_it_may_ask_for(
 def test_a_quarantined_batch_stays_blocks_nothing_and_is_no_gap_for_a_check(connection: sa.Connection) -> None:
     log, times = made(connection, 5)
     for number, time in enumerate(times):
-        run(log, time, fails=number == 1)
+        log.end_batch(time, fails=number == 1)
     assert forget(log).rows == 3
     assert left(log) == [times[1], times[4]]
     assert ranges_are_contiguous(connection).violations == 0
@@ -127,7 +111,7 @@ def test_a_quarantined_batch_stays_blocks_nothing_and_is_no_gap_for_a_check(conn
 def test_a_batch_is_kept_until_its_replay_has_ended(connection: sa.Connection) -> None:
     log, times = made(connection, 3)
     for time in times:
-        run(log, time)
+        log.end_batch(time)
     connection.execute(
         sa.text(
             "INSERT INTO forebay.batch_attempts (pipeline_id, batch_time, attempt, kind, state, run_id) "
@@ -156,7 +140,7 @@ def test_the_window_of_a_running_replay_is_kept_until_the_replay_has_ended(conne
     """Check this because otherwise the replay would read a shorter window, and replace a whole result with a part."""
     log, times = made(connection, 5)
     for time in times:
-        run(log, time)
+        log.end_batch(time)
     replay(log, times[3], reach=2 * INTERVAL)
     assert forget(log).rows == 2
     assert left(log) == times[2:]
@@ -170,7 +154,7 @@ def test_the_window_of_a_quarantined_batch_is_kept_with_it(connection: sa.Connec
     log, times = made(connection, 6)
     connection.execute(sa.text("UPDATE forebay.pipelines SET retention = :r"), {"r": 2 * INTERVAL})
     for number, time in enumerate(times):
-        run(log, time, fails=number == 2)
+        log.end_batch(time, fails=number == 2)
     connection.execute(sa.text("UPDATE forebay.pipelines SET last_batch_time = :t"), {"t": times[5] + 10 * INTERVAL})
     assert forget(log).rows == 4
     assert left(log) == [times[1], times[2]]
@@ -194,7 +178,7 @@ def test_a_batch_with_a_possibly_forgotten_window_is_not_replayed(connection: sa
     for number in (4, 5):
         log.tracker.allocate_blocks_to_batch(NOON + number * INTERVAL, run_empty=True)
     for time in (*times, NOON + 4 * INTERVAL, NOON + 5 * INTERVAL):
-        run(log, time)
+        log.end_batch(time)
     connection.execute(sa.text("UPDATE forebay.pipelines SET retention = :r"), {"r": INTERVAL})
     assert forget(log).rows == 3
     with pytest.raises(BlocksNotRetainedError, match="is forgotten"):
@@ -206,7 +190,7 @@ def test_a_batch_with_a_possibly_forgotten_window_is_not_replayed(connection: sa
 def test_a_batch_discarded_later_is_forgotten_after_all(connection: sa.Connection) -> None:
     log, times = made(connection, 3)
     for number, time in enumerate(times):
-        run(log, time, fails=number == 0)
+        log.end_batch(time, fails=number == 0)
     assert forget(log).rows == 1
     connection.execute(sa.text("UPDATE forebay.batches SET state = 'DISCARDED' WHERE state = 'QUARANTINED'"))
     assert forget(log).rows == 1
@@ -216,7 +200,7 @@ def test_a_batch_discarded_later_is_forgotten_after_all(connection: sa.Connectio
 def test_a_call_is_bounded_and_reports_that_there_is_more(connection: sa.Connection) -> None:
     log, times = made(connection, 4)
     for time in times:
-        run(log, time)
+        log.end_batch(time)
     found = forget(log, max_rows=2)
     assert (found.rows, found.more) == (2, True)
     found = forget(log, max_rows=2)
@@ -225,13 +209,14 @@ def test_a_call_is_bounded_and_reports_that_there_is_more(connection: sa.Connect
 
 def test_a_removed_pipeline_is_forgotten_completely(connection: sa.Connection) -> None:
     log, times = made(connection, 2)
-    run(log, times[0])
-    run(log, times[1])
+    log.end_batch(times[0])
+    log.end_batch(times[1])
     connection.execute(sa.text("UPDATE forebay.pipelines SET removed_at = clock_timestamp()"))
     assert forget(log).rows == 0
     connection.execute(sa.text("UPDATE forebay.pipelines SET removed_at = clock_timestamp() - interval '2 d'"))
-    assert pipelines_with_history(connection) == [log.pipeline_id]
+    assert pipelines_with_history(connection, keep=DAY, part=Slice(-1, 2)) == [log.pipeline_id]
     assert forget(log).rows == 2
+    assert pipelines_with_history(connection, keep=DAY, part=Slice(-1, 2)) == []
 
 
 def test_events_are_forgotten_except_a_receivers_newest_of_each_kind(connection: sa.Connection) -> None:
@@ -306,7 +291,7 @@ def test_processes_that_ended_long_ago_are_forgotten_unless_they_are_still_neede
 def test_what_readers_do_not_see_yet_is_not_forgotten(connection: sa.Connection) -> None:
     log, times = made(connection, 4)
     for time in times:
-        run(log, time)
+        log.end_batch(time)
     connection.execute(
         sa.text(
             "INSERT INTO forebay.output_commits (pipeline_id, output, batch_time, attempt, location, to_publish) "
@@ -324,7 +309,7 @@ def test_what_readers_do_not_see_yet_is_not_forgotten(connection: sa.Connection)
 def test_a_deposed_leader_forgets_nothing(connection: sa.Connection) -> None:
     log, times = made(connection, 2)
     for time in times:
-        run(log, time)
+        log.end_batch(time)
     old = take_leadership(connection, seen=read_leadership(connection), holder="a")
     take_leadership(connection, seen=read_leadership(connection), holder="b")
     with pytest.raises(DeposedError):

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.registrar import PostgresBlockLog, Registrar
 from tests.cutting_proxy import Cut, CuttingProxy, is_call
-from tests.driver_log import Log, add, block, claim_anew, make_log, wait_until_blocked
+from tests.driver_log import Log, add, block, claim_anew, give_segments, make_log, wait_until_blocked
 from tracker_store.blocks import (
     ORIGIN,
     AddOutcome,
@@ -49,7 +49,9 @@ RECEIVERS = 4
 @pytest.fixture
 def log(engine: sa.Engine) -> Iterator[Log]:
     with connect(engine) as connection:
-        yield make_log(connection, receivers=RECEIVERS)
+        log = make_log(connection, receivers=RECEIVERS)
+        give_segments(connection, *log.receiver_ids)
+        yield log
 
 
 class Scissors:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +22,7 @@ from tracker_store.schema import SCHEMA, metadata
 from tracker_store.views import VIEWS
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Iterator, MutableMapping
 
 
 def test_models_and_migrations_do_not_drift(database_url: str) -> None:
@@ -150,6 +153,60 @@ def test_an_upgrade_waits_for_a_transaction_and_not_the_other_way_round_too(
         thread.join(60)
         assert failures == []
         assert migrate.current_revision(looker) == migrate.newest_revision()
+
+
+@contextmanager
+def reading_person(database_url: str) -> Iterator[int]:
+    """Hold a table as a backup does; yield the session's process id."""
+    plain = sa.create_engine(database_url, connect_args={"application_name": "a backup"})
+    with plain.connect() as person:
+        pid: int = person.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()
+        person.execute(sa.text("SELECT FROM forebay.dead_letters"))
+        yield pid
+    plain.dispose()
+
+
+def test_a_migration_that_is_blocked_names_the_session_and_changes_nothing(
+    engine: sa.Engine, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrate.downgrade(database_url, "0005")
+    monkeypatch.setattr(migrate, "_BLOCKED_SECONDS", 0.0)
+    with reading_person(database_url) as pid, pytest.raises(migrate.MigrationBlockedError) as raised:
+        migrate.upgrade(database_url)
+    for said in (f"pid {pid} ", "a backup", "forebay.dead_letters", "pg_terminate_backend"):
+        assert said in str(raised.value)
+    with connect(engine) as connection:
+        assert migrate.current_revision(connection) == "0005"
+
+
+def test_a_migration_goes_on_when_the_session_that_blocked_it_has_ended(
+    engine: sa.Engine, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that others go on meanwhile: they wait behind the migration for the time of one lock only."""
+    migrate.downgrade(database_url, "0005")
+    failures: list[BaseException] = []
+    paused = threading.Event()
+
+    def pause(_: float) -> None:
+        paused.set()
+        time.sleep(0.1)
+
+    monkeypatch.setattr(migrate, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
+
+    def upgrade() -> None:
+        try:
+            migrate.upgrade(database_url)
+        except BaseException as error:  # noqa: BLE001  shown below
+            failures.append(error)
+
+    thread = threading.Thread(target=upgrade)
+    with reading_person(database_url):
+        thread.start()
+        assert paused.wait(60), "the migration gave the table free between two attempts"
+    thread.join(60)
+    assert failures == []
+    with connect(engine) as connection:
+        assert migrate.current_revision(connection) == migrate.newest_revision()
 
 
 def test_every_function_view_and_table_exists_with_a_comment(engine: sa.Engine) -> None:

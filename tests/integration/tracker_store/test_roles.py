@@ -24,11 +24,14 @@ from tracker_store.batches import (
 from tracker_store.block_stores import attach_block_store
 from tracker_store.blocks import AddOutcome, NewBlock, OffsetLink, known_keys, open_partition
 from tracker_store.cleanup import (
+    Slice,
     clean_up_keys,
     clean_up_offsets,
     clean_up_receiver,
     forget_segment,
+    receivers_to_clean_up,
     segments_to_delete,
+    streams_to_clean_up,
 )
 from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters
 from tracker_store.engine import connect, create_engine
@@ -40,6 +43,7 @@ from tracker_store.hand_overs import (
     take_over,
     withdraw_hand_over,
 )
+from tracker_store.history import pipelines_with_history
 from tracker_store.leadership import Leadership, raise_counter, read_leadership, resign, take_leadership
 from tracker_store.outputs import commit_output, commits_of_batch
 from tracker_store.pipelines import apply_pipeline, apply_stream, get_pipeline, list_streams
@@ -269,6 +273,25 @@ def test_tracker_sensors_runs_cleaner_and_apply_do_their_job(engine: sa.Engine, 
         assert status.receiver_status(connection)
         assert migrate.current_revision(connection) == migrate.newest_revision()
         connection.execute(sa.text("SELECT * FROM forebay.driver_log_between('-infinity')")).all()
+
+
+def test_the_cleaner_looks_for_what_there_is_to_take(engine: sa.Engine, owner: sa.Connection) -> None:
+    log = make_log(owner)
+    [receiver] = log.receiver_ids
+    everything = Slice(0, 1)
+    with acting_as(engine, DRIVER) as connection:
+        found = receivers_to_clean_up(
+            connection,
+            threshold=NOON,
+            restore_window=timedelta(0),
+            max_receivers=10,
+            max_segments=10,
+            part=everything,
+        )
+        assert (found.of_blocks, found.of_segments) == ([receiver], [receiver])
+        streams = streams_to_clean_up(connection, window=timedelta(0), max_streams=10, part=everything)
+        assert streams.stream_ids == [log.stream_id]
+        assert pipelines_with_history(connection, keep=timedelta(0), part=everything) == [log.pipeline_id]
 
 
 def test_an_operator_reads_all(engine: sa.Engine, owner: sa.Connection) -> None:

@@ -12,7 +12,7 @@ import psycopg2.errors
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import Log, add, block, claim_anew, make_log, wait_until_blocked
+from tests.driver_log import Log, add, block, claim_anew, give_segments, make_log, wait_until_blocked
 from tracker_store.blocks import (
     ORIGIN,
     AddOutcome,
@@ -38,7 +38,9 @@ START = 500
 @pytest.fixture
 def log(engine: sa.Engine) -> Iterator[Log]:
     with connect(engine) as connection:
-        yield make_log(connection, receivers=3)
+        log = make_log(connection, receivers=3)
+        give_segments(connection, *log.receiver_ids)
+        yield log
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import Log, block, claim_anew, make_log
+from tests.driver_log import Log, block, claim_anew, give_segments, make_log
 from tracker_store.blocks import ORIGIN, OffsetLink, Position, add_blocks, open_partition, raise_for_outcome
 from tracker_store.engine import connect
 from tracker_store.errors import OffsetConflictError
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 @pytest.fixture
 def log(engine: sa.Engine) -> Iterator[Log]:
     with connect(engine) as connection:
-        yield make_log(connection, receivers=2)
+        log = make_log(connection, receivers=2)
+        give_segments(connection, *log.receiver_ids)
+        yield log
 
 
 def add(log: Log, claimed: Claim, sequence: int, *links: OffsetLink) -> None:

@@ -89,7 +89,7 @@ def adds_a_hosts_receiver(log: Log) -> Decide:
 
 def says_why_a_receiver_waits(log: Log) -> Decide:
     return lambda connection, term: receivers.note_waiting(
-        connection, term=term, receiver_id=log.receiver_ids[0], assignment=0, reason="waits for an agent"
+        connection, term=term, waiting=[receivers.Waiting(log.receiver_ids[0], 0, "waits for an agent")]
     )
 
 

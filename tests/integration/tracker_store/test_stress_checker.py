@@ -110,10 +110,8 @@ def test_a_gap_is_found(checked: CheckedLog) -> None:
     assert checked.violations() == {"a row above the low mark, a marker or the newest row is missing"}
 
 
-def test_a_double_allocation_past_the_constraint_is_found(checked: CheckedLog) -> None:
-    checked.connection.execute(
-        sa.text("ALTER TABLE forebay.batch_allocations DROP CONSTRAINT batch_allocations_no_overlap")
-    )
+def test_a_double_allocation_past_the_trigger_is_found(checked: CheckedLog) -> None:
+    checked.connection.execute(sa.text("ALTER TABLE forebay.batch_allocations DISABLE TRIGGER ranges_change"))
     checked.connection.execute(
         sa.text("UPDATE forebay.batch_allocations SET sequences = int8range(4, 8, '[]') WHERE batch_time = :time"),
         {"time": checked.time},
@@ -191,6 +189,10 @@ def test_a_batch_that_never_ran_is_found(checked: CheckedLog) -> None:
             {"a quarantined batch's block is not kept"},
         ),
         ("DELETE FROM forebay.output_commits", {"a completed batch has not every record in its output"}),
+        (
+            "INSERT INTO forebay.kept_segments SELECT id, receiver_id, 1 FROM forebay.log_segments LIMIT 1",
+            {"a segment's kept blocks are miscounted"},
+        ),
         ("DELETE FROM forebay.log_segments", {"a segment's row is gone and its blocks are not"}),
     ],
 )

@@ -273,7 +273,14 @@ def test_the_storage_of_each_receiver(connection: sa.Connection) -> None:
     used, unused = rows(connection, "SELECT * FROM forebay.storage_usage ORDER BY ordinal")
     assert (used["blocks"], used["records"], used["bytes"]) == (5, 30, 300)
     assert (used["open_segments"], used["sealed_segments"], used["segment_bytes"]) == (1, 1, 4321)
-    assert (used["dead_letters"], used["dead_letter_bytes"]) == (1, 100)
+    assert (used["dead_letters"], used["dead_letter_bytes"], used["dropped_dead_letters"]) == (1, 100, 0)
+    group = StoredDeadLetter("odd", 0, 40, block(claimed, 60).handle, letters=4, dropped=5, dropped_bytes=50)
+    add_dead_letters(connection, [group], receiver_id=one, epoch=claimed.epoch)
+    used, _ = rows(connection, "SELECT * FROM forebay.storage_usage ORDER BY ordinal")
+    assert (used["dead_letters"], used["dead_letter_bytes"], used["dropped_dead_letters"]) == (5, 140, 5)
+    [status, _] = rows(connection, "SELECT * FROM forebay.receiver_status ORDER BY ordinal")
+    # With those that were counted and not kept.
+    assert status["dead_letters"] == 10
     assert (unused["receiver_id"], unused["blocks"], unused["segment_bytes"]) == (two, 0, 0)
 
 

@@ -11,8 +11,9 @@ import json
 import shutil
 import threading
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 import sqlalchemy as sa
@@ -21,10 +22,13 @@ from sqlalchemy.exc import DBAPIError
 from tests.driver_log import INTERVAL, NOON, make_log
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig
 from tests.polling import eventually
-from tracker_store import migrate
+from tracker_store import batches, migrate
 from tracker_store.checks import check_data, check_schema
+from tracker_store.cleanup import clean_up_receiver
 from tracker_store.engine import connect, create_engine, is_outcome_unknown, is_refused
+from tracker_store.processes import register_process
 from tracker_store.received_block_tracker import ReceivedBlockTracker
+from tracker_store.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -208,6 +212,56 @@ def test_going_to_a_newer_revision_and_back_keeps_the_log(
         assert [block.records for block in tracker.get_blocks_of_batch(NOON + INTERVAL)] == [10, 10]
 
 
+def kept(connection: sa.Connection) -> list[tuple[int, int]]:
+    rows = connection.exec_driver_sql("SELECT receiver_id, sequence FROM forebay.kept_blocks ORDER BY 1, 2")
+    return [(row.receiver_id, row.sequence) for row in rows]
+
+
+def test_what_a_quarantined_batch_keeps_survives_the_way_to_rows_and_back_to_ranges(
+    engine: sa.Engine, database_url: str
+) -> None:
+    """Two receivers: clean-up has passed the blocks of the first, and not those of the second."""
+    time = NOON + INTERVAL
+    with connect(engine) as connection:
+        log = make_log(connection, receivers=2)
+        first, second = log.receiver_ids
+        for receiver in (first, second):
+            log.add_at(receiver, NOON + INTERVAL / 2, NOON + INTERVAL / 2, NOON + 2 * INTERVAL)
+        log.tracker.allocate_blocks_to_batch(time)
+        whole = log.tracker.get_blocks_of_batch(time)
+        process = register_process(connection, kind=ProcessKind.BATCH_RUN, name="run", host="h", pid=1)
+        of_attempt: dict[str, Any] = {
+            "pipeline_id": log.pipeline_id,
+            "batch_time": time,
+            "attempt": 1,
+            "run_id": "run",
+        }
+        batches.claim_attempt(connection, **of_attempt, process_id=process)
+        batches.fail_attempt(connection, **of_attempt, error="boom", max_attempts=1, retry_after=timedelta(0))
+        clean_up_receiver(connection, receiver_id=first, threshold=datetime.now(UTC), max_rows=100)
+        before = kept(connection)
+        assert before == [(first, 2), (first, 3), (second, 2), (second, 3)]
+    migrate.downgrade(database_url, "0006")
+    with connect(engine) as connection:
+        assert kept(connection) == before, "a table of the version before"
+        rows = connection.exec_driver_sql(
+            "SELECT receiver_id, sequence FROM forebay.blocks WHERE segment_id IS NOT NULL ORDER BY 1, 2"
+        ).all()
+        assert [tuple(row) for row in rows] == [(first, 4), (second, 2), (second, 3), (second, 4)]
+    migrate.upgrade(database_url)
+    with connect(engine) as connection:
+        assert kept(connection) == before
+        assert ReceivedBlockTracker(connection, log.pipeline_id).get_blocks_of_batch(time) == whole
+        assert failed_checks(connection) == set()
+        for receiver in (first, second):
+            clean_up_receiver(connection, receiver_id=receiver, threshold=datetime.now(UTC), max_rows=100)
+        assert kept(connection) == before
+        assert ReceivedBlockTracker(connection, log.pipeline_id).get_blocks_of_batch(time) == whole
+        assert batches.discard_batch(connection, pipeline_id=log.pipeline_id, batch_time=time) == len(before)
+        assert kept(connection) == []
+        assert failed_checks(connection) == set()
+
+
 def test_a_running_receiver_continues_while_functions_and_views_are_replaced(database_url: str, tmp_path: Path) -> None:
     with (
         closing(NumberedSource()) as source,
@@ -221,6 +275,30 @@ def test_a_running_receiver_continues_while_functions_and_views_are_replaced(dat
             migrate.upgrade(database_url)
             goal = rig.records() + 20
             eventually(lambda goal=goal: rig.has_records(goal), "records after the upgrade")  # type: ignore[misc]
+        source.pause()
+        eventually(lambda: rig.records() == source.sent, "all that was sent")
+        assert process.poll() is None, rig.logs()
+        assert rig.values() == [str(number) for number in range(source.sent)]
+        assert len(rig.epochs()) == 1, "it was one process all the time"
+
+
+def test_a_receiver_waits_for_the_release_that_changed_a_function(database_url: str, tmp_path: Path) -> None:
+    """Check this because a function with other arguments failed a receiver for good within a second."""
+    with (
+        closing(NumberedSource()) as source,
+        closing(ReceiverRig.on_socket(database_url, tmp_path, source.port)) as rig,
+    ):
+        process = rig.start()
+        eventually(lambda: rig.has_records(20), "records before the change")
+        for name in ("add_block", "add_one_block", "heartbeat"):
+            rig.execute(f"DROP FUNCTION forebay.{name}")
+            rig.execute(f"CREATE FUNCTION forebay.{name}(text) RETURNS text LANGUAGE sql AS 'SELECT NULL'")
+        eventually(lambda: "`forebay db upgrade`" in rig.state()[1], "the receiver says what to do")
+        # As if the release of this process had been installed again.
+        rig.execute("COMMENT ON SCHEMA forebay IS 'functions, views and rights: 0123'")
+        migrate.upgrade(database_url)
+        goal = rig.records() + 20
+        eventually(lambda: rig.has_records(goal), "records after the change")
         source.pause()
         eventually(lambda: rig.records() == source.sent, "all that was sent")
         assert process.poll() is None, rig.logs()

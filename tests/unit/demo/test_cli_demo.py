@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
-from rich.console import Console
 
 from forebay.cli import demo as cli
+from forebay.cli.console import Console
 from forebay.cli.demo import DemoOptions, DemoServices, Replay
 from forebay.cli.services.child import ChildEvent, ChildEventKind
 from forebay.cli.services.supervisor import ChildNotReadyError, StopReason, StopRequestedError, Supervisor

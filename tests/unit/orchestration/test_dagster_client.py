@@ -39,16 +39,23 @@ class Answering(BaseHTTPRequestHandler):
     """Answer each request with `answer`, and keep the request."""
 
     answer: ClassVar[Any] = None
+    status: ClassVar[int] = 200
     asked: ClassVar[list[dict[str, Any]]] = []
 
     def do_POST(self) -> None:
-        self.asked.append({"path": self.path, **json.loads(self.rfile.read(int(self.headers["Content-Length"])))})
+        self.asked.append(
+            {
+                "path": self.path,
+                "token": self.headers["Authorization"],
+                **json.loads(self.rfile.read(int(self.headers["Content-Length"]))),
+            }
+        )
         answer = self.answer
         if isinstance(answer, tuple):
             # Several answers: one per request, in order.
             answer = answer[len(self.asked) - 1]
         body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-        self.send_response(200)
+        self.send_response(self.status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -58,14 +65,16 @@ class Answering(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def webserver(answer: object) -> Iterator[tuple[DagsterClient, list[dict[str, Any]]]]:
+def webserver(
+    answer: object, *, status: int = 200, token: str | None = None
+) -> Iterator[tuple[DagsterClient, list[dict[str, Any]]]]:
     asked: list[dict[str, Any]] = []
-    handler = type("Handler", (Answering,), {"answer": answer, "asked": asked})
+    handler = type("Handler", (Answering,), {"answer": answer, "asked": asked, "status": status})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield DagsterClient(f"http://127.0.0.1:{server.server_port}/prefix/"), asked
+        yield DagsterClient(f"http://127.0.0.1:{server.server_port}/prefix/", token=token), asked
     finally:
         server.shutdown()
         thread.join()
@@ -209,3 +218,17 @@ def test_after_a_failed_launch_its_run_is_looked_for(runs: object, error: type[E
 def test_refused_and_unknown_outcomes_are_distinguished(answer: object, error: type[Exception]) -> None:
     with webserver(answer) as (client, _), pytest.raises(error):
         client.launch(SENSOR, "words", LAUNCH)
+
+
+def test_the_token_is_sent_and_a_refusal_means_that_there_is_no_run() -> None:
+    done = {"data": {"runOrError": {"__typename": "Run", "status": "STARTED"}}}
+    for token, sent in ((None, None), ("secret", "Bearer secret")):
+        with webserver(done, token=token) as (client, asked):
+            assert client.run_status("r1") == "STARTED"
+        assert asked[0]["token"] == sent
+    for status in (401, 403):
+        with (
+            webserver(b"open the link", status=status) as (client, _),
+            pytest.raises(LaunchRefusedError, match=rf"HTTP {status}: open the link; .*FOREBAY_DAGSTER_TOKEN"),
+        ):
+            client.launch(SENSOR, "words", LAUNCH)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -11,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestration.spark.allocation import BlockLocation, decode_allocation, encode_allocation, location_of
-from orchestration.spark.block_reader import ALLOCATION, BlockPartition, ForebayReader, partitions_of, spark_schema
+from orchestration.spark.block_reader import (
+    ALLOCATION,
+    BLOCK_COST_BYTES,
+    PARTITION_BYTES,
+    BlockPartition,
+    ForebayReader,
+    partitions_of,
+    spark_schema,
+)
 from receiver_runtime.block_store import stores
 from receiver_runtime.block_store.errors import (
     BlockAlteredError,
@@ -39,7 +48,7 @@ def block(number: int, length: int) -> AllocatedBlock:
 @given(st.lists(st.integers(1, 500), max_size=60), st.integers(1, 1000))
 def test_every_block_is_in_one_task_in_order_and_tasks_are_as_large_as_asked(lengths: list[int], target: int) -> None:
     blocks = [block(number, length) for number, length in enumerate(lengths)]
-    partitions = partitions_of(map(location_of, blocks), target)
+    partitions = partitions_of([location_of(one) for one in blocks], target, block_cost=0)
     assert [checksum for partition in partitions for _, _, _, checksum, _ in partition.blocks] == list(
         range(len(blocks))
     )
@@ -48,6 +57,59 @@ def test_every_block_is_in_one_task_in_order_and_tasks_are_as_large_as_asked(len
     # No two neighbouring tasks would have fitted into one.
     firsts = [partition.blocks[0][2] for partition in partitions]
     assert all(size + first > target for size, first in zip(sizes, firsts[1:], strict=False))
+
+
+def wide_batch(*, receivers: int, blocks_each: int, length: int = 500) -> list[BlockLocation]:
+    """Return small blocks of many receivers, each with one segment."""
+    return [
+        (f"{receiver}/1-000001.segment", number * length, length, receiver * 7919 + number, False)
+        for receiver in range(receivers)
+        for number in range(blocks_each)
+    ]
+
+
+def test_small_blocks_share_tasks_and_no_task_has_too_many() -> None:
+    locations = wide_batch(receivers=1_000, blocks_each=100)
+    handed_on = encode_allocation(locations, {"": ["id"]})
+    partitions = ForebayReader({ALLOCATION: handed_on}).partitions()
+    assert [location for part in partitions for location in part.blocks] == locations  # type: ignore[attr-defined]
+    # 100,000 blocks of 500 bytes: by their bytes alone they would be two tasks of 50,000 files' reads each.
+    assert len(partitions) == math.ceil(100_000 / (PARTITION_BYTES // (500 + BLOCK_COST_BYTES)))
+    assert 40 <= len(partitions) <= 60
+
+
+def test_the_plan_of_a_batch_has_a_few_bytes_for_each_block() -> None:
+    def plan_bytes(blocks_each: int) -> tuple[int, int]:
+        handed_on = encode_allocation(wide_batch(receivers=1_000, blocks_each=blocks_each), {"": ["id"]})
+        tasks = ForebayReader({ALLOCATION: handed_on}).partitions()
+        return len(handed_on), sum(len(pickle.dumps(task)) for task in tasks)
+
+    (few_passed, few_sent), (many_passed, many_sent) = plan_bytes(10), plan_bytes(100)
+    # The 90,000 further blocks, without what the 1,000 segments cost once.
+    assert (many_passed - few_passed) / 90_000 <= 15
+    assert (many_sent - few_sent) / 90_000 <= 30
+
+
+def test_a_task_has_the_path_of_a_segment_once() -> None:
+    def task_bytes(path_length: int) -> int:
+        handle = BlockHandle(1, 0, 10, 1)
+        at = datetime(2026, 1, 1, tzinfo=UTC)
+        # The driver log's rows have a string each.
+        paths = ["".join(["p"] * path_length) for _ in range(100)]
+        blocks = [AllocatedBlock(1, number, 1, path, handle, at) for number, path in enumerate(paths)]
+        [partition] = partitions_of([location_of(one) for one in blocks])
+        return len(pickle.dumps(partition))
+
+    assert task_bytes(200) - task_bytes(100) <= 2 * 100
+
+
+@pytest.mark.parametrize("length", [1, 10 * PARTITION_BYTES])
+def test_a_batch_of_any_size_has_a_bounded_number_of_tasks(length: int) -> None:
+    locations = wide_batch(receivers=100, blocks_each=300, length=length)
+    partitions = partitions_of(locations, most=100)
+    # Each task but the last is filled up to one block.
+    assert len(partitions) <= 102
+    assert [location for part in partitions for location in part.blocks] == locations
 
 
 def test_columns_of_a_text_source_have_spark_types() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from forebay import ConsoleSink, DeclarationError, ForeachBatchSink
+from forebay import ConsoleSink, DeclarationError, ForeachBatchSink, IcebergSink, PostgresSink
 from orchestration.spark.sinks.sink import Guarantee, OutputAttempt
 
 if TYPE_CHECKING:
@@ -57,3 +57,21 @@ def test_the_console_says_which_batch_it_shows(capsys: pytest.CaptureFixture[str
     assert "words.counts, batch 2026-01-01T12:00:10.500000+00:00\n" in capsys.readouterr().out
     with pytest.raises(DeclarationError, match="rows=0"):
         ConsoleSink(rows=0)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:pl4nted@db/target",
+        "postgresql://me:pl4/nted@db/target",
+        "postgresql://me:12/4@db/target",
+        "postgresql://me@db/target?sslpassword=pl4nted",
+    ],
+)
+def test_a_url_with_a_secret_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(DeclarationError, match=r"EnvVar\(\"NAME\"\)") as by_postgres:
+        PostgresSink(url, "t")
+    with pytest.raises(DeclarationError, match=r"holds a secret.*EnvVar\(\"NAME\"\)") as by_iceberg:
+        IcebergSink("a.b", catalog={"type": "sql", "uri": url})
+    for error in (by_postgres.value, by_iceberg.value):
+        assert not [secret for secret in ("pl4", "12/4") if secret in str(error)]

@@ -217,6 +217,7 @@ def test_later_columns_are_null_in_earlier_batches_of_a_compacted_hour(sink: Par
     ("path", "says"),
     [
         ("s3://key:word@bucket/x", r"'s3://bucket/x' has a user or a password.*EnvVar"),
+        ("s3://key:pl4/nted@bucket/x", r"'s3://bucket/x' has a user or a password.*EnvVar"),
         ("hdfs://host/x", r"neither a directory nor of an object store"),
         ("s3:///x", r"neither a directory nor of an object store"),
     ],

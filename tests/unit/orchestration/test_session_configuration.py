@@ -44,6 +44,19 @@ def test_only_a_local_session_is_bound_to_loopback() -> None:
     assert cluster["spark.sql.session.timeZone"] == "UTC"
 
 
+@pytest.mark.parametrize("master", ["local", "local[*]", "local[2]", "local[2,3]"])
+def test_a_local_session_asks_who_connects_to_its_ports(master: str) -> None:
+    made = session_configuration(settings(spark_master=master))
+    assert made["spark.authenticate"] == "true"
+    # Spark draws the secret itself: a setting would be on the command line of the JVM, which everybody can read.
+    assert not [key for key in made if "secret" in key]
+
+
+@pytest.mark.parametrize("master", ["spark://m:7077", "yarn", "local-cluster[1,1,1024]"])
+def test_a_cluster_keeps_its_own_authentication(master: str) -> None:
+    assert "spark.authenticate" not in session_configuration(settings(spark_master=master))
+
+
 def test_given_configuration_overrides_settings_and_settings_override_defaults() -> None:
     of_settings = settings(
         spark_master="spark://m:7077",
@@ -157,13 +170,22 @@ def test_spark_encrypts_its_own_files_where_blocks_are_encrypted_unless_it_is_to
     assert name not in session_configuration(settings(block_key="env:BLOCKS", spark_master="sc://h:1"))
 
 
+@pytest.mark.parametrize("prefix", ["spark.executorEnv", "spark.kubernetes.driverEnv", "spark.yarn.appMasterEnv"])
 @pytest.mark.parametrize("keys", [{"block_key": "env:BLOCKS"}, {"block_keys_for_reading": "file:/x, env:BLOCKS"}])
-def test_a_key_in_sparks_configuration_is_refused_because_spark_shows_it(keys: dict[str, str]) -> None:
-    shown = {"spark.executorEnv.BLOCKS": "hunter2hunter2"}
-    with pytest.raises(ShownKeyError, match=r"spark\.executorEnv\.BLOCKS.*docs/how-to/encryption\.md") as raised:
+def test_a_key_in_sparks_configuration_is_refused_because_spark_shows_it(keys: dict[str, str], prefix: str) -> None:
+    shown = {f"{prefix}.BLOCKS": "hunter2hunter2"}
+    expected = rf"{re.escape(prefix)}\.BLOCKS.*docs/how-to/encryption\.md"
+    with pytest.raises(ShownKeyError, match=expected) as raised:
         session_configuration(settings(**keys), shown)
     assert "hunter2" not in str(raised.value)
-    assert session_configuration(settings(**keys), {"spark.executorEnv.OTHER": "x"})["spark.executorEnv.OTHER"] == "x"
+    with pytest.raises(ShownKeyError, match=expected):
+        session_configuration(settings(**keys, spark_configuration=shown))
+    assert session_configuration(settings(**keys), {f"{prefix}.OTHER": "x"})[f"{prefix}.OTHER"] == "x"
+
+
+def test_a_reference_to_a_secret_of_kubernetes_is_allowed_because_it_shows_only_the_secrets_name() -> None:
+    reference = {"spark.kubernetes.executor.secretKeyRef.BLOCKS": "forebay-block-key:key"}
+    assert reference.items() <= session_configuration(settings(block_key="env:BLOCKS"), reference).items()
 
 
 def test_a_key_that_is_given_itself_is_refused_and_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

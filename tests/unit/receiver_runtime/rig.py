@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from receiver_runtime.block_handler import BlockHandler
+from receiver_runtime.block_store.encryption import BlockKeys
 from receiver_runtime.block_store.frame import SourceRule
 from receiver_runtime.block_store.local import LocalBlockStore
+from receiver_runtime.block_store.reading import letters_of
 from receiver_runtime.receiver import Receiver
 from receiver_runtime.receiver_supervisor import Ending, ReceiverSupervisor
 from receiver_runtime.registered_through import RegisteredThrough
@@ -102,17 +104,15 @@ class Rig:
         return found
 
     def dead_letters(self) -> list[tuple[str, int, bytes]]:
-        """Return the dead letters as (reason, part, raw bytes), read back from the store."""
-        return [
-            (
-                reason,
-                part,
-                self.store.read_frame(
-                    self.rows.paths[handle.segment_id], handle.offset, handle.length, handle.crc32c
-                ).payload.to_pybytes(),
-            )
-            for reason, part, _, handle in self.rows.dead_letters
-        ]
+        """Return the dead letters as (reason, part, raw bytes), read back from the store; of a group, each."""
+        found = []
+        for row in self.rows.dead_letters:
+            path, handle = self.rows.paths[row.handle.segment_id], row.handle
+            frame = self.store.read_frame(path, handle.offset, handle.length, handle.crc32c)
+            letters = letters_of(frame, path, handle.offset, BlockKeys())
+            assert (len(letters), sum(map(len, letters))) == (row.letters, row.bytes)
+            found += [(row.reason, row.part, letter) for letter in letters]
+        return found
 
     def end(self) -> Ending:
         ending = self.supervisor.await_termination(20)
@@ -158,7 +158,7 @@ def rig(
     supervisor = ReceiverSupervisor(
         receiver,
         stream_id=3,
-        claim=Claim(1, 5, 1),
+        claim=Claim(1, 5, 1, server="7/1"),
         assignment=1,
         settings=wanted,
         handler=handler,

@@ -154,7 +154,7 @@ class MemorySegments:
         self.paths: dict[int, str] = {}
         self.lengths: dict[int, int] = {}
         self.rules: dict[int, str] = {}
-        self.dead_letters: list[tuple[str, int, int, BlockHandle]] = []
+        self.dead_letters: list[StoredDeadLetter] = []
         self.dead_letter_calls = 0
         self.fail_seals = False
 
@@ -173,7 +173,7 @@ class MemorySegments:
 
     def add_dead_letters(self, letters: Sequence[StoredDeadLetter]) -> None:
         self.dead_letter_calls += 1
-        self.dead_letters += [(letter.reason, letter.part, letter.bytes, letter.handle) for letter in letters]
+        self.dead_letters += letters
 
 
 class MemoryBlockLog:
@@ -201,6 +201,7 @@ class MemoryBlockLog:
         self.desired: dict[int, DesiredState] = {}
         self.rates: dict[int, float] = {}
         self.assignments: dict[int, int] = {}
+        self.server: str | None = None
 
     def steering(self, receiver_id: int) -> Steering:
         return Steering(
@@ -208,6 +209,7 @@ class MemoryBlockLog:
             self.rates.get(receiver_id),
             self.desired.get(receiver_id, DesiredState.RUNNING),
             self.assignments.get(receiver_id, 1),
+            server=self.server,
         )
 
     def chain(self, receiver_id: int) -> list[NewBlock]:
@@ -287,6 +289,7 @@ def frame(
     receiver_id: int = 7,
     epoch: int = 9,
     encryptor: FrameEncryptor | None = None,
+    mark: int = 0,
 ) -> EncodedFrame:
     """Encode a block's frame; the payload need not be Arrow if nothing decodes it."""
     return encode_frame(
@@ -299,10 +302,11 @@ def frame(
         registered_through=sequence - 1,
         records=1,
         encryptor=encryptor,
+        mark=mark,
     )
 
 
-def dead_letter_frame(data: bytes, *, part: int = 0) -> EncodedFrame:
+def dead_letter_frame(data: bytes, *, part: int = 0, mark: int = 0) -> EncodedFrame:
     """Encode a dead letter's frame."""
     return encode_frame(
         data,
@@ -315,6 +319,7 @@ def dead_letter_frame(data: bytes, *, part: int = 0) -> EncodedFrame:
         records=1,
         reason=DeadLetterReason.RECORD_TOO_LARGE,
         part=part,
+        mark=mark,
     )
 
 

@@ -55,6 +55,52 @@ def test_the_number_of_hanging_processes_that_can_not_be_killed_is_bounded(
     engine.dispose()
 
 
+def started_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receivers: int, *, given: int | None = None, running: int = 0
+) -> list[int]:
+    """Return how many receivers each process has once `receivers` are placed here, `running` of them before."""
+    engine = create_engine("postgresql://nobody@127.0.0.1:1/none", application_name="tests")
+    agent = Agent(
+        engine,
+        name="here",
+        host="here",
+        slots=1000,
+        receiver_command=lambda _: [],
+        role_commands={},
+        log_directory=tmp_path,
+        receivers_per_process=given,
+    )
+
+    def start(group: Sequence[tuple[int, int]]) -> None:
+        child = _Child("receivers", None, 0.0, tmp_path / "log")  # type: ignore[arg-type]
+        members = {receiver_id: _Member(assignment, 0.0, accepted=True) for receiver_id, assignment in group}
+        agent._processes.append(_ReceiverProcess(child, socket.socket(), members))
+
+    monkeypatch.setattr(agent, "_start_receivers", start)
+    monkeypatch.setattr("receiver_runtime.agent._say", lambda *_: True)
+    for count in (running, receivers):
+        agent._start_wanted(dict.fromkeys(range(1, count + 1), 1))
+    for process in agent._processes:
+        process.line.close()
+    engine.dispose()
+    return [len(process.members) for process in agent._processes]
+
+
+def test_receivers_share_processes_when_a_host_has_more_than_sixteen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check this because 50 processes used up the 200 connections of the embedded server."""
+    assert started_together(tmp_path, monkeypatch, 16) == [1] * 16
+    assert started_together(tmp_path, monkeypatch, 17) == [2] * 8 + [1]
+    assert started_together(tmp_path, monkeypatch, 1000) == [63] * 15 + [55]
+    # Those that run stay where they are; the next one joins one of them.
+    assert sorted(started_together(tmp_path, monkeypatch, 17, running=16)) == [1] * 15 + [2]
+    assert sorted(started_together(tmp_path, monkeypatch, 100, running=20)) == [2] + [7] * 14
+    # A person's number holds.
+    assert started_together(tmp_path, monkeypatch, 17, given=1) == [1] * 17
+    assert started_together(tmp_path, monkeypatch, 17, given=10) == [10, 7]
+
+
 def test_a_fenced_receiver_is_started_again_under_its_assignment_only_if_no_process_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

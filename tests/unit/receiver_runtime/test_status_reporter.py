@@ -4,8 +4,10 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from receiver_runtime.status_reporter import REPEAT_SECONDS, ReceiverReporter, StatusReporter
+from receiver_runtime.unfailing_reporter import UnfailingReporter
 from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually
 from tracker_store.blocks import Claim
 from tracker_store.errors import DriverLogUnavailableError
@@ -37,18 +39,25 @@ class Rows:
         return statement(self)
 
     def execute(self, _: object, parameters: dict[str, Any]) -> Rows:
+        if "bad" in parameters.get("messages", ()):
+            raise ValueError("refused")
         with self._lock:
             self.written.append(parameters)
         return self
 
-    def scalar(self) -> int:
-        return 1
+    def scalar_one(self) -> bool:
+        return True
 
     def states(self) -> list[tuple[str, str]]:
         return [(row["state"], row["reason"]) for row in self.written if "state" in row]
 
     def events(self) -> list[tuple[str, str, str]]:
-        return [(row["kind"], row["message"], row["detail"]) for row in self.written if "kind" in row]
+        return [
+            event
+            for row in self.written
+            if "kinds" in row
+            for event in zip(row["kinds"], row["messages"], row["details"], strict=True)
+        ]
 
 
 @pytest.fixture
@@ -125,6 +134,39 @@ def test_repeated_events_are_reported_once_and_then_counted(
     receiver.event(ReceiverEventKind.RESTARTED, "refused", "anew")
     eventually(lambda: len(rows.events()) == 4)
     assert rows.events()[3] == ("RESTARTED", "refused", "anew")
+
+
+def test_the_log_has_a_line_for_each_kind_of_event_and_then_a_count(rows: Rows) -> None:
+    reporter = StatusReporter(rows)  # type: ignore[arg-type]
+    receiver = reporter.for_receiver(Claim(1, 1, 0), assignment=1, process_id=1)
+    unfailing = UnfailingReporter(receiver, receiver_id=1)
+    with capture_logs() as logged:
+        for n in range(1000):
+            unfailing.error("a connection was closed", ConnectionError(f"from {n}"))
+        reporter.start()
+        reporter.stop()
+    assert [(line["log_level"], line["message"], line["detail"]) for line in logged] == [
+        ("warning", "a connection was closed", "ConnectionError: from 0"),
+        ("warning", "a connection was closed", "ConnectionError: from 999 (999 more since the last report)"),
+    ]
+    assert len(rows.events()) == 2
+
+
+def test_a_sender_that_makes_up_kinds_of_events_fills_neither_memory_nor_log(rows: Rows) -> None:
+    reporter = StatusReporter(rows)  # type: ignore[arg-type]
+    receiver = reporter.for_receiver(Claim(1, 1, 0), assignment=1, process_id=1)
+    with capture_logs() as logged:
+        for n in range(5000):
+            receiver.event(ReceiverEventKind.ERROR, f"file {n} can't be read", "denied")
+        assert len(receiver.queue.repeated) <= 201
+        reporter.start()
+        reporter.stop()
+    assert len(logged) <= 202
+    assert rows.events()[-1] == (
+        "ERROR",
+        "more kinds of events than are counted apart",
+        "file 4999 can't be read: denied (4799 more since the last report)",
+    )
 
 
 def test_a_refused_report_does_not_stop_the_others(receiver: ReceiverReporter, rows: Rows) -> None:
@@ -211,4 +253,34 @@ def test_a_receiver_with_many_reports_does_not_silence_the_others(rows: Rows) ->
     quiet.state(ReceiverState.ACTIVE, "here")
     reporter.start()
     reporter.stop()
-    assert "state" in rows.written[1]
+    assert "state" in rows.written[0]
+    assert len(rows.events()) == 20
+
+
+def test_reports_of_many_receivers_are_written_together_and_each_once(rows: Rows) -> None:
+    reporter = StatusReporter(rows)  # type: ignore[arg-type]
+    for number in range(200):
+        receiver = reporter.for_receiver(Claim(number, 1, 0), assignment=1, process_id=1)
+        receiver.state(ReceiverState.INACTIVE, "over")
+        receiver.event(ReceiverEventKind.STOPPED, "stopped", str(number))
+    reporter.start()
+    reporter.stop()
+    assert len(rows.states()) == 200
+    assert rows.events() == [("STOPPED", "stopped", str(number)) for number in range(200)]
+    # One turn for the states and one for the events, each on one connection.
+    assert rows.attempts == 2
+
+
+def test_a_refused_event_among_others_is_left_out_alone(rows: Rows) -> None:
+    reporter = StatusReporter(rows)  # type: ignore[arg-type]
+    for number, message in enumerate(("good", "bad", "good")):
+        receiver = reporter.for_receiver(Claim(number, 1, 0), assignment=1, process_id=1)
+        receiver.event(ReceiverEventKind.ERROR, message, str(number))
+        receiver.event(ReceiverEventKind.ERROR, "another", str(number))
+    with capture_logs() as logged:
+        reporter.start()
+        reporter.stop()
+    assert [line["event"] for line in logged] == ["a report was refused by the driver log"]
+    assert rows.events() == [("ERROR", "good", "0"), ("ERROR", "good", "2")] + [
+        ("ERROR", "another", str(number)) for number in range(3)
+    ]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.files.followed.known_contents import KnownContents
     from receiver_runtime.receivers.files.followed.reading import OpenFiles
     from receiver_runtime.receivers.files.followed.reports import Reports
+    from receiver_runtime.receivers.files.local_tree import LocalTree
     from receiver_runtime.receivers.files.records import Reading
     from receiver_runtime.receivers.files.sharing import Sharing
 
@@ -38,6 +39,8 @@ class Bindings:
         schedule: LookSchedule,
         reports: Reports,
         clock: Clock,
+        *,
+        tree: LocalTree,
     ) -> None:
         self._known = known
         self._sharing = sharing
@@ -45,6 +48,7 @@ class Bindings:
         self._schedule = schedule
         self._reports = reports
         self._clock = clock
+        self._tree = tree
         self._by_key: dict[Key, FollowedFile] = {}
         self._in_no_file: list[FollowedFile] = []
         self._by_name: dict[str, FollowedFile] = {}
@@ -106,7 +110,7 @@ class Bindings:
 
     def add(self, key: Key, path: str, status: os.stat_result, now: float) -> None:
         """Add a file whose content is not identified."""
-        self._by_key[key] = FollowedFile(key, path, codec_of(path), status.st_size, status.st_mtime_ns, now)
+        self._by_key[key] = FollowedFile(key, path, self._tree, codec_of(path), status.st_size, status.st_mtime_ns, now)
 
     def bind(self, file: FollowedFile, reading: Reading) -> None:
         """Give a file the content of this name."""
@@ -149,7 +153,7 @@ class Bindings:
         now = self._clock.monotonic()
         self.replacements += 1
         old = self._by_key.pop(file.key)
-        self._by_key[file.key] = FollowedFile(file.key, file.path, codec_of(file.path), 0, 0, now)
+        self._by_key[file.key] = FollowedFile(file.key, file.path, self._tree, codec_of(file.path), 0, 0, now)
         self._schedule.hurry()
         if old.reading is None:
             return

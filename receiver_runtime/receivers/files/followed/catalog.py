@@ -59,7 +59,15 @@ class FollowedCatalog:
         self._reader = PieceReader(source, self._open, self._schedule, self._clock)
         prefix = "" if source.shared else f"{host}/"
         self._known = KnownContents(self.source, prefix, receiver.supervisor.block_path.positions)
-        self._bindings = Bindings(self._known, sharing, self._open, self._schedule, self._reports, self._clock)
+        self._bindings = Bindings(
+            self._known,
+            sharing,
+            self._open,
+            self._schedule,
+            self._reports,
+            self._clock,
+            tree=self._directory.tree,
+        )
         self._changes = ChangeDetector(self._bindings, self._open, self._schedule, self._clock)
         self._reconciliation = Reconciliation(self._known, self._bindings, sharing, self._schedule)
         identity = Identity(self._known, self._bindings, self._open)

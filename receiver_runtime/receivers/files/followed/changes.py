@@ -7,15 +7,16 @@ never decide which content a new file has (``naming``), or what happens to one t
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import TYPE_CHECKING
 
-from receiver_runtime.receivers.files.content import LocalFile, codec_of
-from receiver_runtime.receivers.files.followed.comparisons import is_unchanged
+from receiver_runtime.receivers.files.content import codec_of
+from receiver_runtime.receivers.files.followed.comparisons import is_unchanged, open_plain
 from receiver_runtime.receivers.files.followed.directory import has_parent
 from receiver_runtime.receivers.files.followed.followed_file import key_of
 
 if TYPE_CHECKING:
+    import os
+
     from receiver_runtime.clock import Clock
     from receiver_runtime.receivers.files.followed.bindings import Bindings
     from receiver_runtime.receivers.files.followed.directory import Listing, LookSchedule
@@ -58,7 +59,7 @@ class ChangeDetector:
             if not file.ours or file.gone_since is not None or not file.is_growing(now):
                 continue
             try:
-                status = os.stat(file.path)  # noqa: PTH116  of many, with each block
+                status = file.tree.status(file.path)
             except OSError:
                 self._schedule.hurry()
                 continue
@@ -97,7 +98,7 @@ class ChangeDetector:
             return True
         assert file.reading is not None
         try:
-            content = LocalFile(file.path)
+            content = open_plain(file)
         except FileNotFoundError:
             file.gone_since = file.gone_since or self._clock.monotonic()
             return False
@@ -116,7 +117,7 @@ class ChangeDetector:
         if self.still_holds(file):
             return
         with contextlib.suppress(OSError):
-            status = os.stat(file.path)  # noqa: PTH116  of many, with each look
+            status = file.tree.status(file.path)
             if file.key is None and key_of(status) == file.last_key:
                 new = self._bindings.file_at(file.last_key)
                 assert new is not None

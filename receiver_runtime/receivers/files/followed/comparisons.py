@@ -10,9 +10,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from receiver_runtime.receivers.files.content import DecompressedFile, LocalFile
+from receiver_runtime.receivers.files.content import DecompressedFile, LocalFile, open_compressed
 from receiver_runtime.receivers.files.followed.fingerprints import FINGERPRINT_BYTES, digest
 
 if TYPE_CHECKING:
@@ -24,8 +22,15 @@ _OVERLAP_BYTES = 65_536  # bytes compared at the end of what two files share: en
 
 def open_content(file: FollowedFile) -> LocalFile | DecompressedFile:
     """Open a file's content, decompressed where it is compressed. Raises OSError."""
-    path = file.path
-    return LocalFile(path) if file.codec is None else DecompressedFile(lambda: pa.OSFile(path), file.codec)
+    path, tree = file.path, file.tree
+    if file.codec is None:
+        return open_plain(file)
+    return DecompressedFile(lambda: open_compressed(path, tree), file.codec)
+
+
+def open_plain(file: FollowedFile) -> LocalFile:
+    """Open a file's bytes as they are. Raises OSError."""
+    return LocalFile(file.path, file.tree)
 
 
 def read_head(file: FollowedFile) -> tuple[bytes, Fingerprint | None]:
@@ -33,7 +38,7 @@ def read_head(file: FollowedFile) -> tuple[bytes, Fingerprint | None]:
 
     A compressed file's last bytes hold a checksum of the whole file, so the second tells it apart. Raises OSError.
     """
-    with closing(LocalFile(file.path)) as content:
+    with closing(open_plain(file)) as content:
         raw = content.read(0, FINGERPRINT_BYTES)
         if file.codec is None:
             return raw, None
@@ -43,9 +48,9 @@ def read_head(file: FollowedFile) -> tuple[bytes, Fingerprint | None]:
         return unpacked.read(0, FINGERPRINT_BYTES), (size, digest(raw + end))
 
 
-def find_last_line_end(path: str) -> int:
+def find_last_line_end(file: FollowedFile) -> int:
     """Return the offset behind the last whole line; 0 where there is none. Raises OSError."""
-    with closing(LocalFile(path)) as content:
+    with closing(open_plain(file)) as content:
         end = content.stat.st_size
         while end > 0:
             begin = max(0, end - _OVERLAP_BYTES)
@@ -56,10 +61,10 @@ def find_last_line_end(path: str) -> int:
         return 0
 
 
-def has_head(path: str, head: bytes) -> bool:
+def has_head(file: FollowedFile, head: bytes) -> bool:
     """Return whether a file begins with these bytes; True where it can't be read, so that the caller waits."""
     try:
-        with closing(LocalFile(path)) as content:
+        with closing(open_plain(file)) as content:
             return content.read(0, len(head)) == head
     except OSError:
         return True
@@ -102,16 +107,16 @@ def reaches(file: FollowedFile, offset: int, mark: Fingerprint | None, *, is_who
         )
 
 
-def ends_alike(deleted: LocalFile, path: str) -> bool:
+def ends_alike(deleted: LocalFile, file: FollowedFile) -> bool:
     """Return whether a deleted, open file and another have the same bytes where the shorter ends. Raises OSError."""
-    with closing(LocalFile(path)) as content:
+    with closing(open_plain(file)) as content:
         return _has_same_overlap(deleted, content)
 
 
-def have_same_overlap(one: str, other: str) -> bool:
+def have_same_overlap(one: FollowedFile, other: FollowedFile) -> bool:
     """Return whether two files have the same bytes where the shorter ends; False where one can't be read."""
     try:
-        with closing(LocalFile(one)) as first, closing(LocalFile(other)) as second:
+        with closing(open_plain(one)) as first, closing(open_plain(other)) as second:
             return _has_same_overlap(first, second)
     except OSError:
         return False

@@ -5,6 +5,7 @@ This module owns the listing and its schedule. It must never open a file, and kn
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import glob
 import os
@@ -12,9 +13,10 @@ import stat
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.files.followed.followed_file import key_of
+from receiver_runtime.receivers.files.local_tree import LocalTree, SymlinkRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from receiver_runtime.receivers.files.followed.followed_file import Key
     from receiver_runtime.receivers.files.followed.reports import Reports
@@ -51,6 +53,8 @@ class Directory:
         self._pattern = settings.path
         self._exclude = settings.exclude
         self._base = _base_of(settings.path)
+        #: Opens the files that are listed.
+        self.tree = LocalTree(self._base, follow_symlinks=settings.follow_symlinks)
         self._reports = reports
         self._is_unavailable = False
 
@@ -68,12 +72,17 @@ class Directory:
             self._is_unavailable = False
             self._reports.report_listed(self._pattern)
         found: dict[Key, tuple[str, os.stat_result]] = {}
+        held: dict[str, bool] = {}
+        refused: list[tuple[str, OSError]] = []
         for path in sorted(glob.iglob(self._pattern, recursive=True)):  # noqa: PTH207  of thousands, each second
             name = os.path.basename(path)  # noqa: PTH119  likewise
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in self._exclude):
                 continue
             try:
-                status = os.stat(path)  # noqa: PTH116  likewise
+                status = self._status(path, held)
+            except SymlinkRefusedError as error:
+                refused.append((path, error))
+                continue
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -81,7 +90,25 @@ class Directory:
                 continue
             if stat.S_ISREG(status.st_mode):
                 found.setdefault(key_of(status), (path, status))
+        self._report_refused(refused, found)
         return found
+
+    def _status(self, path: str, held: dict[str, bool]) -> os.stat_result:
+        """Return a file's status. `held` keeps the answers for directories during one listing. Raises OSError."""
+        directory = os.path.dirname(path)  # noqa: PTH120  of many, with each look
+        if directory not in held:
+            held[directory] = self.tree.holds(directory)
+        if not held[directory]:
+            raise SymlinkRefusedError(path)
+        return self.tree.status(path)
+
+    def _report_refused(self, refused: Sequence[tuple[str, OSError]], found: Listing) -> None:
+        for path, error in refused:
+            # A link to nothing, or to a file that is read by its own name, hides no lines.
+            with contextlib.suppress(OSError):
+                status = os.stat(path)  # noqa: PTH116  of many, with each look
+                if stat.S_ISREG(status.st_mode) and key_of(status) not in found:
+                    self._reports.report_refused(path, error)
 
 
 def has_parent(path: str) -> bool:

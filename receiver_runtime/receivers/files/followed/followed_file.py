@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import os
 
     from receiver_runtime.receivers.files.followed.fingerprints import Fingerprint
+    from receiver_runtime.receivers.files.local_tree import LocalTree
     from receiver_runtime.receivers.files.records import Reading
 
 #: Device and inode.
@@ -31,6 +32,8 @@ class FollowedFile:
 
     key: Key | None
     path: str
+    #: Opens the file, if it is still one that may be read.
+    tree: LocalTree
     #: How the file is compressed, as pyarrow names it; None: it is plain.
     codec: str | None
     size: int

@@ -123,7 +123,7 @@ class Identity:
         if kept is not None and is_unchanged(content, kept, reading.position):
             # The file is deleted and was not truncated before: what it has behind the position is compared too.
             seen = kept.read(0, len(head))
-            if not head.startswith(seen) or (file.codec is None and not ends_alike(kept, file.path)):
+            if not head.startswith(seen) or (file.codec is None and not ends_alike(kept, file)):
                 return False
         if not content.tail:
             return reaches(file, reading.position, None)
@@ -132,8 +132,8 @@ class Identity:
     def is_waiting_copy(self, file: FollowedFile, content: FollowedFile, head: bytes, now: float) -> bool:
         """Return whether a file is a copy of a present file, and waits for that one to be truncated or deleted."""
         if file.codec is not None:
-            return content.codec is None and has_head(content.path, head)
-        if content.codec is not None or not have_same_overlap(file.path, content.path):
+            return content.codec is None and has_head(content, head)
+        if content.codec is not None or not have_same_overlap(file, content):
             return False
         if file.held_since is None:
             file.held_since = file.held_from = now

@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from receiver_runtime.receivers.files.content import LocalFile
-from receiver_runtime.receivers.files.followed.comparisons import find_last_line_end, is_unchanged
+from receiver_runtime.receivers.files.followed.comparisons import find_last_line_end, is_unchanged, open_plain
 from receiver_runtime.receivers.files.followed.fingerprints import FINGERPRINT_BYTES, digest, fingerprint_of
 from receiver_runtime.receivers.files.followed.followed_file import key_of
 
@@ -73,7 +72,7 @@ class Marks:
         ]
         for file, reading in idle[:_MOST_MARKED]:
             with contextlib.suppress(OSError):
-                with contextlib.closing(LocalFile(file.path)) as content:
+                with contextlib.closing(open_plain(file)) as content:
                     if key_of(content.stat) != file.key or not is_unchanged(file, content, reading.position):
                         continue
                     mark = _mark(file, reading, content.read)
@@ -101,7 +100,7 @@ class Marks:
                 self._known.register(file.done_name)
                 file.done = True
             return
-        at = self._known.register_at(name, find_last_line_end(file.path))
+        at = self._known.register_at(name, find_last_line_end(file))
         length = min(at.offset, len(head))
         if length <= file.fingerprint[0] < FINGERPRINT_BYTES:
             return
@@ -109,7 +108,7 @@ class Marks:
         if file.fingerprint[0] < FINGERPRINT_BYTES:
             self._known.register_second(here, fingerprint_of(head, length))
         if at.offset > FINGERPRINT_BYTES:
-            with contextlib.closing(LocalFile(file.path)) as content:
+            with contextlib.closing(open_plain(file)) as content:
                 tail = content.read(at.offset - FINGERPRINT_BYTES, FINGERPRINT_BYTES)
             self._known.register_skipped(here, (at.offset, digest(tail)))
 

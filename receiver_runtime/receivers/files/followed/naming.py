@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -147,7 +146,7 @@ class Naming:
         if file.codec is None:
             # Other receivers may have read more of it than this look saw.
             with contextlib.suppress(OSError):
-                file.size = os.stat(file.path).st_size  # noqa: PTH116  of many, with each look
+                file.size = file.tree.status(file.path).st_size
         file.done_name = None if checksum is None else self._known.done_name(checksum)
         file.fingerprint = fingerprint_of(head, length)
         if file.done_name is not None and self._known.is_registered(file.done_name):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.files.content import LocalFile, OpenContents
-from receiver_runtime.receivers.files.followed.comparisons import is_unchanged, open_content, read_head
+from receiver_runtime.receivers.files.followed.comparisons import is_unchanged, open_content, open_plain, read_head
 from receiver_runtime.receivers.files.followed.followed_file import key_of
 from receiver_runtime.receivers.files.records import LineReader
 
@@ -154,7 +154,7 @@ class PieceReader:
         if content is None:
             if not file.is_present:
                 return None
-            content = LocalFile(file.path)
+            content = open_plain(file)
             if key_of(content.stat) != file.key:
                 # The file was renamed since the last look.
                 content.close()

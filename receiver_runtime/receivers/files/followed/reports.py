@@ -36,6 +36,11 @@ class Reports:
         if self._is_first(path, str(error)):
             self._receiver.report_error(f"{path} can't be looked at, it is tried again", error)
 
+    def report_refused(self, path: str, error: OSError) -> None:
+        """Report, once for each file and reason, that a file is not read because of a symbolic link."""
+        if self._is_first(path, str(error)):
+            self._receiver.report_error(f"{path} is not read", error)
+
     def report_unreadable(self, path: str, error: OSError) -> None:
         """Report, once for each file and reason, that a file can't be read."""
         if self._is_first(path, str(error)):

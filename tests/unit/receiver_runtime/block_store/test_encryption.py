@@ -44,9 +44,10 @@ from receiver_runtime.block_store.frame import (
     decode_header,
     encode_frame,
 )
+from receiver_runtime.block_store.letter_group import bytes_of_letters
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.block_store.object_store import ObjectBlockStore
-from receiver_runtime.block_store.reading import FrameAt, checked_frame, content_of
+from receiver_runtime.block_store.reading import FrameAt, checked_frame, content_of, letters_of
 from receiver_runtime.block_store.replicated import ReplicatedBlockStore
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.registered_through import RegisteredThrough
@@ -110,6 +111,7 @@ def with_checksums(header: FrameHeader, payload: bytes) -> tuple[bytes, int]:
         records=header.records,
         reason=header.reason,
         part=header.part,
+        mark=header.mark,
     )
     made = bytearray(plain.header)
     made[4] = 2
@@ -193,7 +195,7 @@ def test_a_bit_that_was_flipped_on_purpose_is_found_by_the_tag() -> None:
         {"records": 2},
         {"source_rule": SourceRule.SENT_AGAIN},
         {"kind": FrameKind.DEAD_LETTER, "reason": DeadLetterReason.TRUNCATED},
-        {"part": 1},
+        {"mark": 7},
     ],
 )
 def test_a_payload_under_another_header_is_refused(change: dict[str, object]) -> None:
@@ -440,13 +442,23 @@ def test_a_handler_encrypts_blocks_and_dead_letters_and_knows_their_true_size(tm
     handler = BlockHandler(log, SCHEMA, compression=compression, encryptor=encryptor(key))  # type: ignore[arg-type]
     words = [f"secret words {number}" for number in range(20_000)]
     block = handler.store_block([pa.record_batch([pa.array(words)], schema=SCHEMA)], sequence=1)
-    [letter] = handler.store_dead_letters([DeadLetter(DeadLetterReason.TRUNCATED, b"secret rest")], sequence=1)
+    letters = [b"secret rest", b"", b"secret more"]
+    [row] = handler.store_dead_letters([DeadLetter(DeadLetterReason.TRUNCATED, one) for one in letters], sequence=1)
+    large = b"secret" * 20_000
+    [single] = handler.store_dead_letters([DeadLetter(DeadLetterReason.TRUNCATED, large)], sequence=1)
     assert block.handle is not None
-    [path] = rows.paths.values()
+    path, letters_path = rows.paths.values()
     batches = store.read_batches(path, block.handle.offset, block.handle.length, block.handle.crc32c)
     assert [word for batch in batches for word in batch.column(0).to_pylist()] == words
-    stored = store.read_frame(path, letter.offset, letter.length, letter.crc32c)
-    assert content_of(stored, path, letter.offset, BlockKeys([key])).to_pybytes() == b"secret rest"
-    assert stored.header.content_length == len(b"secret rest")
-    assert b"secret" not in (tmp_path / path).read_bytes()
-    assert HEADER_LENGTH + OVERHEAD_BYTES + len(b"secret rest") == letter.length
+    letter = row.handle
+    stored = store.read_frame(letters_path, letter.offset, letter.length, letter.crc32c)
+    assert letters_of(stored, letters_path, letter.offset, BlockKeys([key])) == letters
+    # Salvage has no key: it takes both numbers from the header.
+    nbytes = bytes_of_letters(stored.header.content_length, stored.header.letters)
+    assert (stored.header.letters, nbytes) == (row.letters, row.bytes) == (3, sum(map(len, letters)))
+    stored = store.read_frame(letters_path, single.handle.offset, single.handle.length, single.handle.crc32c)
+    assert letters_of(stored, letters_path, single.handle.offset, BlockKeys([key])) == [large]
+    assert stored.header.content_length == len(large)
+    assert HEADER_LENGTH + OVERHEAD_BYTES + len(large) == single.handle.length
+    for name in (path, letters_path):
+        assert b"secret" not in (tmp_path / name).read_bytes()

@@ -118,6 +118,34 @@ def test_a_frame_of_another_epoch_inside_a_torn_payload_is_ignored() -> None:
     assert [type(item) for item in found] == [IntactFrame, TornTail]
 
 
+@pytest.mark.parametrize("forger", [0, 1001])
+def test_a_frame_inside_a_dead_letter_is_never_taken_for_one(forger: int) -> None:
+    """Receiver and epoch are those of the segment, and the header before it is damaged: only the mark tells."""
+    mark = 1000
+    forged = whole(frame(b"smuggled", sequence=2**62, mark=forger))
+    for letter in (dead_letter_frame(forged * 3, mark=mark), frame(forged * 3, sequence=2, mark=mark)):
+        broken = bytearray(whole(letter))
+        broken[2] = 0
+        before, after = (whole(frame(payload, sequence=n, mark=mark)) for n, payload in ((1, b"a"), (3, b"b")))
+        found = scan(before + bytes(broken) + after)
+        assert [type(item) for item in found] == [IntactFrame, DamagedFrame, IntactFrame]
+        assert [item.header.sequence for item in found if isinstance(item, IntactFrame)] == [1, 3]
+        assert [type(item) for item in scan(before + bytes(broken))] == [IntactFrame, TornTail]
+
+
+def test_a_mark_is_kept_with_every_kind_of_frame() -> None:
+    for made, records, part in (
+        (frame(mark=1000), 1, 0),
+        (frame(mark=0), 1, 0),
+        (dead_letter_frame(b"a", part=3, mark=2**32 - 1), 1, 3),
+        (dead_letter_frame(b"a", part=3), 1, 3),
+    ):
+        [item] = scan(whole(made))
+        assert isinstance(item, IntactFrame)
+        assert (item.header.records, item.header.part) == (records, part)
+        assert item.header.mark in (0, 1000, 2**32 - 1)
+
+
 def test_a_header_across_two_windows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("receiver_runtime.block_store.segment._WINDOW", 128)
     first, second, third = three()

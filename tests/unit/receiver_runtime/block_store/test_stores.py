@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.block_store.object_store import ObjectBlockStore
-from receiver_runtime.block_store.roots import absolute_roots, one_root, split_roots, without_secrets
+from receiver_runtime.block_store.roots import absolute_roots, one_root, root_names, split_roots, without_secrets
 from receiver_runtime.block_store.stores import open_block_store, replicas_of
 
 if TYPE_CHECKING:
@@ -49,13 +50,21 @@ def test_several_roots_are_replicas_in_their_order(tmp_path: Path) -> None:
         ("ftp://host/x", "s3://, gs:// or abfs://"),
         ("", "FOREBAY_BLOCK_STORE"),
         ("/a,/a", "'/a,/a' can't be used"),
+        ("s3://K:pl4nted@b/x,s3://K2:pl4nted2@b/x", r"'s3://\*\*\*@b/x,s3://\*\*\*@b/x' can't be used"),
+        ("s3://K:pl4/nted@b/x", "the secret key of 's3://b/x' has a special character: write / as %2F"),
+        ("gs://K:pl4/nted@b/x", "the secret key of 'gs://b/x' has a special character"),
         ("s3:///x", "names no bucket: write s3://BUCKET/PREFIX"),
         ("s3://bucket/x?endpoint=h", "option 'endpoint' of 's3://bucket/x' is not known.*endpoint_override"),
     ],
 )
 def test_what_can_not_be_opened_says_why_and_names_the_way_out(block_store: str, message: str) -> None:
-    with pytest.raises(BlockStoreError, match=message):
+    with pytest.raises(BlockStoreError, match=message) as raised:
         open_block_store(block_store)
+    assert "pl4" not in "".join(traceback.format_exception(raised.value))
+
+
+def test_the_key_with_a_slash_is_in_no_stores_name() -> None:
+    assert root_names("s3://K:pl4/nted@bucket/x, /data") == ["s3://bucket/x", "/data"]
 
 
 def test_min_replicas_can_not_exceed_the_number_of_roots(tmp_path: Path) -> None:

@@ -534,3 +534,18 @@ def check_model(submits: Sequence[Submitted], stored: Counter[str], known: set[s
     assert not by_key.keys() & elsewhere
     # Rows that were left out are stored elsewhere under the same key.
     assert {key for _, _, keys, _ in submits for key in keys if key is not None} <= known
+
+
+def test_rows_whose_earlier_key_is_known_are_left_out(running: Rig, log: KeyedBlockLog) -> None:
+    """Check keys of two forms: those registered in the form of an earlier version count, and are not added."""
+    log.keys |= {"2"}
+    hand_over = KeyedHandOver(running.supervisor)
+    optimistic(hand_over, log)
+    keys, earlier = pa.array(["s 1", None, "s 2", "s 2"]), pa.array(["1", None, "2", "2"])
+    future = hand_over.submit(batch("a", "b", "c", "d"), keys, earlier_keys=earlier, rows_share_keys=True)
+    assert answer(future) == (2, 2)
+    again = hand_over.submit(batch("a", "e"), pa.array(["s 1", "s 3"]), earlier_keys=pa.array(["1", "3"]))
+    assert answer(again) == (1, 1)
+    hand_over.close()
+    assert values(running) == ["a", "b", "e"]
+    assert {key for key in log.keys if not key.startswith("warm")} == {"2", "s 1", "s 3"}

@@ -30,7 +30,12 @@ def arriving(root: Path, log: Log, kind: type[FileLines | WholeFiles] = FileLine
     return Reader(
         log,
         lambda receiver, sharing, host, clock: ArrivingCatalog(
-            source, receiver, sharing, host, folder=LocalFolder(source.path), clock=clock
+            source,
+            receiver,
+            sharing,
+            host,
+            folder=LocalFolder(source.path, follow_symlinks=source.follow_symlinks),
+            clock=clock,
         ),
         **settings,
     )

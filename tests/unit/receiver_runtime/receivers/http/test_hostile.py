@@ -385,7 +385,7 @@ def test_bodies_that_wait_for_a_thread_are_limited(tmp_path: Path, monkeypatch: 
     """Otherwise each connection could hold a body in memory, whatever ``max_waiting_bytes`` says."""
     go_on = threading.Event()
 
-    def waiting(body: bytes, _: str | None, *, most_bytes: int) -> bytes:
+    def waiting(body: bytes, _: str | None, **__: object) -> bytes:
         assert go_on.wait(SECONDS)
         return body
 
@@ -400,3 +400,18 @@ def test_bodies_that_wait_for_a_thread_are_limited(tmp_path: Path, monkeypatch: 
         found = sorted(answer.result().status for answer in first)
         assert found in ([200, *[429] * 7], [200, 200, *[429] * 6])
         assert server.post(body, headers).status == 200
+
+
+def test_bytes_that_are_no_request_are_events_and_no_log_lines(
+    server: Listening, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = "bytes that are no HTTP/1.1 request were refused"
+
+    def told() -> int:
+        return sum(said == message for _, said, _ in server.rig.reporter.events)
+
+    before = told()
+    for _ in range(20):
+        assert send(server, b"\0\0 no request\r\n\r\n") == [400]
+    eventually(lambda: told() == before + 20, "the events")
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("uvicorn")] == []

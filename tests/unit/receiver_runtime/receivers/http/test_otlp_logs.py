@@ -232,6 +232,29 @@ def test_an_invalid_request_is_400(kind: bytes, body: bytes) -> None:
     assert raised.value.status == 400
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        rb'{"\ud800": 1, "resourceLogs": []}',
+        rb'{"resourceLogs": [{"\uDFFF": 1}]}',
+        rb'{"resourceLogs": [{"scopeLogs": [{"logRecords": [{"body": {"stringValue": "\ud800x"}}]}]}]}',
+        rb'{"resourceLogs": [{"scopeLogs": [{"logRecords": [{"severityText": "\udc00\ud800"}]}]}]}',
+    ],
+)
+def test_half_a_surrogate_pair_anywhere_is_400(body: bytes) -> None:
+    with pytest.raises(PushRefusedError, match="no ExportLogsServiceRequest in JSON") as refused:
+        parsed(body, JSON)
+    assert refused.value.status == 400
+    # What is said of it can be written to any log.
+    str(refused.value).encode()
+
+
+def test_a_whole_surrogate_pair_is_one_character() -> None:
+    body = json.dumps(OTLP_JSON | {"\U0001f600": 1}).encode()
+    assert b"\\ud83d\\ude00" in body
+    assert only(body, JSON) == WHOLE
+
+
 def test_another_media_type_is_415() -> None:
     with pytest.raises(PushRefusedError, match="application/x-protobuf or application/json") as raised:
         parsed(b"", b"text/plain")

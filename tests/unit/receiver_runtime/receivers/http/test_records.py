@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from receiver_runtime.receivers.http import records as http_records
 from receiver_runtime.receivers.http.acknowledgement import Waiting, batch_of
 from receiver_runtime.receivers.http.decompression import decompressed
+from receiver_runtime.receivers.http.parsing_limits import UNLIMITED
 from receiver_runtime.receivers.http.pushed import PushRefusedError
 from receiver_runtime.receivers.http.records import _are_objects, _column, _one_by_one, parse_plain
 
@@ -118,7 +119,7 @@ def test_lines_cut_at_once_equal_lines_cut_one_by_one(of_json: bool, odd: Sequen
     body = b"\n".join([*usual, *odd, *usual]) + end
     lines = [line.removesuffix(b"\r") for line in body.split(b"\n")]
     found = _column(body, 100, is_json=of_json)
-    one_by_one = _one_by_one(lines, None, 100, is_json=of_json)
+    one_by_one = _one_by_one(lines, None, 100, UNLIMITED, is_json=of_json)
     if found is not None:
         assert (found.to_pylist(), one_by_one.rejected) == (one_by_one.bodies, [])
     else:

@@ -12,6 +12,7 @@ pytest.importorskip("confluent_kafka")
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from structlog.testing import capture_logs
 
 from receiver_runtime.receivers.kafka import library as kafka_library
 from receiver_runtime.receivers.kafka import records as kafka_records
@@ -244,7 +245,21 @@ def test_unavailable_brokers_are_an_error_of_the_client(library: Library) -> Non
 
 def test_an_unknown_library_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_library, "_PRIVATE_LAYOUTS", {})
-    assert open_library() is None
+    with capture_logs() as logs:
+        assert open_library() is None
+    assert [(entry["log_level"], "is not known here" in entry["why"]) for entry in logs] == [("warning", True)]
+
+
+@pytest.mark.parametrize("time_at", [9, 11, 13])
+def test_another_layout_is_detected_before_any_record_is_read(
+    monkeypatch: pytest.MonkeyPatch, library: Library, time_at: int
+) -> None:
+    """The release is known, but its messages are laid out otherwise, as a rebuilt or replaced library's may be."""
+    layout = kafka_library._Layout(time=time_at, headers_bytes=15)
+    monkeypatch.setattr(kafka_library, "_PRIVATE_LAYOUTS", {library.functions.version(): layout})
+    with capture_logs() as logs:
+        assert open_library() is None
+    assert [(entry["log_level"], entry["why"]) for entry in logs] == [("warning", "a message has its time elsewhere")]
 
 
 @pytest.mark.parametrize(("time_at", "headers_at"), [(11, 15), (12, 13)])

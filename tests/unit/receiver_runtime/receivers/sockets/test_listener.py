@@ -462,3 +462,29 @@ def test_an_unusable_key_is_named(tmp_path: Path, authority: Authority, tls: Tls
         eventually(lambda: made.reporter.reasons)
         assert "TlsFileError: certificate_file " in made.reporter.reasons[-1]
         assert Path(wrong.key_file or "").name in made.reporter.reasons[-1]
+
+
+def test_300000_bad_lines_of_one_sender_delay_no_other_and_fill_nothing(tmp_path: Path) -> None:
+    """Attack: lines of 2 bytes that are not UTF-8. Before, each had a row and a frame."""
+    bad = b"\xff\n" * 300_000
+    with rig(tmp_path, text_receiver()) as made, contextlib.ExitStack() as stack:
+        port = port_of(made)
+        attacker, other = stack.enter_context(connect(port)), stack.enter_context(connect(port))
+        attacker.settimeout(120)
+        attack = threading.Thread(target=attacker.sendall, args=(bad,), daemon=True)
+        attack.start()
+        eventually(lambda: bool(made.rows.dead_letters), "the first of them")
+        other.sendall(b"good\n")
+        eventually(lambda: made.values() == ["good"], "the good line of another sender")
+        attack.join(60)
+        attacker.shutdown(socket.SHUT_WR)
+        assert is_closed(attacker), "everything was read"
+        made.stop()
+        rows = made.rows.dead_letters
+        kept = sum(row.letters for row in rows)
+        # A slow test may take more than one minute, with a budget each.
+        assert kept + sum(row.dropped for row in rows) == 300_000
+        assert kept <= 5_000
+        assert len(rows) <= 100
+        stored = sum(path.stat().st_size for path in tmp_path.rglob("*-d*.segment"))
+        assert 0 < stored <= 2**20

@@ -1,0 +1,23 @@
+"""The console of every command: a rich console that escapes control characters in what it prints.
+
+Use this class in place of rich's own. It must never change text that Forebay did not print as text: styles are rich's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich import console
+
+from tracker_store.terminal_text import escaped
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+
+class Console(console.Console):
+    """A rich console. Text, also in the cells and titles of tables, can't send commands to the terminal."""
+
+    def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401  rich's own
+        """Return a string as rich's text. Rich calls it for each string that it prints or measures."""
+        return super().render_str(escaped(text), **options)

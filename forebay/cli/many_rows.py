@@ -1,0 +1,109 @@
+"""Choose what `forebay status` shows of a large installation: sums of each stream, and what needs attention.
+
+Owns the limits and the order. It reads nothing and prints nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from tracker_store.receivers import is_hindered
+from tracker_store.states import DesiredState, ReceiverState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tracker_store.status import PipelineStatus, ReceiverStatus, StreamLag
+
+MOST_ROWS = 100  # a table of more rows is shortened: it is too long to read, and each row takes more than 1 ms
+SHORT_ROWS = 20  # rows of a shortened table
+
+Row = TypeVar("Row")
+_NO_LAG = timedelta(0)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSums:
+    """Sums of a stream's receivers; `attention` counts those that need some, `states` names how many are in which."""
+
+    stream: str
+    receivers: int
+    attention: int
+    states: str
+    records: int
+    queued_blocks: int
+    dead_letters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shown(Generic[Row]):
+    """The rows that are shown, and how many others there are."""
+
+    rows: Sequence[Row]
+    left_out: int
+
+
+def shortened(rows: Sequence[Row], urgency: Callable[[Row], tuple[Any, ...]], *, everything: bool) -> Shown[Row]:
+    """Return all of at most MOST_ROWS rows; of more, the SHORT_ROWS most urgent ones, most urgent first."""
+    if everything or len(rows) <= MOST_ROWS:
+        return Shown(rows, 0)
+    chosen = sorted(rows, key=urgency, reverse=True)[:SHORT_ROWS]
+    return Shown(chosen, len(rows) - len(chosen))
+
+
+def needs_attention(receiver: ReceiverStatus) -> bool:
+    """Return whether the receiver does not run, makes no progress, or has dead letters."""
+    return receiver.state != ReceiverState.ACTIVE or receiver.dead_letters > 0 or is_hindered(receiver.reason)
+
+
+def receiver_urgency(receiver: ReceiverStatus) -> tuple[bool, bool, bool, int, int]:
+    """Return what orders receivers: failed, not running though it should, hindered; then queue and dead letters."""
+    return (
+        receiver.state == ReceiverState.FAILED,
+        receiver.state != ReceiverState.ACTIVE and receiver.desired_state == DesiredState.RUNNING,
+        is_hindered(receiver.reason),
+        receiver.queued_blocks or 0,
+        receiver.dead_letters,
+    )
+
+
+def pipeline_urgency(pipeline: PipelineStatus) -> tuple[bool, bool, bool, timedelta]:
+    """Return what orders pipelines: halted, stale, not running; then the age of the oldest block that waits."""
+    return (
+        pipeline.halted_by is not None,
+        pipeline.is_stale,
+        pipeline.state != "RUNNING",
+        pipeline.lag or _NO_LAG,
+    )
+
+
+def lag_urgency(lag: StreamLag) -> tuple[timedelta, int]:
+    """Return what orders lags: the age of the oldest block that waits, then the records."""
+    return (lag.lag or _NO_LAG, lag.waiting_records)
+
+
+def sums_urgency(sums: StreamSums) -> tuple[int, int]:
+    """Return what orders streams: receivers that need attention, then blocks in queues."""
+    return (sums.attention, sums.queued_blocks)
+
+
+def stream_sums(receivers: Sequence[ReceiverStatus]) -> list[StreamSums]:
+    """Return the sums of each stream, in the order in which the receivers come."""
+    of_streams: dict[str, list[ReceiverStatus]] = {}
+    for receiver in receivers:
+        of_streams.setdefault(receiver.stream, []).append(receiver)
+    return [
+        StreamSums(
+            stream,
+            len(rows),
+            sum(map(needs_attention, rows)),
+            ", ".join(f"{count:,} {state}" for state, count in Counter(row.state for row in rows).most_common()),
+            sum(row.records for row in rows),
+            sum(row.queued_blocks or 0 for row in rows),
+            sum(row.dead_letters for row in rows),
+        )
+        for stream, rows in of_streams.items()
+    ]

@@ -1,0 +1,223 @@
+"""Let requests through to Dagster's webserver only if they come from its own pages, or from a program of its owner.
+
+Dagster's webserver itself checks nothing: any web page that a browser on this machine shows could launch and end runs,
+and so could every other account. This ASGI middleware refuses
+
+- a `Host` that is no name of this machine (DNS rebinding), that is missing, or that comes twice;
+- what another page sends, by `Sec-Fetch-Site` and `Origin`; a link to a page of the UI is allowed;
+- a body of any other type than `application/json`, which only such requests can have that browsers ask about first;
+- a GraphQL query by GET;
+- with a token: requests that have it neither as `Authorization: Bearer TOKEN` nor as the cookie that
+  `/?token=TOKEN` sets.
+
+It knows nothing of Dagster except the path of GraphQL, and never reads a body.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.responses import PlainTextResponse, Response
+
+from receiver_runtime.sources.loopback import host_name, is_written_as_loopback
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+COOKIE_SECONDS = 30 * 24 * 3600  # how long a browser keeps the cookie; as long as Jupyter's
+TOKEN_PARAMETER = "token"  # noqa: S105  a name
+_GRAPHQL = "/graphql"
+_READS = frozenset({"GET", "HEAD"})
+_OWN_SITES = frozenset({b"same-origin", b"none"})  # none: the address was typed, or is a bookmark
+_JSON = re.compile(rb'application/json(?:[ \t]*;[ \t]*charset="?utf-8"?)?', re.IGNORECASE)
+_POLICY_VIOLATION = 1008  # the code with which a WebSocket is refused
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why a request is refused, and the way out."""
+
+    status: HTTPStatus
+    detail: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def response(self) -> Response:
+        return PlainTextResponse(f"{self.detail}\n", int(self.status), dict(self.headers))
+
+
+class _Headers:
+    """A request's headers by name, with all values of each."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._values: dict[bytes, list[bytes]] = {}
+        for name, value in scope["headers"]:
+            self._values.setdefault(name.lower(), []).append(value.strip())
+
+    def all(self, name: bytes) -> Sequence[bytes]:
+        return self._values.get(name, ())
+
+    def only(self, name: bytes) -> bytes | None:
+        """Return the value of a header that came once, else None."""
+        values = self.all(name)
+        return values[0] if len(values) == 1 else None
+
+
+class WebserverAccess:
+    """The middleware.
+
+    Args:
+        app: what is protected; gets the requests that are allowed, unchanged.
+        token: what a client must have; None: every account of this machine is allowed.
+        port: the webserver's, which makes the cookie's name unique: a browser sends cookies to all ports of a host.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str | None, port: int) -> None:
+        self._app = app
+        self._token = None if token is None else token.encode()
+        self._cookie_name = f"forebay_{port}".encode()
+        # Not the token itself, which is good for programs too.
+        self._cookie = hmac.new(self._token or b"", b"cookie", hashlib.sha256).hexdigest().encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, as an ASGI application."""
+        if scope["type"] not in {"http", "websocket"}:
+            await self._app(scope, receive, send)
+            return
+        headers = _Headers(scope)
+        refusal = _check_host(headers) or _check_page(scope, headers)
+        if refusal is None and scope["type"] == "http":
+            refusal = _check_request(scope, headers)
+            if refusal is None and (link := self._link(scope)) is not None:
+                await link(scope, receive, send)
+                return
+        if refusal is None and not self._has_token(headers):
+            refusal = _NO_TOKEN
+        if refusal is None:
+            await self._app(scope, receive, _without_frames(send))
+        elif scope["type"] == "http":
+            await refusal.response()(scope, receive, send)
+        else:
+            await receive()
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": refusal.detail[:120]})
+
+    def _link(self, scope: Scope) -> Response | None:
+        """Return the answer to a link with the token: it sets the cookie, and leads to the same page without it."""
+        if self._token is None or scope["method"] not in _READS:
+            return None
+        asked = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        given = [value for name, value in asked if name == TOKEN_PARAMETER]
+        if not any(hmac.compare_digest(value.encode(), self._token) for value in given):
+            return None
+        left = urlencode([(name, value) for name, value in asked if name != TOKEN_PARAMETER])
+        path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
+        # Two slashes would begin another host's name.
+        target = "/" + path.lstrip("/") + (f"?{left}" if left else "")
+        answer = Response(status_code=HTTPStatus.SEE_OTHER)
+        answer.headers["location"] = target
+        answer.headers["cache-control"] = "no-store"
+        answer.headers["referrer-policy"] = "no-referrer"
+        answer.headers["set-cookie"] = (
+            f"{self._cookie_name.decode()}={self._cookie.decode()}; HttpOnly; Max-Age={COOKIE_SECONDS}; Path=/; "
+            "SameSite=Lax"
+        )
+        return answer
+
+    def _has_token(self, headers: _Headers) -> bool:
+        if self._token is None:
+            return True
+        given = headers.only(b"authorization") or b""
+        if hmac.compare_digest(given, b"Bearer " + self._token):
+            return True
+        cookies = [
+            value.strip()
+            for line in headers.all(b"cookie")
+            for name, _, value in (part.partition(b"=") for part in line.split(b";"))
+            if name.strip() == self._cookie_name
+        ]
+        return any(hmac.compare_digest(value, self._cookie) for value in cookies)
+
+
+_NO_TOKEN = _Refusal(
+    HTTPStatus.UNAUTHORIZED,
+    "Open the link that `forebay up` printed, or send Authorization: Bearer TOKEN, "
+    "with the token in dagster/token below FOREBAY_HOME",
+    {"www-authenticate": "Bearer"},
+)
+
+
+def _check_host(headers: _Headers) -> _Refusal | None:
+    hosts = headers.all(b"host")
+    if len(hosts) != 1:
+        return _Refusal(HTTPStatus.BAD_REQUEST, f"Host: it came {len(hosts)} times: send it once")
+    if is_written_as_loopback(host_name(hosts[0].decode("latin-1"))):
+        return None
+    return _Refusal(
+        HTTPStatus.FORBIDDEN,
+        f"Host: {hosts[0].decode('latin-1')!r:.200} is no name of this machine's loopback: ask for 127.0.0.1 or "
+        "localhost, from another machine through ssh -L",
+    )
+
+
+def _check_page(scope: Scope, headers: _Headers) -> _Refusal | None:
+    """Refuse what another site's page sends. Programs send neither of the headers, browsers always one of them."""
+    foreign = [site for site in headers.all(b"sec-fetch-site") if site not in _OWN_SITES]
+    if foreign and not _is_link(scope, headers):
+        return _Refusal(
+            HTTPStatus.FORBIDDEN,
+            f"Sec-Fetch-Site: {foreign[0].decode('latin-1')!r:.200}: only Dagster's own pages may send this",
+        )
+    own = (headers.only(b"host") or b"").lower()
+    for origin in headers.all(b"origin"):
+        if origin.lower() not in {b"http://" + own, b"https://" + own}:
+            return _Refusal(
+                HTTPStatus.FORBIDDEN,
+                f"Origin: {origin.decode('latin-1')!r:.200}: only Dagster's own pages may send this",
+            )
+    return None
+
+
+def _is_link(scope: Scope, headers: _Headers) -> bool:
+    """Return whether a browser follows a link in its window: the page that has the link can't see the answer."""
+    return (
+        scope["type"] == "http"
+        and scope["method"] in _READS
+        and headers.only(b"sec-fetch-mode") == b"navigate"
+        and headers.only(b"sec-fetch-dest") == b"document"
+    )
+
+
+def _check_request(scope: Scope, headers: _Headers) -> _Refusal | None:
+    """Refuse forms in which a request could change something without being JSON."""
+    method = scope["method"]
+    if method == "POST":
+        kind = headers.only(b"content-type") or b""
+        if not _JSON.fullmatch(kind):
+            return _Refusal(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                f"Content-Type: {kind.decode('latin-1')!r:.200} is not taken: send application/json",
+            )
+    elif method not in _READS:
+        return _Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"method: {method!r:.20}: GET or POST", {"allow": "GET, POST"})
+    elif scope["path"] == _GRAPHQL and b"text/html" not in (headers.only(b"accept") or b""):
+        # Dagster would also execute mutations that come in the query string.
+        return _Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "method: POST queries as JSON", {"allow": "POST"})
+    return None
+
+
+def _without_frames(send: Send) -> Send:
+    """Forbid other sites to show the pages in frames, where they could lead a person's clicks."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), (b"x-frame-options", b"SAMEORIGIN")]
+        await send(message)
+
+    return sending

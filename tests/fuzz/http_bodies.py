@@ -1,0 +1,73 @@
+"""Check what any request's parser returns: its bounds, and its rows as they would be stored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from receiver_runtime.block_store.columns import arrow_schema
+from receiver_runtime.receivers.http.acknowledgement import batch_of
+from receiver_runtime.receivers.http.app import HttpApp
+from receiver_runtime.receivers.http.parsing_limits import ParsingLimits
+from receiver_runtime.receivers.http.pushed import MOST_REJECTED, PushRefusedError
+from receiver_runtime.sources.http import Http
+from receiver_runtime.text_check import TextCheck
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from receiver_runtime.receivers.http.pushed import Headers, Pushed
+    from receiver_runtime.receivers.http.records import Plain
+    from receiver_runtime.receivers.http.refusals import RefusedError
+
+MOST_BYTES = 2000
+MOST_VALUES = 20_000
+#: Characters of a refusal. What was sent is repeated in part, so that a sender can't make answers of any size.
+LONGEST_DETAIL = 1200
+REFUSALS = frozenset({400, 413, 415})
+_TEXT = TextCheck(arrow_schema(Http.columns))
+
+
+def limits() -> ParsingLimits:
+    """Return limits for one body."""
+    return ParsingLimits(most_values=MOST_VALUES)
+
+
+def check_refusal(error: PushRefusedError | RefusedError, statuses: frozenset[int] = REFUSALS) -> None:
+    """Check that a refusal can be answered, and is short."""
+    status = error.status if isinstance(error, PushRefusedError) else error.refused.status
+    assert status in statuses
+    str(error).encode()
+    assert len(str(error)) <= LONGEST_DETAIL
+
+
+def check_taken(headers: Headers, parsed: Pushed | Plain, size: int) -> pa.RecordBatch | None:
+    """Check what was taken of a body of ``size`` bytes; return the rows to store, or None."""
+    rejected = parsed.rejected
+    assert len(rejected) <= MOST_REJECTED
+    for one in rejected:
+        one.why.encode()
+        assert len(one.why) <= LONGEST_DETAIL
+    app = HttpApp.__new__(HttpApp)
+    app._source = Http(listen="127.0.0.1:0", headers=("x-tenant",))
+    waiting = app._waiting(parsed, "/v1/events", headers, "a key", "a scope")
+    if not len(waiting.bodies):
+        return None
+    rows: pa.RecordBatch = batch_of([waiting])
+    rows.validate(full=True)
+    assert _TEXT.is_valid(rows)
+    assert rows.num_rows == len(waiting.bodies) <= size
+    keys = waiting.key_array()
+    assert keys is not None
+    keys.validate(full=True)
+    return rows
+
+
+def refused(parse: object, *arguments: object, **named: object) -> Pushed | Plain | None:
+    """Call a parser; return None if it refuses by the error that it documents, within its bounds."""
+    assert callable(parse)
+    try:
+        found: Pushed | Plain = parse(*arguments, **named)
+    except PushRefusedError as error:
+        check_refusal(error)
+        return None
+    return found

@@ -1,0 +1,141 @@
+"""Test what a heartbeat answers, and that it costs little: it runs in each process, each second, for ever."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+
+from tests.driver_log import claim_anew, make_log
+from tests.filled_receivers import fill
+from tests.statement_cost import NestedStatement, visited_rows
+from tracker_store.engine import connect
+from tracker_store.processes import ProcessExpiredError, deregister_process, heartbeat, register_process
+from tracker_store.states import DesiredState, ProcessKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
+    with connect(engine) as connection:
+        yield connection
+
+
+def registered(connection: sa.Connection) -> int:
+    return register_process(connection, kind=ProcessKind.RECEIVER, name="lines", host="h", pid=1)
+
+
+def test_a_heartbeat_is_one_row_however_many_receivers_share_the_process(
+    engine: sa.Engine, connection: sa.Connection
+) -> None:
+    log = make_log(connection, receivers=40)
+    process = registered(connection)
+    heartbeat(connection, process_id=process, receiver_ids=log.receiver_ids)
+    rows: list[int] = []
+
+    def note(_connection: object, cursor: sa.engine.interfaces.DBAPICursor, *_: object) -> None:
+        rows.append(cursor.rowcount)
+
+    cursor = connection.connection.info["forebay_cursor"]
+    sa.event.listen(engine, "after_cursor_execute", note)
+    steerings = heartbeat(connection, process_id=process, receiver_ids=log.receiver_ids)
+    sa.event.remove(engine, "after_cursor_execute", note)
+    assert (len(steerings), rows, cursor.rowcount) == (40, [], 1)
+
+
+def test_a_heartbeat_answers_what_the_one_of_the_release_before_does(connection: sa.Connection) -> None:
+    log = make_log(connection, receivers=3)
+    for receiver in log.receiver_ids[:2]:
+        claim_anew(connection, receiver)
+    connection.execute(
+        sa.text("""
+            UPDATE forebay.receivers SET rate_limit = 12.5, desired_state = 'paused', assignment = 7 WHERE id = :id
+        """),
+        {"id": log.receiver_ids[1]},
+    )
+    process = registered(connection)
+    before = connection.execute(
+        sa.text("SELECT * FROM forebay.heartbeat(:process, CAST(:ids AS bigint[])) OFFSET 1"),
+        {"process": process, "ids": log.receiver_ids},
+    ).all()
+    now = heartbeat(connection, process_id=process, receiver_ids=[*log.receiver_ids, 99])
+    assert sorted(
+        (True, each.receiver_id, each.rate_limit, each.desired_state.value, each.assignment, each.newest_sequence)
+        for each in now
+    ) == [tuple(row) for row in before]
+    assert {each.receiver_id: each.desired_state for each in now}[log.receiver_ids[1]] is DesiredState.PAUSED
+    assert heartbeat(connection, process_id=process) == []
+    counter = connection.execute(sa.text("SELECT heartbeat FROM forebay.processes WHERE id = :id"), {"id": process})
+    assert counter.scalar_one() == 3
+
+
+def test_the_first_heartbeat_of_each_session_and_each_tenth_look_for_lost_commits(
+    engine: sa.Engine, connection: sa.Connection
+) -> None:
+    log = make_log(connection)
+    process = registered(connection)
+
+    def beat(connection: sa.Connection, process_id: int = process) -> bool:
+        [steering] = heartbeat(connection, process_id=process_id, receiver_ids=log.receiver_ids)
+        assert (steering.newest_sequence is None) == (steering.server is None)
+        return steering.newest_sequence is not None
+
+    assert [beat(connection) for _ in range(21)] == [n % 10 == 0 for n in range(21)]
+    assert beat(connection, registered(connection)), "another process knows nothing of this one's answers"
+    connection.connection.invalidate()
+    connection.close()
+    with connect(engine) as another:
+        assert [beat(another) for _ in range(2)] == [True, False]
+
+
+def test_a_process_that_was_declared_dead_learns_it_from_any_heartbeat(connection: sa.Connection) -> None:
+    process = registered(connection)
+    heartbeat(connection, process_id=process)
+    deregister_process(connection, process)
+    with pytest.raises(ProcessExpiredError):
+        heartbeat(connection, process_id=process)
+
+
+def test_queues_stay_as_they_were_where_a_heartbeat_names_none(connection: sa.Connection) -> None:
+    log = make_log(connection, receivers=2)
+    process = registered(connection)
+    first, second = log.receiver_ids
+    stored = []
+    for queued in ({first: 3}, None, {first: 0, second: 4, 99: 1}, {}):
+        heartbeat(connection, process_id=process, receiver_ids=log.receiver_ids, queued=queued)
+        stored.append(
+            connection.execute(sa.text("SELECT queued FROM forebay.processes WHERE id = :id"), {"id": process}).scalar()
+        )
+    assert stored == [{str(first): 3}, {str(first): 3}, {str(first): 0, str(second): 4}, {}]
+
+
+def test_a_heartbeat_does_not_wait_for_the_disk_and_what_comes_after_it_does(connection: sa.Connection) -> None:
+    process = registered(connection)
+    connection.exec_driver_sql("BEGIN")
+    heartbeat(connection, process_id=process)
+    assert connection.exec_driver_sql("SHOW synchronous_commit").scalar_one() == "off"
+    connection.exec_driver_sql("COMMIT")
+    heartbeat(connection, process_id=process)
+    assert connection.exec_driver_sql("SHOW synchronous_commit").scalar_one() == "on"
+
+
+def test_a_heartbeat_reads_its_receivers_and_a_block_of_each_only_where_it_asks(connection: sa.Connection) -> None:
+    visited: dict[str, list[int]] = {"false": [], "true": []}
+    for receivers in (40, 400):
+        log = make_log(connection, receivers=receivers)
+        fill(connection, blocks=20)
+        connection.exec_driver_sql("VACUUM ANALYZE")
+        ids = ",".join(map(str, log.receiver_ids[:20]))
+        for whole, found in visited.items():
+            statement = NestedStatement(
+                connection,
+                "raise_heartbeat",
+                begins="SELECT array_agg(r.id)",
+                variables={"receiver_ids": ("bigint[]", f"'{{{ids}}}'"), "whole": ("boolean", whole)},
+            )
+            found.append(visited_rows(statement.nodes()))
+    assert max(visited["false"]) <= 45, visited
+    assert max(visited["true"]) <= 90, visited

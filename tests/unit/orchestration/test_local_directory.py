@@ -1,0 +1,86 @@
+"""Check that Spark's temporary files are in the home, in a directory that is removed when its process is gone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from structlog.testing import capture_logs
+
+from orchestration.spark.local_directory import LOCAL_DIRECTORY, SOCKET_DIRECTORY, local_directory_configuration
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Prints its directory, and lives until its standard input is closed.
+PROCESS = """
+import sys
+from pathlib import Path
+from orchestration.spark.local_directory import LOCAL_DIRECTORY, local_directory_configuration
+print(local_directory_configuration(Path(sys.argv[1]))[LOCAL_DIRECTORY], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_LOCAL_DIRS", raising=False)
+
+
+def test_only_the_owner_can_enter_it(tmp_path: Path) -> None:
+    made = local_directory_configuration(tmp_path / "spark" / "local")[LOCAL_DIRECTORY]
+    assert made.startswith(f"{tmp_path}/spark/local/")
+    for directory in (tmp_path / "spark" / "local", *(tmp_path / "spark" / "local").iterdir()):
+        assert directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_killed_process_s_directory_is_removed_and_a_living_one_s_is_kept(tmp_path: Path) -> None:
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESS, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    try:
+        killed, living = (process.stdout.readline().strip() for process in started if process.stdout is not None)
+        (tmp_path / killed / "shuffle").write_text("left")
+        started[0].kill()
+        started[0].wait()
+        mine = local_directory_configuration(tmp_path)[LOCAL_DIRECTORY]
+        assert {str(directory) for directory in tmp_path.iterdir()} == {living, mine}
+        # This process's earlier directory is kept too.
+        other = local_directory_configuration(tmp_path)[LOCAL_DIRECTORY]
+        assert {str(directory) for directory in tmp_path.iterdir()} == {living, mine, other}
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("")
+    parent = tmp_path / "local"
+    parent.mkdir()
+    (parent / "link").symlink_to(outside)
+    local_directory_configuration(parent)
+    assert (outside / "kept").exists()
+
+
+def test_a_directory_that_the_environment_names_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/mnt/fast")
+    assert local_directory_configuration(tmp_path / "local") == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_with_a_comma_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        assert local_directory_configuration(tmp_path / "a,b") == {}
+    assert "comma" in logs[0]["event"]
+
+
+def test_sockets_are_there_unless_their_paths_would_be_too_long(tmp_path: Path) -> None:
+    assert SOCKET_DIRECTORY not in local_directory_configuration(tmp_path / ("d" * 60))

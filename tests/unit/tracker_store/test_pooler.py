@@ -1,0 +1,68 @@
+"""Check what a URL says about a pooler, and what is sent through one."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy.engine import make_url
+
+from tracker_store.engine import Prepared
+from tracker_store.pooler import (
+    DIRECT_URL_VARIABLE,
+    DirectUrlMissingError,
+    PoolerError,
+    PoolMode,
+    SessionSettings,
+    direct_url,
+    split_pool_mode,
+    unpooled_url,
+)
+
+URL = "postgresql://me:secret@h/d"
+
+
+@pytest.mark.parametrize("mode", PoolMode)
+def test_the_mode_is_not_sent_to_the_server(mode: PoolMode) -> None:
+    url, found = split_pool_mode(make_url(f"{URL}?host=a:1&pool_mode={mode}&host=b:2"))
+    assert found is mode
+    assert url.query == {"host": ("a:1", "b:2")}
+    assert split_pool_mode(make_url(URL)) == (make_url(URL), None)
+
+
+@pytest.mark.parametrize("wrong", ["pool_mode=statement", "pool_mode=session&pool_mode=transaction"])
+def test_what_is_no_mode_is_refused(wrong: str) -> None:
+    with pytest.raises(PoolerError, match="is no mode"):
+        split_pool_mode(make_url(f"{URL}?{wrong}"))
+
+
+def test_what_needs_a_session_has_the_direct_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, transaction, direct = f"{URL}?pool_mode=session", f"{URL}?pool_mode=transaction", "postgresql://h2/d"
+    monkeypatch.delenv(DIRECT_URL_VARIABLE, raising=False)
+    assert direct_url(URL, "a lock") == unpooled_url(URL, "a lock") == URL
+    # A session that a client keeps is its own.
+    assert direct_url(session, "a lock") == session
+    for asked, url in ((direct_url, transaction), (unpooled_url, session)):
+        with pytest.raises(DirectUrlMissingError, match=f"a lock needs .*{DIRECT_URL_VARIABLE}") as raised:
+            asked(url, "a lock")
+        assert "secret" not in str(raised.value)
+    monkeypatch.setenv(DIRECT_URL_VARIABLE, direct)
+    assert direct_url(URL, "a lock") == URL, "the embedded server has no pooler"
+    for pooled in (session, transaction):
+        assert direct_url(pooled, "a lock") == unpooled_url(pooled, "a lock") == direct
+    monkeypatch.setenv(DIRECT_URL_VARIABLE, session)
+    with pytest.raises(DirectUrlMissingError):
+        unpooled_url(transaction, "a lock")
+
+
+def test_start_up_options_quote_spaces() -> None:
+    options = SessionSettings("30s", "10s", "10s").start_up_options()
+    assert r"-c default_transaction_isolation=read\ committed" in options
+    assert "search_path" not in options
+    assert "-c search_path=public" in SessionSettings("30s", "10s", "10s", "public").start_up_options()
+
+
+def test_an_unprepared_statement_has_the_types_of_the_prepared_one() -> None:
+    """Check this because a bare number is an integer: the server may find another function, or none."""
+    statement = Prepared("p", "forebay.add", "outcome", ("bigint", "text"))
+    assert statement.preparation == "PREPARE p (bigint, text) AS SELECT outcome FROM forebay.add($1, $2)"
+    assert statement.execution(["7", "%s"]) == "EXECUTE p(7, %s)"
+    assert statement.unprepared(["7", "%s"]) == "SELECT outcome FROM forebay.add(CAST(7 AS bigint), CAST(%s AS text))"

@@ -1,0 +1,28 @@
+-- seal_segment: record the final length of a segment by the process that wrote it. Repeating it changes nothing.
+--
+-- Authority: only the login that holds the receiver may seal, and only a segment of the receiver and epoch that it
+-- names (null: not compared). The segment stays open for salvage if the driver log lacks its newest block, `through`
+-- (0: it has none): then the process had an answer whose commit was lost since. Markers are never cleaned up, so the
+-- newest row up to `through` has the segment's epoch even if clean-up has deleted the block.
+-- Returns whether it is sealed now by this call. Locks: the segment's row.
+CREATE FUNCTION forebay.seal_segment(
+    segment bigint, its_length bigint, through bigint, receiver bigint, under_epoch bigint)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = forebay, pg_temp
+SET enable_seqscan = off
+AS $$
+BEGIN
+    UPDATE log_segments g SET state = 'SEALED', length = its_length, sealed_at = clock_timestamp()
+    WHERE g.id = segment AND g.state = 'OPEN'
+      AND g.receiver_id = coalesce(receiver, g.receiver_id) AND g.epoch = coalesce(under_epoch, g.epoch)
+      AND holds_receiver(g.receiver_id)
+      AND (through = 0
+           OR (SELECT b.sequence FROM blocks b
+               WHERE b.receiver_id = g.receiver_id ORDER BY b.sequence DESC LIMIT 1) >= through
+          AND (SELECT b.epoch FROM blocks b
+               WHERE b.receiver_id = g.receiver_id AND b.sequence <= through
+               ORDER BY b.sequence DESC LIMIT 1) = g.epoch);
+    RETURN FOUND;
+END
+$$;
