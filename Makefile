@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-postgres outage cluster systems s3 kafka brokers namespaces stress chaos soak endurance fuzz check audit wheel-demo clean
+.PHONY: help setup demo up test test-postgres outage cluster systems alone e2e s3 kafka brokers namespaces stress chaos soak endurance fuzz check audit wheel-demo clean
 
 # A Python of your choice: make PYTHON=/path/to/python3. Arguments for a target's command: make demo ARGS=--help.
 PYTHON ?=
@@ -69,7 +69,10 @@ cluster: $(STAMP) ## a pipeline on a Spark standalone cluster and on Spark Conne
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m cluster tests/integration $(ARGS)
 
 systems: $(STAMP) ## whole systems: drained, stopped with records in flight, losing a host or their tracker
-	$(BIN)/python -m pytest $(IN_PARALLEL) -m systems tests/faults $(ARGS)
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m "systems and not alone" tests/faults $(ARGS)
+
+alone: $(STAMP) ## tests of promised times, which need a machine with nothing beside them
+	$(BIN)/python -m pytest -m alone tests/faults $(ARGS)
 
 e2e: $(STAMP) ## a system's open ports, and the UI's pages in a headless Chromium on PATH; pictures: build/screenshots
 	$(BIN)/python -m pytest -m e2e tests/e2e $(ARGS)

@@ -14,7 +14,7 @@ import sys
 import urllib.error
 import urllib.parse
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
@@ -75,23 +75,27 @@ STOP_POLL_SECONDS = 1.0
 ENDS_AFTER_SECONDS = 2.0
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+class UiPortError(SupervisorError):
+    """The Dagster UI can't listen there: name another port with --ui-port, or 0 for any free one."""
 
 
-def _ui_port(wanted: int | None) -> int:
-    if wanted is not None:
-        return wanted or _free_port()
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, DEFAULT_UI_PORT))
-        except OSError:
-            return _free_port()
-    return DEFAULT_UI_PORT
+def _held_ui_port(wanted: int | None) -> socket.socket:
+    """Return a bound socket that does not listen: it refuses connections, and keeps its port from other processes.
+
+    A server that sets SO_REUSEADDR can still listen there, as each webserver does, one after another.
+    """
+    if wanted is None:
+        with suppress(UiPortError):
+            return _held_ui_port(DEFAULT_UI_PORT)
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        held.bind((HOST, wanted or 0))
+    except OSError as error:
+        held.close()
+        message = f"{HOST}:{wanted}: {error.strerror}"
+        raise UiPortError(message) from error
+    return held
 
 
 def _accepts(path: Path) -> Callable[[], bool]:
@@ -137,7 +141,8 @@ class Services:
             on_event: called for each start, readiness and restart of a child.
         """
         self._settings = settings
-        self._ui_port = _ui_port(ui_port)
+        self._wanted_ui_port = ui_port
+        self._ui_port = 0
         self._supervisor = Supervisor(settings.home, on_event)
         self._stack = ExitStack()
         self._database_url = None if settings.database_url is None else settings.database_url.reveal()
@@ -236,6 +241,7 @@ class Services:
         check_block_key(self._settings.block_key)
         listen_address(self._settings.tracker_http, self._settings.tracker_token)
         checked_token(DAGSTER_TOKEN, self._settings.dagster_token)
+        self._ui_port = entered.enter_context(_held_ui_port(self._wanted_ui_port)).getsockname()[1]
         self._pipelines = pipelines = load_pipelines(self._settings.module)
         self._database_url = self._prepare_database()
         engine = create_engine(self._database_url, application_name="forebay up", pool_size=1)

@@ -26,7 +26,7 @@ from tracker_store.leadership import Leadership, read_leadership
 from tracker_store.outage import SURVIVED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from tests.faults.numbered_source import NumberedSource
@@ -231,6 +231,12 @@ def _registered_blocks(connection: sa.Connection) -> list[tuple[str, int, int, i
     return [(row.path, row.offset, row.length, row.crc32c) for row in rows]
 
 
+def _last_lines(logs: Iterable[Path], count: int = 30) -> str:
+    return "\n".join(
+        f"{log}:\n" + "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]) for log in logs
+    )
+
+
 @contextmanager
 def running_system(
     home: Path,
@@ -266,7 +272,7 @@ def running_system(
         deadline = time.monotonic() + START_SECONDS
         while b"Ctrl-C stops everything" not in log.read_bytes():
             if up.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"forebay up did not start:\n{log.read_text(encoding='utf-8')}")
+                pytest.fail(f"forebay up did not start:\n{_last_lines([log, *sorted((home / 'logs').glob('*.log'))])}")
             time.sleep(POLL_SECONDS)
         engine = create_engine(EmbeddedPostgres(home / "postgres").url(), application_name="fault tests")
         [ui_link] = re.findall(r"^Dagster: (http://\S+)", log.read_text(encoding="utf-8"), re.MULTILINE)

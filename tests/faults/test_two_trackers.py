@@ -152,6 +152,7 @@ def trackers(database_url: str, home: Path, engine: sa.Engine) -> Iterator[Track
         yield made
 
 
+@pytest.mark.alone
 def test_w13_the_leader_is_killed_and_another_decides_within_5_seconds(trackers: Trackers) -> None:
     took: list[float] = []
     # Only the fastest of up to three counts: a pause of the whole machine says nothing about the trackers.
