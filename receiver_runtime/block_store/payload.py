@@ -59,6 +59,12 @@ def decode_batches(payload: pa.Buffer) -> Iterator[pa.RecordBatch]:
     end the process. Raises pa.ArrowException and OSError where it is no valid payload.
     """
     with pa.ipc.open_stream(payload) as reader:
+        try:
+            # Arrow checks the values, but no names of columns and fields.
+            str(reader.schema)
+        except UnicodeDecodeError as error:
+            message = f"the name of a field is not UTF-8: {error.reason}"
+            raise pa.ArrowInvalid(message) from error
         for batch in reader:
             batch.validate(full=True)
             yield batch
