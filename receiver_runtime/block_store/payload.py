@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 #: How the buffers of a payload are compressed; the same names as the setting ``compression``.
 Compression = Literal["lz4", "zstd", "none"]
@@ -61,13 +61,20 @@ def decode_batches(payload: pa.Buffer) -> Iterator[pa.RecordBatch]:
     with pa.ipc.open_stream(payload) as reader:
         try:
             # Arrow checks the values, but no names of columns and fields.
-            str(reader.schema)
+            _read_names(reader.schema)
         except UnicodeDecodeError as error:
             message = f"the name of a field is not UTF-8: {error.reason}"
             raise pa.ArrowInvalid(message) from error
         for batch in reader:
             batch.validate(full=True)
             yield batch
+
+
+def _read_names(fields: Iterable[pa.Field]) -> None:
+    """Raise UnicodeDecodeError at a name that is not UTF-8, of a field or of one within it."""
+    for field in fields:
+        _ = field.name
+        _read_names(field.type.field(number) for number in range(field.type.num_fields))
 
 
 class _Parts:
