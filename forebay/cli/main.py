@@ -27,6 +27,7 @@ _COMMANDS = {
     "status": ("status", "status"),
     "sources": ("sources", "sources"),
     "doctor": ("doctor", "doctor"),
+    "config": ("config", "config"),
     "agent": ("agent", "agent"),
     "batch-driver": ("batch_driver", "batch_driver"),
     "receiver": ("receiver", "receiver"),
@@ -39,9 +40,10 @@ _COMMANDS = {
     "blocks": ("blocks", "app"),
     "events": ("events", "events"),
     "db": ("db", "app"),
+    "reference": ("reference", "reference"),
 }
-# Started by an agent, not by people.
-_HIDDEN = ("receiver", "tracker")
+# Started by an agent, and what writes pages of docs/reference: not for people.
+_HIDDEN = ("receiver", "tracker", "reference")
 
 
 class _Commands(TyperGroup):
