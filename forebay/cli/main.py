@@ -39,6 +39,7 @@ _COMMANDS = {
     "batches": ("batches", "app"),
     "blocks": ("blocks", "app"),
     "events": ("events", "events"),
+    "logs": ("logs", "logs"),
     "db": ("db", "app"),
     "reference": ("reference", "reference"),
 }
