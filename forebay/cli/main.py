@@ -38,6 +38,7 @@ _COMMANDS = {
     "readers": ("readers", "app"),
     "batches": ("batches", "app"),
     "blocks": ("blocks", "app"),
+    "dead-letters": ("dead_letters", "app"),
     "events": ("events", "events"),
     "logs": ("logs", "logs"),
     "db": ("db", "app"),
