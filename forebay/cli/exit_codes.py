@@ -28,5 +28,6 @@ FINDINGS: Final = {
     "doctor": "something is missing or does not work; warnings alone give 0",
     "status": "something can't be reached",
     "stop": "it has not stopped in time; it goes on stopping",
+    "validate": "a check failed; warnings alone give 0",
     "up": "it could not start, or with `--drain` left something unprocessed",
 }

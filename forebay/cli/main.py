@@ -24,6 +24,7 @@ _COMMANDS = {
     "stop": ("stop", "stop"),
     "start": ("stop", "start"),
     "apply": ("apply", "apply"),
+    "validate": ("validate", "validate"),
     "status": ("status", "status"),
     "sources": ("sources", "sources"),
     "doctor": ("doctor", "doctor"),
