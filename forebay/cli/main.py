@@ -42,6 +42,7 @@ _COMMANDS = {
     "dead-letters": ("dead_letters", "app"),
     "events": ("events", "events"),
     "logs": ("logs", "logs"),
+    "tap": ("tap", "tap"),
     "db": ("db", "app"),
     "reference": ("reference", "reference"),
 }
