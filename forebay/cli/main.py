@@ -26,6 +26,7 @@ _COMMANDS = {
     "apply": ("apply", "apply"),
     "validate": ("validate", "validate"),
     "status": ("status", "status"),
+    "top": ("top", "top"),
     "sources": ("sources", "sources"),
     "doctor": ("doctor", "doctor"),
     "config": ("config", "config"),
