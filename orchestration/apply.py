@@ -92,12 +92,7 @@ def apply(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Chan
     """
     pipelines = list(pipelines)
     changes = difference(connection, pipelines)
-    applied = {row.name: row for row in store.list_streams(connection)}
-    before = {row.name: row for row in store.list_pipelines(connection)}
-    for pipeline in pipelines:
-        if pipeline.name in before:
-            _refuse_to_strand(connection, pipeline, before[pipeline.name], applied)
-    _refuse_to_share(pipelines, before)
+    refuse(connection, pipelines)
     changed = {change.name for change in changes if change.kind == "stream"}
     stream_ids = {
         stream.name: store.apply_stream(
@@ -124,6 +119,16 @@ def apply(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Chan
     return changes
 
 
+def refuse(connection: sa.Connection, pipelines: Sequence[Pipeline]) -> None:
+    """Raise StrandingChangeError or SharedPlaceError if `apply` would; write nothing."""
+    applied = {row.name: row for row in store.list_streams(connection)}
+    before = {row.name: row for row in store.list_pipelines(connection)}
+    for pipeline in pipelines:
+        if pipeline.name in before:
+            _refuse_to_strand(connection, pipeline, before[pipeline.name], applied)
+    refuse_to_share(pipelines, before)
+
+
 def _preferred_host(stream: Stream) -> str | None:
     """Return where the stream's receivers ask to run, so that their first placement follows it (R01).
 
@@ -138,8 +143,11 @@ def _preferred_host(stream: Stream) -> str | None:
         return None
 
 
-def _refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.PipelineRow]) -> None:
-    """Refuse two outputs at one place: outputs there replace batches by batch time alone, so they would overwrite."""
+def refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.PipelineRow]) -> None:
+    """Refuse two outputs at one place: outputs there replace batches by batch time alone, so they would overwrite.
+
+    `before`: the pipelines of the driver log by name; none to compare the declarations alone. Raises SharedPlaceError.
+    """
     declared = {pipeline.name for pipeline in pipelines}
     outputs = [
         (row.name, name, output)

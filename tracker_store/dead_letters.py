@@ -12,6 +12,7 @@ from tracker_store.engine import named_failures
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +85,110 @@ def find_dead_letter(connection: sa.Connection, dead_letter_id: int) -> tuple[st
             {"id": dead_letter_id},
         ).one_or_none()
     return None if row is None else (row.path, BlockHandle(row.segment_id, row.offset, row.length, row.crc32c))
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterSums:
+    """What the rows of a receiver and a reason have together; `dropped` records were counted and not kept.
+
+    `removed`: a declaration no longer has the receiver.
+    """
+
+    stream: str
+    ordinal: int
+    removed: bool
+    reason: str
+    rows: int
+    letters: int
+    bytes: int
+    dropped: int
+    dropped_bytes: int
+    first_at: datetime
+    newest_at: datetime
+    newest_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterRow:
+    """A row of dead letters: a group of `letters` records, or one part of a large record."""
+
+    id: int
+    stream: str
+    ordinal: int
+    reason: str
+    part: int
+    letters: int
+    bytes: int
+    dropped: int
+    dropped_bytes: int
+    epoch: int
+    added_at: datetime
+
+
+_ROWS = """
+    FROM forebay.dead_letters d
+    JOIN forebay.receivers r ON r.id = d.receiver_id
+    JOIN forebay.streams s ON s.id = r.stream_id
+    WHERE (CAST(:stream AS text) IS NULL OR s.name = :stream)
+      AND (CAST(:ordinal AS integer) IS NULL OR r.ordinal = :ordinal)
+      AND (CAST(:reason AS text) IS NULL OR d.reason = :reason)
+"""
+
+
+def sum_dead_letters(
+    connection: sa.Connection, *, stream: str | None = None, ordinal: int | None = None, reason: str | None = None
+) -> list[DeadLetterSums]:
+    """Return sums by receiver and reason, of all or of those that are named. No locks; reads every row that counts."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(f"""
+                SELECT s.name AS stream, r.ordinal, r.removed_at IS NOT NULL AS removed, d.reason,
+                    count(*) AS rows, sum(d.letters)::bigint AS letters, sum(d.bytes)::bigint AS bytes,
+                    sum(d.dropped)::bigint AS dropped, sum(d.dropped_bytes)::bigint AS dropped_bytes,
+                    min(d.added_at) AS first_at, max(d.added_at) AS newest_at, max(d.id) AS newest_id
+                {_ROWS}
+                GROUP BY s.name, r.ordinal, r.id, d.reason
+                ORDER BY s.name, r.ordinal, r.id, d.reason
+            """),
+            {"stream": stream, "ordinal": ordinal, "reason": reason},
+        ).all()
+    return [DeadLetterSums(**row._mapping) for row in rows]  # noqa: SLF001  SQLAlchemy's public name
+
+
+def newest_dead_letters(
+    connection: sa.Connection,
+    *,
+    limit: int,
+    stream: str | None = None,
+    ordinal: int | None = None,
+    reason: str | None = None,
+) -> list[DeadLetterRow]:
+    """Return the newest rows, oldest first, of all or of those that are named. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(f"""
+                SELECT d.id, s.name AS stream, r.ordinal, d.reason, d.part, d.letters, d.bytes, d.dropped,
+                    d.dropped_bytes, d.epoch, d.added_at
+                {_ROWS}
+                ORDER BY d.id DESC LIMIT :limit
+            """),
+            {"stream": stream, "ordinal": ordinal, "reason": reason, "limit": limit},
+        ).all()
+    return [DeadLetterRow(**row._mapping) for row in reversed(rows)]  # noqa: SLF001  as above
+
+
+def read_dead_letter_row(connection: sa.Connection, dead_letter_id: int) -> DeadLetterRow | None:
+    """Return one row, or None. No locks."""
+    with named_failures():
+        row = connection.execute(
+            sa.text("""
+                SELECT d.id, s.name AS stream, r.ordinal, d.reason, d.part, d.letters, d.bytes, d.dropped,
+                    d.dropped_bytes, d.epoch, d.added_at
+                FROM forebay.dead_letters d
+                JOIN forebay.receivers r ON r.id = d.receiver_id
+                JOIN forebay.streams s ON s.id = r.stream_id
+                WHERE d.id = :id
+            """),
+            {"id": dead_letter_id},
+        ).one_or_none()
+    return None if row is None else DeadLetterRow(**row._mapping)  # noqa: SLF001  as above

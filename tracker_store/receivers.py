@@ -515,6 +515,31 @@ def receivers_named(connection: sa.Connection, name: str) -> list[Placement]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class ReceiverProcess:
+    """The process that holds a receiver (None: no living one), and the host of the agent that it is placed on."""
+
+    host: str | None
+    pid: int | None
+    agent_host: str | None
+
+
+def process_of_receiver(connection: sa.Connection, receiver_id: int) -> ReceiverProcess:
+    """Return the process that claimed a receiver last under its assignment, and its agent's host. No locks."""
+    with named_failures():
+        row = connection.execute(
+            sa.text("""
+                SELECT p.host, p.pid, a.host AS agent_host
+                FROM forebay.receivers r
+                LEFT JOIN forebay.processes p ON p.id = r.process_id AND p.ended_at IS NULL
+                LEFT JOIN forebay.processes a ON a.id = r.agent_id
+                WHERE r.id = :receiver
+            """),
+            {"receiver": receiver_id},
+        ).one()
+    return ReceiverProcess(row.host, row.pid, row.agent_host)
+
+
 def set_desired_state(connection: sa.Connection, *, receiver_id: int, desired: DesiredState) -> None:
     """Set what an operator wants of a receiver. Locks: its row. Raises PipelinesStoppedError."""
     with named_failures():

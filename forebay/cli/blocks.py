@@ -16,17 +16,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
+from forebay.cli.dead_letters import read_letters
 from orchestration.attached_store import open_attached_store
 from orchestration.block_verification import BlockReport, repair_blocks, verify_blocks
 from orchestration.settings import Settings
 from receiver_runtime.block_store.encryption import BlockKeys
 from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.identity import identity_of, make_identity
-from receiver_runtime.block_store.reading import letters_of
 from receiver_runtime.block_store.roots import root_names
 from receiver_runtime.block_store.stores import open_block_store, replicas_of
 from tracker_store.block_stores import list_block_stores
-from tracker_store.dead_letters import find_dead_letter
 from tracker_store.stored_blocks import count_stored_blocks, find_stored_block
 from tracker_store.terminal_text import escaped
 
@@ -284,20 +283,7 @@ def dead_letter(
     characters are shown as escapes.
     """
     console = Console(highlight=False, stderr=True, soft_wrap=True)
-    settings = Settings()
-    with driver_log(console, application_name=APPLICATION) as connection:
-        found = find_dead_letter(connection, dead_letter_id)
-        store = open_attached_store(connection, settings.block_store_roots)
-    if found is None:
-        console.print(f"There is no dead letter {dead_letter_id}: it was cleaned up, or never there.")
-        raise typer.Exit(1)
-    path, handle = found
-    try:
-        frame = store.read_frame(path, handle.offset, handle.length, handle.crc32c)
-        letters = letters_of(frame, path, handle.offset, BlockKeys(settings.block_key_references))
-    except (BlockStoreError, OSError) as error:
-        console.print(str(error), style="bold red", markup=False)
-        raise typer.Exit(1) from error
+    _, letters = read_letters(console, dead_letter_id)
     if letter is not None and letter > len(letters):
         console.print(f"Dead letter {dead_letter_id} has {len(letters)} records, there is no {letter}.")
         raise typer.Exit(1)

@@ -13,8 +13,7 @@ import secrets
 import shutil
 import socket
 import subprocess
-from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
+from dataclasses import asdict, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -25,6 +24,7 @@ from rich.table import Table
 
 from forebay import shadowing
 from forebay.cli.console import Console
+from forebay.cli.findings import STYLES, Finding, Health, all_well
 from forebay.cli.services.private_home import others_may_enter
 from forebay.cli.services.supervisor_lock import lock_holder
 from orchestration.java import JavaNotFoundError, JavaOrigin, find_java
@@ -58,33 +58,12 @@ _LITTLE_FREE_BYTES = 10 * _GIB
 _ENOUGH_DESCRIPTORS = 5_500
 
 
-class Health(StrEnum):
-    """A check's outcome. WARNING: it works, but something is worth knowing."""
-
-    OK = "ok"
-    WARNING = "warning"
-    FAILED = "failed"
-
-
-_STYLES = {Health.OK: "green", Health.WARNING: "yellow", Health.FAILED: "bold red"}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check. way_out: what to do about it; never empty if the check failed."""
-
-    check: str
-    health: Health
-    found: str
-    way_out: str = ""
-
-
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
     """Check Java, Postgres, block store, block keys, package names and ports; exit with 1 if something is missing."""
     findings = examine()
-    is_well = all(finding.health is not Health.FAILED for finding in findings)
+    is_well = all_well(findings)
     if as_json:
         typer.echo(json.dumps({"ok": is_well, "findings": [asdict(finding) for finding in findings]}))
     else:
@@ -489,7 +468,7 @@ def _write_and_sync(folder: Path) -> None:
 def _table(findings: list[Finding]) -> Table:
     table = Table("", "check", "found", "way out", title="forebay doctor", title_justify="left")
     for finding in findings:
-        style = _STYLES[finding.health]
+        style = STYLES[finding.health]
         table.add_row(f"[{style}]{finding.health}[/]", finding.check, _plain(finding.found), _plain(finding.way_out))
     return table
 

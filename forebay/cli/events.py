@@ -11,6 +11,7 @@ import typer
 from forebay.cli.console import Console
 from forebay.cli.database import database_url
 from forebay.cli.failures import clear_errors
+from forebay.cli.outage import Outage
 from orchestration.settings import Settings
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import TRANSIENT
@@ -38,9 +39,6 @@ FROM_START = "start"
 # Events per statement.
 _PAGE = 1_000
 _POLL_SECONDS = 1.0
-# How long to wait for a driver log that is unavailable, and the longest pause between two attempts.
-_PATIENCE_SECONDS = 600.0
-_LONGEST_PAUSE_SECONDS = 10.0
 
 
 def events(
@@ -59,6 +57,11 @@ def events(
     Each event has an id. A program that keeps the id of the last event that it has handled, and continues with
     `--after ID`, misses none and gets none twice. Times are UTC. If the driver log is unavailable, --follow waits for
     it for up to 10 minutes.
+
+    For example:
+
+        forebay events --follow
+        forebay events --after start --kind batch_failed --json
     """
     console = Console(highlight=False, stderr=True, soft_wrap=True)
     wanted = frozenset(str(name) for name in kind or ())
@@ -93,22 +96,17 @@ def _pages(
     engine: sa.Engine, position: Position, console: Console, *, follow: bool
 ) -> Iterator[Sequence[ListenerEvent]]:
     """Yield the events after a position, up to the newest one, or for ever. Raises what a long outage raises."""
-    pause, failing_since = _POLL_SECONDS, None
+    outage = Outage(console)
     while True:
         try:
             with connect(engine) as connection:
                 page = events_after(connection, position, limit=_PAGE)
         except TRANSIENT as error:
-            now = time.monotonic()
-            if failing_since is None:
-                failing_since = now
-                console.print(f"trying again: {error}", style="yellow", markup=False)
-            if not follow or now - failing_since > _PATIENCE_SECONDS:
+            if not follow:
                 raise
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            outage.wait(error)
             continue
-        pause, failing_since = _POLL_SECONDS, None
+        outage.over()
         if page:
             yield page
             position = page[-1].position

@@ -24,9 +24,12 @@ _COMMANDS = {
     "stop": ("stop", "stop"),
     "start": ("stop", "start"),
     "apply": ("apply", "apply"),
+    "validate": ("validate", "validate"),
     "status": ("status", "status"),
+    "top": ("top", "top"),
     "sources": ("sources", "sources"),
     "doctor": ("doctor", "doctor"),
+    "config": ("config", "config"),
     "agent": ("agent", "agent"),
     "batch-driver": ("batch_driver", "batch_driver"),
     "receiver": ("receiver", "receiver"),
@@ -37,11 +40,15 @@ _COMMANDS = {
     "readers": ("readers", "app"),
     "batches": ("batches", "app"),
     "blocks": ("blocks", "app"),
+    "dead-letters": ("dead_letters", "app"),
     "events": ("events", "events"),
+    "logs": ("logs", "logs"),
+    "tap": ("tap", "tap"),
     "db": ("db", "app"),
+    "reference": ("reference", "reference"),
 }
-# Started by an agent, not by people.
-_HIDDEN = ("receiver", "tracker")
+# Started by an agent, and what writes pages of docs/reference: not for people.
+_HIDDEN = ("receiver", "tracker", "reference")
 
 
 class _Commands(TyperGroup):

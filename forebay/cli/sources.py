@@ -71,7 +71,7 @@ def known_kinds() -> list[Kind]:
             guarantees=() if source is CustomSource else tuple(one.words for one in source.guarantees()),
             columns=dict(source.columns),
             extra=source.needs_extra,
-            installed=source.needs_extra is None or _is_installed(source.needs_extra),
+            installed=source.needs_extra is None or is_installed(source.needs_extra),
         )
         for kind, source in sorted(KINDS.items())
     ]
@@ -103,7 +103,7 @@ def _columns_of(receiver_class: type) -> dict[str, str]:
     return {str(name): str(kind) for name, kind in getattr(receiver_class, "columns", ())}
 
 
-def _is_installed(extra: str) -> bool:
+def is_installed(extra: str) -> bool:
     """Return whether all packages of this extra of Forebay's are installed here. Imports none of them."""
     try:
         asked = requires("forebay") or []

@@ -47,3 +47,12 @@ def parse_bytes(value: object) -> int:
         if size.is_integer():
             return int(size)
     raise ValueError(f"{value!r} is no size: write a number with a unit, one of {', '.join(_BYTES)}, as '16MiB'")
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration as `parse_duration` takes it, in the largest unit that keeps it exact: ``"14d"``, ``"1m"``."""
+    for unit in ("d", "h", "m", "s"):
+        count = seconds / _SECONDS[unit]
+        if count >= 1 and count.is_integer():
+            return f"{count:.0f}{unit}"
+    return f"{seconds * 1000:g}ms" if 0 < seconds < 1 else f"{seconds:g}s"

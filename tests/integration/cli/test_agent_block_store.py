@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from forebay.cli.doctor import Finding, Health, examine
+from forebay.cli.doctor import examine
+from forebay.cli.findings import Finding, Health
 from tests.polling import eventually
 from tracker_store.engine import connect
 

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from forebay import shadowing
 from forebay.cli import doctor as doctor_module
-from forebay.cli.doctor import Health, doctor, examine
+from forebay.cli.doctor import doctor, examine
+from forebay.cli.findings import Health
 from forebay.cli.services.supervisor import Supervisor
 from orchestration.settings import Settings
 from tests.block_keys import key_id, new_key
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from typer.testing import Result
 
-    from forebay.cli.doctor import Finding
+    from forebay.cli.findings import Finding
     from tests.postgres import TestServer
 
 

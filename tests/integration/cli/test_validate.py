@@ -1,0 +1,285 @@
+"""Test `forebay validate`: declarations alone, and sources, sinks and what is applied, without any change."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner
+
+from forebay.cli.main import app
+from orchestration.apply import apply
+from orchestration.modules import load_pipelines
+from tracker_store.engine import connect
+from tracker_store.receivers import placements
+from tracker_store.stream_schemas import register_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from typer.testing import Result
+
+    from tests.postgres import TestServer
+
+HEAD = """
+from forebay import EnvVar, ParquetSink, Pipeline, PostgresSink, Stream
+from forebay.sources import FileLines, FollowedFiles, Http, Kafka, SocketText, Syslog
+
+def counted(pipeline, stream, sink, name):
+    @pipeline.output(inputs=[stream], sink=sink, name=name)
+    def output(frame):
+        return frame
+    return output
+"""
+
+
+@pytest.fixture(autouse=True)
+def _environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("FOREBAY_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("FOREBAY_HOME", str(home / "state"))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(home)
+
+
+@pytest.fixture
+def module(home: Path) -> Iterator[Callable[[str], str]]:
+    """Write a module of pipelines; return its path. Each test has one of another name."""
+    made: list[str] = []
+
+    def write(text: str) -> str:
+        name = f"validated_{home.name.replace('-', '_')}_{len(made)}"
+        made.append(name)
+        path = home / f"{name}.py"
+        path.write_text(HEAD + textwrap.dedent(text))
+        return str(path)
+
+    yield write
+    for name in made:
+        sys.modules.pop(name, None)
+
+
+def forebay(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["validate", *arguments])
+
+
+def findings(*arguments: str, well: bool) -> list[dict[str, Any]]:
+    done = forebay("--json", *arguments)
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["ok"]) == ((0, True) if well else (1, False)), told
+    failed = [one for one in told["findings"] if one["health"] == "failed"]
+    assert bool(failed) != well
+    assert all(one["way_out"] for one in failed)
+    found: list[dict[str, Any]] = told["findings"]
+    return found
+
+
+def about(found: list[dict[str, Any]], check: str) -> list[tuple[str, str]]:
+    return [(one["health"], one["found"]) for one in found if one["check"] == check]
+
+
+def one_stream(source: str, home: Path) -> str:
+    return f"""
+        lines = Stream("lines", {source})
+        words = Pipeline("words", interval="10s")
+        counted(words, lines, ParquetSink({str(home / "out")!r}), "counts")
+    """
+
+
+def contents(connection: sa.Connection) -> list[tuple[str, int]]:
+    """Return how many rows each table of the driver log has."""
+    names = connection.execute(
+        sa.text("SELECT tablename FROM pg_tables WHERE schemaname = 'forebay' ORDER BY 1")
+    ).scalars()
+    return [(name, connection.execute(sa.text(f"SELECT count(*) FROM forebay.{name}")).scalar_one()) for name in names]
+
+
+def test_without_a_driver_log_only_declarations_are_checked(module: Callable[[str], str], home: Path) -> None:
+    path = module(one_stream("SocketText(host='127.0.0.1', port=1)", home))
+    for arguments in ((path,), (path, "--offline")):
+        [declared, *others] = findings(*arguments, well=True)
+        assert declared["found"].endswith("1 pipeline(s), 1 stream(s), 1 output(s)")
+        assert [one["check"] for one in others] == ([] if "--offline" in arguments else ["driver log"])
+    assert "ok" in (shown := forebay(path).stdout)
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("raise RuntimeError('no \\x1b[2J')", "RuntimeError: no"),
+        ("Stream('lines', SocketText(host='127.0.0.1'))", "a host without its port"),
+        ("x = 1", "declares no Pipeline"),
+    ],
+)
+def test_a_module_that_can_not_be_loaded_is_a_finding(text: str, said: str, module: Callable[[str], str]) -> None:
+    path = module(text)
+    [found] = findings(path, well=False)
+    assert said in found["found"]
+    assert "\x1b" not in forebay(path).stdout
+
+
+def test_declarations_that_exclude_each_other_are_found(module: Callable[[str], str], home: Path) -> None:
+    path = module(f"""
+        one = Stream("lines", SocketText(listen="127.0.0.1:7001"))
+        other = Stream("lines", SocketText(listen="127.0.0.1:7002"))
+        third = Stream("third", Http(listen="127.0.0.1:7003"))
+        fourth = Stream("fourth", Http(listen="127.0.0.1:7003"))
+        a, b = Pipeline("a", interval="10s"), Pipeline("b", interval="10s")
+        sink = ParquetSink({str(home / "out")!r})
+        counted(a, one, sink, "of_one")
+        counted(b, other, sink, "of_other")
+        counted(b, third, ParquetSink({str(home / "3")!r}), "of_third")
+        counted(b, fourth, ParquetSink({str(home / "4")!r}), "of_fourth")
+    """)
+    found = findings(path, "--offline", well=False)
+    assert about(found, "stream lines") == [("failed", "two streams have the name 'lines', and different declarations")]
+    [(health, said)] = about(found, "streams")
+    assert (health, "fourth, third listen at the same address" in said) == ("failed", True)
+    [(health, said)] = about(found, "outputs")
+    assert (health, str(home / "out") in said) == ("failed", True)
+
+
+def test_sources_are_tried_from_here(
+    module: Callable[[str], str], home: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    with socket.create_server(("127.0.0.1", 0)) as answering, socket.create_server(("127.0.0.1", 0)) as taken:
+        port, used = answering.getsockname()[1], taken.getsockname()[1]
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            free = closed.getsockname()[1]
+        (home / "arriving").mkdir()
+        path = module(f"""
+            servers = "127.0.0.1:{free},127.0.0.1:{port}"
+            streams = [
+                Stream("answers", SocketText(host="127.0.0.1", port={port})),
+                Stream("silent", SocketText(host="127.0.0.1", port={free})),
+                Stream("cluster", Kafka(bootstrap_servers=servers, topics=["topic"], group="g")),
+                Stream("taken", Http(listen="127.0.0.1:{used}")),
+                Stream("free", Syslog(listen="127.0.0.1:{free}")),
+                Stream("elsewhere", Http(listen="192.0.2.7:80")),
+                Stream("files", FollowedFiles(path={str(home / "arriving" / "*.log")!r})),
+                Stream("missing", FileLines(path={str(home / "missing")!r})),
+            ]
+            words = Pipeline("words", interval="10s")
+            for stream in streams:
+                counted(words, stream, ParquetSink({str(home)!r} + "/" + stream.name), stream.name)
+        """)
+        found = findings(path, well=False)
+        answering.settimeout(10)
+        answering.accept()[0].close()
+
+    def told(stream: str) -> list[tuple[str, str]]:
+        return [one for one in about(found, f"stream {stream}") if "`forebay apply` writes it" not in one[1]]
+
+    assert told("answers") == [("ok", f"127.0.0.1:{port} answers")]
+    assert told("silent") == [("failed", f"127.0.0.1:{free} does not answer: Connection refused")]
+    assert [health for health, said in told("cluster") if str(port) in said] == ["ok"]
+    assert [health for health, said in told("cluster") if str(free) in said] == ["warning"]
+    assert told("taken") == [("failed", f"can't listen at 127.0.0.1:{used}: Address already in use")]
+    assert told("free") == [
+        ("ok", f"can listen at 127.0.0.1:{free} (UDP)"),
+        ("ok", f"can listen at 127.0.0.1:{free}"),
+    ]
+    assert [health for health, _ in told("elsewhere")] == ["warning"]
+    assert told("files") == [("ok", f"{home / 'arriving'} can be read")]
+    assert told("missing") == [("warning", f"{home / 'missing'} does not exist on this host")]
+
+
+def test_an_address_that_a_running_receiver_of_the_stream_holds_is_well(
+    module: Callable[[str], str], home: Path, database_url: str, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    with socket.create_server(("127.0.0.1", 0)) as taken, connect(engine) as connection:
+        path = module(one_stream(f"SocketText(listen='127.0.0.1:{taken.getsockname()[1]}')", home))
+        apply(connection, load_pipelines(path))
+        findings(path, well=False)
+        connection.execute(sa.text("UPDATE forebay.receivers SET state = 'SCHEDULED'"))
+        connection.execute(sa.text("UPDATE forebay.receivers SET state = 'ACTIVE'"))
+        found = findings(path, well=True)
+    [(_, said)] = about(found, "stream lines")
+    assert said.endswith("is in use, and the stream's receivers run")
+
+
+def test_sinks_are_asked_for_rights_and_nothing_is_written(
+    module: Callable[[str], str],
+    home: Path,
+    engine: sa.Engine,
+    database_url: str,
+    postgres_server: TestServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    (home / "file").write_text("")
+    with postgres_server.database(migrated=False) as target, connect(engine) as connection:
+        monkeypatch.setenv("TARGET", target)
+        monkeypatch.setenv("NOBODY", "postgresql://me:pl4nted@127.0.0.1:1/none")
+        monkeypatch.delenv("UNSET", raising=False)
+        path = module(f"""
+            lines = Stream("lines", SocketText(listen="127.0.0.1:0"))
+            words = Pipeline("words", interval="10s")
+            sinks = {{
+                "made": ParquetSink({str(home / "out" / "deep")!r}),
+                "file": ParquetSink({str(home / "file" / "deep")!r}),
+                "table": PostgresSink(EnvVar("TARGET"), "counts"),
+                "schema": PostgresSink(EnvVar("TARGET"), "missing.counts"),
+                "away": PostgresSink(EnvVar("NOBODY"), "counts"),
+                "secret": PostgresSink(EnvVar("UNSET"), "counts"),
+            }}
+            for name, sink in sinks.items():
+                counted(words, lines, sink, name)
+        """)
+        before = contents(connection), sorted(home.rglob("*.py")), (home / "out").exists()
+        found = findings(path, well=False)
+        assert (contents(connection), sorted(home.rglob("*.py")), (home / "out").exists()) == before
+        health = {name: about(found, f"output words/{name}") for name in ("made", "file", "table", "schema", "away")}
+        assert health["made"] == [("ok", f"{home / 'out' / 'deep'} can be created")]
+        assert health["file"] == [("failed", f"{home / 'file'} is no directory")]
+        assert health["table"] == [("ok", "public.counts: its Postgres answers, and may be written to")]
+        assert health["schema"] == [("failed", "there is no schema missing")]
+        assert health["away"][0][0] == "failed"
+        assert about(found, "output words/secret")[0][0] == "warning"
+        assert "pl4nted" not in json.dumps(found)
+
+
+def test_what_apply_would_change_or_refuse_is_told(
+    module: Callable[[str], str], home: Path, database_url: str, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    listener = "SocketText(listen='127.0.0.1:0')"
+    path = module(one_stream(listener, home))
+    found = findings(path, well=True)
+    assert ("ok", "is new; `forebay apply` writes it") in about(found, "pipeline words")
+    with connect(engine) as connection:
+        apply(connection, load_pipelines(path))
+        assert about(findings(path, well=True), "driver log") == [("ok", "code and driver log agree")]
+        other = module(one_stream(listener, home).replace('"10s"', '"20s"'))
+        [(_, said)] = about(findings(other, well=True), "pipeline words")
+        assert said.startswith("differs from what is applied: ")
+        assert "interval" in said
+        shared = module(one_stream(listener, home).replace('"words"', '"others"'))
+        [(health, said)] = about(findings(shared, well=False), "driver log")
+        assert (health, "pipeline 'words'" in said) == ("failed", True)
+        [receiver] = placements(connection)
+        register_schema(connection, receiver_id=receiver.receiver_id, fingerprint="1", columns=[("value", "string")])
+        assert not [one for one in findings(path, well=True) if "column" in one["found"]]
+        connection.execute(sa.text("TRUNCATE forebay.stream_schemas"))
+        register_schema(connection, receiver_id=receiver.receiver_id, fingerprint="2", columns=[("Value", "int64")])
+        [(health, said)] = about(findings(path, well=False), "stream lines")[:1]
+        assert said == "column value is string, and the stream has Value as int64 since version 1"
+
+
+def test_a_driver_log_that_does_not_answer_fails(
+    module: Callable[[str], str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", "postgresql://127.0.0.1:1/none")
+    found = findings(module(one_stream("SocketText(listen='127.0.0.1:0')", home)), well=False)
+    assert about(found, "driver log")[0][0] == "failed"
+    assert about(found, "stream lines") == [("ok", "can listen at 127.0.0.1:0")]
