@@ -148,7 +148,7 @@ def _complete(connection: sa.Connection, log: Log, process_id: int) -> None:
         rows=4,
     )
     batches.complete_batch(connection, pipeline_id=log.pipeline_id, batch_time=COMPLETED, attempt=1, outputs=["counts"])
-    _backdate_completion(connection, log, COMPLETED)
+    backdate_completion(connection, log.pipeline_id, COMPLETED)
 
 
 def _quarantine(connection: sa.Connection, log: Log, process_id: int) -> None:
@@ -190,19 +190,17 @@ def _backdate(connection: sa.Connection, receiver_id: int, sequence: int, time: 
     )
 
 
-def _backdate_completion(connection: sa.Connection, log: Log, batch_time: datetime) -> None:
-    """Let the batch have run from one to three seconds after its time."""
+def backdate_completion(
+    connection: sa.Connection, pipeline_id: int, batch_time: datetime, *, took: timedelta = 2 * _SECOND
+) -> None:
+    """Let a completed batch have run from one second after its time on."""
     for statement in (
         "UPDATE forebay.batches SET allocated_at = :start, completed_at = :end",
         "UPDATE forebay.batch_attempts SET started_at = :start, ended_at = :end",
         "UPDATE forebay.output_commits SET committed_at = :end",
     ):
+        start = batch_time + _SECOND
         connection.execute(
             sa.text(f"{statement} WHERE pipeline_id = :pipeline AND batch_time = :time"),
-            {
-                "start": batch_time + _SECOND,
-                "end": batch_time + 3 * _SECOND,
-                "pipeline": log.pipeline_id,
-                "time": batch_time,
-            },
+            {"start": start, "end": start + took, "pipeline": pipeline_id, "time": batch_time},
         )
