@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-postgres outage cluster systems alone e2e s3 kafka brokers namespaces stress chaos soak endurance fuzz check audit wheel-demo clean
+.PHONY: help setup demo up test test-postgres outage cluster systems alone e2e deploy docs s3 kafka brokers namespaces stress chaos soak endurance fuzz check audit wheel-demo clean
 
 # A Python of your choice: make PYTHON=/path/to/python3. Arguments for a target's command: make demo ARGS=--help.
 PYTHON ?=
@@ -76,6 +76,15 @@ alone: $(STAMP) ## tests of promised times, which need a machine with nothing be
 
 e2e: $(STAMP) ## a system's open ports, and the UI's pages in a headless Chromium on PATH; pictures: build/screenshots
 	$(BIN)/python -m pytest -m e2e tests/e2e $(ARGS)
+
+deploy: $(STAMP) ## alerts, dashboard, systemd units and Kubernetes' files, checked by Debian's prometheus and systemd
+	$(BIN)/python -m pytest -m deploy tests/integration/deploy $(ARGS)
+
+# In an environment of its own: nothing else needs these packages.
+docs: $(STAMP) ## the documentation as a site, in build/site; a warning, such as a link without a target, is an error
+	@PATH="$(CURDIR)/$(UV_VENV)/bin:$$PATH" UV_PYTHON_DOWNLOADS=never UV_PROJECT_ENVIRONMENT="$(CURDIR)/.venv-docs" \
+	  uv sync --quiet --locked --only-group docs --python $(BIN)/python
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build $(ARGS)
 
 s3: $(STAMP) ## the block store on a real S3 server, built once by Go into ~/.cache/forebay-tests
 	$(BIN)/python -m pytest -m s3 tests/integration/s3 $(ARGS)

@@ -34,6 +34,7 @@ from receiver_runtime.backoff import Backoff
 from receiver_runtime.child_environment import environment_without
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.process_control import Accepted, Declined, Ended, Lines, Message, Run, Stop, encode, socket_pair
+from receiver_runtime.service_manager import ServiceManager
 from receiver_runtime.spare_process import encode_begin
 from tracker_store.engine import connect
 from tracker_store.leadership import end_leadership_of, holder_name
@@ -176,6 +177,7 @@ class Agent:
         left_processes: LeftProcesses | None = None,
         withheld_from_receivers: Collection[str] = (),
         withheld_from_roles: Collection[str] = (),
+        service_manager: ServiceManager | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare an agent.
@@ -196,6 +198,7 @@ class Agent:
                 an agent that is killed is missed when its heartbeat is.
             withheld_from_receivers: the environment variables that receiver processes do not get.
             withheld_from_roles: those that the children by role do not get.
+            service_manager: what started this process and watches it; None: nothing does.
             clock: monotonic, in seconds.
         """
         self._engine = engine
@@ -213,6 +216,7 @@ class Agent:
         self._left_processes = left_processes
         self._withheld_from_receivers = withheld_from_receivers
         self._withheld_from_roles = withheld_from_roles
+        self._service_manager = service_manager or ServiceManager(None)
         # Ended processes that the driver log does not know of yet.
         self._ended_pids: deque[int] = deque(maxlen=_MAX_REPORTS)
         self._least_batch_drivers = 0 if batch_drivers is None else batch_drivers.wanted
@@ -234,8 +238,11 @@ class Agent:
         """Reconcile children with the driver log every half second until `stop`; then stop them all."""
         self._log_directory.mkdir(parents=True, exist_ok=True)
         outage = Outage("the agent", self._clock)
+        # Ready without the driver log too: the agent waits for that by itself, and a restart would not help.
+        self._service_manager.ready()
         try:
             while not stop.is_set():
+                self._service_manager.alive(f"{len(self._processes)} receiver processes of {self._slots} slots")
                 self._supervise_roles()
                 self._tend_batch_drivers()
                 self._look_at_left_processes()
@@ -250,6 +257,7 @@ class Agent:
                 self._keep_spare()
                 self._pause(stop)
         finally:
+            self._service_manager.stopping()
             self._stop_all()
             self._sign_off()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import threading
@@ -92,6 +93,7 @@ def agent(
     from receiver_runtime.block_store.encryption import check_block_key  # noqa: PLC0415
     from receiver_runtime.block_store.errors import BlockStoreError  # noqa: PLC0415
     from receiver_runtime.left_processes import LeftProcesses  # noqa: PLC0415
+    from receiver_runtime.service_manager import ServiceManager  # noqa: PLC0415
     from receiver_runtime.store_attachment import attach  # noqa: PLC0415
 
     settings = Settings()
@@ -145,6 +147,7 @@ def agent(
         left_processes=LeftProcesses(Path(settings.home) / "run" / "agent.processes", host=here),
         withheld_from_receivers=from_receivers(settings, filter(None, withhold_from_receivers.split(","))),
         withheld_from_roles=from_tracker(settings),
+        service_manager=ServiceManager.taken_from(os.environ),
     ).run(stop)
     roller.stop()
     engine.dispose()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.driver_log import make_log
+from tests.runbook_states import STATES
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     from _pytest.mark.structures import ParameterSet
 
 RUNBOOKS = Path(__file__).parents[3] / "docs" / "runbooks"
-# Commands of these runbooks are steps of one procedure: test_restore_page.py runs them in their order.
-_PROCEDURES = {"restore"}
+# Commands of these runbooks are steps of one procedure, which test_restore_page.py runs in their order, or belong to a
+# state, in which test_runbook_states.py runs them.
+_PROCEDURES = {"restore", *STATES}
 _BLOCK = re.compile(r"^```(?P<language>\w+)(?P<runnable> runnable)?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

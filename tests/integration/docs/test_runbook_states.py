@@ -1,0 +1,117 @@
+"""Run the runbooks of tests/runbook_states.py in the very states that they are about."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.driver_log import wait_until_told
+from tests.runbook_states import STATES, make_healthy_log
+from tracker_store.engine import connect
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+DOCS = Path(__file__).parents[3] / "docs"
+HEADINGS = ["Symptom", "How to see it", "Cause", "Cure", "How to know that it is cured"]
+# Who reads a stream is no fault: this statement has no row only after the cure.
+_AFTER_THE_CURE = {"remove-a-stream"}
+#: What the commands of a page print in its state.
+SAID = {
+    "lag-grows": "words",
+    "block-corrupt": "1 registered blocks that can't be read",
+    "dagster-daemon-down": "",
+    "no-leader": "No tracker leads",
+    "move-a-stream": "h1",
+    "remove-a-stream": "dashboard is removed",
+    "store-read-only": "",
+}
+
+
+def _page(stem: str) -> str:
+    return (DOCS / "runbooks" / f"{stem}.md").read_text(encoding="utf-8")
+
+
+def _sections(stem: str) -> dict[str, str]:
+    return dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", _page(stem), re.MULTILINE | re.DOTALL))
+
+
+def _blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^ *```{language} runnable\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
+
+
+def _count(connection: sa.Connection, statement: str) -> int:
+    return len(connection.exec_driver_sql(statement.replace("%", "%%")).all())
+
+
+@pytest.mark.parametrize("stem", STATES)
+def test_a_page_has_every_section(stem: str) -> None:
+    assert list(_sections(stem)) == HEADINGS
+
+
+@pytest.mark.parametrize("stem", STATES)
+def test_a_page_shows_its_state_and_its_commands_run_in_it(
+    engine: sa.Engine, database_url: str, tmp_path: Path, stem: str
+) -> None:
+    statements = _blocks(_sections(stem)["How to see it"], "sql")
+    environment = {
+        **os.environ,
+        "FOREBAY_DATABASE_URL": database_url,
+        "FOREBAY_HOME": str(tmp_path),
+        "DAGSTER_HOME": str(tmp_path / "dagster"),
+        "COLUMNS": "200",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    (tmp_path / "dagster").mkdir()
+    with connect(engine) as connection:
+        log = make_healthy_log(connection)
+        if stem not in _AFTER_THE_CURE:
+            assert _count(connection, statements[0]) == 0, "it has rows in a healthy log"
+        STATES[stem](connection, log, tmp_path)
+        wait_until_told(connection)
+        for statement in statements:
+            assert _count(connection, statement) > 0, statement
+        said = ""
+        for command in _blocks(_page(stem), "sh"):
+            # Allow more time on a loaded machine.
+            done = subprocess.run(
+                ["sh", "-euc", command.replace("forebay status", "forebay status --within 60")],
+                env=environment,
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            said += done.stdout + done.stderr
+        assert SAID.get(stem, "") in said
+        if stem in _AFTER_THE_CURE:
+            assert _count(connection, statements[0]) == 0, "it has rows after the cure"
+
+
+def test_the_check_of_the_daemon_fails_where_none_runs(tmp_path: Path) -> None:
+    [command] = _blocks(_sections("dagster-daemon-down")["How to see it"], "sh")
+    assert command.endswith(" || true\n")
+    environment = {
+        **os.environ,
+        "DAGSTER_HOME": str(tmp_path),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        ["sh", "-euc", command.removesuffix(" || true\n")], env=environment, capture_output=True, check=False
+    )
+    assert done.returncode != 0
+
+
+def test_the_commands_of_a_days_replay_are_tested_with_the_page_on_replays() -> None:
+    commands = set(re.findall(r"^ *(\$ forebay .*)$", _page("replay-a-day"), re.MULTILINE))
+    assert commands
+    assert commands <= set(
+        re.findall(r"^(\$ forebay .*)$", (DOCS / "how-to" / "replay.md").read_text(encoding="utf-8"), re.MULTILINE)
+    )
