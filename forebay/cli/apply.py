@@ -61,7 +61,7 @@ def apply(
     settings = Settings()
     console = Console(highlight=False, stderr=as_json)
     with clear_errors(console):
-        pipelines = load_pipelines(module or settings.module)
+        pipelines = load_pipelines(module or settings.require_module())
         engine = create_engine(database_url(settings), application_name="forebay apply", pool_size=1)
         with connect(engine) as connection:
             changes = difference(connection, pipelines) if dry_run else write(connection, pipelines)
