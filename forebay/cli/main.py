@@ -33,6 +33,7 @@ _COMMANDS = {
     "tracker": ("agent", "tracker"),
     "agents": ("agents", "app"),
     "receivers": ("receivers", "app"),
+    "streams": ("streams", "app"),
     "pipelines": ("pipelines", "app"),
     "readers": ("readers", "app"),
     "batches": ("batches", "app"),
