@@ -46,5 +46,6 @@ def clear_errors(console: Console) -> Iterator[None]:
     except Exception as error:
         if not isinstance(error, _known_errors()):
             raise
-        console.print(str(error), style="bold red", markup=False)
+        # The terminal wraps it: a name that is copied from it must be whole.
+        console.print(str(error), style="bold red", markup=False, soft_wrap=True)
         raise typer.Exit(_exit_code(error)) from error
