@@ -8,11 +8,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
-from rich.table import Table
 
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
+from forebay.cli.tables import print_table
 from orchestration.batch_schedule import halted
 from tracker_store.pipelines import PipelineRunsError, remove_pipeline
 from tracker_store.status import pipeline_status
@@ -45,11 +44,8 @@ def pipelines(context: typer.Context, as_json: AsJson = False) -> None:  # noqa:
     if as_json:
         typer.echo(json.dumps({"pipelines": [plain(row) for row in rows]}))
         return
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("pipeline", "state", "interval", "decided to", "waiting", "oldest", "running", "last completed"):
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        table.add_row(
+    cells = [
+        (
             row.pipeline,
             shown_state(row),
             f"{row.batch_interval.total_seconds():g} s",
@@ -59,9 +55,13 @@ def pipelines(context: typer.Context, as_json: AsJson = False) -> None:  # noqa:
             f"{row.running_batches} of {row.unfinished_batches}" if row.unfinished_batches else "-",
             "-" if row.last_completed_time is None else f"{row.last_completed_time:%Y-%m-%d %H:%M:%S}",
         )
-    if not rows:
-        table.add_row("none", *[""] * 7)
-    console.print(table)
+        for row in rows
+    ]
+    print_table(
+        console,
+        ("pipeline", "state", "interval", "decided to", "waiting", "oldest", "running", "last completed"),
+        cells,
+    )
     for line in warnings(rows):
         console.print(line, style="bold red", markup=False, soft_wrap=True)
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import psutil
 import typer
-from rich import box
-from rich.table import Table
 
 from forebay.cli.console import Console
 from forebay.cli.database import database_url
@@ -29,10 +27,12 @@ from forebay.cli.many_rows import (
 )
 from forebay.cli.pipelines import plain, shown_state
 from forebay.cli.problems import problems
+from forebay.cli.tables import print_table
 from orchestration.settings import Settings
 from orchestration.spark.executor_allocation import scaling
 from orchestration.system_status import DRIVER_LOG, system_status
 from receiver_runtime.block_store.roots import split_roots
+from tracker_store.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -93,7 +93,6 @@ BATCH_COLUMNS = {
     "scheduling_delay": "waited",
     "processing_time": "ran",
     "total_delay": "total",
-    "reason": "reason",
 }
 
 
@@ -119,21 +118,9 @@ def _plain(value: object) -> object:
     raise TypeError(f"{value!r} has no form in JSON")
 
 
-def _table(title: str, columns: dict[str, str], rows: Sequence[Mapping[str, object]]) -> Table:
-    """Return a table in which only `reason` and `batches` may wrap; every other column stays on one line."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for column, heading in columns.items():
-        if column == "reason":
-            table.add_column(heading, overflow="fold", min_width=12)
-        elif column == "batches":
-            table.add_column(heading, overflow="fold", min_width=13)
-        else:
-            table.add_column(heading, no_wrap=True)
-    for row in rows:
-        table.add_row(*(_cell(row[column]) for column in columns))
-    if not rows:
-        table.add_row("none", *("" for _ in list(columns)[1:]))
-    return table
+def _print_rows(console: Console, title: str, columns: dict[str, str], rows: Sequence[Mapping[str, object]]) -> None:
+    cells = [[_cell(row[column]) for column in columns] for row in rows]
+    print_table(console, list(columns.values()), cells, title=title)
 
 
 def _seconds(within: float) -> float:
@@ -236,18 +223,23 @@ def _show(console: Console, found: SystemStatus, *, everything: bool) -> None:
     if found.pipelines is not None:
         pipelines = shortened(found.pipelines, pipeline_urgency, everything=everything)
         rows = [_pipeline_cells(row) for row in pipelines.rows]
-        console.print(_table("Pipelines", PIPELINE_COLUMNS, rows))
+        _print_rows(console, "Pipelines", PIPELINE_COLUMNS, rows)
         _show_left_out(console, pipelines.left_out, "pipelines", "pipeline_status")
     if found.receivers is not None:
         _show_receivers(console, found.receivers, everything=everything)
     if found.lag is not None:
         lag = shortened(found.lag, lag_urgency, everything=everything)
-        console.print(_table("Lag: what no batch has yet", LAG_COLUMNS, _rows(lag.rows) or []))
+        _print_rows(console, "Lag: what no batch has yet", LAG_COLUMNS, _rows(lag.rows) or [])
         _show_left_out(console, lag.left_out, "rows", "stream_lag")
     if found.batches is not None:
         for pipeline in sorted({row.pipeline for row in found.batches}) or ["none yet"]:
             rows = [_cells(row) for row in found.batches if row.pipeline == pipeline]
-            console.print(_table(f"Batches of {pipeline}, newest first", BATCH_COLUMNS, rows))
+            _print_rows(console, f"Batches of {pipeline}, newest first", BATCH_COLUMNS, rows)
+            for row in rows:
+                # Not in the table, which would leave it a few characters. A batch without records shows it by its size.
+                if row["reason"] and (row["records"] or row["state"] != BatchState.COMPLETED):
+                    why = str(row["reason"]).partition("\n")[0]
+                    console.print(f"{_cell(row['batch_time'])}: {why}", markup=False, soft_wrap=True)
     _show_scaling(console, found)
     _show_leader(console, found)
 
@@ -290,15 +282,15 @@ def _pipeline_cells(row: PipelineStatus) -> dict[str, Any]:
 def _show_receivers(console: Console, receivers: Sequence[ReceiverStatus], *, everything: bool) -> None:
     shown = receivers
     if everything or len(receivers) <= MOST_ROWS:
-        console.print(_table("Receivers", RECEIVER_COLUMNS, _rows(receivers) or []))
+        _print_rows(console, "Receivers", RECEIVER_COLUMNS, _rows(receivers) or [])
     else:
         streams = shortened(stream_sums(receivers), sums_urgency, everything=False)
-        console.print(_table("Receivers: sums of each stream", STREAM_COLUMNS, _rows(streams.rows) or []))
+        _print_rows(console, "Receivers: sums of each stream", STREAM_COLUMNS, _rows(streams.rows) or [])
         _show_left_out(console, streams.left_out, "streams", "receiver_status")
         urgent = sorted(filter(needs_attention, receivers), key=receiver_urgency, reverse=True)
         shown = urgent[:SHORT_ROWS]
         title = f"Receivers that need attention: {len(urgent):,} of {len(receivers):,}"
-        console.print(_table(title, RECEIVER_COLUMNS, _rows(shown) or []))
+        _print_rows(console, title, RECEIVER_COLUMNS, _rows(shown) or [])
         _show_left_out(console, len(receivers) - len(shown), "receivers", "receiver_status")
     # Not in the table: a terminal of 80 columns has no room for one more column.
     for receiver in shown:

@@ -7,11 +7,10 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.table import Table
 
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
+from forebay.cli.tables import print_table
 from tracker_store import streams as store
 from tracker_store.errors import NotAppliedError
 
@@ -29,13 +28,8 @@ def streams(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: F
     "stored" counts records that clean-up has not deleted. A stream that nothing reads keeps its records for its
     retention. In the JSON that is in seconds.
     """
-    if context.invoked_subcommand is None:
-        list_streams(as_json=as_json)
-
-
-@app.command("list")
-def list_streams(as_json: AsJson = False) -> None:  # noqa: FBT002
-    """List streams, as `forebay streams` does."""
+    if context.invoked_subcommand is not None:
+        return
     console = Console(highlight=False, stderr=as_json)
     with driver_log(console, application_name=APPLICATION) as connection:
         rows = store.stream_overview(connection)
@@ -43,26 +37,18 @@ def list_streams(as_json: AsJson = False) -> None:  # noqa: FBT002
         listed = [{**asdict(row), "retention": row.retention.total_seconds()} for row in rows]
         typer.echo(json.dumps({"streams": listed}))
         return
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("stream", overflow="fold")
-    table.add_column("source", no_wrap=True)
-    table.add_column("active", no_wrap=True)
-    table.add_column("read by", overflow="fold")
-    for heading in ("stored", "kept for"):
-        table.add_column(heading, no_wrap=True, justify="right")
-    for row in rows:
-        readers = [*row.pipelines, *(f"{name} (reader)" for name in row.readers)]
-        table.add_row(
+    cells = [
+        (
             row.stream,
             row.source,
             f"{row.active_receivers} of {row.receivers}",
-            "\n".join(readers) or "nothing",
+            "\n".join([*row.pipelines, *(f"{name} (reader)" for name in row.readers)]) or "nothing",
             f"{row.stored_records:,}",
             str(row.retention),
         )
-    if not rows:
-        table.add_row("none", *[""] * 5)
-    console.print(table)
+        for row in rows
+    ]
+    print_table(console, ("stream", "source", "active", "read by", "stored", "kept for"), cells)
 
 
 @app.command()

@@ -8,12 +8,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich import box
+from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
+
+from tracker_store.terminal_text import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forebay.cli.console import Console
+
+_WIDEST = 100_000  # columns: more than any table needs, so that a measurement is not cut to the terminal's width
 
 
 def print_table(
@@ -24,15 +30,17 @@ def print_table(
     for heading in headings:
         table.add_column(heading, no_wrap=True)
     for row in rows or [[none, *[""] * (len(headings) - 1)]]:
-        table.add_row(*row)
-    if console.measure(table).maximum <= console.width or not rows:
+        # As rich's text: a cell is data, in which :a: and [b] mean nothing.
+        table.add_row(*(Text(escaped(cell)) for cell in row))
+    wanted = Measurement.get(console, console.options.update(width=_WIDEST), table).maximum
+    if wanted <= console.width or not rows:
         console.print(table)
         return
     if title:
-        console.print(title, style="italic", markup=False, soft_wrap=True)
+        console.print(title, style="italic", markup=False, emoji=False, soft_wrap=True)
     for row in rows:
         # The first cell names the row.
-        console.print(row[0], style="bold", markup=False, soft_wrap=True)
+        console.print(row[0], style="bold", markup=False, emoji=False, soft_wrap=True)
         said = [
             f"{heading}\N{NO-BREAK SPACE}{_on_one_line(cell)}"
             for heading, cell in zip(headings[1:], row[1:], strict=True)
@@ -51,8 +59,8 @@ def _print_wrapped(console: Console, parts: Sequence[str]) -> None:
     for part in parts:
         longer = f"{line}, {part}" if line else f"  {part}"
         if line and len(longer) > console.width:
-            console.print(f"{line},", markup=False, soft_wrap=True)
+            console.print(f"{line},", markup=False, emoji=False, soft_wrap=True)
             longer = f"  {part}"
         line = longer
     if line:
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, markup=False, emoji=False, soft_wrap=True)
