@@ -39,7 +39,7 @@ setup: $(STAMP) ## install what is missing into .venv, at the versions of uv.loc
 demo: $(STAMP) ## run the whole path of a record on real flights; takes about a minute and a half
 	@$(BIN)/forebay demo $(ARGS)
 
-up: $(STAMP) ## run a pipeline module on this machine until Ctrl-C
+up: $(STAMP) ## run a pipeline module on this machine until Ctrl-C: make up ARGS=my_pipeline.py
 	@$(BIN)/forebay up $(ARGS)
 
 # Each process takes whole files, in order: a module's shared fixtures are created once, and slow files come first.
@@ -119,7 +119,7 @@ check: $(STAMP) ## run ruff, mypy, import-linter, and Dagster's own validation o
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	env -u DAGSTER_HOME $(BIN)/dagster definitions validate -w workspace.yaml
+	env -u DAGSTER_HOME FOREBAY_MODULE=forebay.demo.pipeline $(BIN)/dagster definitions validate -w workspace.yaml
 
 # Its exit code 3 says that nothing is wrong, but that known vulnerabilities could not be checked.
 audit: $(STAMP) ## hashes and sources in uv.lock, bundled Java and Postgres with their dates, known vulnerabilities

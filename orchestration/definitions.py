@@ -1,4 +1,7 @@
-"""Defines `defs`, the code location that workspace.yaml names, with the pipelines of the module FOREBAY_MODULE."""
+"""Defines `defs`, the code location that workspace.yaml names, with the pipelines of the module FOREBAY_MODULE.
+
+Raises ModuleMissingError without that variable: the pipelines of another module must never meet the user's driver log.
+"""
 
 from __future__ import annotations
 
@@ -6,4 +9,4 @@ from orchestration.dagster_defs.build_definitions import build_definitions
 from orchestration.modules import load_pipelines
 from orchestration.settings import Settings
 
-defs = build_definitions(*load_pipelines(Settings().module))
+defs = build_definitions(*load_pipelines(Settings().require_module()))

@@ -28,6 +28,17 @@ class DatabaseUrlMissingError(Exception):
         super().__init__(type(self).__doc__)
 
 
+class ModuleMissingError(Exception):
+    """No module of pipelines is named: give one (`forebay up my_pipeline`), or set FOREBAY_MODULE.
+
+    `forebay demo` runs an example in a home of its own.
+    """
+
+    def __init__(self) -> None:
+        """Use the class's docstring as the message."""
+        super().__init__(" ".join((type(self).__doc__ or "").split()))
+
+
 def _duration(value: object) -> object:
     return timedelta(seconds=parse_duration(value)) if isinstance(value, str) else value
 
@@ -89,7 +100,9 @@ class Settings(BaseSettings):
     block_keys_for_reading: Annotated[tuple[Secret, ...], NoDecode, BeforeValidator(_references)] = Field(
         (), description="References to keys that only decrypt blocks, separated by commas: the keys before a rotation."
     )
-    module: str = Field("forebay.demo.pipeline", description="The Python module that declares your pipelines.")
+    module: str | None = Field(
+        None, description="The Python module, or .py file, that declares your pipelines; there is no default."
+    )
     spark_master: str = Field(
         "local[*]", description="Where batches run: a Spark master URL, or sc://HOST:PORT of a Spark Connect server."
     )
@@ -210,6 +223,12 @@ class Settings(BaseSettings):
         """Return the token that requests to Dagster's webserver have, if it is known here and there is one."""
         token = None if self.dagster_token is None else self.dagster_token.get_secret_value()
         return None if token is None or token.strip().lower() == NO_TOKEN else token
+
+    def require_module(self) -> str:
+        """Return the module that declares the pipelines. Raises ModuleMissingError: no other module may stand in."""
+        if not self.module:
+            raise ModuleMissingError
+        return self.module
 
     def require_database_url(self) -> str:
         """Return the driver log's URL with its secrets, for what connects. Raises DatabaseUrlMissingError."""

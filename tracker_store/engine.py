@@ -53,8 +53,8 @@ _REFUSED_CLASSES = ("40", "53", "55", "58")
 _READ_ONLY = "25006"
 # 57014: cancelled by a time-out.
 _REFUSED_CODES = ("57014", _READ_ONLY)
-# Undefined function, column and table: another release has migrated the driver log, or has not yet.
-_OTHER_RELEASE_CODES = ("42883", "42703", "42P01")
+# Undefined function, column, table and schema: another release has migrated the driver log, has not yet, or none has.
+_OTHER_RELEASE_CODES = ("42883", "42703", "42P01", "3F000")
 
 
 def psycopg2_url(url: str) -> sa.URL:

@@ -78,6 +78,10 @@ class OtherReleaseError(DriverLogUnavailableError):
     """
 
 
+class NoDriverLogError(DriverLogError):
+    """Run `forebay db upgrade`, which creates the driver log's tables there; `forebay up MODULE` does so too."""
+
+
 class ServerChangedError(DriverLogError):
     """The driver log is on another server or timeline now: claim again and salvage what that one may lack."""
 
@@ -110,7 +114,11 @@ class SchemaConflictError(DriverLogError):
     """A column keeps its type while the stream lives: give the column another name, or declare another stream."""
 
 
-class NotAppliedError(DriverLogError):
+class UnknownNameError(DriverLogError):
+    """The driver log has nothing of this name: base of the errors for each kind of thing."""
+
+
+class NotAppliedError(UnknownNameError):
     """The driver log does not know this declaration: run `forebay apply`."""
 
 

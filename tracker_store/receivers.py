@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from tracker_store.declarations import StreamDeclaration
 from tracker_store.engine import named_failures
-from tracker_store.errors import DriverLogError
+from tracker_store.errors import DriverLogError, UnknownNameError
 from tracker_store.leadership import LED
 from tracker_store.states import DesiredState, ReceiverEventKind, ReceiverState
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 
-class NoSuchReceiverError(DriverLogError):
+class NoSuchReceiverError(UnknownNameError):
     """There is no such receiver: `forebay status` lists those that are declared."""
 
 

@@ -135,6 +135,7 @@ ROLES: Mapping[str, Role] = {
             "release_launch",
             "release_receivers",
             "remove_pipeline",
+            "remove_stream",
             "schedule_receiver",
             "schedule_receivers",
             "server_timeline",

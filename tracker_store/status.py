@@ -47,7 +47,7 @@ class PipelineStatus:
     """A row of the view `pipeline_status`.
 
     `holds_back_for` is the time for which it has completed nothing while blocks wait. `halted_by` is the quarantined
-    batch that has halted it.
+    batch that has halted it. `due_for` is the age of the oldest batch time that is neither complete nor given up.
     """
 
     pipeline: str
@@ -65,6 +65,16 @@ class PipelineStatus:
     last_completed_at: datetime | None
     holds_back_for: timedelta | None
     halted_by: datetime | None = None
+    failed_batches: int = 0
+    blocked_batches: int = 0
+    quarantined_batches: int = 0
+    newest_quarantined: datetime | None = None
+    due_for: timedelta | None = None
+
+    @property
+    def intervals_behind(self) -> int:
+        """Return how many whole intervals ago the oldest batch time came that is not complete."""
+        return 0 if self.due_for is None else max(0, self.due_for // self.batch_interval)
 
     @property
     def is_stale(self) -> bool:
@@ -144,7 +154,8 @@ def pipeline_status(connection: sa.Connection) -> list[PipelineStatus]:
                     CASE WHEN holds_back_since IS NOT NULL
                         THEN greatest(clock_timestamp() - holds_back_since, interval '0')
                     END AS holds_back_for,
-                    halted_by
+                    halted_by, failed_batches, blocked_batches, quarantined_batches, newest_quarantined,
+                    clock_timestamp() - oldest_due AS due_for
                 FROM forebay.pipeline_status
                 ORDER BY pipeline
             """)
@@ -166,14 +177,29 @@ def pipeline_status_with(connection: sa.Connection, lags: Sequence[StreamLag]) -
                     clock_timestamp() - greatest(
                         completed.completed_at, p.applied_at, CASE WHEN p.state = 'RUNNING' THEN p.state_since END
                     ) AS since_progress,
-                    clock_timestamp() - unfinished.oldest AS since_oldest, p.halted_by
+                    clock_timestamp() - unfinished.oldest AS since_oldest, p.halted_by, unfinished.failed,
+                    unfinished.blocked, quarantined.batches, quarantined.newest,
+                    clock_timestamp() - least(
+                        unfinished.oldest_time,
+                        CASE
+                            WHEN p.state <> 'STOPPED' AND p.last_batch_time + p.batch_interval <= clock_timestamp()
+                                THEN p.last_batch_time + p.batch_interval
+                        END
+                    ) AS due_for
                 FROM forebay.pipelines p
                 CROSS JOIN LATERAL (
                     SELECT count(*) AS batches, count(*) FILTER (WHERE b.state = 'RUNNING') AS running,
-                        min(b.allocated_at) AS oldest
+                        count(*) FILTER (WHERE b.state = 'FAILED') AS failed,
+                        count(*) FILTER (WHERE b.state = 'BLOCKED') AS blocked,
+                        min(b.allocated_at) AS oldest, min(b.oldest_time) AS oldest_time
                     FROM forebay.batches b
                     WHERE b.pipeline_id = p.id AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
                 ) AS unfinished
+                CROSS JOIN LATERAL (
+                    SELECT count(*) AS batches, max(q.batch_time) AS newest
+                    FROM forebay.batches q
+                    WHERE q.pipeline_id = p.id AND q.state = 'QUARANTINED'
+                ) AS quarantined
                 LEFT JOIN LATERAL (
                     SELECT b.batch_time, b.completed_at
                     FROM forebay.batches b
@@ -185,7 +211,8 @@ def pipeline_status_with(connection: sa.Connection, lags: Sequence[StreamLag]) -
             """)
         ).all()
     statuses = []
-    for name, state, since, interval, newest, batches, running, time, at, since_progress, since_oldest, halted in rows:
+    for row in rows:
+        name, state, since, interval, newest, batches, running, time, at, since_progress, since_oldest, *more = row
         found = of_pipelines.get(name, [])
         oldest = max((lag.lag for lag in found if lag.lag is not None), default=None)
         waits = [span for span in (oldest, since_oldest) if span is not None]
@@ -205,7 +232,7 @@ def pipeline_status_with(connection: sa.Connection, lags: Sequence[StreamLag]) -
                 time,
                 at,
                 max(min(since_progress, *waits), timedelta(0)) if waits else None,
-                halted,
+                *more,
             )
         )
     return statuses

@@ -98,6 +98,9 @@ def agent(
 
     settings = Settings()
     wanted = _roles(roles)
+    if "batch-driver" in wanted:
+        with clear_errors(Console(stderr=True, highlight=False, soft_wrap=True)):
+            settings.require_module()
     if "tracker" in wanted:
         # Report a wrong address here, once: the tracker is a child, and would log it at every restart.
         with clear_errors(Console(stderr=True, highlight=False, soft_wrap=True)):

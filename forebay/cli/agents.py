@@ -7,11 +7,10 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.table import Table
 
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
+from forebay.cli.tables import print_table
 from orchestration.tracker.rebalancing import planned_moves
 from tracker_store import agents as store
 from tracker_store.rebalance_requests import request_rebalance
@@ -43,16 +42,12 @@ def agents(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: FB
         ]
         typer.echo(json.dumps({"agents": listed}))
         return
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("agent", "host", "receivers", "slots", "waiting", "state"):
-        table.add_column(heading, overflow="fold")
+    cells: list[tuple[str, ...]] = []
     for row in rows:
         state = "gone" if row.agent_id is None else "draining" if row.draining else "running"
         figures = ("-", "-") if row.agent_id is None else (str(row.receivers), str(row.slots))
-        table.add_row(row.name or "-", row.host, *figures, str(row.waiting), state)
-    if not rows:
-        table.add_row("none", *[""] * 5)
-    console.print(table)
+        cells.append((row.name or "-", row.host, *figures, str(row.waiting), state))
+    print_table(console, ("agent", "host", "receivers", "slots", "waiting", "state"), cells)
 
 
 @app.command()
@@ -115,12 +110,8 @@ def rebalance(
     if not moves:
         console.print("Nothing to move: receivers are spread evenly, as far as they may move.")
         return
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("receiver", "from", "to", "why"):
-        table.add_column(heading, overflow="fold")
-    for move in moves:
-        table.add_row(move.receiver, move.from_host, move.to_host, move.why)
-    console.print(table)
+    cells = [(move.receiver, move.from_host, move.to_host, move.why) for move in moves]
+    print_table(console, ("receiver", "from", "to", "why"), cells)
     if requested:
         console.print("The leading tracker makes these moves, one after the other. To follow them: forebay receivers")
 

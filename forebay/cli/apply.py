@@ -9,13 +9,12 @@ import typer
 from rich.table import Table
 
 from forebay.cli.console import Console
-from forebay.cli.database import database_url
+from forebay.cli.database import driver_log
 from forebay.cli.failures import clear_errors
 from orchestration.apply import Change, difference
 from orchestration.apply import apply as write
 from orchestration.modules import load_pipelines
 from orchestration.settings import Settings
-from tracker_store.engine import connect, create_engine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,11 +60,9 @@ def apply(
     settings = Settings()
     console = Console(highlight=False, stderr=as_json)
     with clear_errors(console):
-        pipelines = load_pipelines(module or settings.module)
-        engine = create_engine(database_url(settings), application_name="forebay apply", pool_size=1)
-        with connect(engine) as connection:
-            changes = difference(connection, pipelines) if dry_run else write(connection, pipelines)
-        engine.dispose()
+        pipelines = load_pipelines(module or settings.require_module())
+    with driver_log(console, application_name="forebay apply") as connection:
+        changes = difference(connection, pipelines) if dry_run else write(connection, pipelines)
     if as_json:
         typer.echo(_as_json(changes, written=not dry_run))
         return

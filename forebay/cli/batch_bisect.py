@@ -28,12 +28,12 @@ _MOST_SHOWN = 5
 
 
 def declared_pipeline(name: str, module: str | None) -> Pipeline:
-    """Return the pipeline that the module declares. Raises PipelineModuleError and ReplayError."""
-    settings = Settings()
-    found = {pipeline.name: pipeline for pipeline in load_pipelines(module or settings.module)}
+    """Return the pipeline that the module declares. Raises ModuleMissingError, PipelineModuleError, ReplayError."""
+    module = module or Settings().require_module()
+    found = {pipeline.name: pipeline for pipeline in load_pipelines(module)}
     if name not in found:
         message = (
-            f"module {module or settings.module!r} declares no pipeline {name!r}, it has {', '.join(found)}: "
+            f"module {module!r} declares no pipeline {name!r}, it has {', '.join(found)}: "
             "name its module by --module, or by FOREBAY_MODULE"
         )
         raise ReplayError(message)

@@ -8,14 +8,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 
 from forebay.cli.allocated_blocks import block_as_json
 from forebay.cli.batch_bisect import bisect
 from forebay.cli.batch_replay import replay
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
+from forebay.cli.tables import print_table
 from orchestration.batch_schedule import halted
 from orchestration.replay import ReplayError, parsed_time
 from tracker_store import batches as store
@@ -59,7 +58,11 @@ def batches(
     context: typer.Context,
     pipeline: Annotated[str | None, typer.Option(help="Only this pipeline's batches (default: all).")] = None,
     state: Annotated[
-        list[BatchState] | None, typer.Option(help="Only batches in this state; may be given several times.")
+        list[BatchState] | None,
+        typer.Option(
+            metavar="STATE",
+            help=f"Only batches in this state: {', '.join(BatchState)}; may be given several times.",
+        ),
     ] = None,
     from_time: Annotated[str, typer.Option("--from", help="From this batch time on.")] = "",
     to_time: Annotated[str, typer.Option("--to", help="Up to this batch time.")] = "",
@@ -98,7 +101,7 @@ def batches(
         typer.echo(json.dumps({"batches": listed, "halted": halted_by}))
         return
     for row, of_pipeline in found:
-        console.print(_table(f"Batches of {row.name}, newest first", of_pipeline))
+        _print_batches(console, f"Batches of {row.name}, newest first", of_pipeline)
         if row.halted_by is not None:
             console.print(
                 f"{row.name} is {halted(row.name, row.halted_by)}",
@@ -110,26 +113,26 @@ def batches(
         console.print("No pipeline is applied: forebay apply.")
 
 
-def _table(title: str, rows: list[BatchRow]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in ("time", "state", "try", "records", "blocks"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("reason", overflow="fold", min_width=12)
-    for row in rows:
-        why = row.reason.partition("\n")[0]
-        if row.retry_at is not None and row.state in (BatchState.FAILED, BatchState.BLOCKED):
-            why += f" (again after {row.retry_at:%H:%M:%S})"
-        table.add_row(
+def _print_batches(console: Console, title: str, rows: list[BatchRow]) -> None:
+    """Print the batches, and below them, where a line has room for it, why those that have a reason have it."""
+    cells = [
+        (
             f"{row.batch_time:%Y-%m-%dT%H:%M:%SZ}",
             row.state.value,
             str(row.attempt),
             f"{row.records:,}",
             str(row.blocks),
-            why,
         )
-    if not rows:
-        table.add_row("none", *[""] * 5)
-    return table
+        for row in rows
+    ]
+    print_table(console, ("time", "state", "try", "records", "blocks"), cells, title=title)
+    for row in rows:
+        why = row.reason.partition("\n")[0]
+        if row.retry_at is not None and row.state in (BatchState.FAILED, BatchState.BLOCKED):
+            why += f" (again after {row.retry_at:%H:%M:%S})"
+        # A batch without records says so by its figures.
+        if why and (row.records or row.state is not BatchState.COMPLETED):
+            console.print(f"{row.batch_time:%Y-%m-%dT%H:%M:%SZ}: {why}", markup=False, soft_wrap=True)
 
 
 def wanted_time(text: str) -> datetime:
@@ -198,7 +201,7 @@ def show(pipeline: PipelineName, batch_time: BatchTime, as_json: AsJson = False)
         }
         typer.echo(json.dumps(facts))
         return
-    console.print(_table(f"Batch of {pipeline}", [row]))
+    _print_batches(console, f"Batch of {pipeline}", [row])
     console.print(f"{len(blocks)} block(s) can be read, {sum(block.records for block in blocks):,} records:")
     for block in blocks[:_MOST_SHOWN]:
         name = receivers.get(block.receiver_id, f"receiver {block.receiver_id}")

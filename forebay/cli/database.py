@@ -9,7 +9,8 @@ from forebay.cli.failures import clear_errors
 from orchestration.settings import Settings
 from tracker_store.embedded_postgres import EmbeddedPostgres
 from tracker_store.engine import connect_once
-from tracker_store.errors import DriverLogUnavailableError
+from tracker_store.errors import DriverLogUnavailableError, NoDriverLogError, OtherReleaseError, UnknownNameError
+from tracker_store.log_place import place_of_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,9 +63,27 @@ def _last_failure(log: Path) -> str:
 
 @contextmanager
 def driver_log(console: Console, *, application_name: str, as_owner: bool = False) -> Iterator[sa.Connection]:
-    """Open one connection for one command; print a known error on `console`, and exit with 1. as_owner: see above."""
-    with (
-        clear_errors(console),
-        connect_once(database_url(Settings(), as_owner=as_owner), application_name=application_name) as connection,
-    ):
-        yield connection
+    """Open one connection for one command; print a known error on `console`, and exit with 1. as_owner: see above.
+
+    If a name is not in the driver log, or the database has none, the error also says where that log is.
+    """
+    with clear_errors(console):
+        url = database_url(Settings(), as_owner=as_owner)
+        with connect_once(url, application_name=application_name) as connection, _naming_the_log(connection, url):
+            yield connection
+
+
+@contextmanager
+def _naming_the_log(connection: sa.Connection, url: str) -> Iterator[None]:
+    try:
+        yield
+    except UnknownNameError as error:
+        # The same error, so that it keeps its way out.
+        error.args = (f"{error} (The driver log that was asked: {place_of_log(url)}.)",)
+        raise
+    except OtherReleaseError as error:
+        from tracker_store.migrate import current_revision  # noqa: PLC0415  loads Alembic, which takes long
+
+        if current_revision(connection) is not None:
+            raise
+        raise NoDriverLogError(f"there is no driver log in {place_of_log(url)}") from error

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from forebay.cli.console import Console
 from forebay.cli.database import database_url, driver_log
+from forebay.cli.db_shell import shell, url
 from forebay.cli.failures import clear_errors
 from orchestration.attached_store import open_attached_store
 from orchestration.settings import Settings
@@ -34,8 +35,13 @@ AgainstStore = Annotated[
 ]
 
 app = typer.Typer(
-    help="The driver log in Postgres: schema, roles, and the check that it is intact.", no_args_is_help=True
+    help="The driver log in Postgres: address, SQL shell, schema, roles, and the check that it is intact.",
+    no_args_is_help=True,
 )
+
+
+app.command()(url)
+app.command()(shell)
 
 
 @app.command()

@@ -17,20 +17,35 @@ def _known_errors() -> tuple[type[Exception], ...]:
     """Return the known errors. They are imported only after an error: this saves half a second in other commands."""
     from orchestration.modules import PipelineModuleError  # noqa: PLC0415
     from orchestration.replay import ReplayError  # noqa: PLC0415
-    from orchestration.settings import DatabaseUrlMissingError  # noqa: PLC0415
+    from orchestration.settings import DatabaseUrlMissingError, ModuleMissingError  # noqa: PLC0415
     from orchestration.tracker.listen_address import ListenAddressError  # noqa: PLC0415
     from tracker_store.errors import DriverLogError  # noqa: PLC0415
 
-    return DatabaseUrlMissingError, DriverLogError, ListenAddressError, PipelineModuleError, ReplayError
+    return (
+        DatabaseUrlMissingError,
+        DriverLogError,
+        ListenAddressError,
+        ModuleMissingError,
+        PipelineModuleError,
+        ReplayError,
+    )
+
+
+def _exit_code(error: Exception) -> int:
+    """Return 2, as for other mistakes in a command's arguments, if no module was named; 1 for all else."""
+    from orchestration.settings import ModuleMissingError  # noqa: PLC0415  as above
+
+    return 2 if isinstance(error, ModuleMissingError) else 1
 
 
 @contextmanager
 def clear_errors(console: Console) -> Iterator[None]:
-    """Print a known error and exit with 1; any other error is a bug and keeps its stack trace."""
+    """Print a known error and exit with 1, or 2; any other error is a bug and keeps its stack trace."""
     try:
         yield
     except Exception as error:
         if not isinstance(error, _known_errors()):
             raise
-        console.print(str(error), style="bold red", markup=False)
-        raise typer.Exit(1) from error
+        # The terminal wraps it: a name that is copied from it must be whole.
+        console.print(str(error), style="bold red", markup=False, soft_wrap=True)
+        raise typer.Exit(_exit_code(error)) from error

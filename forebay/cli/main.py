@@ -5,8 +5,9 @@ So `forebay status` loads within a second: it has to answer within five, whateve
 
 from __future__ import annotations
 
+import inspect
 import logging
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import Annotated, Any, Final
 
 import typer
@@ -36,6 +37,7 @@ _COMMANDS = {
     "tracker": ("agent", "tracker"),
     "agents": ("agents", "app"),
     "receivers": ("receivers", "app"),
+    "streams": ("streams", "app"),
     "pipelines": ("pipelines", "app"),
     "readers": ("readers", "app"),
     "batches": ("batches", "app"),
@@ -77,7 +79,17 @@ class _Commands(TyperGroup):
         assert isinstance(group, TyperGroup)
         command = group.commands[cmd_name]
         assert isinstance(command, TyperCommand | TyperGroup)
-        return command
+        return _with_list(command) if isinstance(command, TyperGroup) else command
+
+
+def _with_list(group: TyperGroup) -> TyperGroup:
+    """Give a group that lists when it is called without a subcommand that listing as `list` too."""
+    if group.invoke_without_command and group.callback is not None and "list" not in group.commands:
+        said = inspect.cleandoc(group.callback.__doc__ or "")
+        group.add_command(
+            TyperCommand("list", callback=group.callback, params=group.params, help=said, rich_markup_mode=_MARKUP)
+        )
+    return group
 
 
 def _nothing() -> None:
@@ -93,6 +105,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=_MARKUP,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="""Receivers as a service: pushed records become durable blocks, blocks become PySpark batches in Dagster.
 
 Begin with `forebay demo`. Then declare a pipeline of your own and run it with `forebay up my_pipeline`.
@@ -103,9 +116,18 @@ FOREBAY_MODULE the module that declares your pipelines.
 )
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"forebay {metadata.version('forebay')}")
+        raise typer.Exit
+
+
 @app.callback()
 def main(
     context: typer.Context,
+    version: Annotated[  # noqa: ARG001, FBT002  its callback acts
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log debug messages too.")] = False,  # noqa: FBT002
 ) -> None:
     """Configure the log, and let nothing that is written be readable by other accounts."""

@@ -8,11 +8,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
-from rich.table import Table
 
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
+from forebay.cli.tables import print_table
 from orchestration.batch_schedule import halted
 from tracker_store.pipelines import PipelineRunsError, remove_pipeline
 from tracker_store.status import pipeline_status
@@ -45,11 +44,8 @@ def pipelines(context: typer.Context, as_json: AsJson = False) -> None:  # noqa:
     if as_json:
         typer.echo(json.dumps({"pipelines": [plain(row) for row in rows]}))
         return
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("pipeline", "state", "interval", "decided to", "waiting", "oldest", "running", "last completed"):
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        table.add_row(
+    cells = [
+        (
             row.pipeline,
             shown_state(row),
             f"{row.batch_interval.total_seconds():g} s",
@@ -59,9 +55,13 @@ def pipelines(context: typer.Context, as_json: AsJson = False) -> None:  # noqa:
             f"{row.running_batches} of {row.unfinished_batches}" if row.unfinished_batches else "-",
             "-" if row.last_completed_time is None else f"{row.last_completed_time:%Y-%m-%d %H:%M:%S}",
         )
-    if not rows:
-        table.add_row("none", *[""] * 7)
-    console.print(table)
+        for row in rows
+    ]
+    print_table(
+        console,
+        ("pipeline", "state", "interval", "decided to", "waiting", "oldest", "running", "last completed"),
+        cells,
+    )
     for line in warnings(rows):
         console.print(line, style="bold red", markup=False, soft_wrap=True)
 
@@ -80,11 +80,13 @@ def warnings(rows: Sequence[PipelineStatus]) -> list[str]:
 def stale_line(row: PipelineStatus) -> str:
     """Return the warning for a pipeline that completes nothing while it holds blocks back, and what to do."""
     held = 0.0 if row.holds_back_for is None else row.holds_back_for.total_seconds()
-    way_out = (
-        f"forebay start --pipeline {row.pipeline} lets it go on, forebay pipelines remove {row.pipeline} gives it up"
-        if row.state == "STOPPED"
-        else f"does Dagster run it? If it is not wanted any more: forebay pipelines remove {row.pipeline}"
-    )
+    if row.running_batches:
+        way_out = f"a batch of it runs: forebay batches list --pipeline {row.pipeline}"
+    elif row.state == "STOPPED":
+        way_out = f"forebay start --pipeline {row.pipeline} lets it go on"
+    else:
+        way_out = f"does Dagster run it? forebay batches list --pipeline {row.pipeline} shows what it did last"
+    # It never advises to remove the pipeline: a runbook says when that is right.
     return (
         f"{row.pipeline} ({row.state}) has completed nothing for {held:.0f} s while blocks wait for it, which clean-up "
         f"must keep: {way_out}"
@@ -97,14 +99,14 @@ def shown_state(row: PipelineStatus) -> str:
 
 
 def plain(row: PipelineStatus) -> dict[str, object]:
-    """Return the row for JSON: times as ISO 8601, durations in seconds."""
+    """Return the row, and what follows from it, for JSON: times as ISO 8601, durations in seconds."""
     values: dict[str, object] = {}
     for name, value in asdict(row).items():
         if isinstance(value, datetime):
             values[name] = value.isoformat()
         else:
             values[name] = value.total_seconds() if isinstance(value, timedelta) else value
-    return {**values, "is_stale": row.is_stale}
+    return {**values, "is_stale": row.is_stale, "intervals_behind": row.intervals_behind}
 
 
 @app.command()

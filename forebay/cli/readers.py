@@ -7,11 +7,10 @@ from datetime import datetime
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.table import Table
 
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
+from forebay.cli.tables import print_table
 from tracker_store import readers as store
 
 APPLICATION = "forebay readers"
@@ -36,11 +35,8 @@ def readers(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: F
     if as_json:
         typer.echo(json.dumps({"readers": [_plain(row) for row in rows]}))
         return
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("reader", "stream", "blocks", "records", "bytes", "oldest", "moved"):
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        table.add_row(
+    cells = [
+        (
             row.reader,
             row.stream,
             f"{row.waiting_blocks:,}",
@@ -49,9 +45,9 @@ def readers(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: F
             _time(row.oldest_added_at),
             _time(row.moved_at),
         )
-    if not rows:
-        table.add_row("none", *[""] * 6)
-    console.print(table)
+        for row in rows
+    ]
+    print_table(console, ("reader", "stream", "blocks", "records", "bytes", "oldest", "moved"), cells)
 
 
 def _time(value: datetime | None) -> str:

@@ -7,11 +7,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
-from rich.table import Table
 
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
+from forebay.cli.tables import print_table
 from tracker_store import receivers as store
 from tracker_store.states import DesiredState
 from tracker_store.status import receiver_status
@@ -43,11 +42,8 @@ def receivers(context: typer.Context, as_json: AsJson = False) -> None:  # noqa:
     if as_json:
         typer.echo(json.dumps({"receivers": [_plain(row) for row in rows]}))
         return
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("receiver", "state", "wanted", "host", "epoch", "last block", "rate"):
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        table.add_row(
+    cells = [
+        (
             f"{row.stream}/{row.ordinal}",
             row.state,
             row.desired_state,
@@ -56,9 +52,9 @@ def receivers(context: typer.Context, as_json: AsJson = False) -> None:  # noqa:
             "-" if row.last_block_at is None else f"{row.last_block_at:%Y-%m-%d %H:%M:%S}",
             "-" if row.rate_limit is None else f"{row.rate_limit:,.1f}",
         )
-    if not rows:
-        table.add_row("none", *[""] * 6)
-    console.print(table)
+        for row in rows
+    ]
+    print_table(console, ("receiver", "state", "wanted", "host", "epoch", "last block", "rate"), cells)
     for row in rows:
         if row.reason:
             console.print(f"{row.stream}/{row.ordinal}: {row.reason}", markup=False, soft_wrap=True)

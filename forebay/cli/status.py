@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import psutil
 import typer
-from rich import box
-from rich.table import Table
 
 from forebay.cli.console import Console
 from forebay.cli.database import database_url
@@ -27,11 +25,14 @@ from forebay.cli.many_rows import (
     stream_sums,
     sums_urgency,
 )
-from forebay.cli.pipelines import plain, shown_state, warnings
+from forebay.cli.pipelines import plain, shown_state
+from forebay.cli.problems import problems
+from forebay.cli.tables import print_table
 from orchestration.settings import Settings
 from orchestration.spark.executor_allocation import scaling
 from orchestration.system_status import DRIVER_LOG, system_status
 from receiver_runtime.block_store.roots import split_roots
+from tracker_store.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     from orchestration.bounded_looks import Unreachable
     from orchestration.system_status import SystemStatus
-    from tracker_store.status import ReceiverStatus
+    from tracker_store.status import PipelineStatus, ReceiverStatus
 
 # Seconds. The command answers within this time, whatever is wrong.
 ANSWER_SECONDS = 5.0
@@ -52,10 +53,10 @@ _ALARM = "bold red"
 PIPELINE_COLUMNS = {
     "pipeline": "pipeline",
     "state": "state",
-    "state_since": "since",
+    "intervals_behind": "behind",
     "waiting_records": "waiting",
-    "unfinished_batches": "batches open",
-    "last_completed_time": "last completed",
+    "batches": "batches",
+    "last_completed_time": "completed",
 }
 RECEIVER_COLUMNS = {
     "stream": "stream",
@@ -92,7 +93,6 @@ BATCH_COLUMNS = {
     "scheduling_delay": "waited",
     "processing_time": "ran",
     "total_delay": "total",
-    "reason": "reason",
 }
 
 
@@ -118,19 +118,9 @@ def _plain(value: object) -> object:
     raise TypeError(f"{value!r} has no form in JSON")
 
 
-def _table(title: str, columns: dict[str, str], rows: Sequence[Mapping[str, object]]) -> Table:
-    """Return a table in which only `reason` may wrap; every other column stays on one line."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for column, heading in columns.items():
-        if column == "reason":
-            table.add_column(heading, overflow="fold", min_width=12)
-        else:
-            table.add_column(heading, no_wrap=True)
-    for row in rows:
-        table.add_row(*(_cell(row[column]) for column in columns))
-    if not rows:
-        table.add_row("none", *("" for _ in list(columns)[1:]))
-    return table
+def _print_rows(console: Console, title: str, columns: dict[str, str], rows: Sequence[Mapping[str, object]]) -> None:
+    cells = [[_cell(row[column]) for column in columns] for row in rows]
+    print_table(console, list(columns.values()), cells, title=title)
 
 
 def _seconds(within: float) -> float:
@@ -152,7 +142,11 @@ def status(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
-    """Show pipelines, receivers, what waits for each pipeline (lag), and the newest batches with their delays.
+    """Show problems, pipelines, receivers, what waits for each pipeline (lag), and the newest batches.
+
+    Batches are shown with their delays. What is wrong comes first, worst first, each with the command that leads on.
+    "behind" counts the intervals since the oldest batch time that is not complete, and "batches" the pipeline's batches
+    that are not complete, by state.
 
     It answers within 5 s, whatever is wrong. If it can't reach something, it names that part and the reason, and exits
     with 1. In the JSON such a part is null, and `unreachable` names it.
@@ -219,48 +213,84 @@ def _report(found: SystemStatus) -> dict[str, object]:
         "scaling": _scalings(found),
         "decisions": _rows(found.decisions),
         "unreachable": _rows(found.unreachable),
+        "problems": _rows(problems(found)),
     }
     return {"leader": None if found.leader is None else asdict(found.leader), **parts}
 
 
 def _show(console: Console, found: SystemStatus, *, everything: bool) -> None:
+    _show_problems(console, found, everything=everything)
     if found.pipelines is not None:
         pipelines = shortened(found.pipelines, pipeline_urgency, everything=everything)
-        rows = [{**_cells(row), "state": shown_state(row)} for row in pipelines.rows]
-        console.print(_table("Pipelines", PIPELINE_COLUMNS, rows))
+        rows = [_pipeline_cells(row) for row in pipelines.rows]
+        _print_rows(console, "Pipelines", PIPELINE_COLUMNS, rows)
         _show_left_out(console, pipelines.left_out, "pipelines", "pipeline_status")
     if found.receivers is not None:
         _show_receivers(console, found.receivers, everything=everything)
     if found.lag is not None:
         lag = shortened(found.lag, lag_urgency, everything=everything)
-        console.print(_table("Lag: what no batch has yet", LAG_COLUMNS, _rows(lag.rows) or []))
+        _print_rows(console, "Lag: what no batch has yet", LAG_COLUMNS, _rows(lag.rows) or [])
         _show_left_out(console, lag.left_out, "rows", "stream_lag")
     if found.batches is not None:
         for pipeline in sorted({row.pipeline for row in found.batches}) or ["none yet"]:
             rows = [_cells(row) for row in found.batches if row.pipeline == pipeline]
-            console.print(_table(f"Batches of {pipeline}, newest first", BATCH_COLUMNS, rows))
-    warned = warnings(found.pipelines or [])
-    shown = warned if everything or len(warned) <= MOST_ROWS else warned[:SHORT_ROWS]
-    for line in shown:
-        console.print(line, style=_ALARM, markup=False, soft_wrap=True)
-    _show_left_out(console, len(warned) - len(shown), "warnings", "pipeline_status")
+            _print_rows(console, f"Batches of {pipeline}, newest first", BATCH_COLUMNS, rows)
+            for row in rows:
+                # Not in the table, which would leave it a few characters. A batch without records shows it by its size.
+                if row["reason"] and (row["records"] or row["state"] != BatchState.COMPLETED):
+                    why = str(row["reason"]).partition("\n")[0]
+                    console.print(f"{_cell(row['batch_time'])}: {why}", markup=False, soft_wrap=True)
     _show_scaling(console, found)
-    _show_control_plane(console, found)
-    _show_unreachable(console, found)
+    _show_leader(console, found)
+
+
+def _show_problems(console: Console, found: SystemStatus, *, everything: bool) -> None:
+    listed = problems(found)
+    shown = listed if everything else listed[:SHORT_ROWS]
+    if shown:
+        console.print(f"Problems: {len(listed):,}", style=_ALARM)
+    for problem in shown:
+        console.print(f"  {problem.line}", style=_ALARM, markup=False, soft_wrap=True)
+    if len(listed) > len(shown):
+        console.print(f"  {len(listed) - len(shown):,} more: forebay status --all, or --json.", style=_ALARM)
+    if any(missing.part == DRIVER_LOG for missing in found.unreachable):
+        console.print(
+            "The state can't be shown without the driver log: check FOREBAY_DATABASE_URL and the server. Receivers "
+            "keep what they hold, stop reading from their sources, and go on by themselves when it is back.",
+            soft_wrap=True,
+        )
+
+
+def _pipeline_cells(row: PipelineStatus) -> dict[str, Any]:
+    counts = {
+        "running": row.running_batches,
+        "failed": row.failed_batches,
+        "blocked": row.blocked_batches,
+        "allocated": row.unfinished_batches - row.running_batches - row.failed_batches - row.blocked_batches,
+        "quarantined": row.quarantined_batches,
+    }
+    # No space within a count: a narrow terminal wraps between two of them.
+    batches = ", ".join(f"{number:,}\N{NO-BREAK SPACE}{state}" for state, number in counts.items() if number)
+    return {
+        **_cells(row),
+        "state": shown_state(row),
+        "batches": batches or "-",
+        "intervals_behind": row.intervals_behind,
+    }
 
 
 def _show_receivers(console: Console, receivers: Sequence[ReceiverStatus], *, everything: bool) -> None:
     shown = receivers
     if everything or len(receivers) <= MOST_ROWS:
-        console.print(_table("Receivers", RECEIVER_COLUMNS, _rows(receivers) or []))
+        _print_rows(console, "Receivers", RECEIVER_COLUMNS, _rows(receivers) or [])
     else:
         streams = shortened(stream_sums(receivers), sums_urgency, everything=False)
-        console.print(_table("Receivers: sums of each stream", STREAM_COLUMNS, _rows(streams.rows) or []))
+        _print_rows(console, "Receivers: sums of each stream", STREAM_COLUMNS, _rows(streams.rows) or [])
         _show_left_out(console, streams.left_out, "streams", "receiver_status")
         urgent = sorted(filter(needs_attention, receivers), key=receiver_urgency, reverse=True)
         shown = urgent[:SHORT_ROWS]
         title = f"Receivers that need attention: {len(urgent):,} of {len(receivers):,}"
-        console.print(_table(title, RECEIVER_COLUMNS, _rows(shown) or []))
+        _print_rows(console, title, RECEIVER_COLUMNS, _rows(shown) or [])
         _show_left_out(console, len(receivers) - len(shown), "receivers", "receiver_status")
     # Not in the table: a terminal of 80 columns has no room for one more column.
     for receiver in shown:
@@ -288,37 +318,7 @@ def _show_scaling(console: Console, found: SystemStatus) -> None:
             )
 
 
-def _show_control_plane(console: Console, found: SystemStatus) -> None:
+def _show_leader(console: Console, found: SystemStatus) -> None:
     leader = found.leader
-    if leader is not None:
-        who = "no tracker holds the leadership" if leader.holder is None else f"{leader.holder} (term {leader.term})"
-        if leader.moves:
-            console.print(f"Leader: {who}.", markup=False, soft_wrap=True)
-        else:
-            silent = "" if leader.holder is None else f" has been silent for {leader.watched:g} s"
-            console.print(
-                f"No tracker leads: {who}{silent}. Receivers that run go on; none is placed, replaced or cleaned up "
-                "after, until an agent with the role tracker runs.",
-                style=_ALARM,
-                markup=False,
-                soft_wrap=True,
-            )
-    for agent in found.agents or []:
-        if not agent.moves:
-            console.print(
-                f"Agent {agent.name} on {agent.host} has been silent for {agent.watched:g} s.",
-                style=_ALARM,
-                markup=False,
-                soft_wrap=True,
-            )
-
-
-def _show_unreachable(console: Console, found: SystemStatus) -> None:
-    for missing in found.unreachable:
-        console.print(f"{missing.part} can't be reached: {missing.reason}", style=_ALARM, markup=False, soft_wrap=True)
-    if any(missing.part == DRIVER_LOG for missing in found.unreachable):
-        console.print(
-            "The state can't be shown without the driver log: check FOREBAY_DATABASE_URL and the server. Receivers "
-            "keep what they hold, stop reading from their sources, and go on by themselves when it is back.",
-            soft_wrap=True,
-        )
+    if leader is not None and leader.moves:
+        console.print(f"Leader: {leader.holder} (term {leader.term}).", markup=False, soft_wrap=True)

@@ -33,6 +33,7 @@ from forebay.cli.dagster_home import (
 )
 from forebay.cli.database import embedded_postgres
 from forebay.cli.drain import DrainResult, drain_pipelines
+from forebay.cli.failures import clear_errors
 from forebay.cli.services.child import Child, ChildEvent, ChildEventKind, SupervisorError
 from forebay.cli.services.supervisor import StopReason, Supervisor
 from forebay.cli.withheld import BLOCK_STORE, DAGSTER_TOKEN, FROM_YOUR_CODE, from_dagsters_services, only_of_outputs
@@ -242,7 +243,7 @@ class Services:
         listen_address(self._settings.tracker_http, self._settings.tracker_token)
         checked_token(DAGSTER_TOKEN, self._settings.dagster_token)
         self._ui_port = entered.enter_context(_held_ui_port(self._wanted_ui_port)).getsockname()[1]
-        self._pipelines = pipelines = load_pipelines(self._settings.module)
+        self._pipelines = pipelines = load_pipelines(self._settings.require_module())
         self._database_url = self._prepare_database()
         engine = create_engine(self._database_url, application_name="forebay up", pool_size=1)
         with connect(engine) as connection:
@@ -360,7 +361,7 @@ class Services:
             "FOREBAY_BLOCK_STORE": self._settings.block_store_roots,
             "FOREBAY_DATABASE_URL": self.database_url,
             "FOREBAY_HOME": str(self._settings.home.absolute()),
-            "FOREBAY_MODULE": self._settings.module,
+            "FOREBAY_MODULE": self._settings.require_module(),
             # This machine is all, unless the user expects more hosts: receivers wait for no other agent.
             "FOREBAY_PLACEMENT_MIN_AGENTS": str(self._settings.placement_min_agents or 1),
             # Dagster starts a process for each run: without .pyc files each process would compile Dagster again.
@@ -370,7 +371,10 @@ class Services:
 
 
 def up(
-    module: Annotated[str | None, typer.Argument(help="The module (or .py file) that declares your pipelines.")] = None,
+    module: Annotated[
+        str | None,
+        typer.Argument(help="The module (or .py file) that declares your pipelines; FOREBAY_MODULE unless given."),
+    ] = None,
     ui_port: Annotated[
         int | None, typer.Option(help="Port of the Dagster UI (default: 3000 if that is free); 0: any free one.")
     ] = None,
@@ -394,6 +398,9 @@ def up(
     if drain is not None:
         settings = settings.model_copy(update={"stop_gracefully_on_shutdown": drain})
     console = Console(highlight=False)
+    with clear_errors(console):
+        # Before anything is started, or written to the driver log.
+        settings.require_module()
     result: DrainResult | None = None
     try:
         with Services(settings, ui_port=ui_port, on_event=_event_printer(console)) as services:

@@ -37,11 +37,11 @@ class Started:
 def start(settings: Settings, *, application: str) -> Started:
     """Start Spark, and load what runs need. Call it in the main thread.
 
-    Raises PipelineModuleError, and what ``spark_session`` raises. An error in the parallel loading is raised again by
-    the next import of that module.
+    Raises ModuleMissingError, PipelineModuleError, and what ``spark_session`` raises. An error in the parallel loading
+    is raised again by the next import of that module.
     """
     # First, because build_definitions(spark=...) in the module sets the session's configuration.
-    pipelines = load_pipelines(settings.module)
+    pipelines = load_pipelines(settings.require_module())
     # Two threads that import the same modules would wait for each other.
     load_spark()
     beside = threading.Thread(target=_load, name="loading", daemon=True)

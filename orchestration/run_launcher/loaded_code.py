@@ -17,10 +17,10 @@ class LoadedCode:
     one.
     """
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str | None) -> None:
         """Record the modules that are loaded now."""
         # A module given as a file is loaded under the file's stem.
-        self._module = Path(module).stem if module.endswith(".py") else module
+        self._module = Path(module).stem if module is not None and module.endswith(".py") else module
         paths = sysconfig.get_paths()
         installed = ("stdlib", "platstdlib", "purelib", "platlib")
         self._installed = tuple({str(Path(paths[key]).resolve()) for key in installed})

@@ -94,7 +94,7 @@ def _run_spark(settings: Settings, archive: Path) -> None:
         configuration={JAVA_OPTIONS_KEY: f"{JAVA_OPTIONS} {options_to_make(archive)}", "spark.master": "local[1]"},
     )
     if settings.database_url is not None:
-        warm_up(session, settings, load_pipelines(settings.module))
+        warm_up(session, settings, load_pipelines(settings.require_module()))
     with tempfile.TemporaryDirectory(prefix="forebay-warm-") as directory:
         frame = session.createDataFrame([(number, str(number)) for number in range(100)], "number int, text string")
         frame.groupBy("text").count().write.parquet(f"{directory}/counts")

@@ -1,7 +1,9 @@
 -- add_host_receiver: the leader gives a stream with one receiver per host its receiver on a host.
 --
 -- A receiver that was removed with its host comes back as it was: the same receiver, and the same sequence.
--- Locks: the leader's row FOR SHARE first, so that only one process adds; then the receiver's row.
+-- A stream that was removed meanwhile gets none.
+-- Locks: the leader's row FOR SHARE first, so that only one process adds; then the stream's row FOR KEY SHARE, which
+-- excludes its removal; then the receiver's row.
 CREATE FUNCTION forebay.add_host_receiver(of_term bigint, stream bigint, on_host text)
 RETURNS TABLE (outcome text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -11,6 +13,12 @@ AS $$
 BEGIN
     IF NOT leads(of_term) THEN
         outcome := 'deposed';
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    PERFORM 1 FROM streams s WHERE s.id = stream AND s.removed_at IS NULL FOR KEY SHARE;
+    IF NOT FOUND THEN
+        outcome := 'there';
         RETURN NEXT;
         RETURN;
     END IF;

@@ -6,7 +6,10 @@ SELECT p.name AS pipeline, p.id AS pipeline_id, p.state, p.state_since, p.batch_
        CASE WHEN lag.records > 0 OR unfinished.batches > 0 THEN greatest(
            completed.completed_at, p.applied_at, CASE WHEN p.state = 'RUNNING' THEN p.state_since END,
            least(lag.oldest_added_at, unfinished.oldest)) END AS holds_back_since,
-       p.halted_by
+       p.halted_by, unfinished.failed AS failed_batches, unfinished.blocked AS blocked_batches,
+       quarantined.batches AS quarantined_batches, quarantined.newest AS newest_quarantined, due.oldest AS oldest_due,
+       coalesce(floor(extract(epoch FROM clock_timestamp() - due.oldest)
+                      / extract(epoch FROM p.batch_interval)), 0)::bigint AS intervals_behind
 FROM forebay.pipelines p
 CROSS JOIN LATERAL (
     SELECT coalesce(sum(w.waiting_blocks), 0)::bigint AS blocks, coalesce(sum(w.waiting_records), 0)::bigint AS records,
@@ -14,9 +17,18 @@ CROSS JOIN LATERAL (
            min(w.oldest_added_at) FILTER (WHERE w.waiting_records > 0) AS oldest_added_at
     FROM forebay.stream_lag w WHERE w.pipeline_id = p.id) AS lag
 CROSS JOIN LATERAL (
-    SELECT count(*) AS batches, count(*) FILTER (WHERE b.state = 'RUNNING') AS running, min(b.allocated_at) AS oldest
+    SELECT count(*) AS batches, count(*) FILTER (WHERE b.state = 'RUNNING') AS running,
+           count(*) FILTER (WHERE b.state = 'FAILED') AS failed, count(*) FILTER (WHERE b.state = 'BLOCKED') AS blocked,
+           min(b.allocated_at) AS oldest, min(b.oldest_time) AS oldest_time
     FROM forebay.batches b
     WHERE b.pipeline_id = p.id AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')) AS unfinished
+CROSS JOIN LATERAL (
+    SELECT count(*) AS batches, max(q.batch_time) AS newest
+    FROM forebay.batches q WHERE q.pipeline_id = p.id AND q.state = 'QUARANTINED') AS quarantined
+CROSS JOIN LATERAL (
+    SELECT least(unfinished.oldest_time, CASE
+        WHEN p.state <> 'STOPPED' AND p.last_batch_time + p.batch_interval <= clock_timestamp()
+        THEN p.last_batch_time + p.batch_interval END) AS oldest) AS due
 LEFT JOIN LATERAL (
     SELECT b.batch_time, b.completed_at FROM forebay.batches b
     WHERE b.pipeline_id = p.id AND b.state = 'COMPLETED' ORDER BY b.batch_time DESC LIMIT 1) AS completed ON true
@@ -24,7 +36,7 @@ WHERE p.removed_at IS NULL;
 
 COMMENT ON VIEW forebay.pipeline_status IS
     'Each pipeline: its state, what waits for it, what it has completed, and since when it holds blocks back. Costs '
-    'two probes per pipeline and receiver, its unfinished batches, and its batches back to the newest that completed.';
+    'two probes per pipeline and receiver, its unfinished and quarantined batches, and its batches back to the newest that completed.';
 COMMENT ON COLUMN forebay.pipeline_status.pipeline IS 'The pipeline';
 COMMENT ON COLUMN forebay.pipeline_status.pipeline_id IS 'The pipeline''s id';
 COMMENT ON COLUMN forebay.pipeline_status.state IS 'RUNNING, STOPPING or STOPPED';
@@ -48,3 +60,13 @@ COMMENT ON COLUMN forebay.pipeline_status.holds_back_since IS
     'when nothing waits';
 COMMENT ON COLUMN forebay.pipeline_status.halted_by IS
     'The quarantined batch that has halted it (on_failure = halt); null while it goes on';
+COMMENT ON COLUMN forebay.pipeline_status.failed_batches IS 'Unfinished batches between two attempts';
+COMMENT ON COLUMN forebay.pipeline_status.blocked_batches IS
+    'Unfinished batches that wait for their block store, or for a block''s key';
+COMMENT ON COLUMN forebay.pipeline_status.quarantined_batches IS
+    'Batches that have used up their attempts and wait for a person';
+COMMENT ON COLUMN forebay.pipeline_status.newest_quarantined IS 'The newest of them; null if there is none';
+COMMENT ON COLUMN forebay.pipeline_status.oldest_due IS
+    'The oldest batch time that has passed and is neither complete nor given up; null when none is';
+COMMENT ON COLUMN forebay.pipeline_status.intervals_behind IS
+    'Whole intervals since oldest_due: 0 while the newest batch runs within its interval';

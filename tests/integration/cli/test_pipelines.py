@@ -90,10 +90,13 @@ def test_the_row_of_each_pipeline(log: Log) -> None:
     assert "words" in table.output
     status = forebay("status", "--within", "60")
     assert "STOPPING" in status.output
-    assert (
-        json.loads(forebay("status", "--within", "60", "--json").stdout)["pipelines"]
-        == json.loads(forebay("pipelines", "--json").stdout)["pipelines"]
-    )
+    [in_status] = json.loads(forebay("status", "--within", "60", "--json").stdout)["pipelines"]
+    [listed] = json.loads(forebay("pipelines", "--json").stdout)["pipelines"]
+    # Both read the clock.
+    for row in (in_status, listed):
+        assert row.pop("due_for") > 0
+        assert row.pop("intervals_behind") > 0
+    assert in_status == listed
 
 
 def test_a_pipeline_that_completes_nothing_while_blocks_wait_is_reported(log: Log) -> None:
@@ -108,7 +111,8 @@ def test_a_pipeline_that_completes_nothing_while_blocks_wait_is_reported(log: Lo
     assert row["holds_back_for"] == pytest.approx(360, abs=30)
     for command in (("pipelines",), ("status", "--within", "60")):
         assert re.search(r"words \(RUNNING\) has completed nothing for 3[6-8]\d", said(forebay(*command)))
-        assert "forebay pipelines remove words" in said(forebay(*command))
+        assert "does Dagster run it? forebay batches list --pipeline words" in said(forebay(*command))
+        assert "remove" not in said(forebay(*command)), "no advice that destroys"
     # A long interval gets ten intervals of time.
     log.connection.execute(sa.text("UPDATE forebay.pipelines SET batch_interval = interval '1 minute'"))
     assert not shown()["is_stale"]
@@ -120,13 +124,16 @@ def test_w10_one_that_is_halted_is_told_with_its_ways_out(log: Log) -> None:
     assert shown()["halted_by"] is None
     log.connection.execute(sa.text("UPDATE forebay.pipelines SET halted_by = :t"), {"t": NOON})
     assert datetime.fromisoformat(shown()["halted_by"]) == NOON
-    for command in (("pipelines",), ("status", "--within", "60"), ("batches",)):
+    status = said(forebay("status", "--within", "60"))
+    assert 'words is halted (on_failure="halt"): batch 2026-01-01T12:00:00Z is quarantined' in status
+    assert "forebay batches show words 2026-01-01T12:00:00Z" in status
+    assert "does Dagster run it" not in status, "it is known why nothing is completed"
+    for command in (("pipelines",), ("batches",)):
         told = said(forebay(*command))
         assert f'words is halted (on_failure="halt"): batch {NOON.isoformat()} is quarantined' in told
         for way_out in ("batches replay words", "batches discard words", "start --pipeline words"):
             assert f"`forebay {way_out}" in told
         assert "does Dagster run it" not in told, "it is known why nothing is completed"
-        # A narrow terminal truncates the columns of `forebay status`.
         assert command != ("pipelines",) or "HALTED" in told
 
 
@@ -134,9 +141,70 @@ def test_a_pipeline_left_stopped_is_reported_with_its_ways_out(log: Log) -> None
     log.add_at(log.receiver_ids[0], now(log) - timedelta(days=3))
     log.connection.execute(sa.text("UPDATE forebay.pipelines SET state = 'STOPPED'"))
     age(log, timedelta(days=1))
-    assert "forebay start --pipeline words lets it go on, forebay pipelines remove words gives it up" in said(
-        forebay("pipelines")
+    told = said(forebay("pipelines"))
+    assert "forebay start --pipeline words lets it go on" in told
+    assert "remove" not in told
+
+
+def problem_lines() -> list[str]:
+    """Return the problems of this driver log, apart from those that a system without processes has."""
+    listed = json.loads(forebay("status", "--within", "60", "--json").stdout)["problems"]
+    lines = [f"{row['what']}: {row['command']}" for row in listed]
+    return [line for line in lines if not line.startswith(("No tracker leads", "No agent runs", "block store"))]
+
+
+def test_a_pipeline_that_is_behind_its_schedule_is_a_problem_though_no_record_waits(log: Log) -> None:
+    """Check with blocks that are all in a batch: its lag is 0, and its schedule is not kept."""
+    newest = now(log) - 63 * INTERVAL - SECOND
+    log.connection.execute(sa.text("UPDATE forebay.pipelines SET last_batch_time = :t"), {"t": newest - INTERVAL})
+    log.add_at(log.receiver_ids[0], newest - SECOND)
+    log.tracker.allocate_blocks_to_batch(newest)
+    row = shown()
+    assert (row["waiting_records"], row["unfinished_batches"], row["intervals_behind"]) == (0, 1, 63)
+    at: dict[str, Any] = {"pipeline_id": log.pipeline_id, "batch_time": newest, "attempt": 1}
+    batches.claim_attempt(log.connection, **at, run_id="run", process_id=1)
+    [line] = problem_lines()
+    assert re.fullmatch(
+        r"words is 63 intervals \(63\d s\) behind its schedule: forebay batches list --pipeline words", line
     )
+    age(log, timedelta(days=1))
+    [_, stale] = problem_lines()
+    assert "a batch of it runs: forebay batches list --pipeline words" in stale
+    assert "remove" not in stale, "an attempt runs"
+    batches.complete_batch(log.connection, **at, outputs=[])
+    log.connection.execute(sa.text("UPDATE forebay.pipelines SET last_batch_time = :t"), {"t": now(log)})
+    assert (shown()["intervals_behind"], shown()["due_for"]) == (0, None)
+    assert problem_lines() == []
+
+
+def test_a_stopped_pipeline_is_not_behind(log: Log) -> None:
+    assert shown()["intervals_behind"] > 63
+    log.connection.execute(sa.text("UPDATE forebay.pipelines SET state = 'STOPPED'"))
+    assert shown()["intervals_behind"] == 0
+
+
+def test_quarantined_batches_are_a_problem_however_many_newer_batches_there_are(log: Log) -> None:
+    for number in range(1, 14):
+        time = NOON + number * INTERVAL
+        if number <= 2:
+            log.add_at(log.receiver_ids[0], time - SECOND)
+        log.tracker.allocate_blocks_to_batch(time)
+        if number <= 2:
+            log.end_batch(time, fails=True)
+    log.connection.execute(sa.text("UPDATE forebay.pipelines SET last_batch_time = :t"), {"t": now(log)})
+    assert problem_lines() == [
+        (
+            "words has 2 quarantined batches, the newest at 2026-01-01T12:00:20Z: "
+            "forebay batches list --pipeline words --state QUARANTINED"
+        )
+    ]
+    output = said(forebay("status", "--within", "60", "--batches", "10"))
+    assert output.index("2 quarantined batches") < output.index("Pipelines")
+    assert "2 quarantined" in output[output.index("Pipelines") :], "counted by state"
+    assert batches.discard_batch(log.connection, pipeline_id=log.pipeline_id, batch_time=NOON + INTERVAL)
+    assert problem_lines() == [
+        "words has a quarantined batch at 2026-01-01T12:00:20Z: forebay batches show words 2026-01-01T12:00:20Z"
+    ]
 
 
 def test_a_running_pipeline_is_not_removed(log: Log) -> None:

@@ -79,6 +79,8 @@ def test_a_server_that_refuses(tmp_path: Path) -> None:
     [missing] = report.pop("unreachable")
     assert missing["part"] == "driver log"
     assert "Connection refused" in missing["reason"]
+    [problem] = report.pop("problems")
+    assert problem["what"].startswith("driver log can't be reached: ")
     assert set(report.values()) == {None}, "a missing part must not look empty"
 
     code, _, said = status(tmp_path, *PATIENTLY, database_url="postgresql://nobody@127.0.0.1:1/none")

@@ -105,7 +105,7 @@ def test_dagsters_own_command_loads_the_workspace_without_a_warning_of_ours(tmp_
     finished = subprocess.run(
         [sys.executable, "-W", "default", "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"],
         cwd=ROOT,
-        env=environment | {"DAGSTER_HOME": str(tmp_path)},
+        env=environment | {"DAGSTER_HOME": str(tmp_path), "FOREBAY_MODULE": "forebay.demo.pipeline"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -120,6 +120,22 @@ def test_dagsters_own_command_loads_the_workspace_without_a_warning_of_ours(tmp_
         if "Warning" in line and any(f"{ROOT}/{p}/" in line for p in ("forebay", "orchestration", "tracker_store"))
     ]
     assert ours == []
+
+
+def test_a_code_location_without_a_module_has_no_pipeline_of_the_demo(tmp_path: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
+    finished = subprocess.run(
+        [sys.executable, "-c", "import orchestration.definitions"],
+        cwd=ROOT,
+        env=environment | {"DAGSTER_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert finished.returncode == 1
+    assert "ModuleMissingError: No module of pipelines is named" in finished.stderr
+    assert "set FOREBAY_MODULE" in finished.stderr
 
 
 def test_the_workspace_names_its_working_directory() -> None:

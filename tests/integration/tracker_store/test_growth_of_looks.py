@@ -271,12 +271,13 @@ def test_the_status_of_pipelines_from_lags_is_that_of_the_view(connection: sa.Co
     # One transaction would not do: both read the clock. Their spans differ by what the second one took.
     view = pipeline_status(connection)
     shared = pipeline_status_with(connection, stream_lag(connection))
-    assert [replace(row, lag=None, holds_back_for=None) for row in shared] == [
-        replace(row, lag=None, holds_back_for=None) for row in view
+    assert [replace(row, lag=None, holds_back_for=None, due_for=None) for row in shared] == [
+        replace(row, lag=None, holds_back_for=None, due_for=None) for row in view
     ]
+    assert [row.due_for is None for row in view] == [True, False, False]
     assert any(row.waiting_records for row in view)
     for before, after in zip(view, shared, strict=True):
-        for name in ("lag", "holds_back_for"):
+        for name in ("lag", "holds_back_for", "due_for"):
             first, second = getattr(before, name), getattr(after, name)
             assert (first is None) == (second is None)
             assert first is None or timedelta(minutes=-1) < second - first < timedelta(minutes=1)

@@ -36,6 +36,11 @@ def test_the_rules_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch)
 def test_k03_up_waits_for_no_other_agent_unless_it_is_told_to(
     tmp_path: Path, given: int | None, min_agents: str
 ) -> None:
-    settings = Settings(home=tmp_path, database_url="postgresql://nobody@127.0.0.1:1/none", placement_min_agents=given)
+    settings = Settings(
+        home=tmp_path,
+        module="forebay.demo.pipeline",
+        database_url="postgresql://nobody@127.0.0.1:1/none",
+        placement_min_agents=given,
+    )
     environment = Services(settings, ui_port=1)._environment(tmp_path)
     assert environment["FOREBAY_PLACEMENT_MIN_AGENTS"] == min_agents

@@ -49,7 +49,8 @@ _BLOCKED = f"import sys\nfor name in {sorted(CLIENTS)!r}: sys.modules[name] = No
 _IMPORT_ALL = (
     _BLOCKED
     + """
-import importlib, pkgutil
+import importlib, os, pkgutil
+os.environ["FOREBAY_MODULE"] = "forebay.demo.pipeline"
 for package in ("tracker_store", "receiver_runtime", "orchestration", "forebay"):
     for found in pkgutil.walk_packages([package], package + "."):
         if not found.name.startswith("receiver_runtime.receivers.") and not found.name.endswith("__main__"):

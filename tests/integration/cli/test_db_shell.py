@@ -1,0 +1,127 @@
+"""Test `forebay db url` and `forebay db shell`, and that an error names the driver log that was asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import make_url
+from typer.testing import CliRunner
+
+from forebay.cli.main import app
+from tests.driver_log import make_log
+from tracker_store import migrate
+from tracker_store.engine import connect
+from tracker_store.log_place import libpq_url, place_of_log
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from typer.testing import Result
+
+
+@pytest.fixture
+def url(database_url: str, engine: sa.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the URL of a driver log with the pipeline words."""
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    monkeypatch.setenv("FOREBAY_HOME", str(tmp_path))
+    with connect(engine) as connection:
+        make_log(connection)
+    return database_url
+
+
+def forebay(*arguments: str, **options: Any) -> Result:  # noqa: ANN401  the runner's own
+    return CliRunner().invoke(app, arguments, **options)
+
+
+def said(result: Result) -> str:
+    return " ".join(result.output.split())
+
+
+def without_psql(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_the_url_leads_to_the_log_and_has_no_password_unless_asked(url: str) -> None:
+    password = make_url(url).password
+    assert password
+    assert password not in forebay("db", "url").output
+    assert forebay("db", "url", "--with-password").stdout.strip() == libpq_url(url, with_password=True)
+    report = json.loads(forebay("db", "url", "--json").stdout)
+    assert (report["password_left_out"], report["database"]) == (True, make_url(url).database)
+    assert json.loads(forebay("db", "url", "--json", "--with-password").stdout)["password_left_out"] is False
+
+
+def test_a_statement_is_answered_as_a_table_or_as_json(url: str) -> None:
+    answered = forebay("db", "shell", "--command", "SELECT pipeline, state FROM pipeline_status")
+    assert answered.exit_code == 0, answered.output
+    assert "words" in answered.output
+    assert json.loads(forebay("db", "shell", "-c", "SELECT pipeline FROM pipeline_status", "--json").stdout)[
+        "rows"
+    ] == [{"pipeline": "words"}]
+    assert forebay("db", "shell", "--json").exit_code == 2
+
+
+def test_a_shell_changes_nothing_unless_it_is_asked_to(url: str, engine: sa.Engine) -> None:
+    statement = "UPDATE pipelines SET state = 'STOPPED'"
+    refused = forebay("db", "shell", "-c", statement)
+    assert refused.exit_code == 1
+    assert "read-only transaction" in said(refused)
+    assert "forebay db shell --write" in said(refused)
+    with connect(engine) as connection:
+        state = sa.text("SELECT state FROM forebay.pipelines")
+        assert connection.execute(state).scalar_one() == "RUNNING"
+        assert forebay("db", "shell", "--write", "-c", statement).output.strip() == "UPDATE 1"
+        assert connection.execute(state).scalar_one() == "STOPPED"
+
+
+def test_without_psql_a_prompt_runs_statements_over_several_lines_and_survives_an_error(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_psql(monkeypatch, tmp_path)
+    typed = "SELECT nothing;\nSELECT\n pipeline\nFROM pipeline_status;\n\\q\nSELECT 1 AS never;\n"
+    answered = forebay("db", "shell", input=typed)
+    assert answered.exit_code == 0
+    assert str(place_of_log(url)) in answered.output
+    assert 'column "nothing" does not exist' in answered.output
+    assert "words" in answered.output
+    assert "never" not in answered.output
+
+
+def test_psql_gets_the_password_in_its_environment_and_not_as_an_argument(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = tmp_path / "seen"
+    program = tmp_path / "psql"
+    program.write_text(
+        f"#!{sys.executable}\nimport os, sys\nprint(sys.argv, file=open({str(seen)!r}, 'w'))\n"
+        "sys.exit(0 if os.environ['PGPASSWORD'] and 'read_only=on' in os.environ['PGOPTIONS'] else 9)\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert forebay("db", "shell").exit_code == 0
+    assert "postgresql://" in seen.read_text()
+    assert str(make_url(url).password) not in seen.read_text()
+
+
+def test_an_unknown_name_says_which_driver_log_was_asked(url: str) -> None:
+    for command in (("batches", "show", "nobody", "2026-01-01"), ("receivers", "restart", "nobody")):
+        refused = forebay(*command)
+        assert refused.exit_code == 1
+        assert "nobody" in said(refused)
+        assert f"(The driver log that was asked: {place_of_log(url)}.)" in said(refused)
+
+
+@pytest.mark.parametrize("command", [("apply", "forebay.demo.pipeline"), ("pipelines",), ("batches",), ("streams",)])
+def test_a_fresh_database_needs_an_upgrade_and_no_traceback(url: str, command: tuple[str, ...]) -> None:
+    migrate.downgrade(url, "base")
+    refused = forebay(*command)
+    assert refused.exit_code == 1
+    assert said(refused).startswith(f"there is no driver log in {place_of_log(url)}. Run `forebay db upgrade`")
+    assert len(refused.output.splitlines()) <= 3
+    assert forebay("db", "upgrade").exit_code == 0
+    assert forebay(*command).exit_code == 0

@@ -1,0 +1,116 @@
+"""Test `forebay streams` on a real driver log: what it lists, what it refuses to remove, and what a removal leaves."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner
+
+from forebay.cli.main import app
+from tests.driver_log import INTERVAL, NOON, Log, make_log
+from tracker_store.engine import connect
+from tracker_store.leadership import read_leadership, take_leadership
+from tracker_store.pipeline_states import stop_pipelines
+from tracker_store.pipelines import apply_stream, remove_pipeline
+from tracker_store.readers import attach_reader, remove_reader
+from tracker_store.receivers import add_host_receiver, placements
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from typer.testing import Result
+
+
+@pytest.fixture
+def log(engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    monkeypatch.setenv("FOREBAY_HOME", str(tmp_path))
+    with connect(engine) as connection:
+        yield make_log(connection, receivers=2)
+
+
+def forebay(*arguments: str, **options: Any) -> Result:  # noqa: ANN401  the runner's own
+    return CliRunner().invoke(app, arguments, **options)
+
+
+def said(result: Result) -> str:
+    return " ".join(result.output.split())
+
+
+def give_up_pipeline(log: Log) -> None:
+    stop_pipelines(log.connection)
+    log.connection.execute(sa.text("UPDATE forebay.pipelines SET state = 'STOPPED'"))
+    remove_pipeline(log.connection, "words")
+
+
+def streams() -> list[str]:
+    return [row["stream"] for row in json.loads(forebay("streams", "--json").stdout)["streams"]]
+
+
+def test_each_stream_with_what_reads_it_and_what_it_stores(log: Log) -> None:
+    log.add_at(log.receiver_ids[0], NOON, NOON)
+    attach_reader(log.connection, name="query", stream="lines")
+    [row] = json.loads(forebay("streams", "list", "--json").stdout)["streams"]
+    assert (row["stream"], row["pipelines"], row["readers"]) == ("lines", ["words"], ["query"])
+    assert (row["receivers"], row["active_receivers"], row["stored_records"]) == (2, 0, 20)
+    assert row["retention"] == timedelta(days=7).total_seconds()
+    assert said(forebay("streams")) == said(forebay("streams", "list"))
+    assert "query (reader)" in said(forebay("streams"))
+
+
+def test_a_stream_is_removed_only_when_nothing_reads_it(log: Log) -> None:
+    attach_reader(log.connection, name="query", stream="lines")
+    refused = forebay("streams", "remove", "lines", "--yes")
+    assert refused.exit_code == 1
+    assert "stream 'lines' is read by pipeline words, reader query." in said(refused)
+    assert "forebay pipelines remove NAME" in said(refused)
+    remove_reader(log.connection, "query")
+    assert forebay("streams", "remove", "lines", "--yes").exit_code == 1
+    give_up_pipeline(log)
+    assert streams() == ["lines"]
+    assert forebay("streams", "remove", "lines", input="n\n").exit_code == 1
+    assert streams() == ["lines"], "it asked, and was told no"
+    removed = forebay("streams", "remove", "lines", input="y\n")
+    assert (removed.exit_code, streams()) == (0, [])
+    assert "with 2 receiver(s)" in said(removed)
+    assert placements(log.connection) == []
+    unknown = forebay("streams", "remove", "lines", "--yes")
+    assert (unknown.exit_code, "stream 'lines' is not in the driver log" in said(unknown)) == (1, True)
+
+
+def test_records_that_no_batch_had_are_given_up_only_by_name(log: Log) -> None:
+    log.add_at(log.receiver_ids[0], NOON + timedelta(seconds=1))
+    log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+    log.end_batch(NOON + INTERVAL)
+    # The first receiver's block was in a batch; the second one's never is.
+    log.add_at(log.receiver_ids[1], NOON + 2 * INTERVAL, records=7)
+    give_up_pipeline(log)
+    refused = forebay("streams", "remove", "lines", "--yes")
+    assert refused.exit_code == 1
+    assert "stream 'lines' has 7 records that no pipeline has read" in said(refused)
+    assert "forebay streams remove NAME --with-records" in said(refused)
+    assert forebay("streams", "remove", "lines", "--yes", "--with-records").exit_code == 0
+    assert streams() == []
+
+
+def test_a_stream_applied_again_is_a_new_one(log: Log) -> None:
+    give_up_pipeline(log)
+    assert forebay("streams", "remove", "lines", "--yes").exit_code == 0
+    again = apply_stream(log.connection, name="lines", declaration={"source": {}, "settings": {}}, receivers=1)
+    assert again != log.stream_id
+    [receiver] = placements(log.connection)
+    assert receiver.receiver_id not in log.receiver_ids
+
+
+def test_a_leader_that_still_knows_a_removed_stream_gives_it_no_receiver(log: Log) -> None:
+    give_up_pipeline(log)
+    assert forebay("streams", "remove", "lines", "--yes").exit_code == 0
+    term = take_leadership(log.connection, seen=read_leadership(log.connection), holder="t")
+    assert term is not None
+    assert add_host_receiver(log.connection, term=term, stream_id=log.stream_id, host="h") == "there"
+    assert placements(log.connection) == []

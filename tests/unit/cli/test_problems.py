@@ -1,0 +1,100 @@
+"""Test which problems `forebay status` names first, and that it never advises what destroys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from forebay.cli.problems import problems
+from orchestration.bounded_looks import Unreachable
+from orchestration.system_status import AgentStatus, LeaderStatus, SystemStatus
+from tracker_store.receivers import HINDERED
+from tracker_store.status import PipelineStatus, ReceiverStatus
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+LEADER = LeaderStatus("t", 1, moves=True, watched=0.1)
+AGENT = AgentStatus("a", "h", moves=True, watched=0.1)
+HEALTHY = PipelineStatus("words", "RUNNING", NOON, 10 * SECOND, NOON, 0, 0, 0, None, 0, 0, NOON, NOON, None)
+
+
+def receiver(number: int, state: str = "ACTIVE", reason: str = "", stream: str = "lines") -> ReceiverStatus:
+    return ReceiverStatus(
+        stream, number, number, state, "running", reason, "a", "h", 1, 9, 100, 1_000, NOON, 0, None, 2
+    )
+
+
+def system(*receivers: ReceiverStatus, pipeline: PipelineStatus = HEALTHY) -> SystemStatus:
+    return SystemStatus(LEADER, [AGENT], [pipeline], list(receivers), [], [], [], [], [])
+
+
+def lines(found: SystemStatus) -> list[str]:
+    return [problem.line for problem in problems(found)]
+
+
+def test_a_healthy_system_has_none() -> None:
+    assert lines(system(receiver(1))) == []
+    assert lines(replace(system(receiver(1)), receivers=None, pipelines=None, agents=None, leader=None)) == []
+
+
+def test_without_processes() -> None:
+    found = replace(system(receiver(1)), leader=LeaderStatus("t", 7, moves=False, watched=2.5), agents=[])
+    [leader, agents] = lines(found)
+    assert leader.startswith("No tracker leads: t (term 7) has been silent for 2.5 s.")
+    assert agents.startswith("No agent runs, so none of the 1 receiver(s) that should run does: forebay agent")
+    assert len(lines(replace(found, receivers=[]))) == 1, "nothing should run"
+    silent = replace(found, leader=LEADER, agents=[replace(AGENT, moves=False)])
+    assert lines(silent) == ["Agent a on h has been silent for 0.1 s: forebay agents list"]
+
+
+def test_failed_receivers_are_one_line_for_each_stream_however_many() -> None:
+    assert lines(system(receiver(1), receiver(2, "FAILED", "no such host\nat line 3"))) == [
+        "lines/2 is FAILED: no such host: forebay receivers restart lines/2"
+    ]
+    many = [receiver(number, "FAILED", f"why {number}") for number in range(3, 10_003)]
+    assert lines(system(*many, receiver(1, "ACTIVE", f"{HINDERED}: disk full", stream="clicks"))) == [
+        "10,000 receivers of lines are FAILED; lines/3: why 3: forebay receivers restart lines",
+        f"clicks/1 is hindered: {HINDERED}: disk full: forebay receivers list",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("due_for", "interval", "said"),
+    [
+        (timedelta(seconds=19), 10 * SECOND, False),
+        (timedelta(seconds=20), 10 * SECOND, True),
+        # Batches of a short interval are late for a moment.
+        (timedelta(seconds=9), SECOND, False),
+        (timedelta(seconds=10), SECOND, True),
+    ],
+)
+def test_late_batches(due_for: timedelta, interval: timedelta, said: bool) -> None:
+    found = lines(system(pipeline=replace(HEALTHY, due_for=due_for, batch_interval=interval)))
+    assert [("behind its schedule" in line) for line in found] == [True] * said
+
+
+def test_what_cannot_be_reached_comes_first_and_nothing_advises_what_destroys() -> None:
+    wrong = replace(
+        HEALTHY,
+        halted_by=NOON,
+        quarantined_batches=3,
+        newest_quarantined=NOON + SECOND,
+        unfinished_batches=2,
+        blocked_batches=1,
+        due_for=timedelta(hours=1),
+        holds_back_for=timedelta(hours=1),
+    )
+    for state in ("RUNNING", "STOPPING", "STOPPED"):
+        for halted_by in (None, NOON):
+            for running in (0, 1):
+                pipeline = replace(wrong, state=state, halted_by=halted_by, running_batches=running)
+                found = replace(
+                    system(receiver(1, "FAILED", "x"), pipeline=pipeline),
+                    unreachable=[Unreachable("block store /b", "it hangs")],
+                    leader=LeaderStatus(None, 0, moves=False, watched=0),
+                )
+                told = lines(found)
+                assert told[0] == "block store /b can't be reached: it hangs"
+                assert not [line for line in told if "remove" in line or "discard" in line], told

@@ -1,0 +1,63 @@
+"""Test that a terminal of 80 columns shows every name whole, in a table if it fits, and in paragraphs if not."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.cli.console import Console
+from forebay.cli.tables import print_table
+
+LONG = "departures_by_carrier_and_origin_of_each_hour"
+
+
+def shown(headings: list[str], rows: list[list[str]], *, width: int = 80, title: str = "") -> list[str]:
+    out = io.StringIO()
+    print_table(Console(file=out, highlight=False, width=width), headings, rows, title=title)
+    return out.getvalue().splitlines()
+
+
+def test_rows_that_fit_are_a_table() -> None:
+    lines = shown(["pipeline", "state"], [["words", "RUNNING"]])
+    assert [line.split() for line in lines if "words" in line] == [["words", "RUNNING"]]
+    assert any("─" in line for line in lines)
+
+
+def test_rows_that_do_not_fit_are_paragraphs_with_every_name_whole() -> None:
+    headings = ["receiver", "state", "host", "last block", "rate"]
+    rows = [[f"{LONG}/1", "ACTIVE", "host.of.this.long.name.example", "2026-01-01 12:00:00", "-"]]
+    lines = shown(headings, rows, title="Receivers")
+    assert [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines] == [
+        "Receivers",
+        f"{LONG}/1",
+        "  state ACTIVE, host host.of.this.long.name.example,",
+        "  last block 2026-01-01 12:00:00",
+    ]
+    assert "rate" not in " ".join(lines), "a cell without a value is left out"
+
+
+def test_no_rows() -> None:
+    assert any(line.split() == ["none"] for line in shown(["pipeline", *[LONG] * 3], [], width=300))
+
+
+@given(
+    st.lists(
+        st.lists(st.text("abc_/.:-0123", min_size=1, max_size=50), min_size=4, max_size=4), min_size=1, max_size=5
+    ),
+    st.integers(40, 120),
+)
+def test_no_cell_is_broken_or_cut_off_at_any_width(rows: list[list[str]], width: int) -> None:
+    text = "\n".join(shown(["name", "state", "host", "queue"], rows, width=width))
+    for row in rows:
+        assert row[0] in text
+        assert [cell for cell in row[1:] if cell != "-" and cell not in text] == []
+    assert "…" not in text
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_line_is_only_longer_than_the_terminal_if_one_cell_is(width: int) -> None:
+    rows = [["words", *["x" * 25] * 3], [LONG, *["y" * 9] * 3]]
+    assert max(map(len, shown(["name", "a", "b", "c"], rows, width=width))) <= width
