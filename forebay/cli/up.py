@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 import urllib.error
-import urllib.parse
 import urllib.request
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Annotated, Self
@@ -37,10 +36,10 @@ from forebay.cli.services.child import Child, ChildEvent, ChildEventKind, Superv
 from forebay.cli.services.supervisor import StopReason, Supervisor
 from forebay.cli.withheld import BLOCK_STORE, DAGSTER_TOKEN, FROM_YOUR_CODE, from_dagsters_services, only_of_outputs
 from orchestration.apply import Change, apply
+from orchestration.browser_token import link_with_token
 from orchestration.modules import PipelineModuleError, load_pipelines
 from orchestration.settings import NO_TOKEN, Settings
 from orchestration.tracker.listen_address import ListenAddressError, checked_token, listen_address
-from orchestration.webserver_access import TOKEN_PARAMETER
 from receiver_runtime.block_store.encryption import check_block_key
 from receiver_runtime.block_store.errors import BlockKeyError
 from tracker_store import migrate
@@ -155,7 +154,7 @@ class Services:
         """Return the link to the Dagster UI, which has the token if there is one."""
         if self._token is None:
             return self._webserver_url
-        return f"{self._webserver_url}/?{TOKEN_PARAMETER}={urllib.parse.quote(self._token, safe='')}"
+        return link_with_token(f"{self._webserver_url}/", self._token)
 
     @property
     def _webserver_url(self) -> str:
