@@ -68,7 +68,7 @@
           cursor: { drag: { x: false, y: false } },
           scales: { y: { range: () => [0, top * 1.05] } },
           axes: [
-            { ...axis, grid: { show: false }, space: 70, values: "{HH}:{mm}:{ss}" },
+            { ...axis, grid: { show: false }, space: 70, size: 26, values: "{HH}:{mm}:{ss}" },
             { ...axis, grid: rule, size: 62, space: 34, values: (_, ticks) => ticks.map((tick) => short(tick, unit)) },
           ],
           series: [
