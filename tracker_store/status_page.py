@@ -391,10 +391,17 @@ def page_of_receivers(
             sa.text(f"""
                 SELECT {_columns(PageReceiver)}
                 FROM forebay.receiver_status
-                WHERE stream_id = :stream
-                  AND ordinal > :after
-                  AND (CAST(:state AS text) IS NULL OR state = :state)
-                ORDER BY ordinal LIMIT :limit
+                -- The page's receivers first: the view probes for each receiver, and would before it sorts.
+                WHERE receiver_id = ANY (ARRAY(
+                    SELECT r.id
+                    FROM forebay.receivers r
+                    WHERE r.stream_id = :stream
+                      AND r.ordinal > :after
+                      AND r.removed_at IS NULL
+                      AND (CAST(:state AS text) IS NULL OR r.state = :state)
+                    ORDER BY r.ordinal LIMIT :limit
+                ))
+                ORDER BY ordinal
             """),  # noqa: S608  our own names
             {"stream": stream_id, "after": after, "state": state, "limit": limit},
         ).all()

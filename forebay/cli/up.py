@@ -39,6 +39,7 @@ from orchestration.apply import Change, apply
 from orchestration.browser_token import link_with_token
 from orchestration.modules import PipelineModuleError, load_pipelines
 from orchestration.settings import NO_TOKEN, Settings
+from orchestration.status_address import status_page
 from orchestration.tracker.listen_address import ListenAddressError, checked_token, listen_address
 from receiver_runtime.block_store.encryption import check_block_key
 from receiver_runtime.block_store.errors import BlockKeyError
@@ -399,6 +400,9 @@ def up(
             if services.changes:
                 console.print(changes_table(services.changes))
             console.print(f"Dagster: {services.ui_url}", markup=False, soft_wrap=True)
+            if (page := status_page(settings)) is not None:
+                token = None if settings.tracker_token is None else settings.tracker_token.get_secret_value()
+                console.print(f"Status:  {link_with_token(page, token)}", markup=False, soft_wrap=True)
             _print_how_to_stop(console, settings, services)
             reason = services.wait_for_stop()
             if reason is None:
