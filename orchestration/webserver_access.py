@@ -15,16 +15,14 @@ It knows nothing of Dagster except the path of GraphQL, and never reads a body.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlencode
 
 from starlette.responses import PlainTextResponse, Response
 
+from orchestration.browser_token import BrowserToken
 from receiver_runtime.sources.loopback import host_name, is_written_as_loopback
 
 if TYPE_CHECKING:
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-COOKIE_SECONDS = 30 * 24 * 3600  # how long a browser keeps the cookie; as long as Jupyter's
-TOKEN_PARAMETER = "token"  # noqa: S105  a name
 _GRAPHQL = "/graphql"
 _READS = frozenset({"GET", "HEAD"})
 _OWN_SITES = frozenset({b"same-origin", b"none"})  # none: the address was typed, or is a bookmark
@@ -81,10 +77,7 @@ class WebserverAccess:
 
     def __init__(self, app: ASGIApp, *, token: str | None, port: int) -> None:
         self._app = app
-        self._token = None if token is None else token.encode()
-        self._cookie_name = f"forebay_{port}".encode()
-        # Not the token itself, which is good for programs too.
-        self._cookie = hmac.new(self._token or b"", b"cookie", hashlib.sha256).hexdigest().encode()
+        self._token = None if token is None else BrowserToken(token, cookie=f"forebay_{port}")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, as an ASGI application."""
@@ -95,10 +88,10 @@ class WebserverAccess:
         refusal = _check_host(headers) or _check_page(scope, headers)
         if refusal is None and scope["type"] == "http":
             refusal = _check_request(scope, headers)
-            if refusal is None and (link := self._link(scope)) is not None:
+            if refusal is None and self._token is not None and (link := self._token.link(scope)) is not None:
                 await link(scope, receive, send)
                 return
-        if refusal is None and not self._has_token(headers):
+        if refusal is None and self._token is not None and not self._token.is_sent(scope):
             refusal = _NO_TOKEN
         if refusal is None:
             await self._app(scope, receive, _without_frames(send))
@@ -107,42 +100,6 @@ class WebserverAccess:
         else:
             await receive()
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": refusal.detail[:120]})
-
-    def _link(self, scope: Scope) -> Response | None:
-        """Return the answer to a link with the token: it sets the cookie, and leads to the same page without it."""
-        if self._token is None or scope["method"] not in _READS:
-            return None
-        asked = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        given = [value for name, value in asked if name == TOKEN_PARAMETER]
-        if not any(hmac.compare_digest(value.encode(), self._token) for value in given):
-            return None
-        left = urlencode([(name, value) for name, value in asked if name != TOKEN_PARAMETER])
-        path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
-        # Two slashes would begin another host's name.
-        target = "/" + path.lstrip("/") + (f"?{left}" if left else "")
-        answer = Response(status_code=HTTPStatus.SEE_OTHER)
-        answer.headers["location"] = target
-        answer.headers["cache-control"] = "no-store"
-        answer.headers["referrer-policy"] = "no-referrer"
-        answer.headers["set-cookie"] = (
-            f"{self._cookie_name.decode()}={self._cookie.decode()}; HttpOnly; Max-Age={COOKIE_SECONDS}; Path=/; "
-            "SameSite=Lax"
-        )
-        return answer
-
-    def _has_token(self, headers: _Headers) -> bool:
-        if self._token is None:
-            return True
-        given = headers.only(b"authorization") or b""
-        if hmac.compare_digest(given, b"Bearer " + self._token):
-            return True
-        cookies = [
-            value.strip()
-            for line in headers.all(b"cookie")
-            for name, _, value in (part.partition(b"=") for part in line.split(b";"))
-            if name.strip() == self._cookie_name
-        ]
-        return any(hmac.compare_digest(value, self._cookie) for value in cookies)
 
 
 _NO_TOKEN = _Refusal(

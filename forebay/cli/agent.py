@@ -206,6 +206,7 @@ def tracker() -> None:
                     address,
                     address_file=settings.home / "run" / "tracker.url",
                     metrics_max_receivers=settings.metrics_max_receivers,
+                    dagster_url=None if settings.dagster_url is None else settings.dagster_url.name,
                 )
             )
         if settings.dagster_url is not None:

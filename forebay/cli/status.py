@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,7 +31,9 @@ from forebay.cli.problems import problems
 from forebay.cli.tables import print_table
 from orchestration.settings import Settings
 from orchestration.spark.executor_allocation import scaling
+from orchestration.status_address import status_page
 from orchestration.system_status import DRIVER_LOG, system_status
+from orchestration.tracker.listen_address import ListenAddressError
 from receiver_runtime.block_store.roots import split_roots
 from tracker_store.states import BatchState
 
@@ -170,9 +173,18 @@ def status(
     if as_json:
         typer.echo(json.dumps(_report(found), default=_plain))
     else:
-        _show(Console(highlight=False), found, everything=everything)
+        console = Console(highlight=False)
+        _show(console, found, everything=everything)
+        _show_page(console, settings)
     if found.unreachable:
         raise typer.Exit(1)
+
+
+def _show_page(console: Console, settings: Settings) -> None:
+    """Print where the status page is: without its token, because people copy what this command prints."""
+    with suppress(ListenAddressError):  # another command reports it; this one answers whatever is wrong
+        if (page := status_page(settings)) is not None:
+            console.print(f"Status page: {page}", markup=False, soft_wrap=True)
 
 
 def _scalings(found: SystemStatus) -> list[dict[str, Any]] | None:

@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 import urllib.error
-import urllib.parse
 import urllib.request
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Annotated, Self
@@ -38,10 +37,11 @@ from forebay.cli.services.child import Child, ChildEvent, ChildEventKind, Superv
 from forebay.cli.services.supervisor import StopReason, Supervisor
 from forebay.cli.withheld import BLOCK_STORE, DAGSTER_TOKEN, FROM_YOUR_CODE, from_dagsters_services, only_of_outputs
 from orchestration.apply import Change, apply
+from orchestration.browser_token import link_with_token
 from orchestration.modules import PipelineModuleError, load_pipelines
 from orchestration.settings import NO_TOKEN, Settings
+from orchestration.status_address import status_page
 from orchestration.tracker.listen_address import ListenAddressError, checked_token, listen_address
-from orchestration.webserver_access import TOKEN_PARAMETER
 from receiver_runtime.block_store.encryption import check_block_key
 from receiver_runtime.block_store.errors import BlockKeyError
 from tracker_store import migrate
@@ -156,7 +156,7 @@ class Services:
         """Return the link to the Dagster UI, which has the token if there is one."""
         if self._token is None:
             return self._webserver_url
-        return f"{self._webserver_url}/?{TOKEN_PARAMETER}={urllib.parse.quote(self._token, safe='')}"
+        return link_with_token(f"{self._webserver_url}/", self._token)
 
     @property
     def _webserver_url(self) -> str:
@@ -407,6 +407,9 @@ def up(
             if services.changes:
                 console.print(changes_table(services.changes))
             console.print(f"Dagster: {services.ui_url}", markup=False, soft_wrap=True)
+            if (page := status_page(settings)) is not None:
+                token = None if settings.tracker_token is None else settings.tracker_token.get_secret_value()
+                console.print(f"Status:  {link_with_token(page, token)}", markup=False, soft_wrap=True)
             _print_how_to_stop(console, settings, services)
             reason = services.wait_for_stop()
             if reason is None:

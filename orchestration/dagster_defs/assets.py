@@ -14,6 +14,7 @@ from orchestration.batch_schedule import op_name
 from orchestration.dagster_defs.batch_input_table import MOST_RANGES, input_table
 from orchestration.dagster_defs.batch_plots import batch_materialization, batch_metadata
 from orchestration.dagster_defs.committed_outputs import CommittedOutputs
+from orchestration.dagster_defs.page_links import page_of_batch, page_of_pipeline
 from orchestration.dagster_defs.partitions import partitions_of
 from orchestration.dagster_defs.replay_job import replay_in_dagster
 from orchestration.dagster_defs.spark_resource import SparkResource, batch_session
@@ -69,7 +70,7 @@ def _output_metadata(settings: Settings, pipeline: Pipeline) -> Callable[[dateti
     @cache
     def metadata(batch_time: datetime) -> Mapping[str, dg.MetadataValue]:
         shown = _figures(settings, pipeline, batch_time)
-        return {} if shown is None else batch_metadata(pipeline, shown[0])
+        return {} if shown is None else {**batch_metadata(pipeline, shown[0]), **page_of_batch(pipeline, batch_time)}
 
     return metadata
 
@@ -103,6 +104,7 @@ def output_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
                 # A windowed output may not be due, and in a run of its own each output is reported by an event when it
                 # is committed.
                 skippable=True,
+                metadata=page_of_pipeline(pipeline),
             )
             for output in pipeline.outputs.values()
         ],
@@ -141,7 +143,9 @@ def output_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         shown = _figures(settings, pipeline, batch_time)
         if shown is not None:
             figures, inputs = shown
-            context.log_event(batch_materialization(pipeline, figures, input_table(inputs)))
+            context.log_event(
+                batch_materialization(pipeline, figures, {**input_table(inputs), **page_of_batch(pipeline, batch_time)})
+            )
         # Also where it yields nothing: a function that returned nothing would materialize its only output again.
         yield from committed.materialized(batch_time, results, context.selected_asset_keys)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from orchestration.dagster_defs.page_links import page_of_pipeline
 from orchestration.dagster_defs.stream_assets import stream_key
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def plot_assets(pipeline: Pipeline) -> list[dg.AssetSpec]:
                 f"total delay. The view forebay.batch_stats has all of them."
             ),
             kinds={"postgres"},
+            metadata=page_of_pipeline(pipeline),
         ),
         dg.AssetSpec(
             minutes_key(pipeline),

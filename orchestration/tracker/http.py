@@ -1,4 +1,4 @@
-"""The tracker's HTTP server: `/health`, `/ready`, `/metrics` and the original's JSON API (O01, O03).
+"""The tracker's HTTP server: `/health`, `/ready`, `/metrics`, the status page and the original's JSON API (O01 to O03).
 
 Every tracker serves it, whether it leads or not. The server only reads the driver log, and has its own connections and
 threads, so that no client delays a tick. A port in use or an unavailable driver log ends neither server nor tracker.
@@ -7,7 +7,6 @@ threads, so that no client delays a tick. A port in use or an unavailable driver
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import os
 import socket
@@ -26,6 +25,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from orchestration.browser_token import BrowserToken
+from orchestration.status_page.routes import StatusPages
 from orchestration.tracker import streaming_api as api
 from orchestration.tracker.http_connections import MOST_CONNECTIONS, BoundedProtocol, RequestLimit
 from orchestration.tracker.listen_address import url
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
     from starlette.requests import Request
+    from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from orchestration.tracker.listen_address import ListenAddress
@@ -84,32 +86,35 @@ def _not_found(what: str) -> HTTPException:
 class _Guard:
     """Let requests with the token pass; without a configured token, requests whose Host header names loopback.
 
+    A browser gets the token's cookie by a link with `?token=TOKEN`.
     The Host check stops DNS rebinding: no web page can read here through a host name that resolves to 127.0.0.1.
     """
 
-    def __init__(self, app: ASGIApp, token: str | None) -> None:
+    def __init__(self, app: ASGIApp, token: BrowserToken | None) -> None:
         self._app = app
         self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            headers = {name.lower(): value for name, value in scope["headers"]}
-            scope["forebay.trusted"] = self._is_trusted(headers)
+            if self._token is not None and (link := self._token.link(scope)) is not None:
+                await link(scope, receive, send)
+                return
+            scope["forebay.trusted"] = self._is_trusted(scope)
             if not scope["forebay.trusted"] and scope["path"] not in _OPEN:
                 await self._refusal()(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _is_trusted(self, headers: Mapping[bytes, bytes]) -> bool:
+    def _is_trusted(self, scope: Scope) -> bool:
         if self._token is not None:
-            given = headers.get(b"authorization", b"")
-            return hmac.compare_digest(given, b"Bearer " + self._token.encode())
+            return self._token.is_sent(scope)
+        headers = {name.lower(): value for name, value in scope["headers"]}
         return is_written_as_loopback(host_name(headers.get(b"host", b"").decode("latin-1")))
 
     def _refusal(self) -> Response:
         if self._token is not None:
             return PlainTextResponse(
-                "Send the tracker's token: Authorization: Bearer TOKEN (FOREBAY_TRACKER_TOKEN)\n",
+                "Open /status?token=TOKEN in a browser, or send Authorization: Bearer TOKEN (FOREBAY_TRACKER_TOKEN)\n",
                 401,
                 {"WWW-Authenticate": "Bearer"},
             )
@@ -123,7 +128,12 @@ class _Pages:
     """The endpoints. Each request runs in a thread of the server's pool, and may wait for the driver log."""
 
     def __init__(
-        self, engine: sa.Engine, tracker: TrackerView, clock: Callable[[], float], metrics_max_receivers: int
+        self,
+        engine: sa.Engine,
+        tracker: TrackerView,
+        clock: Callable[[], float],
+        metrics_max_receivers: int,
+        dagster_url: str | None,
     ) -> None:
         self._engine = engine
         self._tracker = tracker
@@ -131,8 +141,9 @@ class _Pages:
         self._progress = StreamingProgress(clock)
         self._outage = Outage("the tracker's HTTP server")
         self._outage_lock = threading.Lock()
+        self._status = StatusPages(self._connect, tracker=tracker.name, dagster_url=dagster_url)
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[BaseRoute]:
         streaming = f"{_API}/{{pipeline}}/streaming"
         return [
             Route("/health", self._health),
@@ -147,13 +158,14 @@ class _Pages:
             Route(f"{streaming}/batches/{{batch}}", self._batch),
             Route(f"{streaming}/batches/{{batch}}/operations", self._operations),
             Route(f"{streaming}/batches/{{batch}}/operations/{{operation}}", self._operation),
+            *self._status.routes(),
         ]
 
-    def app(self, token: str | None) -> ASGIApp:
+    def app(self, token: BrowserToken | None) -> ASGIApp:
         app = Starlette(
             routes=self.routes(),
             exception_handlers={
-                HTTPException: _refused,
+                HTTPException: self._refused,
                 # Starlette looks up the handler of an exception's base classes too, so these two suffice.
                 **dict.fromkeys(SURVIVED, self._unavailable),
             },
@@ -162,7 +174,18 @@ class _Pages:
 
     def _unavailable(self, request: Request, error: Exception) -> Response:
         self._failed(error)
+        if StatusPages.is_for(request.url.path):
+            return self._status.problem("The driver log does not answer", f"No figures can be read: {error}", 503)
         return _json({"error": f"the driver log does not answer: {error}", "path": request.url.path}, 503)
+
+    def _refused(self, request: Request, error: Exception) -> Response:
+        if not isinstance(error, HTTPException):
+            raise error
+        if StatusPages.is_for(request.url.path):
+            return self._status.problem("There is no such page", error.detail, error.status_code)
+        answer = _json({"error": error.detail}, error.status_code)
+        answer.headers.update(error.headers or {})
+        return answer
 
     @contextmanager
     def _connect(self) -> Iterator[sa.Connection]:
@@ -352,15 +375,6 @@ class _Pages:
         }
 
 
-def _refused(request: Request, error: Exception) -> Response:
-    del request
-    if not isinstance(error, HTTPException):
-        raise error
-    answer = _json({"error": error.detail}, error.status_code)
-    answer.headers.update(error.headers or {})
-    return answer
-
-
 def _number(request: Request, name: str) -> int:
     value: str = request.path_params[name]
     # int() also accepts signs, spaces, underscores and digits of other scripts; these are refused.
@@ -397,6 +411,7 @@ class TrackerHttpServer:
         first_retry_seconds: float = FIRST_RETRY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         metrics_max_receivers: int = MAX_RECEIVERS,
+        dagster_url: str | None = None,
     ) -> None:
         """Prepare to serve.
 
@@ -408,10 +423,13 @@ class TrackerHttpServer:
             first_retry_seconds: how long to wait before a port in use is tried the second time.
             clock: monotonic, in seconds.
             metrics_max_receivers: the most receivers with samples of their own in /metrics.
+            dagster_url: Dagster's webserver, to which the status page has links.
         """
-        pages = _Pages(engine, tracker, clock, metrics_max_receivers)
-        self.paths = [route.path for route in pages.routes()]
-        self._app = pages.app(address.token)
+        pages = _Pages(engine, tracker, clock, metrics_max_receivers, dagster_url)
+        self.paths = [route.path for route in pages.routes() if isinstance(route, Route)]
+        self._app = pages.app(
+            None if address.token is None else BrowserToken(address.token, cookie=f"forebay_tracker_{address.port}")
+        )
         self._address = address
         self._address_file = address_file
         self._first_retry_seconds = first_retry_seconds

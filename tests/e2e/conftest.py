@@ -69,13 +69,19 @@ def _states(system: RunningSystem, pipeline: str) -> set[str]:
     return {row.state for row in system.batches() if row.pipeline == pipeline and row.records}
 
 
-@pytest.fixture
-def pages(browser: Browser, system: RunningSystem) -> Iterator[Pages]:
-    """Open the UI in a new window."""
+@pytest.fixture(scope="session")
+def screenshots() -> Path:
+    """Return the directory for screenshots."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    return SCREENSHOTS
+
+
+@pytest.fixture
+def pages(browser: Browser, system: RunningSystem, screenshots: Path) -> Iterator[Pages]:
+    """Open the UI in a new window."""
     context = browser.new_context(viewport={"width": 1600, "height": 1000})
     page = context.new_page()
     # As a person does: the link leaves a cookie.
     page.goto(system.ui_link)
-    yield Pages(page, system.ui_url, SCREENSHOTS)
+    yield Pages(page, system.ui_url, screenshots)
     context.close()

@@ -6,7 +6,13 @@ SELECT s.name AS stream, r.ordinal, r.id AS receiver_id, r.state, r.desired_stat
        coalesce((SELECT t.dead_letters + t.dropped_dead_letters
                  FROM forebay.storage_totals t WHERE t.receiver_id = r.id), 0)::bigint AS dead_letters,
        error.at AS last_error_at, error.message AS last_error,
-       (holder.queued ->> r.id::text)::integer AS queued_blocks
+       (holder.queued ->> r.id::text)::integer AS queued_blocks,
+       -- A query in the list of columns: a reader that does not ask for it does not pay for it.
+       (SELECT (newest.total_records - f.total_records)
+               / greatest(extract(epoch FROM clock_timestamp() - f.added_at)::double precision, 1)
+        FROM forebay.blocks f
+        WHERE f.receiver_id = r.id AND f.sequence = greatest(newest.sequence - 50, r.low_mark + 1)
+          AND f.sequence < newest.sequence) AS records_per_second
 FROM forebay.receivers r
 JOIN forebay.streams s ON s.id = r.stream_id
 -- Probes, each with OFFSET 0: a join could read all processes that ever were.
@@ -60,3 +66,5 @@ COMMENT ON COLUMN forebay.receiver_status.last_error IS 'What that error said';
 COMMENT ON COLUMN forebay.receiver_status.queued_blocks IS
     'Blocks in its process''s queue that are not stored yet, at the newest heartbeat; null where no process holds it. '
     'At the stream''s block_queue_size it reads no further';
+COMMENT ON COLUMN forebay.receiver_status.records_per_second IS
+    'Records registered after its 50th newest kept block, by the time since then; null while it keeps fewer than two';

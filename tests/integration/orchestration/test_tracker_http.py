@@ -84,10 +84,22 @@ class Ticking:
 
 @contextlib.contextmanager
 def serving(
-    engine: sa.Engine, home: Path, *, address: ListenAddress = LOOPBACK, term: int | None = None
+    engine: sa.Engine,
+    home: Path,
+    *,
+    address: ListenAddress = LOOPBACK,
+    term: int | None = None,
+    dagster_url: str | None = None,
 ) -> Iterator[str]:
     view = TrackerView("host:1", lambda: term, lambda: {} if term is None else {7: 1.5})
-    server = TrackerHttpServer(engine, view, address, address_file=home / "run" / "tracker.url", clock=Ticking())
+    server = TrackerHttpServer(
+        engine,
+        view,
+        address,
+        address_file=home / "run" / "tracker.url",
+        clock=Ticking(),
+        dagster_url=dagster_url,
+    )
     with server:
         eventually(lambda: server.url, "the server's address")
         assert server.url is not None

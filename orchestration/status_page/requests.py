@@ -1,0 +1,79 @@
+"""Read what an address asks for: page numbers, an order, a state, a position. Whatever can't be read is its default.
+
+An address is typed by people and kept in bookmarks: only what names a thing (a pipeline, a batch) may be refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestration.status_page.shown import time_of
+from tracker_store.status_page import BatchOrder, FinishedState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+# Rows of a page: receivers and batches; blocks and positions of one batch.
+PAGE_ROWS = 50
+# Finished batches that are sorted together, as many as the original retains.
+WINDOW = 1000
+_LARGEST = 2**63 - 1
+
+
+def whole(text: str | None) -> int | None:
+    """Return a whole number that a bigint can hold, or None. Signs, spaces and digits of other scripts are refused."""
+    if text is None or not (text.isascii() and text.isdigit()) or len(text) > len(str(_LARGEST)):
+        return None
+    return number if (number := int(text)) <= _LARGEST else None
+
+
+def page_number(values: Mapping[str, str], name: str, *, last: int) -> int:
+    """Return the number of a page, from 1 to `last`."""
+    return min(max(1, whole(values.get(name)) or 1), last)
+
+
+def moment(text: str | None) -> datetime | None:
+    """Return a time that is given in milliseconds since 1970, or None."""
+    number = whole(text)
+    try:
+        return None if number is None else time_of(number)
+    except OverflowError:
+        return None
+
+
+def position(text: str | None) -> tuple[int, int] | None:
+    """Return the position of an event, written as its id TRANSACTION-ID, or None."""
+    first, _, second = (text or "").partition("-")
+    transaction_id, number = whole(first), whole(second)
+    return None if transaction_id is None or number is None else (transaction_id, number)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedAsked:
+    """Which finished batches a page shows, in which order."""
+
+    order: BatchOrder
+    ascending: bool
+    state: FinishedState | None
+    before: datetime | None
+    page: int
+
+    @classmethod
+    def of(cls, values: Mapping[str, str]) -> FinishedAsked:
+        """Read it from a query."""
+        order = values.get("sort")
+        state = values.get("state")
+        return cls(
+            BatchOrder(order) if order in set(BatchOrder) else BatchOrder.TIME,
+            values.get("direction") == "up",
+            FinishedState(state) if state in set(FinishedState) else None,
+            moment(values.get("before")),
+            page_number(values, "page", last=WINDOW // PAGE_ROWS),
+        )
+
+    @property
+    def states(self) -> Sequence[FinishedState]:
+        """Return the states of the batches that are asked for."""
+        return tuple(FinishedState) if self.state is None else (self.state,)

@@ -1,0 +1,228 @@
+"""Test the status page on a real driver log: its figures, its bounds, and who may see it."""
+
+from __future__ import annotations
+
+import html
+import re
+import urllib.request
+from typing import TYPE_CHECKING, cast
+
+import pytest
+import sqlalchemy as sa
+
+from orchestration.status_page.shown import milliseconds
+from orchestration.tracker.listen_address import ListenAddress
+from tests.driver_log import INTERVAL, NOON
+from tests.filled_log import Size, fill, reading
+from tests.integration.orchestration.test_tracker_http import SECOND, ask, busy, log, serving, url
+from tracker_store import status_page as store
+from tracker_store.agents import list_agents
+from tracker_store.engine import connect, create_engine
+from tracker_store.listener_events import newest_events
+from tracker_store.processes import register_process
+from tracker_store.receivers import report_event
+from tracker_store.states import ProcessKind, ReceiverEventKind
+from tracker_store.status import batch_stats, pipeline_status, receiver_status, stream_lag
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.driver_log import Log
+
+__all__ = ["log", "url"]
+PLANTED = "<script>alert('x')</script>"
+WORDS = "/status/pipelines/words"
+
+
+@pytest.fixture
+def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
+    with connect(engine) as connection:
+        yield connection
+
+
+def text_of(page: str) -> str:
+    """Return the text of a page as a person reads it, with single spaces."""
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", page)))
+
+
+def test_figures_are_those_of_the_views(log: Log, url: str) -> None:
+    busy(log)
+    register_process(log.connection, kind=ProcessKind.AGENT, name="agent-7", host="node-7", pid=1, slots=12)
+    [status] = pipeline_status(log.connection)
+    stats = {row.batch_time: row for row in batch_stats(log.connection, limit=100)}
+    overview = text_of(ask(url, "/status").text)
+    assert f"{status.waiting_records:,}" in overview
+    assert "agent-7 node-7 ACTIVE 0 12" in overview
+    page = text_of(ask(url, WORDS).text)
+    finished = [row for row in stats.values() if row.state in ("COMPLETED", "QUARANTINED")]
+    assert f"Finished batches {len(finished)} " in page
+    assert f"Records in them {sum(row.records for row in finished):,} " in page
+    assert f"Open batches {status.unfinished_batches} {status.running_batches} running" in page
+    # Batch 1 ran from 2 to 5 s after its time.
+    assert f"2026-01-01 12:00:10 {stats[NOON + INTERVAL].records} 2.0 s 3.0 s 5.0 s 1 COMPLETED" in page
+    [lag] = stream_lag(log.connection)
+    assert f"Waiting records {lag.waiting_records} " in page
+
+
+def test_a_batch_shows_its_blocks_attempts_and_outputs(log: Log, url: str) -> None:
+    busy(log)
+    page = text_of(ask(url, f"{WORDS}/batches/{milliseconds(NOON + 2 * INTERVAL)}").text)
+    assert "QUARANTINED" in page
+    assert "boom" in page
+    assert "counts COMMITTED 1 1" in page
+    assert "kept FAILED" in page
+    assert "no number: 'x'" in page
+    blocks = log.connection.execute(
+        sa.text("SELECT sequence FROM forebay.batch_blocks WHERE batch_time = :time"), {"time": NOON + 2 * INTERVAL}
+    ).scalars()
+    for sequence in blocks:
+        assert re.search(rf"lines \d+ {sequence} 2026-01-01", page)
+
+
+def test_a_stream_shows_its_receivers_and_what_they_said_as_text(log: Log, url: str) -> None:
+    busy(log)
+    one, _ = log.receiver_ids
+    report_event(log.connection, receiver_id=one, epoch=1, kind=ReceiverEventKind.ERROR, message=f"{PLANTED} refused")
+    answer = ask(url, "/status/streams/lines")
+    assert PLANTED not in answer.text
+    assert f"{PLANTED} refused" in text_of(answer.text)
+    for row in receiver_status(log.connection):
+        assert f"{row.ordinal} {row.state}" in text_of(answer.text)
+    assert PLANTED not in ask(url, "/status/events").text
+    assert f"{PLANTED} refused" in text_of(ask(url, "/status/events").text)
+    assert "script-src 'self'" in answer.headers["content-security-policy"]
+    assert "None." in text_of(ask(url, "/status/streams/lines?state=FAILED").text)
+
+
+def test_links_lead_to_dagsters_runs(log: Log, engine: sa.Engine, home: Path) -> None:
+    busy(log)
+    run_id = "0123abcd-0123-4567-89ab-0123456789ab"
+    log.connection.execute(sa.text("UPDATE forebay.batch_attempts SET run_id = :run"), {"run": run_id})
+    with serving(engine, home, dagster_url="http://127.0.0.1:3000") as served:
+        page = ask(served, WORDS).text
+        assert f'href="http://127.0.0.1:3000/runs/{run_id}"' in page
+        assert 'href="http://127.0.0.1:3000/assets/words/batches"' in page
+        with urllib.request.urlopen(f"{served}/", timeout=20) as answer:
+            assert answer.url.endswith("/status")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/status/nope", "/status/pipelines/nope", f"{WORDS}/batches/1", f"{WORDS}/batches/x"),
+        *("/status/streams/nope", "/status/static/nope.js", f"{WORDS}/batches/{10**18}"),
+    ],
+)
+def test_what_is_not_there_is_404(log: Log, url: str, path: str) -> None:
+    answer = ask(url, path)
+    assert answer.status == 404
+    assert "There is no such page" in answer.text
+
+
+def test_without_the_driver_log_the_page_says_so(home: Path) -> None:
+    engine = create_engine("postgresql+psycopg2://nobody:secret@127.0.0.1:1/none", application_name="test")
+    with serving(engine, home) as served:
+        answer = ask(served, "/status")
+        assert answer.status == 503
+        assert "The driver log does not answer" in answer.text
+        assert "secret" not in answer.text
+        assert ask(served, "/status/static/status.js").status == 200
+    engine.dispose()
+
+
+def test_with_a_token_a_link_lets_a_browser_in(engine: sa.Engine, home: Path) -> None:
+    with serving(engine, home, address=ListenAddress("127.0.0.1", 0, "tok")) as served:
+        assert ask(served, "/status").status == 401
+        assert ask(served, "/status/static/status.js").status == 401
+        assert ask(served, "/status", Authorization="Bearer tok").status == 200
+        # Any name: with a token, a page of another site can't send it.
+        assert ask(served, "/status", Authorization="Bearer tok", Host="tracker.example").status == 200
+        assert ask(served, "/status?token=wrong").status == 401
+        browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with browser.open(f"{served}/status?token=tok", timeout=20) as answer:
+            assert answer.url == f"{served}/status"
+        with browser.open(f"{served}/status/events", timeout=20) as answer:
+            assert answer.status == 200
+        assert ask(served, "/status", Cookie="forebay_tracker_0=tok").status == 401
+
+
+def test_batches_are_sorted_filtered_and_turned(connection: sa.Connection) -> None:
+    fill(connection, Size(batches=130))
+    # Records and delays that differ.
+    connection.exec_driver_sql("SET session_replication_role = replica")
+    connection.exec_driver_sql("UPDATE forebay.batches SET records = extract(epoch FROM batch_time)::bigint %% 997")
+    connection.exec_driver_sql("RESET session_replication_role")
+    [pipeline, *_] = store.page_of_pipelines(connection, offset=0, limit=10)
+    every = [row for row in batch_stats(connection, limit=1000) if row.pipeline == pipeline.pipeline]
+
+    def page(
+        order: store.BatchOrder = store.BatchOrder.TIME, *, window: int = 1000, offset: int = 0, ascending: bool = False
+    ) -> list[store.PageBatch]:
+        return store.page_of_finished(
+            connection,
+            pipeline.pipeline_id,
+            before=None,
+            window=window,
+            states=tuple(store.FinishedState),
+            order=order,
+            ascending=ascending,
+            offset=offset,
+            limit=50,
+        )
+
+    assert [row.batch_time for row in page()] == [row.batch_time for row in every[:50]]
+    assert [row.batch_time for row in page(offset=50)] == [row.batch_time for row in every[50:100]]
+    records = [row.records for row in every]
+    assert [row.records for row in page(store.BatchOrder.RECORDS)] == sorted(records, reverse=True)[:50]
+    assert [row.records for row in page(store.BatchOrder.RECORDS, ascending=True)] == sorted(records)[:50]
+    assert [row.records for row in page(store.BatchOrder.RECORDS, window=60)] == sorted(records[:60], reverse=True)[:50]
+
+
+def test_agents_and_events_are_those_that_commands_list(log: Log) -> None:
+    busy(log)
+    for name in ("a", "b"):
+        register_process(log.connection, kind=ProcessKind.AGENT, name=name, host=f"host-{name}", pid=1, slots=3)
+    listed = [(row.name, row.host, row.slots, row.receivers) for row in list_agents(log.connection) if row.agent_id]
+    shown = store.page_of_agents(log.connection, offset=0, limit=10)
+    assert [(row.agent, row.host, row.slots, row.receivers) for row in shown] == listed
+    newest = newest_events(log.connection, limit=6)[::-1]
+    assert store.page_of_events(log.connection, before=None, limit=6) == newest
+    before = cast("tuple[int, int]", tuple(int(part) for part in newest[2].event_id.split("-")))
+    assert store.page_of_events(log.connection, before=before, limit=3) == newest[3:]
+
+
+def test_a_page_reads_no_more_with_a_longer_history_and_more_receivers(connection: sa.Connection) -> None:
+    """Check that the receivers' page costs its receivers, and the batches' pages their window, whatever there is."""
+    fill(connection, Size(receivers=600, streams=1, pipelines=1, batches=60, events=5))
+    [stream] = store.page_of_streams(connection, offset=0, limit=10)
+    assert stream.receivers == 600
+    found = store.page_stream(connection, stream.stream)
+    assert found is not None
+    stream_id, _ = found
+    with reading(connection) as read:
+        rows = store.page_of_receivers(connection, stream_id, state=None, after=300, limit=51)
+    assert [row.ordinal for row in rows] == list(range(301, 352))
+    # Each has about ten probes; the tables of processes and totals are small enough to be read whole each time.
+    assert read.buffers < 51 * 25
+    pipeline_id = store.page_of_pipelines(connection, offset=0, limit=1)[0].pipeline_id
+    with reading(connection) as read:
+        assert len(store.newest_finished(connection, pipeline_id, limit=20)) == 20
+    assert read.rows + read.entries < 20 * 12
+    with reading(connection) as read:
+        assert len(store.page_of_events(connection, before=None, limit=20)) == 20
+    assert read.rows + read.entries < 20 * 30
+    assert store.unfinished(connection, pipeline_id, limit=10) == []
+
+
+def test_a_receivers_rate_is_of_its_newest_blocks(log: Log) -> None:
+    one, two = log.receiver_ids
+    log.add_at(one, NOON, NOON + SECOND, records=10)
+    log.connection.execute(
+        sa.text("UPDATE forebay.blocks SET added_at = clock_timestamp() - interval '10 s' WHERE receiver_id = :one"),
+        {"one": one},
+    )
+    rows = store.page_of_receivers(log.connection, log.stream_id, state=None, after=0, limit=10)
+    rates = {row.receiver_id: row.records_per_second for row in rows}
+    assert rates[one] == pytest.approx(2.0, rel=0.3)
+    assert rates[two] is None

@@ -1,0 +1,32 @@
+CREATE VIEW forebay.stream_status AS
+SELECT s.name AS stream, s.id AS stream_id, counted.receivers, counted.active, counted.scheduled, counted.paused,
+       counted.inactive, counted.failed, counted.records, counted.bytes, counted.last_block_at
+FROM forebay.streams s
+CROSS JOIN LATERAL (
+    SELECT count(*) AS receivers, count(*) FILTER (WHERE r.state = 'ACTIVE') AS active,
+           count(*) FILTER (WHERE r.state = 'SCHEDULED') AS scheduled,
+           count(*) FILTER (WHERE r.state = 'PAUSED') AS paused,
+           count(*) FILTER (WHERE r.state = 'INACTIVE') AS inactive,
+           count(*) FILTER (WHERE r.state = 'FAILED') AS failed,
+           coalesce(sum(newest.total_records), 0)::bigint AS records,
+           coalesce(sum(newest.total_bytes), 0)::bigint AS bytes, max(newest.added_at) AS last_block_at
+    FROM forebay.receivers r
+    LEFT JOIN LATERAL (
+        SELECT b.total_records, b.total_bytes, b.added_at FROM forebay.blocks b
+        WHERE b.receiver_id = r.id ORDER BY b.sequence DESC LIMIT 1) AS newest ON true
+    WHERE r.stream_id = s.id AND r.removed_at IS NULL) AS counted
+WHERE s.removed_at IS NULL;
+
+COMMENT ON VIEW forebay.stream_status IS
+    'Each stream: its receivers by state, and what they have registered. Costs a probe per receiver.';
+COMMENT ON COLUMN forebay.stream_status.stream IS 'The stream';
+COMMENT ON COLUMN forebay.stream_status.stream_id IS 'The stream''s id';
+COMMENT ON COLUMN forebay.stream_status.receivers IS 'How many receivers it has';
+COMMENT ON COLUMN forebay.stream_status.active IS 'How many of them are ACTIVE: they receive';
+COMMENT ON COLUMN forebay.stream_status.scheduled IS 'How many are SCHEDULED: placed, and about to start';
+COMMENT ON COLUMN forebay.stream_status.paused IS 'How many are PAUSED';
+COMMENT ON COLUMN forebay.stream_status.inactive IS 'How many are INACTIVE: placed nowhere';
+COMMENT ON COLUMN forebay.stream_status.failed IS 'How many have FAILED: their restarts are used up';
+COMMENT ON COLUMN forebay.stream_status.records IS 'Records registered since its receivers were created';
+COMMENT ON COLUMN forebay.stream_status.bytes IS 'The same in bytes as stored';
+COMMENT ON COLUMN forebay.stream_status.last_block_at IS 'When the newest block or marker was added; null before the first';
