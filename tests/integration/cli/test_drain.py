@@ -223,7 +223,7 @@ def test_forebay_up_says_why_a_drain_was_interrupted(
             return given_up
 
     monkeypatch.setattr("forebay.cli.up.Services", lambda *_, **__: Drained())
-    result = CliRunner().invoke(app, ["up", "--drain"], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, ["up", "forebay.demo.pipeline", "--drain"], env={"COLUMNS": "200"})
     assert result.exit_code == exit_code
     why = "agent was given up" if given_up else "of a second signal"
     assert f"Not drained, because {why}: the rest is processed after the next start." in result.output
