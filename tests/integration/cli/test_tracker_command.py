@@ -78,7 +78,9 @@ def test_off_serves_nothing(database_url: str, engine: sa.Engine, home: Path) ->
         assert process.wait(20) == 0
 
 
-@pytest.mark.parametrize("command", [["tracker"], ["agent", "--roles", "tracker"], ["up", "forebay.demo.pipeline"], ["demo"]])
+@pytest.mark.parametrize(
+    "command", [["tracker"], ["agent", "--roles", "tracker"], ["up", "forebay.demo.pipeline"], ["demo"]]
+)
 def test_it_does_not_start_open_to_others_without_a_token(database_url: str, home: Path, command: list[str]) -> None:
     refused = subprocess.run(
         [sys.executable, "-m", "forebay.cli", *command],

@@ -66,7 +66,7 @@ def process(*command: str, **environment: str) -> Iterator[subprocess.Popen[byte
         try:
             started.wait(60)
         except subprocess.TimeoutExpired:
-            # Dagster's own server, which sometimes does not end by itself. That ours does is tested where it is started.
+            # A server of Dagster's, which sometimes does not end by itself; that ours does is tested elsewhere.
             started.kill()
             started.wait()
 
