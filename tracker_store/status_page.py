@@ -40,6 +40,7 @@ class PagePipeline:
     running_batches: int
     last_completed_time: datetime | None
     halted_by: datetime | None
+    quarantined_batches: int
     now: datetime
     due: int
 
@@ -202,7 +203,7 @@ def _columns(row: type) -> str:
 _PIPELINE = """
     SELECT pipeline, pipeline_id, state, state_since, batch_interval, last_batch_time, waiting_records, waiting_bytes,
         CASE WHEN waiting_records > 0 THEN oldest_added_at END AS oldest_added_at, unfinished_batches,
-        running_batches, last_completed_time, halted_by, clock_timestamp() AS now,
+        running_batches, last_completed_time, halted_by, quarantined_batches, clock_timestamp() AS now,
         CASE
             WHEN state = 'STOPPED' THEN 0
             ELSE greatest(0, floor(

@@ -39,8 +39,8 @@ def test_no_process_has_more_connections_than_documented(system: RunningSystem) 
             return all(any(row.matches(name) for name in seen) for row in rows if row.process in SEEN)
 
         system.until("each process is connected", each_was_seen)
-    # The source is quiet again, for the tests that follow.
-    system.settle()
+    # Quiet again, for the tests that follow; it never settles, because of the batch that was quarantined.
+    system.source.pause()
     for name, number in most.items():
         row = next((row for row in rows if row.matches(name)), None)
         assert row is not None, f"add {name!r} to docs/reference/connections.md"
