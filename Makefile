@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-postgres outage cluster systems alone e2e deploy docs s3 kafka brokers namespaces stress chaos soak endurance fuzz check audit wheel-demo clean
+.PHONY: help setup demo up test test-postgres outage cluster systems alone e2e screenshots deploy image docs s3 kafka brokers namespaces stress chaos soak endurance fuzz check audit wheel-demo clean
 
 # A Python of your choice: make PYTHON=/path/to/python3. Arguments for a target's command: make demo ARGS=--help.
 PYTHON ?=
@@ -77,8 +77,18 @@ alone: $(STAMP) ## tests of promised times, which need a machine with nothing be
 e2e: $(STAMP) ## a system's open ports, and the UI's pages in a headless Chromium on PATH; pictures: build/screenshots
 	$(BIN)/python -m pytest -m e2e tests/e2e $(ARGS)
 
+# The pages show docs/images, which are pictures of these tests: run this when the pages have changed.
+screenshots: e2e ## renew the pictures in docs/images from those of `make e2e`
+	@for picture in docs/images/*.png; do cp -v "build/screenshots/$$(basename "$$picture")" "$$picture"; done
+
 deploy: $(STAMP) ## alerts, dashboard, systemd units and Kubernetes' files, checked by Debian's prometheus and systemd
 	$(BIN)/python -m pytest -m deploy tests/integration/deploy $(ARGS)
+
+image: ## build deploy/Containerfile with podman or docker, and run it; where neither can build, `make test` checks its text
+	@set -e; for builder in podman docker; do if $$builder info >/dev/null 2>&1; then \
+	  $$builder build -f deploy/Containerfile -t forebay:local . && \
+	  exec $$builder run --rm --read-only --tmpfs /tmp forebay:local --version; exit 1; fi; done; \
+	echo "There is neither podman nor docker with a daemon that runs: install one." >&2; exit 1
 
 # In an environment of its own: nothing else needs these packages.
 docs: $(STAMP) ## the documentation as a site, in build/site; a warning, such as a link without a target, is an error

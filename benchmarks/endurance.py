@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import os
 import signal
 import statistics
 import subprocess
@@ -29,6 +28,7 @@ import pyarrow.parquet as pq
 import sqlalchemy as sa
 
 from benchmarks.endurance_senders import EACH, TOPIC, Senders
+from benchmarks.forebay_process import await_start, start_forebay_up
 from benchmarks.report import Figure, Report, machine, time_figure
 from tests.held_ports import held_ports
 from tests.kafka_broker import KafkaBroker
@@ -39,7 +39,6 @@ from tracker_store.errors import DriverLogError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-_ROOT = Path(__file__).parents[1]
 # A batch of 13 inputs takes some seconds whatever it holds.
 _INTERVAL_SECONDS = 5
 _START_SECONDS = 300.0
@@ -166,8 +165,7 @@ def _running(home: Path, interval: int) -> Iterator[System]:
     http_ports = held_ports(holder, EACH)
     _make_topic(broker.address)
     senders = Senders(home / "files", http_ports, broker.address)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
-    environment |= {
+    settings = {
         "ENDURANCE_FILES": str(home / "files"),
         "ENDURANCE_HTTP_PORTS": ",".join(map(str, http_ports)),
         "ENDURANCE_INTERVAL": f"{interval}s",
@@ -176,24 +174,11 @@ def _running(home: Path, interval: int) -> Iterator[System]:
         "ENDURANCE_SOCKET_PORTS": ",".join(str(sender.port) for sender in senders.sockets),
         "FOREBAY_HOME": str(home / "home"),
         "FOREBAY_SPARK_MASTER": "local[2]",
-        "FOREBAY_TRACKER_HTTP": "127.0.0.1:0",
     }
     log = home / "up.log"
-    with log.open("wb") as output:
-        up = subprocess.Popen(
-            [sys.executable, "-m", "forebay.cli", "up", "benchmarks.endurance_pipeline", "--ui-port", "0"],
-            cwd=_ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+    up = start_forebay_up("benchmarks.endurance_pipeline", log, settings)
     try:
-        deadline = time.monotonic() + _START_SECONDS
-        while b"Ctrl-C stops everything" not in log.read_bytes():
-            if time.monotonic() > deadline or up.poll() is not None:
-                raise TimeoutError(f"forebay up has not started:\n{log.read_text(encoding='utf-8')}")
-            time.sleep(0.5)
+        await_start(up, log, _START_SECONDS)
         engine = create_engine(EmbeddedPostgres(home / "home" / "postgres").url(), application_name="endurance")
         senders.start()
         yield System(psutil.Process(up.pid), engine, senders, home / "output")

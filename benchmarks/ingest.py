@@ -27,19 +27,27 @@ from benchmarks.ingest_text import text_cost
 from benchmarks.report import Figure, Report, machine, rate_figure, time_figure
 from benchmarks.server import running_server
 from receiver_runtime.block_store.encryption import KEY_BYTES
-from receiver_runtime.block_store.payload import DEFAULT_COMPRESSION, Compression
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from benchmarks.ingest_read_back import Reads
     from benchmarks.server import Server
+    from receiver_runtime.codec_choice import CompressionSetting
 
-_COMPRESSIONS: Sequence[Compression] = ("lz4", "zstd", "none")
+_NAMED: Sequence[CompressionSetting] = ("lz4", "zstd", "none")
+_COMPRESSIONS: Sequence[CompressionSetting] = ("auto", *_NAMED)
 # The default, and none, because Spark's log is not compressed.
-_AIMED: Sequence[Compression] = (DEFAULT_COMPRESSION, "none")
+_AIMED: Sequence[CompressionSetting] = ("auto", "none")
+_ENCRYPTED: Sequence[CompressionSetting] = ("lz4", "none")
+# What is read back: what a receiver stores that keeps up, and that one stores at the most that it can.
+_READ: Sequence[CompressionSetting] = ("lz4", "none")
 _SPARK_AIM = 8.0
 _DISK_AIM = 0.8
-_READ_BACK_AIM = 0.9
+_READ_BACK_AIM = 0.85
+# Of `auto`: its rate beside the better of the two, and its size beside lz4's at half of its rate.
+_BETTER_AIM = 0.9
+_SIZE_AIM = 1 / 1.05
 _BLOCK_BYTES = 16 * 2**20
 _MIB = 2**20
 _PARTS = ("receive", "read")
@@ -98,8 +106,9 @@ def _receive(server: Server, report: Report, sizes: Sizes, directory: Path, port
     """
     report.section(f"From a socket to registered blocks, lines of {LINE_BYTES} bytes, one receiver")
     disk: list[float] = []
-    ours: dict[Compression, list[Ingested]] = {compression: [] for compression in _COMPRESSIONS}
-    encrypted: dict[Compression, list[Ingested]] = {compression: [] for compression in _AIMED if block_key is not None}
+    ours: dict[CompressionSetting, list[Ingested]] = {compression: [] for compression in _COMPRESSIONS}
+    half: list[Ingested] = []
+    encrypted: dict[CompressionSetting, list[Ingested]] = {one: [] for one in _ENCRYPTED if block_key is not None}
     peer: list[SparkIngested] = []
     counting: list[SparkIngested] = []
     bare: list[Bare] = []
@@ -108,12 +117,19 @@ def _receive(server: Server, report: Report, sizes: Sizes, directory: Path, port
         def of_disk() -> None:
             disk.append(synced_write_rate(directory, _BLOCK_BYTES, sizes.disk_seconds))
 
-        def of_ours(compression: Compression, number: int = number) -> None:
+        def of_ours(compression: CompressionSetting, number: int = number) -> None:
             receiver = Receiver(server, directory, port, f"{compression}{number}", compression=compression)
             ours[compression].append(receiver.measure(warm_up=sizes.warm_up, seconds=sizes.seconds))
             shutil.rmtree(receiver.block_store)
 
-        def of_encrypted(compression: Compression, number: int = number) -> None:
+        def of_auto(number: int = number) -> None:
+            of_ours("auto")
+            rate = ours["auto"][-1].records_per_second / 2
+            receiver = Receiver(server, directory, port, f"half{number}", receiver_max_rate=rate)
+            half.append(receiver.measure(warm_up=sizes.warm_up, seconds=sizes.seconds))
+            shutil.rmtree(receiver.block_store)
+
+        def of_encrypted(compression: CompressionSetting, number: int = number) -> None:
             name = f"encrypted-{compression}{number}"
             receiver = Receiver(server, directory, port, name, block_key=block_key, compression=compression)
             encrypted[compression].append(receiver.measure(warm_up=sizes.warm_up, seconds=sizes.seconds))
@@ -134,7 +150,8 @@ def _receive(server: Server, report: Report, sizes: Sizes, directory: Path, port
         turns: list[Callable[[], None]] = [
             of_disk,
             of_bare_loop,
-            *(partial(of_ours, compression) for compression in _COMPRESSIONS),
+            of_auto,
+            *(partial(of_ours, compression) for compression in _NAMED),
             *(partial(of_encrypted, compression) for compression in encrypted),
             partial(of_spark, peer, counts=False),
             partial(of_spark, counting, counts=True),
@@ -153,11 +170,48 @@ def _receive(server: Server, report: Report, sizes: Sizes, directory: Path, port
         )
     for compression in _COMPRESSIONS:
         _figures(report, compression, ours[compression], _Peers(peer, counting, bare, disk))
-    for compression, measured in encrypted.items():
-        report.add(*_cost(compression, measured, ours[compression]))
+    report.add(
+        *_choice(ours, half),
+        *(figure for name, measured in encrypted.items() for figure in _cost(name, measured, ours[name])),
+    )
 
 
-def _cost(compression: Compression, encrypted: Sequence[Ingested], plain: Sequence[Ingested]) -> tuple[Figure, Figure]:
+def _choice(ours: dict[CompressionSetting, list[Ingested]], half: Sequence[Ingested]) -> tuple[Figure, Figure, Figure]:
+    """Return what the choice of `auto` costs: its rate at the most, and its size at half of that."""
+    better = [
+        max(lz4.records_per_second, none.records_per_second)
+        for lz4, none in zip(ours["lz4"], ours["none"], strict=True)
+    ]
+    return (
+        rate_figure(
+            "received, auto",
+            [one.records_per_second for one in ours["auto"]],
+            better,
+            peer_name="the better of lz4 and none",
+            unit="records/s",
+            aim=_BETTER_AIM,
+        ),
+        rate_figure(
+            "received, auto, limited to half of its rate",
+            [one.records_per_second for one in half],
+            [one.records_per_second / 2 for one in ours["auto"]],
+            peer_name="the limit",
+            unit="records/s",
+        ),
+        time_figure(
+            "stored bytes of a record, auto, at half of its rate",
+            statistics.median(one.stored_bytes_per_record for one in half),
+            statistics.median(one.stored_bytes_per_record for one in ours["lz4"]),
+            peer_name="lz4",
+            unit="bytes",
+            aim=_SIZE_AIM,
+        ),
+    )
+
+
+def _cost(
+    compression: CompressionSetting, encrypted: Sequence[Ingested], plain: Sequence[Ingested]
+) -> tuple[Figure, Figure]:
     """Return what encryption costs: the ratios to the same without it."""
     return (
         rate_figure(
@@ -179,7 +233,7 @@ def _cost(compression: Compression, encrypted: Sequence[Ingested], plain: Sequen
 
 def _figures(
     report: Report,
-    compression: Compression,
+    compression: CompressionSetting,
     ours: Sequence[Ingested],
     peers: _Peers,
 ) -> None:
@@ -255,46 +309,41 @@ def _figures(
 
 def _read(server: Server, report: Report, sizes: Sizes, directory: Path, port: int, block_key: str | None) -> None:
     report.section("Reading a batch in Spark, warm")
-    receiver = Receiver(server, directory, port, "read")
-    receiver.receive(sizes.read_records)
-    found = read_back(server, receiver, directory, rounds=sizes.read_rounds)
-    report.add(
-        rate_figure(
-            f'read.format("forebay"), {DEFAULT_COMPRESSION}',
-            found.ours.rates,
-            found.text.rates,
-            peer_name="read.text of the same lines",
-            unit="rows/s",
-            aim=_READ_BACK_AIM,
-        ),
+    for codec in _READ:
+        receiver = Receiver(server, directory, port, f"read-{codec}", compression=codec)
+        receiver.receive(sizes.read_records)
+        found = read_back(server, receiver, directory, rounds=sizes.read_rounds)
+        name = f'read.format("forebay"), {codec}'
+        report.add(
+            *_compared(name, found.ours, found.text, peer_name="read.text of the same lines", aim=_READ_BACK_AIM),
+            *_compared(name, found.ours, found.least, peer_name="the least Python source"),
+            *_compared("the least Python source", found.least, found.text, peer_name="read.text of the same lines"),
+        )
+        report.note(f"{codec}: {found.rows:,} rows of one batch into Spark's noop sink, {sizes.read_rounds} rounds")
+        if block_key is not None:
+            receiver = Receiver(
+                server, directory, port, f"read-{codec}-encrypted", block_key=block_key, compression=codec
+            )
+            receiver.receive(sizes.read_records)
+            encrypted = read_back(server, receiver, directory, rounds=sizes.read_rounds)
+            report.add(
+                *_compared(f"{name}, encrypted", encrypted.ours, found.ours, peer_name="the same, not encrypted")
+            )
+
+
+def _compared(
+    name: str, ours: Reads, peer: Reads, *, peer_name: str, aim: float | None = None
+) -> tuple[Figure, Figure]:
+    """Return how one way of reading compares with another: rows per second, and CPU."""
+    return (
+        rate_figure(name, ours.rates, peer.rates, peer_name=peer_name, unit="rows/s", aim=aim),
         time_figure(
-            f'CPU, read.format("forebay"), {DEFAULT_COMPRESSION}',
-            statistics.median(found.ours.cpu),
-            statistics.median(found.text.cpu),
-            peer_name="read.text of the same lines",
+            f"CPU, {name}",
+            statistics.median(ours.cpu),
+            statistics.median(peer.cpu),
+            peer_name=peer_name,
             unit="s/million rows",
-        ),
-    )
-    report.note(f"read back: {found.rows:,} rows of one batch into Spark's noop sink, {sizes.read_rounds} rounds")
-    if block_key is None:
-        return
-    receiver = Receiver(server, directory, port, "read-encrypted", block_key=block_key)
-    receiver.receive(sizes.read_records)
-    encrypted = read_back(server, receiver, directory, rounds=sizes.read_rounds)
-    report.add(
-        rate_figure(
-            f'read.format("forebay"), {DEFAULT_COMPRESSION}, encrypted',
-            encrypted.ours.rates,
-            found.ours.rates,
-            peer_name="the same, not encrypted",
-            unit="rows/s",
-        ),
-        time_figure(
-            f'CPU, read.format("forebay"), {DEFAULT_COMPRESSION}, encrypted',
-            statistics.median(encrypted.ours.cpu),
-            statistics.median(found.ours.cpu),
-            peer_name="the same, not encrypted",
-            unit="s/million rows",
+            aim=aim,
         ),
     )
 

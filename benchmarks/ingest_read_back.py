@@ -6,12 +6,15 @@ import contextlib
 import time
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import psutil
 import pyarrow.compute as pc
 
+from benchmarks.ingest_least_source import read_least, write_arrow
 from orchestration.settings import Settings
+from orchestration.spark.block_reader import PARTITION_BYTES
 from orchestration.spark.session import spark_session
 from receiver_runtime.block_store.encryption import BlockKeys
 from receiver_runtime.block_store.stores import open_block_store
@@ -21,9 +24,10 @@ from tracker_store.pipelines import apply_pipeline
 from tracker_store.received_block_tracker import AllocatedBlock, ReceivedBlockTracker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from benchmarks.ingest_receiver import Receiver
@@ -40,28 +44,31 @@ class Reads:
     rates: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
 
-    def read(self, frame: DataFrame, rows: int) -> None:
-        """Read all columns of all rows into Spark's `noop` sink, and record rate and CPU."""
+    def read(self, load: Callable[[], DataFrame], rows: int) -> None:
+        """Plan, read all columns of all rows into Spark's `noop` sink, and record rate and CPU."""
         cpu, began = _spark_cpu(), time.perf_counter()
-        frame.write.format("noop").mode("overwrite").save()
+        load().write.format("noop").mode("overwrite").save()
         self.rates.append(rows / (time.perf_counter() - began))
         self.cpu.append((_spark_cpu() - cpu) / rows * 1e6)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadBack:
-    """How many rows were read, and the figures of both ways."""
+    """How many rows were read, and the figures of each way."""
 
     rows: int
-    ours: Reads
-    text: Reads
+    ours: Reads = field(default_factory=Reads)
+    text: Reads = field(default_factory=Reads)
+    least: Reads = field(default_factory=Reads)
 
 
 def read_back(server: Server, receiver: Receiver, directory: Path, *, rounds: int) -> ReadBack:
-    """Put all blocks of a receiver into one batch, write the same lines as text, and read both in turn."""
+    """Put all blocks of a receiver into one batch, write the same rows as text and as Arrow files, and read each."""
     batch_time, blocks = _allocate(server, receiver)
     text = directory / f"text of {receiver.stream}"
-    rows = _write_text(receiver, blocks, text)
+    rows = _write_text(_batches(receiver, blocks), text)
+    task_rows = max(1, rows * PARTITION_BYTES // max(1, sum(block.handle.length for block in blocks)))
+    arrow = write_arrow(_batches(receiver, blocks), directory / f"arrow of {receiver.stream}", task_rows)
     key = None if receiver.block_key is None else Secret(receiver.block_key)
     settings = Settings(home=directory, database_url=server.url, block_store=str(receiver.block_store), block_key=key)
     session = spark_session(settings, application="benchmark")
@@ -75,12 +82,13 @@ def read_back(server: Server, receiver: Receiver, directory: Path, *, rounds: in
             "block_store": str(receiver.block_store),
             "block_keys": receiver.block_key or "",
         }
-        result = ReadBack(rows, Reads(), Reads())
+        result = ReadBack(rows)
         for number in range(-_WARM_UPS, rounds):
             if number == 0:
-                result = ReadBack(rows, Reads(), Reads())
-            result.ours.read(_blocks(session, options), rows)
-            result.text.read(session.read.text(str(text)), rows)
+                result = ReadBack(rows)
+            result.ours.read(partial(_blocks, session, options), rows)
+            result.text.read(partial(session.read.text, str(text)), rows)
+            result.least.read(partial(read_least, session, arrow), rows)
         if (found := _blocks(session, options).count()) != rows:
             raise RuntimeError(f"Spark found {found} rows of {rows}")
         return result
@@ -123,21 +131,26 @@ def _allocate(server: Server, receiver: Receiver) -> tuple[datetime, Sequence[Al
         return batch_time, tracker.get_blocks_of_batch_and_stream(batch_time, receiver.stream_id)
 
 
-def _write_text(receiver: Receiver, blocks: Sequence[AllocatedBlock], directory: Path) -> int:
-    """Write the blocks' lines to text files of about a segment's size; return how many lines there are."""
-    directory.mkdir()
+def _batches(receiver: Receiver, blocks: Sequence[AllocatedBlock]) -> Iterator[pa.RecordBatch]:
     keys = BlockKeys([] if receiver.block_key is None else [Secret(receiver.block_key)])
     store = open_block_store(str(receiver.block_store), keys=keys)
-    rows = files = size = 0
-    file = (directory / "0.txt").open("wb")
     for block in blocks:
         handle = block.handle
         for batch in store.read_batches(block.path, handle.offset, handle.length, handle.crc32c):
-            lines = pc.binary_join_element_wise(batch.column(0), "", "\n")
-            text = memoryview(lines.buffers()[2])
-            file.write(text)
-            rows += batch.num_rows
-            size += len(text)
+            yield batch.replace_schema_metadata(None)
+
+
+def _write_text(batches: Iterable[pa.RecordBatch], directory: Path) -> int:
+    """Write the batches' lines to text files of about a segment's size; return how many lines there are."""
+    directory.mkdir()
+    rows = files = size = 0
+    file = (directory / "0.txt").open("wb")
+    for batch in batches:
+        lines = pc.binary_join_element_wise(batch.column(0), "", "\n")
+        text = memoryview(lines.buffers()[2])
+        file.write(text)
+        rows += batch.num_rows
+        size += len(text)
         if size >= _TEXT_FILE_BYTES:
             file.close()
             files, size = files + 1, 0

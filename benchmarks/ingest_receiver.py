@@ -55,7 +55,7 @@ class Receiver:
         self.bound = checked.block_queue_size * checked.max_block_bytes
         with connect(server.engine) as connection:
             source = SocketText(host="127.0.0.1", port=port).model_dump(mode="json")
-            declaration = {"source": source, "settings": checked.model_dump(mode="json")}
+            declaration = {"source": source, "settings": checked.to_row()}
             self.stream_id = apply_stream(connection, name=name, declaration=declaration, receivers=1)
             self.receiver_id = int(
                 connection.execute(

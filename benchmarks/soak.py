@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from benchmarks.forebay_process import await_start, start_forebay_up
 from tracker_store.embedded_postgres import EmbeddedPostgres
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import DriverLogError
@@ -32,7 +32,6 @@ from tracker_store.errors import DriverLogError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_ROOT = Path(__file__).parents[1]
 _START_SECONDS = 300.0
 _SAMPLE_SECONDS = 60.0
 _WINDOW_SECONDS = 600.0
@@ -94,32 +93,18 @@ def main() -> None:
 def _soak(home: Path, seconds: float, interval: str, rate: int) -> tuple[list[Batch], list[Size]]:
     listener = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=_serve, args=(listener, rate), name="source", daemon=True).start()
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
-    environment |= {
+    settings = {
         "BATCH_LATENCY_INTERVAL": interval,
         "BATCH_LATENCY_OUTPUT": str(home / "output"),
         "BATCH_LATENCY_PORT": str(listener.getsockname()[1]),
         "FOREBAY_HOME": str(home),
         "FOREBAY_SPARK_MASTER": "local[2]",
-        "FOREBAY_TRACKER_HTTP": "127.0.0.1:0",
     }
     log = home / "up.log"
-    with log.open("wb") as output:
-        up = subprocess.Popen(
-            [sys.executable, "-m", "forebay.cli", "up", "benchmarks.batch_latency_pipeline", "--ui-port", "0"],
-            cwd=_ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+    up = start_forebay_up("benchmarks.batch_latency_pipeline", log, settings)
     sizes: list[Size] = []
     try:
-        deadline = time.monotonic() + _START_SECONDS
-        while b"Ctrl-C stops everything" not in log.read_bytes():
-            if time.monotonic() > deadline or up.poll() is not None:
-                raise TimeoutError(f"forebay up has not started:\n{log.read_text(encoding='utf-8')}")
-            time.sleep(0.5)
+        await_start(up, log, _START_SECONDS)
         engine = create_engine(EmbeddedPostgres(home / "postgres").url(), application_name="soak")
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:

@@ -24,6 +24,7 @@ context.configure(
     version_table_schema=SCHEMA,
     include_schemas=True,
     include_name=lambda name, kind, _parents: kind != "schema" or name == SCHEMA,
+    on_version_apply=context.config.attributes["told"],
 )
 with context.begin_transaction():
     before = current_revision(connection)

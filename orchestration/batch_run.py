@@ -59,7 +59,7 @@ log = structlog.get_logger(__name__)
 
 
 def _unreported(_: OutputResult) -> None:
-    """Report a result to nobody."""
+    """Report no result."""
 
 
 @dataclass(frozen=True, slots=True)

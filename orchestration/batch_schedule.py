@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from tracker_store.batches import BatchRow
+    from tracker_store.declarations import WindowDeclaration
     from tracker_store.pipelines import PipelineRow
     from tracker_store.received_block_tracker import BatchTimes
 
@@ -150,7 +151,10 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class BatchRules:
-    """Hold how a pipeline's batches are made, as it was applied."""
+    """Hold how a pipeline's batches are made, as it was applied.
+
+    A batch without records runs if `run_empty`, or if the content of one of `windows` has changed.
+    """
 
     pipeline_id: int
     pipeline: str
@@ -160,6 +164,7 @@ class BatchRules:
     max_records: int | None = None
     max_bytes: int | None = None
     run_empty: bool = False
+    windows: tuple[WindowDeclaration, ...] = ()
     concurrent_batches: int = 1
     max_lost_attempts: int = MAX_LOST_ATTEMPTS
 
@@ -177,6 +182,7 @@ class BatchRules:
             max_records=declared.max_records_per_batch,
             max_bytes=declared.max_bytes_per_batch,
             run_empty=declared.runs_empty_batches,
+            windows=declared.deciding_windows,
             concurrent_batches=settings.concurrent_batches,
             max_lost_attempts=settings.max_lost_attempts,
         )
@@ -202,6 +208,9 @@ class Runs(Protocol):
 
     def why_failed(self, run_id: str) -> str:
         """Return why a run failed, as far as Dagster knows, in one line; empty if it doesn't know."""
+
+    def show_cause(self, run_id: str, cause: str) -> None:
+        """Show why a run failed where Dagster lists runs; never raises."""
 
     def begun(self) -> list[tuple[Run, datetime, int]]:
         """Return the runs that have begun and not ended, each with its batch time and its attempt."""
@@ -261,6 +270,7 @@ def _allocate(connection: sa.Connection, rules: BatchRules, times: BatchTimes) -
         max_records=rules.max_records,
         max_bytes=rules.max_bytes,
         run_empty=rules.run_empty,
+        windows=rules.windows,
     )
 
 
@@ -357,6 +367,8 @@ def _ending(run: Run | None, lost: str | None, runs: Runs) -> str:
         return "was cancelled in Dagster"
     # It may have failed at its start, for example because its module can't be loaded.
     why = runs.why_failed(run.run_id)
+    if why:
+        runs.show_cause(run.run_id, why)
     return f"ended as {run.status}" + (f" ({why})" if why else "")
 
 

@@ -5,23 +5,33 @@ statements a second, so more than a quarter of a system's CPU time went to Postg
 passwords. Here all storages of a process, of every instance that it makes, share one pool. The pool tests a
 connection before each use, so that no statement fails after a restart of the server, and drops one to a standby.
 
+Dagster's own storage also lists the schema's tables before most statements, because an older release may have made
+them. Half of an idle system's CPU time in Postgres was for that. Here a process remembers each table, column and
+finished migration that it has found: Dagster never removes one.
+
 It changes nothing else: tables, statements and errors are Dagster's.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import sqlalchemy as sa
-from dagster_postgres import DagsterPostgresStorage
+from dagster_postgres import (
+    DagsterPostgresStorage,
+    PostgresEventLogStorage,
+    PostgresRunStorage,
+    PostgresScheduleStorage,
+)
 from dagster_postgres.utils import create_pg_engine, pg_url_from_config
 
 from tracker_store.engine import CONNECTION_TIMEOUTS, leave_a_read_only_server
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from dagster._core.storage.config import PostgresStorageConfig
     from dagster._serdes import ConfigurableClassData
@@ -31,9 +41,23 @@ KEPT_CONNECTIONS = 2
 RECYCLE_SECONDS = 3_600
 
 
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What all storages of a process share: the pool, and what they have found in the database."""
+
+    engine: sa.Engine
+    found: set[str] = field(default_factory=set)
+
+    def has(self, what: str, look: Callable[[], bool]) -> bool:
+        """Return whether it is there: look until it is, and never again."""
+        if what not in self.found and look():
+            self.found.add(what)
+        return what in self.found
+
+
 @lru_cache(maxsize=1)
-def _engine(url: str) -> sa.Engine:
-    """Return the process's engine. Dagster makes an instance for each tick of a sensor and never closes it."""
+def _shared(url: str) -> _Shared:
+    """Return what the process shares. Dagster makes an instance for each tick of a sensor and never closes it."""
     engine = create_pg_engine(
         url,
         isolation_level="AUTOCOMMIT",
@@ -47,7 +71,61 @@ def _engine(url: str) -> sa.Engine:
     sa.event.listen(engine, "handle_error", leave_a_read_only_server)
     # A user's code may fork: two processes must not use one connection.
     os.register_at_fork(after_in_child=lambda: engine.dispose(close=False))
-    return engine
+    return _Shared(engine)
+
+
+class _RunStorage(PostgresRunStorage):
+    def __init__(self, postgres_url: str, shared: _Shared) -> None:
+        super().__init__(postgres_url, should_autocreate_tables=False)
+        self._engine = shared.engine
+        self._shared = shared
+
+    def has_run_stats_index_cols(self) -> bool:
+        return self._shared.has("runs.start_time", super().has_run_stats_index_cols)
+
+    def has_backfill_id_column(self) -> bool:
+        return self._shared.has("runs.backfill_id", super().has_backfill_id_column)
+
+    def has_built_index(self, migration_name: str) -> bool:
+        look = super().has_built_index
+        return self._shared.has(f"runs: {migration_name}", lambda: look(migration_name))
+
+
+class _EventLogStorage(PostgresEventLogStorage):
+    def __init__(self, postgres_url: str, shared: _Shared) -> None:
+        super().__init__(postgres_url, should_autocreate_tables=False)
+        self._engine = shared.engine
+        self._shared = shared
+
+    def _has_asset_key_col_on_connection(self, conn: sa.Connection, column_name: str) -> bool:
+        look = super()._has_asset_key_col_on_connection
+        return self._shared.has(f"asset_keys.{column_name}", lambda: look(conn, column_name))
+
+    def has_secondary_index(self, name: str) -> bool:
+        look = super().has_secondary_index
+        return self._shared.has(f"events: {name}", lambda: look(name))
+
+
+class _ScheduleStorage(PostgresScheduleStorage):
+    def __init__(self, postgres_url: str, shared: _Shared) -> None:
+        super().__init__(postgres_url, should_autocreate_tables=False)
+        self._engine = shared.engine
+        self._shared = shared
+
+    def has_instigators_table(self) -> bool:
+        # Without a connection, if it was found before.
+        return self._shared.has("instigators", super().has_instigators_table)
+
+    def _has_instigators_table(self, conn: sa.Connection) -> bool:
+        look = super()._has_instigators_table
+        return self._shared.has("instigators", lambda: look(conn))
+
+    def has_secondary_index_table(self) -> bool:
+        return self._shared.has("secondary_indexes", super().has_secondary_index_table)
+
+    def has_built_index(self, migration_name: str) -> bool:
+        look = super().has_built_index
+        return self._shared.has(f"schedules: {migration_name}", lambda: look(migration_name))
 
 
 class PooledPostgresStorage(DagsterPostgresStorage):
@@ -60,9 +138,15 @@ class PooledPostgresStorage(DagsterPostgresStorage):
         inst_data: ConfigurableClassData | None = None,
     ) -> None:
         """Make the storage as Dagster's own is made. Raises what that raises if the server does not answer."""
-        super().__init__(postgres_url, should_autocreate_tables, inst_data)
-        for storage in (self._run_storage, self._event_log_storage, self._schedule_storage):
-            storage._engine = _engine(postgres_url)  # noqa: SLF001  Dagster has no other way
+        shared = _shared(postgres_url)
+        is_first = "tables" not in shared.found
+        super().__init__(postgres_url, should_autocreate_tables and is_first, inst_data)
+        shared.found.add("tables")
+        self.should_autocreate_tables = should_autocreate_tables
+        # Dagster has no other way to use another engine.
+        self._run_storage = _RunStorage(postgres_url, shared)
+        self._event_log_storage = _EventLogStorage(postgres_url, shared)
+        self._schedule_storage = _ScheduleStorage(postgres_url, shared)
 
     @classmethod
     def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]) -> Self:

@@ -1,6 +1,6 @@
 """Defines `defs`, the code location that workspace.yaml names, with the pipelines of the module FOREBAY_MODULE.
 
-Raises ModuleMissingError without that variable: the pipelines of another module must never meet the user's driver log.
+Raises ModuleMissingError if no module is named: the pipelines of another module must never meet the user's driver log.
 """
 
 from __future__ import annotations

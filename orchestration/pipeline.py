@@ -150,7 +150,7 @@ class Stream:
             # Only where it is set, so that a stream that was declared before is not a changed one.
             **({"shared_address": True} if self.shared_address else {}),
             "retention_ms": _milliseconds(self.retention),
-            "settings": self.settings.model_dump(mode="json"),
+            "settings": self.settings.to_row(),
         }
 
     def window(self, length: str | timedelta, *, slide: str | timedelta | None = None) -> Window:
@@ -352,13 +352,20 @@ class Pipeline:
 
     @property
     def kept_for(self) -> timedelta:
-        """Return how long after its batch time a block may still be read: by a replay, or by the longest window."""
-        windows = [window.length for output in self.outputs.values() for window in output.windows]
+        """Return how long after its batch time a block may still be read: by a replay, or by the longest window.
+
+        A slide longer, what left a window still says whether its content has changed.
+        """
+        windows = [
+            window.length + (window.slide or timedelta(0))
+            for output in self.outputs.values()
+            for window in output.windows
+        ]
         return max([self.retention, *windows])
 
     @property
     def runs_empty_batches(self) -> bool:
-        """Return whether a batch without records runs: a window may still have records of earlier batches."""
+        """Return whether a batch without records may run: the content of a window may have changed all the same."""
         if self.settings.run_empty_batches is not None:
             return self.settings.run_empty_batches
         return any(output.windows for output in self.outputs.values())

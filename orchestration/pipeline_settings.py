@@ -63,8 +63,8 @@ class PipelineSettings(BaseModel):
     #: How many outputs of a batch run at the same time, in threads of its Spark session
     #: (spark.streaming.concurrentJobs). One that fails holds up no other, also with 1.
     concurrent_outputs: Annotated[int, Field(ge=1, le=100)] = 1
-    #: Whether a batch without records runs; None: only if an output has a window, which may hold records of earlier
-    #: batches.
+    #: Whether a batch without records runs; None: only if the content of a window has changed since its output was last
+    #: due: it got records, or lost some, even its last ones.
     run_empty_batches: bool | None = None
     #: What happens when a batch has used up its attempts: "continue" with the next batch, or "halt" until that one is
     #: replayed or discarded, or `forebay start` continues the pipeline. (The original continues with the next batch.)

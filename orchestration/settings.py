@@ -1,6 +1,7 @@
 """The settings of a Forebay process, from the environment (`FOREBAY_*`); no setting has two names.
 
-Light: read by every process, so it loads neither Dagster nor Spark.
+A project's file names its module, and nothing else. Light: read by every process, so it loads neither Dagster nor
+Spark.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Annotated, Self
 from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from orchestration.project_file import project_module
 from receiver_runtime.block_store.roots import absolute_roots, one_root, split_roots
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.secret import Secret
@@ -29,9 +31,10 @@ class DatabaseUrlMissingError(Exception):
 
 
 class ModuleMissingError(Exception):
-    """No module of pipelines is named: give one (`forebay up my_pipeline`), or set FOREBAY_MODULE.
+    """No module of pipelines is named: give one (`forebay up my_pipeline`), set FOREBAY_MODULE, or begin a project.
 
-    `forebay demo` runs an example in a home of its own.
+    `forebay new PROJECT` makes a project, whose pyproject.toml names its module. `forebay demo` runs an example in a
+    home of its own.
     """
 
     def __init__(self) -> None:
@@ -101,7 +104,9 @@ class Settings(BaseSettings):
         (), description="References to keys that only decrypt blocks, separated by commas: the keys before a rotation."
     )
     module: str | None = Field(
-        None, description="The Python module, or .py file, that declares your pipelines; there is no default."
+        None,
+        description="The Python module, or .py file, that declares your pipelines. Unset: what `[tool.forebay]` in the "
+        "pyproject.toml of the working directory names as `module`.",
     )
     spark_master: str = Field(
         "local[*]", description="Where batches run: a Spark master URL, or sc://HOST:PORT of a Spark Connect server."
@@ -176,6 +181,13 @@ class Settings(BaseSettings):
         description="The webserver of the Dagster instance of `forebay up`, which sets this. There the batch sensor "
         "waits for its boundary, the tracker pushes batches, and old batch runs are pruned. Unset elsewhere.",
     )
+    ui_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="The port of Dagster's webserver in `forebay up`, unless --ui-port names one; 0: any free port. "
+        "Unset: 3000 if that is free, else any free one.",
+    )
     dagster_token: SecretStr | None = Field(
         None,
         description="The token that the webserver of `forebay up` demands; also sent to FOREBAY_DAGSTER_URL. Unset: "
@@ -195,6 +207,11 @@ class Settings(BaseSettings):
     )
     tracker_token: SecretStr | None = Field(
         None, description="The token that clients of the tracker's HTTP server send: 'Authorization: Bearer TOKEN'."
+    )
+    tracker_write_token: SecretStr | None = Field(
+        None,
+        description="The token of requests that change something: pause, stop, start and restart receivers, replay a "
+        "batch. It reads too. Unset: such requests are refused, also from this machine.",
     )
 
     @property
@@ -225,10 +242,14 @@ class Settings(BaseSettings):
         return None if token is None or token.strip().lower() == NO_TOKEN else token
 
     def require_module(self) -> str:
-        """Return the module that declares the pipelines. Raises ModuleMissingError: no other module may stand in."""
-        if not self.module:
+        """Return the module that declares the pipelines: FOREBAY_MODULE, else the project's in the working directory.
+
+        Raises ModuleMissingError, because no other module may stand in, and ProjectFileError.
+        """
+        module = self.module or project_module()
+        if not module:
             raise ModuleMissingError
-        return self.module
+        return module
 
     def require_database_url(self) -> str:
         """Return the driver log's URL with its secrets, for what connects. Raises DatabaseUrlMissingError."""

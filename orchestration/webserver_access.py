@@ -15,7 +15,6 @@ It knows nothing of Dagster except the path of GraphQL, and never reads a body.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -23,17 +22,16 @@ from typing import TYPE_CHECKING
 from starlette.responses import PlainTextResponse, Response
 
 from orchestration.browser_token import BrowserToken
+from orchestration.request_origin import RequestHeaders, foreign_origin, foreign_site, not_json
 from receiver_runtime.sources.loopback import host_name, is_written_as_loopback
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _GRAPHQL = "/graphql"
 _READS = frozenset({"GET", "HEAD"})
-_OWN_SITES = frozenset({b"same-origin", b"none"})  # none: the address was typed, or is a bookmark
-_JSON = re.compile(rb'application/json(?:[ \t]*;[ \t]*charset="?utf-8"?)?', re.IGNORECASE)
 _POLICY_VIOLATION = 1008  # the code with which a WebSocket is refused
 
 
@@ -47,23 +45,6 @@ class _Refusal:
 
     def response(self) -> Response:
         return PlainTextResponse(f"{self.detail}\n", int(self.status), dict(self.headers))
-
-
-class _Headers:
-    """A request's headers by name, with all values of each."""
-
-    def __init__(self, scope: Scope) -> None:
-        self._values: dict[bytes, list[bytes]] = {}
-        for name, value in scope["headers"]:
-            self._values.setdefault(name.lower(), []).append(value.strip())
-
-    def all(self, name: bytes) -> Sequence[bytes]:
-        return self._values.get(name, ())
-
-    def only(self, name: bytes) -> bytes | None:
-        """Return the value of a header that came once, else None."""
-        values = self.all(name)
-        return values[0] if len(values) == 1 else None
 
 
 class WebserverAccess:
@@ -84,7 +65,7 @@ class WebserverAccess:
         if scope["type"] not in {"http", "websocket"}:
             await self._app(scope, receive, send)
             return
-        headers = _Headers(scope)
+        headers = RequestHeaders(scope)
         refusal = _check_host(headers) or _check_page(scope, headers)
         if refusal is None and scope["type"] == "http":
             refusal = _check_request(scope, headers)
@@ -110,7 +91,7 @@ _NO_TOKEN = _Refusal(
 )
 
 
-def _check_host(headers: _Headers) -> _Refusal | None:
+def _check_host(headers: RequestHeaders) -> _Refusal | None:
     hosts = headers.all(b"host")
     if len(hosts) != 1:
         return _Refusal(HTTPStatus.BAD_REQUEST, f"Host: it came {len(hosts)} times: send it once")
@@ -123,25 +104,18 @@ def _check_host(headers: _Headers) -> _Refusal | None:
     )
 
 
-def _check_page(scope: Scope, headers: _Headers) -> _Refusal | None:
-    """Refuse what another site's page sends. Programs send neither of the headers, browsers always one of them."""
-    foreign = [site for site in headers.all(b"sec-fetch-site") if site not in _OWN_SITES]
-    if foreign and not _is_link(scope, headers):
-        return _Refusal(
-            HTTPStatus.FORBIDDEN,
-            f"Sec-Fetch-Site: {foreign[0].decode('latin-1')!r:.200}: only Dagster's own pages may send this",
-        )
-    own = (headers.only(b"host") or b"").lower()
-    for origin in headers.all(b"origin"):
-        if origin.lower() not in {b"http://" + own, b"https://" + own}:
-            return _Refusal(
-                HTTPStatus.FORBIDDEN,
-                f"Origin: {origin.decode('latin-1')!r:.200}: only Dagster's own pages may send this",
-            )
+def _check_page(scope: Scope, headers: RequestHeaders) -> _Refusal | None:
+    """Refuse what another site's page sends."""
+    foreign = foreign_site(headers)
+    if foreign is not None and _is_link(scope, headers):
+        foreign = None
+    said = foreign or foreign_origin(headers)
+    if said is not None:
+        return _Refusal(HTTPStatus.FORBIDDEN, f"{said}: only Dagster's own pages may send this")
     return None
 
 
-def _is_link(scope: Scope, headers: _Headers) -> bool:
+def _is_link(scope: Scope, headers: RequestHeaders) -> bool:
     """Return whether a browser follows a link in its window: the page that has the link can't see the answer."""
     return (
         scope["type"] == "http"
@@ -151,16 +125,12 @@ def _is_link(scope: Scope, headers: _Headers) -> bool:
     )
 
 
-def _check_request(scope: Scope, headers: _Headers) -> _Refusal | None:
+def _check_request(scope: Scope, headers: RequestHeaders) -> _Refusal | None:
     """Refuse forms in which a request could change something without being JSON."""
     method = scope["method"]
     if method == "POST":
-        kind = headers.only(b"content-type") or b""
-        if not _JSON.fullmatch(kind):
-            return _Refusal(
-                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-                f"Content-Type: {kind.decode('latin-1')!r:.200} is not taken: send application/json",
-            )
+        if (why := not_json(headers)) is not None:
+            return _Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, why)
     elif method not in _READS:
         return _Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"method: {method!r:.20}: GET or POST", {"allow": "GET, POST"})
     elif scope["path"] == _GRAPHQL and b"text/html" not in (headers.only(b"accept") or b""):

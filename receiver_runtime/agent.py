@@ -34,6 +34,7 @@ from receiver_runtime.backoff import Backoff
 from receiver_runtime.child_environment import environment_without
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.process_control import Accepted, Declined, Ended, Lines, Message, Run, Stop, encode, socket_pair
+from receiver_runtime.process_ends import ProcessEnds
 from receiver_runtime.service_manager import ServiceManager
 from receiver_runtime.spare_process import encode_begin
 from tracker_store.engine import connect
@@ -69,8 +70,8 @@ if TYPE_CHECKING:
     from receiver_runtime.left_processes import LeftProcesses
 
 TICK_SECONDS = 0.5
-# How often, between two ticks, to check whether a process has ended: that must not wait for half a second.
-LOOKS_PER_TICK = 10
+# In how many waits the pause between two ticks is cut: a stop that a signal asks for is seen after one of them.
+WAITS_PER_TICK = 2
 STOP_GRACE_SECONDS = 15.0
 LOG_TAIL_LINES = 20
 # The first restart is at once; from the second on there is a delay.
@@ -86,6 +87,8 @@ SPARE_AFTER_SECONDS = 3.0
 # Seconds that a host's share of drivers must stay the same before it counts. A host whose drivers were killed has none
 # until they are back, and the other hosts must not make up for it meanwhile.
 STEADY_SECONDS = 15.0
+# Seconds between two questions for that share.
+SHARE_LOOK_SECONDS = 5.0
 # Each further crash reduces groups of suspects to a quarter: a shift by two bits.
 _SPLIT_BITS = 2
 _MAX_REPORTS = 1000
@@ -222,6 +225,7 @@ class Agent:
         self._least_batch_drivers = 0 if batch_drivers is None else batch_drivers.wanted
         # This host's share of the wanted drivers, and since when it has been that number.
         self._share, self._share_since = 1, clock()
+        self._share_look_at = clock()
         self._clock = clock
         self._process_id: int | None = None
         self._processes: list[_ReceiverProcess] = []
@@ -236,6 +240,10 @@ class Agent:
 
     def run(self, stop: threading.Event) -> None:
         """Reconcile children with the driver log every half second until `stop`; then stop them all."""
+        with ProcessEnds() as ends:
+            self._run(stop, ends)
+
+    def _run(self, stop: threading.Event, ends: ProcessEnds) -> None:
         self._log_directory.mkdir(parents=True, exist_ok=True)
         outage = Outage("the agent", self._clock)
         # Ready without the driver log too: the agent waits for that by itself, and a restart would not help.
@@ -255,20 +263,20 @@ class Agent:
                 else:
                     outage.answered()
                 self._keep_spare()
-                self._pause(stop)
+                self._pause(stop, ends)
         finally:
             self._service_manager.stopping()
             self._stop_all()
             self._sign_off()
 
-    def _pause(self, stop: threading.Event) -> None:
+    def _pause(self, stop: threading.Event, ends: ProcessEnds) -> None:
         """Wait until the next tick; return at once when a process ends that was running before the pause."""
         running = [process.child.process for process in self._processes if process.child.process.poll() is None]
         drivers = self._batch_drivers
-        for _ in range(LOOKS_PER_TICK):
-            if stop.wait(TICK_SECONDS / LOOKS_PER_TICK) or any(child.poll() is not None for child in running):
-                return
-            if drivers is not None and drivers.has_ended():
+        if drivers is not None:
+            running += drivers.processes()
+        for _ in range(WAITS_PER_TICK):
+            if stop.is_set() or ends.wait(running, TICK_SECONDS / WAITS_PER_TICK):
                 return
 
     def _tick(self, connection: sa.Connection) -> None:
@@ -292,7 +300,8 @@ class Agent:
             log.warning("the tracker declared this agent dead; registering again", process_id=expired)
             return
         self._reconcile(connection, self._process_id)
-        if self._batch_drivers is not None and self._least_batch_drivers:
+        if self._batch_drivers is not None and self._least_batch_drivers and self._clock() >= self._share_look_at:
+            self._share_look_at = self._clock() + SHARE_LOOK_SECONDS
             # At least as many as it was started with, more if batches take too long (O04); 0 stays 0.
             share = wanted_batch_drivers(connection, self._host)
             if share != self._share:

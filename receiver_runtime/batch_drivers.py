@@ -126,9 +126,9 @@ class BatchDrivers:
         self._prepare(is_ready=ready >= self.wanted > 0)
         return ended
 
-    def has_ended(self) -> bool:
-        """Return whether a driver has ended that `tick` has not found yet."""
-        return any(driver.process.poll() is not None for driver in self._drivers)
+    def processes(self) -> list[subprocess.Popen[bytes]]:
+        """Return the processes of all drivers that `tick` has not found to have ended."""
+        return [driver.process for driver in self._drivers]
 
     def pids(self) -> list[int]:
         """Return the pids of all drivers that have not been found to have ended."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -93,8 +93,10 @@ class GeneratorStateError(RuntimeError):
 class Block:
     """Hold records on their way to the write-ahead log; never empty.
 
-    ``number`` counts the generator's blocks from 1; ``nbytes`` is the size of the Arrow data. If the generator encodes,
-    ``encoded`` is what will be stored, and ``batches`` is empty, so that nothing is held twice.
+    ``number`` counts the generator's blocks from 1; ``nbytes`` is the size of the Arrow data. ``seconds`` is the time
+    since the block before it was cut, and ``waited`` the part of it in which it could have been cut but the timer's
+    role was busy with another block. ``behind_full_queue``: the block before it had to wait for room on the queue. If
+    the generator encodes, ``encoded`` is what will be stored, and ``batches`` is empty, so that nothing is held twice.
     """
 
     number: int
@@ -102,6 +104,9 @@ class Block:
     records: int
     nbytes: int
     encoded: EncodedBlock | None = None
+    seconds: float = 0.0
+    waited: float = 0.0
+    behind_full_queue: bool = False
 
     @property
     def held_bytes(self) -> int:
@@ -210,6 +215,11 @@ class BlockGenerator:
         self._cutting = False
         self._held: Block | None = None
         self._tick_at = 0.0
+        # When the newest block was cut; and since when the next one waits to be cut (None: it does not).
+        self._cut_at = 0.0
+        self._waits_since: float | None = None
+        # Whether a block had to wait for room on the queue since the newest block was cut.
+        self._queue_was_full = False
         # The push role: the queue, the block being pushed, and whether a thread is pushing or has been asked to.
         self._queue: deque[Block] = deque()
         self._queue_bytes = 0
@@ -248,7 +258,7 @@ class BlockGenerator:
             self._move(GeneratorState.ACTIVE)
             self._attached = True
             now = self._clock.monotonic()
-            self._tick_at, self._pushed_at = now + self._interval, now
+            self._tick_at, self._pushed_at, self._cut_at = now + self._interval, now, now
         self._threads.attach()
         self._threads.at(self._tick_at, self._tick, on_death=self._die)
 
@@ -406,6 +416,7 @@ class BlockGenerator:
             if not self._buffer.records or self._cutting or self._held is not None:
                 return self._tick_at
             self._cutting = True
+            self._waits_since = now
             if not self._owns_threads and self._buffer.nbytes > _CUT_ON_TIMER_BYTES:
                 self._threads.submit(self._run_cut, on_death=self._die)
                 return self._tick_at
@@ -415,6 +426,8 @@ class BlockGenerator:
     def _ask_for_cut(self) -> None:
         """Have the buffer cut before the next tick, or as soon as there is room for the block. The lock is held."""
         self._cut_now = True
+        if self._waits_since is None and self._buffer.records and self._held is None:
+            self._waits_since = self._clock.monotonic()
         if self._buffer.records and not self._cutting and self._held is None:
             self._cutting = True
             if self._owns_threads:
@@ -455,6 +468,9 @@ class BlockGenerator:
                     self._have_pushed()
                 else:
                     self._held = block
+                    # What is full by now waits for the disk.
+                    self._waits_since = None
+                    self._queue_was_full = True
             block = None
             wanted = self._cut_now or self._state is not GeneratorState.ACTIVE
             if not wanted or self._held is not None or not self._buffer.records:
@@ -488,7 +504,20 @@ class BlockGenerator:
             batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
         self._buffer = _Buffer()
         self._blocks_cut += 1
-        block = Block(self._blocks_cut, batches, buffer.records, buffer.nbytes)
+        now = self._clock.monotonic()
+        before, self._cut_at = self._cut_at, now
+        since, self._waits_since = self._waits_since, None
+        behind_full_queue, self._queue_was_full = self._queue_was_full, False
+        waited = 0.0 if since is None else now - since
+        block = Block(
+            self._blocks_cut,
+            batches,
+            buffer.records,
+            buffer.nbytes,
+            seconds=now - before,
+            waited=waited,
+            behind_full_queue=behind_full_queue,
+        )
         try:
             self._listener.on_generate_block(block)
         except Exception as error:  # noqa: BLE001  the timer must not end by it
@@ -503,7 +532,7 @@ class BlockGenerator:
         except Exception as error:  # noqa: BLE001  the timer must not end by it
             self._report(f"block {block.number} could not be encoded, it is tried again when it is pushed", error)
             return block
-        return block if encoded is None else Block(block.number, (), block.records, block.nbytes, encoded)
+        return block if encoded is None else replace(block, batches=(), encoded=encoded)
 
     # -- the push role: at most one thread at a time, the one for which `_pushing` was set ---------------------------
 

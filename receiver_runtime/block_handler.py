@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from receiver_runtime.block_store.columns import stamped
 from receiver_runtime.block_store.frame import DeadLetterReason, FrameKind, SourceRule, encode_frame, random_mark
 from receiver_runtime.block_store.letter_group import encode_letters
-from receiver_runtime.block_store.payload import DEFAULT_COMPRESSION, Compression, encode_parts
+from receiver_runtime.block_store.payload import DEFAULT_COMPRESSION, encode_parts
+from receiver_runtime.codec_choice import CodecChoice
 from tracker_store.blocks import NewBlock
 from tracker_store.dead_letters import StoredDeadLetter
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from receiver_runtime.block_store.encryption import FrameEncryptor
     from receiver_runtime.block_store.frame import EncodedFrame
+    from receiver_runtime.block_store.payload import Compression
+    from receiver_runtime.codec_choice import CompressionSetting
     from receiver_runtime.write_ahead_log import WriteAheadLog
 
 
@@ -53,6 +56,7 @@ class EncodedBlock:
 
     payload: Sequence[pa.Buffer]
     records: int
+    codec: Compression = DEFAULT_COMPRESSION
 
     @property
     def nbytes(self) -> int:
@@ -63,7 +67,8 @@ class EncodedBlock:
 class BlockHandler:
     """Store one epoch's blocks. Safe from any thread; the caller assigns sequences in order.
 
-    With an ``encryptor``, blocks and dead letters are encrypted; notes are not, because they hold no record.
+    With an ``encryptor``, blocks and dead letters are encrypted; notes are not, because they hold no record. ``codec``
+    says how blocks are compressed.
     """
 
     def __init__(
@@ -71,7 +76,7 @@ class BlockHandler:
         log: WriteAheadLog,
         schema: pa.Schema,
         *,
-        compression: Compression = DEFAULT_COMPRESSION,
+        compression: CompressionSetting = DEFAULT_COMPRESSION,
         encryptor: FrameEncryptor | None = None,
     ) -> None:
         self._log = log
@@ -79,7 +84,7 @@ class BlockHandler:
         self._schema = stamped(schema)
         self._claim = log.claim
         self.registered_through = log.registered_through
-        self._compression = compression
+        self.codec = CodecChoice(compression)
         self._encryptor = encryptor
         # Senders never learn it: it tells frames of this process from bytes in a record that look like one.
         self._mark = random_mark()
@@ -90,10 +95,14 @@ class BlockHandler:
         self._said_through = 0
         self._newest_when_idle = 0
 
-    def encode(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
-        """Compress a block ahead of its turn, while the block before it is written. Holds no lock."""
-        payload = encode_parts(self._schema, batches, compression=self._compression)
-        return EncodedBlock(payload, sum(batch.num_rows for batch in batches))
+    def encode(self, batches: Sequence[pa.RecordBatch], *, queued: bool = False) -> EncodedBlock:
+        """Encode a block ahead of its turn, while the block before it is written. Holds no lock.
+
+        ``queued``: the block comes from a queue, so it takes the codec that fits the moment.
+        """
+        codec = self.codec.codec if queued else self.codec.base
+        payload = encode_parts(self._schema, batches, compression=codec)
+        return EncodedBlock(payload, sum(batch.num_rows for batch in batches), codec)
 
     def store_block(
         self,
@@ -123,7 +132,7 @@ class BlockHandler:
             encryptor=self._encryptor,
             mark=self._mark,
         )
-        handle = self._log.write([frame], sequence=sequence)[0]
+        handle = self._log.write([frame], sequence=sequence, codec=encoded.codec)[0]
         self._newest = sequence
         self._said_through = max(self._said_through, through)
         if rule is SourceRule.SENT_AGAIN:

@@ -405,7 +405,13 @@ class BlockPath:
     # -- the block generator's side (BlockGeneratorListener) ---------------------------------------------------------
 
     def on_generate_block(self, block: Block) -> None:
-        """Do nothing: positions come with ``push_linked``."""
+        """Choose the block's codec. The generator encodes it next."""
+        self._handler.codec.observe(
+            block.nbytes,
+            seconds=block.seconds,
+            waited=block.waited,
+            behind_full_queue=block.behind_full_queue,
+        )
 
     def on_push_block(self, block: Block) -> None:
         """Store a block and hand it to the registrar. The next block is stored while this one is registered."""
@@ -461,7 +467,7 @@ class BlockPath:
 
     def _encode_ahead(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock | None:
         """Encode a block on the generator's timer; return None if a row must go aside, for which it can't wait."""
-        return self._handler.encode(batches) if all(map(self._text.is_valid, batches)) else None
+        return self._handler.encode(batches, queued=True) if all(map(self._text.is_valid, batches)) else None
 
     def _divide(self, batches: Sequence[pa.RecordBatch]) -> tuple[list[pa.RecordBatch], list[DeadLetter]]:
         """Return the batches without the rows whose text is not UTF-8, none of them empty, and these rows."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from tracker_store.blocks import Claim, Position
     from tracker_store.dead_letters import StoredDeadLetter
+    from tracker_store.segments import CodecSum
     from tracker_store.source_positions import Peer
 
 _log = structlog.get_logger(__name__)
@@ -231,15 +232,15 @@ class ReceiverDriverLog:
             listener=self._listener,
         )
 
-    def seal_segment(self, segment_id: int, length: int, sequence: int) -> None:
-        """Record the segment's final length. Tried once, because the caller tries again.
+    def seal_segment(self, segment_id: int, length: int, sequence: int, codecs: Sequence[CodecSum]) -> None:
+        """Record the segment's final length, and its blocks by codec. Tried once, because the caller tries again.
 
         If the driver log has lost the segment's newest block, `sequence`, the segment stays open for salvage.
         """
         owner = (self._claim.receiver_id, self._claim.epoch)
         self._driver_log.once(
             lambda connection: seal_segment(
-                connection, segment_id=segment_id, length=length, through=sequence, owner=owner
+                connection, segment_id=segment_id, length=length, through=sequence, owner=owner, codecs=codecs
             )
         )
 

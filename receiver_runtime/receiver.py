@@ -54,6 +54,10 @@ class Receiver(ABC):
     #: a user's own that does not say counts as bound, because it may read a local file or open a port of its host.
     is_bound_to_host: bool | None = None
 
+    #: Whether it keeps its address while an operator pauses it, to tell its senders to wait. Then ``on_pause`` is
+    #: called in place of ``on_stop``, also if it was not started, and ``on_stop`` where it ends while it is paused.
+    keeps_address: ClassVar[bool] = False
+
     # A class attribute, so that a subclass's __init__ need not call this class's.
     _supervisor: AttachedSupervisor | None = None
 
@@ -77,6 +81,13 @@ class Receiver(ABC):
         On return every record that was read has been handed on, and none comes after.
         """
 
+    def on_pause(self) -> None:
+        """Stop receiving, and keep what senders see; ``on_start`` or ``on_stop`` follows. See ``keeps_address``.
+
+        On return every record that was read has been handed on, and none comes after, as with ``on_stop``.
+        """
+        self.on_stop()
+
     @property
     def preferred_location(self) -> str | None:
         """Return the host to run on, if it matters. Placement follows it while an agent there has room.
@@ -94,9 +105,9 @@ class Receiver(ABC):
         if it can't be. One (anything else; a tuple or mapping if the schema has several columns): asynchronous, returns
         when it is in the buffer.
 
-        Bytes are records that were serialised elsewhere: an Arrow IPC stream of the receiver's schema, so many records
-        in one block. If the receiver has a single column, of binary or text, ``bytes`` are one record of it instead,
-        and only a ``pa.Buffer`` is a stream.
+        Bytes are records that were serialised elsewhere: an Arrow IPC stream of the receiver's schema, which becomes
+        one block of many records. If the receiver has a single column, of binary or text, ``bytes`` are one record of
+        it instead, and only a ``pa.Buffer`` is a stream.
 
         Raises:
             RecordTypeError: a record does not fit the schema, or bytes are no Arrow IPC stream.

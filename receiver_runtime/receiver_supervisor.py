@@ -172,6 +172,8 @@ class ReceiverSupervisor:
         # Only the control thread uses these: the newest on_start, and whether it gave up waiting for an on_stop.
         self._on_start: WatchedCall | None = None
         self._stop_hung = False
+        # Whether the receiver is paused and keeps its address: on_start or on_stop is to follow.
+        self._address_kept = False
 
         # Guards everything below. Only the control thread moves the state.
         self._changed = threading.Condition()
@@ -441,6 +443,7 @@ class ReceiverSupervisor:
             self._started_at = self._clock.monotonic()
             # Move before on_start runs: it may already ask whether the receiver is started (S02).
             self._move(SupervisorState.STARTED)
+        self._address_kept = False
         self._on_start = self._call(self._receiver.on_start, self._on_start_failed)
         if not self._on_start.wait(self._settings.receiver_start_timeout):
             self.report_error(
@@ -460,20 +463,29 @@ class ReceiverSupervisor:
         call.start()
         return call
 
-    def _stop_receiver(self) -> bool:
-        """Move from Started to Stopped (S03); do nothing in another state. Return False if the receiver hangs in it."""
+    def _stop_receiver(self, *, for_a_pause: bool = False) -> bool:
+        """Move from Started to Stopped (S03); do nothing in another state. Return False if the receiver hangs in it.
+
+        A receiver that keeps its address in a pause has something to do in another state too.
+        """
+        pauses = for_a_pause and self._receiver.keeps_address
         with self._changed:
-            if self._state is not SupervisorState.STARTED:
+            was_started = self._state is SupervisorState.STARTED
+            if not was_started and not pauses and not self._address_kept:
                 return True
-            self._move(SupervisorState.STOPPED)
+            if was_started:
+                self._move(SupervisorState.STOPPED)
             self._wanted_restart = None
-        self.block_path.receiver_stops()
-        calls = [self._call(self._receiver.on_stop, self._on_stop_failed)]
-        if self._on_start is not None:
+        self._address_kept = False
+        if was_started:
+            self.block_path.receiver_stops()
+        calls = [self._call(self._receiver.on_pause if pauses else self._receiver.on_stop, self._on_stop_failed)]
+        if was_started and self._on_start is not None:
             calls.append(self._on_start)
         returned = wait_for_calls(
             calls, self._settings.receiver_stop_timeout, hand_overs=self.block_path.hand_overs, clock=self._clock
         )
+        self._address_kept = pauses and returned
         if not returned:
             self._stop_hung = True
             self.report_error(
@@ -519,7 +531,7 @@ class ReceiverSupervisor:
         self._say(f"trying again: {_sentence(restart)}")
 
     def _pause(self) -> None:
-        if not self._stop_receiver():
+        if not self._stop_receiver(for_a_pause=True):
             self._end_for_another("paused by an operator")
             return
         with self._changed:

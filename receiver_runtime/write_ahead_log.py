@@ -18,6 +18,7 @@ ephemeral). A write that raised may have left bytes behind, but no handle points
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,12 +29,14 @@ from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.descriptors import explain
 from receiver_runtime.progress import Progress
 from tracker_store.blocks import BlockHandle
+from tracker_store.segments import CodecSum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from receiver_runtime.block_store.frame import EncodedFrame, SourceRule
     from receiver_runtime.block_store.interface import Segment
+    from receiver_runtime.block_store.payload import Compression
     from receiver_runtime.registered_through import RegisteredThrough
     from tracker_store.blocks import Claim
 
@@ -58,8 +61,11 @@ class SegmentRows(Protocol):
         """Insert the row of the segment at ``path``; return its id."""
         ...
 
-    def seal_segment(self, segment_id: int, length: int, sequence: int) -> None:
-        """Record the final length, if the segment's newest block, ``sequence``, is registered (0: it has no block)."""
+    def seal_segment(self, segment_id: int, length: int, sequence: int, codecs: Sequence[CodecSum]) -> None:
+        """Record the final length, if the segment's newest block, ``sequence``, is registered (0: it has no block).
+
+        ``codecs`` are the segment's blocks by codec.
+        """
         ...
 
 
@@ -73,6 +79,16 @@ class SegmentStore(Protocol):
     def create_segment(self, path: str) -> Segment:
         """Make a new segment; raise OSError or BlockStoreError if that is not possible."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Closed:
+    """A segment that is closed and not sealed yet; ``sequence`` is its newest block's, or 0."""
+
+    segment_id: int
+    length: int
+    sequence: int
+    codecs: Sequence[CodecSum]
 
 
 class WriteAheadLog:
@@ -126,12 +142,13 @@ class WriteAheadLog:
         self._segment: Segment | None = None
         self._segment_id = 0
         self._segment_since = 0.0
-        # The newest block in the open segment.
+        # The newest block in the open segment, and its blocks by codec.
         self._segment_sequence = 0
+        self._segment_codecs: dict[Compression, CodecSum] = {}
         # How many dead letters have no row yet, by segment.
         self._unrecorded: dict[int, int] = {}
-        # Segments that are closed but not sealed in the driver log, as (id, length, newest block); a few at most.
-        self._to_seal: list[tuple[int, int, int]] = []
+        # Segments that are closed but not sealed in the driver log; a few at most.
+        self._to_seal: list[_Closed] = []
         self._closed = False
 
     def for_dead_letters(self) -> WriteAheadLog:
@@ -156,6 +173,7 @@ class WriteAheadLog:
         frames: Sequence[EncodedFrame],
         *,
         sequence: int = 0,
+        codec: Compression | None = None,
         until_recorded: bool = False,
     ) -> list[BlockHandle]:
         """Store frames, next to each other, by one sync; return their handles, in order.
@@ -163,6 +181,7 @@ class WriteAheadLog:
         Args:
             frames: blocks, or dead letters.
             sequence: the newest block among them.
+            codec: how these blocks are compressed, to be counted; None: they are no blocks.
             until_recorded: do not seal the segment before ``recorded`` is called for each of the frames.
 
         Raises:
@@ -170,7 +189,7 @@ class WriteAheadLog:
             WriteAheadLogClosedError: after ``close``.
         """
         with self._lock:
-            if self._to_seal and self._to_seal[0][2] <= self.registered_through.sequence:
+            if self._to_seal and self._to_seal[0].sequence <= self.registered_through.sequence:
                 self._seal_waiting()
             failures: list[str] = []
             while len(failures) < self._max_failures:
@@ -195,6 +214,8 @@ class WriteAheadLog:
                 else:
                     segment_id = self._segment_id
                     self._segment_sequence = max(self._segment_sequence, sequence)
+                    if codec is not None:
+                        self._count(codec, frames)
                     if until_recorded:
                         self._unrecorded[segment_id] = self._unrecorded.get(segment_id, 0) + len(frames)
                     return [
@@ -256,6 +277,12 @@ class WriteAheadLog:
             self._end_segment()
             self._seal_waiting()
 
+    def _count(self, codec: Compression, frames: Sequence[EncodedFrame]) -> None:
+        before = self._segment_codecs.get(codec, CodecSum(codec, 0, 0))
+        self._segment_codecs[codec] = CodecSum(
+            codec, before.blocks + len(frames), before.bytes + sum(frame.length for frame in frames)
+        )
+
     def _is_old(self) -> bool:
         return self._clock.monotonic() - self._segment_since >= self._interval
 
@@ -279,10 +306,11 @@ class WriteAheadLog:
                 segment = self._store.create_segment(path)
             except (OSError, BlockStoreError):
                 # The row has no file: treat it as a segment of length 0.
-                self._to_seal.append((segment_id, 0, 0))
+                self._to_seal.append(_Closed(segment_id, 0, 0, ()))
                 raise
             self._segment, self._segment_id = segment, segment_id
             self._segment_sequence = 0
+            self._segment_codecs = {}
             self._segment_since = self._clock.monotonic()
         return segment
 
@@ -291,15 +319,19 @@ class WriteAheadLog:
         segment, self._segment = self._segment, None
         if segment is None:
             return
-        self._to_seal.append((self._segment_id, segment.synced_length, self._segment_sequence))
+        codecs = tuple(self._segment_codecs.values())
+        self._to_seal.append(_Closed(self._segment_id, segment.synced_length, self._segment_sequence, codecs))
         _quietly("close a segment", segment.close)
 
     def _seal_waiting(self) -> None:
         while self._to_seal:
-            segment_id, length, sequence = self._to_seal[0]
-            if sequence > self.registered_through.sequence or segment_id in self._unrecorded:
+            closed = self._to_seal[0]
+            if closed.sequence > self.registered_through.sequence or closed.segment_id in self._unrecorded:
                 return
-            if not _quietly("seal a segment", partial(self._rows.seal_segment, segment_id, length, sequence)):
+            seal = partial(
+                self._rows.seal_segment, closed.segment_id, closed.length, closed.sequence, codecs=closed.codecs
+            )
+            if not _quietly("seal a segment", seal):
                 return
             del self._to_seal[0]
 

@@ -28,7 +28,7 @@ SECTIONS: Sequence[tuple[str, str, Sequence[str]]] = (
     ("Explanation", "explanation", ("guarantees", "reliability", "driver-log", "scale")),
     ("Runbooks", "runbooks", ()),
 )
-TUTORIAL = "how-to/first-pipeline.md"
+TUTORIAL = "how-to/tutorial.md"
 COMPARISON = "explanation/comparison.md"
 
 _LINK = re.compile(r"(?<=\]\()(?!https?://|mailto:|#)([^)#\s]+)(?=[)#])")

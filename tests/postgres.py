@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ import sqlalchemy as sa
 
 import tracker_store.migrate
 from forebay.cli.services import guard
+from tests.held_ports import held_ports
 from tests.postgres_address import through
 from tracker_store.embedded_postgres import EmbeddedPostgres, StopMode
 
@@ -97,9 +97,7 @@ class TcpPostgres(EmbeddedPostgres):
 
     def __init__(self, data_directory: Path) -> None:
         super().__init__(data_directory)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = int(probe.getsockname()[1])
+        [self._port] = held_ports(self, 1)
 
     @property
     def port(self) -> int:

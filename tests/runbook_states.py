@@ -14,15 +14,20 @@ import sqlalchemy as sa
 from receiver_runtime.block_store.errors import BlockCorruptError
 from receiver_runtime.block_store.identity import make_identity
 from receiver_runtime.block_store.stores import open_block_store, replicas_of
-from tests.driver_log import INTERVAL, NOON, Log, make_log
+from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tests.eventful_log import backdate_completion, make_eventful_log
 from tests.stored_lines import LineReceiver
 from tracker_store import batches
+from tracker_store.block_stores import attach_block_store
+from tracker_store.blocks import AddOutcome
 from tracker_store.leadership import read_leadership, resign, take_leadership
-from tracker_store.processes import register_process
+from tracker_store.pipeline_states import stop_pipelines
+from tracker_store.processes import end_processes_of_pid, expire_process, register_process
 from tracker_store.readers import attach_reader
-from tracker_store.receivers import schedule_receiver, set_receiver_state
-from tracker_store.states import ProcessKind, ReceiverState
+from tracker_store.receivers import report_event, schedule_receiver, set_receiver_state
+from tracker_store.run_queue import enqueue_run, register_batch_driver, set_batch_driver_state
+from tracker_store.segments import open_segment, salvage_blocks, seal_salvaged
+from tracker_store.states import BatchDriverState, ProcessKind, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -112,27 +117,127 @@ def _read_stream(connection: sa.Connection, log: Log, _home: Path) -> None:
     attach_reader(connection, name="dashboard", stream="lines")
 
 
-def _hindered(connection: sa.Connection, log: Log, _home: Path) -> None:
+def _placed(connection: sa.Connection, log: Log) -> tuple[int, int]:
+    """Place the receiver on an agent of the host h1; return the agent's process and the receiver's assignment."""
     [receiver_id] = log.receiver_ids
     agent_id = register_process(connection, kind=ProcessKind.AGENT, name="h1", host="h1", pid=100, slots=16)
     schedule_receiver(connection, term=_term(connection), receiver_id=receiver_id, agent_id=agent_id, why="a free slot")
     assignment: int = connection.execute(sa.text("SELECT assignment FROM forebay.receivers")).scalar_one()
-    reason = "hindered: a block could not be stored: [Errno 30] Read-only file system: '/blocks/receiver-1'"
+    return agent_id, assignment
+
+
+def _hindered(connection: sa.Connection, log: Log, what: str) -> None:
+    """Let the receiver hold data that it can't store or register; it has said so once."""
+    [receiver_id] = log.receiver_ids
+    _, assignment = _placed(connection, log)
     assert set_receiver_state(
-        connection, receiver_id=receiver_id, assignment=assignment, state=ReceiverState.ACTIVE, reason=reason
+        connection,
+        receiver_id=receiver_id,
+        assignment=assignment,
+        state=ReceiverState.ACTIVE,
+        reason=f"hindered: {what}",
     )
+    _report(connection, receiver_id, ReceiverEventKind.ERROR, what)
+
+
+def _report(
+    connection: sa.Connection, receiver_id: int, kind: ReceiverEventKind, message: str, detail: str = ""
+) -> None:
+    report_event(connection, receiver_id=receiver_id, epoch=1, kind=kind, message=message, detail=detail)
+
+
+def _store_read_only(connection: sa.Connection, log: Log, _home: Path) -> None:
+    what = "a block could not be stored: [Errno 30] Read-only file system: '/blocks/receiver-1'"
+    _hindered(connection, log, what)
+
+
+def _disk_full(connection: sa.Connection, log: Log, _home: Path) -> None:
+    _hindered(connection, log, "a block could not be stored: [Errno 28] No space left on device: '/blocks/receiver-1'")
+
+
+def _postgres_away(connection: sa.Connection, log: Log, _home: Path) -> None:
+    """Let the server answer and accept no blocks: else no statement could be run."""
+    _hindered(connection, log, "the driver log does not register blocks: canceling statement due to lock timeout")
+
+
+def _store_not_mounted(connection: sa.Connection, log: Log, home: Path) -> None:
+    (home / "blocks").mkdir()
+    attach_block_store(connection, host="h1", roots={"directory-1": str(home / "blocks")})
+    why = f"the block store {home / 'blocks'} can't be reached (not mounted? Its file _store is missing)"
+    _report(connection, log.receiver_ids[0], ReceiverEventKind.ERROR, "a block could not be stored", why)
+
+
+def _driver_dies(connection: sa.Connection, _log: Log, _home: Path) -> None:
+    """Let a driver be killed while a run waits for it."""
+    driver = register_process(connection, kind=ProcessKind.BATCH_DRIVER, name="batch-driver-1", host="h1", pid=103)
+    register_batch_driver(connection, process_id=driver, location="forebay")
+    set_batch_driver_state(connection, process_id=driver, state=BatchDriverState.READY)
+    assert enqueue_run(connection, run_id="run-1", location="forebay")
+    assert end_processes_of_pid(connection, hosts=["h1"], pid=103, why="its process ended") == 1
+
+
+def _host_lost(connection: sa.Connection, log: Log, _home: Path) -> None:
+    """Let the only host fall silent, so that its receiver waits."""
+    agent_id, _ = _placed(connection, log)
+    attach_block_store(connection, host="h1", roots={"directory-1": "/blocks"})
+    why = "no heartbeat from agent h1 for 10 s"
+    beats: int = connection.execute(
+        sa.text("SELECT heartbeat FROM forebay.processes WHERE id = :id"), {"id": agent_id}
+    ).scalar_one()
+    done = expire_process(connection, term=_term(connection), process_id=agent_id, heartbeat=beats, why=why)
+    assert done == "expired"
+
+
+def _pipeline_stale(connection: sa.Connection, log: Log, home: Path) -> None:
+    """Let blocks wait for a pipeline that has made no batch since it was applied, long ago."""
+    _no_batches(connection, log, home)
+    connection.execute(sa.text("UPDATE forebay.pipelines SET applied_at = :noon, state_since = :noon"), {"noon": NOON})
+
+
+def _receiver_killed(connection: sa.Connection, log: Log, _home: Path) -> None:
+    """Let a process store two blocks and register one, and its successor salvage the other and fence it."""
+    [receiver_id] = log.receiver_ids
+    killed = claim_anew(connection, receiver_id)
+    segment_id = open_segment(
+        connection, receiver_id=receiver_id, epoch=killed.epoch, path="receiver-1/1", source_rule="not_sent_again"
+    )
+    add(connection, block(killed, killed.sequence + 1, segment_id=segment_id))
+    successor = claim_anew(connection, receiver_id)
+    found = block(successor, successor.sequence + 1, segment_id=segment_id, offset=200)
+    outcome, _ = salvage_blocks(connection, [found], salvaged_to=300)
+    assert outcome is AddOutcome.ADDED
+    seal_salvaged(connection, {segment_id: 300}, claimed=successor, through=found.sequence)
+    said = f"1 blocks, 10 records registered as {found.sequence}..{found.sequence}"
+    _report(connection, receiver_id, ReceiverEventKind.SALVAGED, said)
+    _report(connection, receiver_id, ReceiverEventKind.FENCED, "another process owns the receiver", "0 records")
+
+
+def _stops(connection: sa.Connection, _log: Log, _home: Path) -> None:
+    """Request a stop while a receiver runs, a block waits and a batch runs."""
+    make_eventful_log(connection)
+    assert stop_pipelines(connection) == ["words"]
 
 
 #: The state of each runbook, on a healthy log and in an empty FOREBAY_HOME.
 STATES: Mapping[str, Callable[[sa.Connection, Log, Path], None]] = {
-    "lag-grows": _lag_grows,
+    "batch-driver-dies": _driver_dies,
+    "batch-failed": _eventful,
     "block-corrupt": _block_corrupt,
     "dagster-daemon-down": _no_batches,
-    "no-leader": _no_leader,
-    "positions-lost": _eventful,
-    "replay-a-day": _eventful,
+    "disk-full": _disk_full,
+    "host-lost": _host_lost,
+    "lag-grows": _lag_grows,
     "move-a-stream": _eventful,
-    "rotate-secrets": _old_processes,
+    "no-leader": _no_leader,
+    "pipeline-stale": _pipeline_stale,
+    "positions-lost": _eventful,
+    "postgres-away": _postgres_away,
+    "receiver-failed": _eventful,
+    "receiver-killed": _receiver_killed,
     "remove-a-stream": _read_stream,
-    "store-read-only": _hindered,
+    "replay-a-day": _eventful,
+    "rotate-secrets": _old_processes,
+    "stop-and-start": _stops,
+    "store-not-mounted": _store_not_mounted,
+    "store-read-only": _store_read_only,
 }

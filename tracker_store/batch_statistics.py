@@ -6,7 +6,7 @@ them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -112,6 +112,22 @@ def newest_completed_batch(connection: sa.Connection, pipeline_id: int) -> Batch
             {"pipeline": pipeline_id},
         ).one_or_none()
     return None if row is None else BatchFigures(*row)
+
+
+def newest_empty_batch(connection: sa.Connection, pipeline_id: int) -> BatchFigures | None:
+    """Return the newest decided batch, if it had no records and did not run; its delays are 0. No locks; one row."""
+    with named_failures():
+        time = connection.execute(
+            sa.text("""
+                SELECT b.batch_time
+                FROM forebay.pipelines p
+                JOIN forebay.batches b ON b.pipeline_id = p.id AND b.batch_time = p.last_batch_time
+                WHERE p.id = :pipeline AND b.records = 0 AND b.state = 'COMPLETED' AND b.attempt = 0
+            """),
+            {"pipeline": pipeline_id},
+        ).scalar_one_or_none()
+    found = None if time is None else batch_figures(connection, pipeline_id, time)
+    return None if found is None else replace(found, scheduling_delay=0.0, processing_time=0.0, total_delay=0.0)
 
 
 def completed_minutes(

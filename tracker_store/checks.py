@@ -391,6 +391,31 @@ def attempts_agree_with_their_batch(connection: sa.Connection, pipeline_id: int 
     )
 
 
+def is_short(connection: sa.Connection, pipeline_id: int, *, most: int) -> bool:
+    """Return whether the checks of a pipeline have at most `most` batches and blocks to read. No locks; O(most)."""
+    with named_failures():
+        found: bool = connection.execute(
+            sa.text("""
+                SELECT (
+                    SELECT count(*) FROM (
+                        SELECT FROM forebay.batches b WHERE b.pipeline_id = :pipeline LIMIT :enough
+                    ) AS batches
+                ) <= :most AND (
+                    SELECT count(*) FROM (
+                        SELECT
+                        FROM forebay.pipelines p
+                        JOIN forebay.receivers r ON r.stream_id = ANY (p.stream_ids)
+                        JOIN forebay.blocks b ON b.receiver_id = r.id
+                        WHERE p.id = :pipeline
+                        LIMIT :enough
+                    ) AS blocks
+                ) <= :most
+            """),
+            {"pipeline": pipeline_id, "most": most, "enough": most + 1},
+        ).scalar_one()
+    return found
+
+
 def outputs_are_committed_once(
     connection: sa.Connection, pipeline_id: int | None = None, output: str | None = None
 ) -> CheckResult:

@@ -110,9 +110,13 @@ class DeadLetterSums:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterRow:
-    """A row of dead letters: a group of `letters` records, or one part of a large record."""
+    """A row of dead letters: a group of `letters` records, or one part of a large record.
+
+    `replayed_at`: when it was sent again, or written to a file for that, and `replayed_to` where to.
+    """
 
     id: int
+    receiver_id: int
     stream: str
     ordinal: int
     reason: str
@@ -123,6 +127,8 @@ class DeadLetterRow:
     dropped_bytes: int
     epoch: int
     added_at: datetime
+    replayed_at: datetime | None
+    replayed_to: str
 
 
 _ROWS = """
@@ -167,8 +173,8 @@ def newest_dead_letters(
     with named_failures():
         rows = connection.execute(
             sa.text(f"""
-                SELECT d.id, s.name AS stream, r.ordinal, d.reason, d.part, d.letters, d.bytes, d.dropped,
-                    d.dropped_bytes, d.epoch, d.added_at
+                SELECT d.id, d.receiver_id, s.name AS stream, r.ordinal, d.reason, d.part, d.letters, d.bytes,
+                    d.dropped, d.dropped_bytes, d.epoch, d.added_at, d.replayed_at, d.replayed_to
                 {_ROWS}
                 ORDER BY d.id DESC LIMIT :limit
             """),
@@ -182,8 +188,8 @@ def read_dead_letter_row(connection: sa.Connection, dead_letter_id: int) -> Dead
     with named_failures():
         row = connection.execute(
             sa.text("""
-                SELECT d.id, s.name AS stream, r.ordinal, d.reason, d.part, d.letters, d.bytes, d.dropped,
-                    d.dropped_bytes, d.epoch, d.added_at
+                SELECT d.id, d.receiver_id, s.name AS stream, r.ordinal, d.reason, d.part, d.letters, d.bytes,
+                    d.dropped, d.dropped_bytes, d.epoch, d.added_at, d.replayed_at, d.replayed_to
                 FROM forebay.dead_letters d
                 JOIN forebay.receivers r ON r.id = d.receiver_id
                 JOIN forebay.streams s ON s.id = r.stream_id
@@ -192,3 +198,34 @@ def read_dead_letter_row(connection: sa.Connection, dead_letter_id: int) -> Dead
             {"id": dead_letter_id},
         ).one_or_none()
     return None if row is None else DeadLetterRow(**row._mapping)  # noqa: SLF001  as above
+
+
+def mark_replayed(connection: sa.Connection, dead_letter_id: int, *, to: str, again: bool) -> datetime | None:
+    """Record that a row is sent again, before it is; return when, or None if it was before and is not to be `again`.
+
+    Locks: the row. Of two callers, one gets None.
+    """
+    with named_failures():
+        marked: datetime | None = connection.execute(
+            sa.text("""
+                UPDATE forebay.dead_letters
+                SET replayed_at = clock_timestamp(), replayed_to = :to
+                WHERE id = :id AND (replayed_at IS NULL OR CAST(:again AS boolean))
+                RETURNING replayed_at
+            """),
+            {"id": dead_letter_id, "to": to, "again": again},
+        ).scalar()
+    return marked
+
+
+def restore_replayed(connection: sa.Connection, row: DeadLetterRow, *, marked: datetime) -> None:
+    """Take the mark of `marked` back, because nothing was sent: the row is again as `row` was read. Locks: the row."""
+    with named_failures():
+        connection.execute(
+            sa.text("""
+                UPDATE forebay.dead_letters
+                SET replayed_at = :before, replayed_to = :before_to
+                WHERE id = :id AND replayed_at = :marked
+            """),
+            {"id": row.id, "before": row.replayed_at, "before_to": row.replayed_to, "marked": marked},
+        )

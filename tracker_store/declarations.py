@@ -31,11 +31,21 @@ class StreamDeclaration:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowDeclaration:
+    """A window of a stream, named, that an output reads; `slide` is the output's."""
+
+    stream: str
+    length: timedelta
+    slide: timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
 class OutputDeclaration:
     """The declaration of an output; `slide` is None if it is computed in every batch."""
 
     sink: Mapping[str, Any]
     slide: timedelta | None
+    windows: tuple[WindowDeclaration, ...] = ()
 
     def is_due(self, batch_time: datetime) -> bool:
         """Return whether the output is computed in this batch."""
@@ -44,7 +54,10 @@ class OutputDeclaration:
 
 @dataclass(frozen=True, slots=True)
 class PipelineDeclaration:
-    """The declaration of a pipeline; `settings` are as written."""
+    """The declaration of a pipeline; `settings` are as written.
+
+    A batch without records runs if `runs_empty_batches`, or if the content of one of `deciding_windows` has changed.
+    """
 
     streams: tuple[str, ...]
     outputs: Mapping[str, OutputDeclaration]
@@ -54,24 +67,37 @@ class PipelineDeclaration:
     runs_empty_batches: bool
     max_records_per_batch: int | None
     max_bytes_per_batch: int | None
+    deciding_windows: tuple[WindowDeclaration, ...] = ()
 
     @classmethod
     def of(cls, declaration: Mapping[str, Any]) -> Self:
         """Read a pipeline's column `declaration`."""
-        outputs = declaration.get("outputs") or {}
+        outputs = {name: _output(output) for name, output in (declaration.get("outputs") or {}).items()}
+        windows = dict.fromkeys(window for output in outputs.values() for window in output.windows)
+        # `runs_empty_batches` is true with a window, for releases that ran every batch of such a pipeline.
+        chosen = declaration.get("settings", {}).get("run_empty_batches")
+        deciding = tuple(windows) if chosen is None else ()
         return cls(
             streams=tuple(declaration.get("streams", ())),
-            outputs={name: _output(output) for name, output in outputs.items()},
+            outputs=outputs,
             settings=declaration.get("settings", {}),
             max_attempts=declaration.get("max_attempts", 1),
             merges=declaration.get("catch_up") == "merge",
-            runs_empty_batches=declaration.get("runs_empty_batches", False),
+            runs_empty_batches=declaration.get("runs_empty_batches", False) and not deciding,
             max_records_per_batch=declaration.get("max_records_per_batch"),
             max_bytes_per_batch=declaration.get("max_bytes_per_batch"),
+            deciding_windows=deciding,
         )
 
 
 def _output(declaration: Mapping[str, Any]) -> OutputDeclaration:
     windows = [entry for entry in declaration.get("inputs", ()) if isinstance(entry, dict)]
     slides = [entry["slide_ms"] for entry in windows if entry["slide_ms"]]
-    return OutputDeclaration(declaration.get("sink", {}), timedelta(milliseconds=max(slides)) if slides else None)
+    slide = timedelta(milliseconds=max(slides)) if slides else None
+    return OutputDeclaration(
+        declaration.get("sink", {}),
+        slide,
+        tuple(
+            WindowDeclaration(entry["window"], timedelta(milliseconds=entry["length_ms"]), slide) for entry in windows
+        ),
+    )

@@ -1,6 +1,6 @@
 """Read and write `hand_overs`: the planned move of a receiver from the agent where it runs to another agent.
 
-A move has three steps, each one statement, so that whoever dies between two of them leaves nothing to repair:
+A move has three steps, each one statement, so that a process that dies between two of them leaves nothing to repair:
 
 1. The leader offers the receiver to an agent (`begin_hand_over`). The receiver goes on as before.
 2. The agent starts a process. When that process is ready to claim, it takes the receiver over (`take_over`): the

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 import structlog
@@ -19,18 +20,24 @@ from tracker_store.errors import DriverLogError
 from tracker_store.migration_blockers import MigrationBlockers
 from tracker_store.pooler import direct_url
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from alembic.runtime.migration import MigrationInfo
+
 _log = structlog.get_logger(__name__)
 
 # One migration at a time: two processes that start together would both find the schema missing.
 _MIGRATION_LOCK = 0x666F7265626179
-# How long a migration waits for one table. Everybody who comes later waits behind it, heartbeats too, so this is well
-# below the time limit of a silent process.
+# How long a migration waits for one table. Later sessions wait behind it, heartbeats too, so this is well below
+# the time limit of a silent process.
 _LOCK_TIMEOUT = "2s"
 # Seconds between two attempts, in which those who waited behind the first go on; and after how long to give up.
 _PAUSE_SECONDS = 1.0
 _BLOCKED_SECONDS = 60.0
-# SQLSTATE of a lock's time-out. The attempt was undone whole.
-_LOCK_NOT_AVAILABLE = "55P03"
+# SQLSTATEs of a lock's time-out, and of a deadlock with a writer that takes the tables in another order than the
+# migration. The attempt was undone whole.
+_BLOCKED_CODES = ("55P03", "40P01")
 
 
 class NewerSchemaError(DriverLogError):
@@ -59,7 +66,7 @@ def _config() -> Config:
     return config
 
 
-def _run(url: str, revision: str, *, down: bool) -> None:
+def _run(url: str, revision: str, *, down: bool, told: Callable[[str], None] | None = None) -> None:
     engine = sa.create_engine(psycopg2_url(direct_url(url, "a migration")), poolclass=sa.NullPool)
     # Closing the connection releases the advisory lock, whatever was raised.
     with engine.connect() as connection:
@@ -71,6 +78,7 @@ def _run(url: str, revision: str, *, down: bool) -> None:
         config = _config()
         config.attributes["connection"] = connection
         config.attributes["down"] = down
+        config.attributes["told"] = None if told is None else _telling(told)
         pid: int = connection.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()
         connection.execute(sa.text(f"SET lock_timeout = '{_LOCK_TIMEOUT}'"))
         connection.commit()
@@ -81,6 +89,16 @@ def _run(url: str, revision: str, *, down: bool) -> None:
     engine.dispose()
 
 
+def _telling(told: Callable[[str], None]) -> Callable[..., None]:
+    """Return what Alembic calls after each migration: it passes the revision and the first line of its docstring on."""
+
+    def applied(*, step: MigrationInfo, **_: object) -> None:
+        said = getattr(step.up_revision, "doc", "")
+        told(f"{step.up_revision_id}: {said}")
+
+    return applied
+
+
 def _migrate(config: Config, connection: sa.Connection, revision: str, blockers: MigrationBlockers) -> None:
     """Run the migrations in one transaction; run them again while other sessions hold tables, for a bounded time."""
     migrate = command.downgrade if config.attributes["down"] else command.upgrade
@@ -89,7 +107,7 @@ def _migrate(config: Config, connection: sa.Connection, revision: str, blockers:
         try:
             migrate(config, revision)
         except DBAPIError as error:
-            if getattr(error.orig, "pgcode", None) != _LOCK_NOT_AVAILABLE:
+            if getattr(error.orig, "pgcode", None) not in _BLOCKED_CODES:
                 raise
             connection.rollback()
             by = "; ".join(blockers.seen) or "sessions that this user can't see"
@@ -101,13 +119,15 @@ def _migrate(config: Config, connection: sa.Connection, revision: str, blockers:
         time.sleep(_PAUSE_SECONDS)
 
 
-def upgrade(url: str, revision: str = "head") -> None:
+def upgrade(url: str, revision: str = "head", *, told: Callable[[str], None] | None = None) -> None:
     """Migrate the driver log at `url` up to `revision`. Idempotent; safe from several processes at once.
+
+    `told` is called with each migration that was run; all of them are committed together, after the last.
 
     Raises NewerSchemaError if the database is past what this installation knows, MigrationBlockedError if other
     sessions hold its tables for long, and DirectUrlMissingError.
     """
-    _run(url, revision, down=False)
+    _run(url, revision, down=False, told=told)
 
 
 def downgrade(url: str, revision: str) -> None:

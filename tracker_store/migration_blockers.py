@@ -61,7 +61,7 @@ class MigrationBlockers:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            # Without a further connection the migration goes on all the same; its error then names nobody.
+            # Without a further connection the migration goes on all the same; its error then names no session.
             with suppress(SQLAlchemyError), self._engine.connect() as connection:
                 self._look(connection)
             self._stop.wait(_LOOK_SECONDS)

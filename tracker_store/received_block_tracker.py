@@ -6,15 +6,21 @@ Nothing is kept in memory between calls.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
 from tracker_store.blocks import BlockHandle
 from tracker_store.engine import named_failures
 from tracker_store.errors import AllocationError, BlocksNotRetainedError, NotAppliedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracker_store.declarations import WindowDeclaration
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +165,26 @@ def batch_times(connection: sa.Connection, pipeline_id: int) -> BatchTimes:
     return BatchTimes(row.last, row.next_due, newest, row.now, row.paced, set_back=True)
 
 
+def _as_json(windows: Sequence[WindowDeclaration]) -> str | None:
+    """Return the windows as `allocate_blocks_to_batch` reads them."""
+    if not windows:
+        return None
+    return json.dumps(
+        [
+            {
+                "stream": window.stream,
+                "length": _interval(window.length),
+                "slide": None if window.slide is None else _interval(window.slide),
+            }
+            for window in windows
+        ]
+    )
+
+
+def _interval(duration: timedelta) -> str:
+    return f"{duration // timedelta(milliseconds=1)} ms"
+
+
 class ReceivedBlockTracker:
     """Allocation of received blocks to the batches of one pipeline."""
 
@@ -175,6 +201,7 @@ class ReceivedBlockTracker:
         max_records: int | None = None,
         max_bytes: int | None = None,
         run_empty: bool = False,
+        windows: Sequence[WindowDeclaration] = (),
     ) -> None:
         """Allocate every block added before `batch_time` to the batch, once; repeating it changes nothing (T04).
 
@@ -184,6 +211,7 @@ class ReceivedBlockTracker:
             max_records: cut each receiver's range at its share of this, but not before its first block with records.
             max_bytes: the same, in bytes as stored.
             run_empty: whether a batch without records runs.
+            windows: for which of its windows it runs all the same if their content has changed.
 
         Locks: the pipeline's row. Raises AllocationError for a time that has passed or has not come.
         """
@@ -192,7 +220,8 @@ class ReceivedBlockTracker:
                 sa.text("""
                     SELECT outcome, detail
                     FROM forebay.allocate_blocks_to_batch(
-                        :pipeline, :time, :oldest, :max_records, :max_bytes, :run_empty
+                        :pipeline, :time, :oldest, :max_records, :max_bytes, :run_empty,
+                        CAST(:windows AS jsonb)
                     )
                 """),
                 {
@@ -202,6 +231,7 @@ class ReceivedBlockTracker:
                     "max_records": max_records,
                     "max_bytes": max_bytes,
                     "run_empty": run_empty,
+                    "windows": _as_json(windows),
                 },
             ).one()
         if row.outcome not in ("allocated", "decided before"):

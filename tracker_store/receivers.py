@@ -14,7 +14,7 @@ from tracker_store.leadership import LED
 from tracker_store.states import DesiredState, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from datetime import timedelta
 
 
@@ -540,20 +540,77 @@ def process_of_receiver(connection: sa.Connection, receiver_id: int) -> Receiver
     return ReceiverProcess(row.host, row.pid, row.agent_host)
 
 
-def set_desired_state(connection: sa.Connection, *, receiver_id: int, desired: DesiredState) -> None:
-    """Set what an operator wants of a receiver. Locks: its row. Raises PipelinesStoppedError."""
+def set_desired_state(connection: sa.Connection, *, receiver_ids: Collection[int], desired: DesiredState) -> None:
+    """Set what an operator wants of these receivers: of all of them, or of none.
+
+    Locks: their rows, by id. Raises PipelinesStoppedError, which names the first one that stopped pipelines hold.
+    """
     with named_failures():
-        changed = connection.execute(
+        refused = connection.execute(
             sa.text("""
-                UPDATE forebay.receivers
-                SET desired_state = :desired
-                WHERE id = :id AND removed_at IS NULL AND desired_before_stop IS NULL
-                RETURNING id
+                WITH named AS MATERIALIZED (
+                    SELECT id, stream_id, ordinal, desired_before_stop
+                    FROM forebay.receivers
+                    WHERE id = ANY (:ids) AND removed_at IS NULL
+                    ORDER BY id
+                    FOR UPDATE
+                ), changed AS (
+                    UPDATE forebay.receivers r
+                    SET desired_state = :desired
+                    FROM named n
+                    WHERE r.id = n.id AND NOT EXISTS (SELECT FROM named WHERE desired_before_stop IS NOT NULL)
+                )
+                SELECT s.name || '/' || n.ordinal
+                FROM named n JOIN forebay.streams s ON s.id = n.stream_id
+                WHERE n.desired_before_stop IS NOT NULL
+                ORDER BY s.name, n.ordinal
+                LIMIT 1
             """),
-            {"id": receiver_id, "desired": desired.value},
+            {"ids": list(receiver_ids), "desired": desired.value},
         ).scalar()
-    if changed is None:
-        raise PipelinesStoppedError(f"receiver {receiver_id}")
+    if refused is not None:
+        raise PipelinesStoppedError(f"receiver {refused}")
+
+
+def restart_receivers(
+    connection: sa.Connection, *, receiver_ids: Collection[int], why: str, also_waiting: bool = True
+) -> None:
+    """Give these receivers a new assignment, as ``restart_receiver`` does: all of them, or none.
+
+    Without `also_waiting`, those that wait for their placement or start are left alone: a repeated request would delay
+    them. Locks: their rows, by id. Raises ReceiverStoppedError, which names the first one that is stopped.
+    """
+    with named_failures():
+        refused = connection.execute(
+            sa.text("""
+                WITH named AS MATERIALIZED (
+                    SELECT id, stream_id, ordinal, desired_state, state
+                    FROM forebay.receivers
+                    WHERE id = ANY (:ids) AND removed_at IS NULL
+                    ORDER BY id
+                    FOR UPDATE
+                ), restarted AS (
+                    UPDATE forebay.receivers r
+                    SET state = 'INACTIVE', reason = :why, since = clock_timestamp(), agent_id = NULL,
+                        assignment = r.assignment + 1
+                    FROM named n
+                    WHERE r.id = n.id AND (:also_waiting OR n.state NOT IN ('INACTIVE', 'SCHEDULED'))
+                      AND NOT EXISTS (SELECT FROM named WHERE desired_state = 'stopped')
+                    RETURNING r.id
+                ), noted AS (
+                    INSERT INTO forebay.receiver_events (receiver_id, epoch, kind, message, detail)
+                    SELECT id, 0, 'RESTARTED', :why, '' FROM restarted
+                )
+                SELECT s.name || '/' || n.ordinal
+                FROM named n JOIN forebay.streams s ON s.id = n.stream_id
+                WHERE n.desired_state = 'stopped'
+                ORDER BY s.name, n.ordinal
+                LIMIT 1
+            """),
+            {"ids": list(receiver_ids), "why": why, "also_waiting": also_waiting},
+        ).scalar()
+    if refused is not None:
+        raise ReceiverStoppedError(f"receiver {refused}")
 
 
 def restart_receiver(

@@ -34,7 +34,7 @@ the version before still send:
 
 """
 _AFTER_ROWS = """
-A process that was registered before this version has no login, and counts as everybody's until it ends. What a login
+A process that was registered before this version has no login, and counts as every login's until it ends. What a login
 may not change stays as it is: a function answers as if another process had been faster.
 """
 _NOTHING = "no"

@@ -148,6 +148,8 @@ ROLES: Mapping[str, Role] = {
             **_read(*_EVERYTHING),
             "batch_drivers": ("SELECT", "INSERT", "UPDATE", "DELETE"),
             "block_stores": ("SELECT", "DELETE"),
+            # A person marks those that were sent again.
+            "dead_letters": ("SELECT", "UPDATE (replayed_at, replayed_to)"),
             "hand_overs": ("SELECT", "DELETE"),
             "leadership": ("SELECT", "UPDATE"),
             "log_segments": ("SELECT", "UPDATE (state)", "DELETE"),

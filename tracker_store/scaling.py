@@ -57,7 +57,8 @@ def processing_times_since(
                 WHERE b.pipeline_id = :pipeline
                   AND b.state = 'COMPLETED'
                   AND b.completed_at > coalesce(
-                      CAST(:after AS timestamptz), clock_timestamp() - make_interval(secs => :seconds)
+                      -- No index is searched for clock_timestamp(), which is volatile.
+                      CAST(:after AS timestamptz), statement_timestamp() - make_interval(secs => :seconds)
                   )
                 ORDER BY b.completed_at
             """),

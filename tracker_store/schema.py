@@ -581,6 +581,11 @@ log_segments = Table(
         BigInteger,
         comment="The newest block salvaged from it; the file stays until that block is deleted; null: none",
     ),
+    Column(
+        "uncompressed_bytes",
+        BigInteger,
+        comment="Bytes of its blocks that are not compressed; null: open, salvaged, or sealed by an older version",
+    ),
     UniqueConstraint("path", name="log_segments_path"),
     CheckConstraint(_one_of("state", SegmentState), name="log_segments_state"),
     CheckConstraint("(state = 'OPEN') = (length IS NULL)", name="log_segments_length"),
@@ -644,6 +649,12 @@ dead_letters = Table(
         comment="Records of this reason that were counted and not kept, since the row before: over their budget",
     ),
     Column("dropped_bytes", BigInteger, nullable=False, server_default=text("0"), comment="The same in bytes"),
+    Column(
+        "replayed_at",
+        DateTime(timezone=True),
+        comment="When `forebay dead-letters replay` sent or wrote it last; null: never",
+    ),
+    Column("replayed_to", Text, nullable=False, server_default=text("''"), comment="Where to, for people"),
     UniqueConstraint("segment_id", "offset", name="dead_letters_handle"),
     CheckConstraint("part >= 0 AND bytes >= 0", name="dead_letters_counts"),
     CheckConstraint("letters >= 0 AND dropped >= 0 AND dropped_bytes >= 0", name="dead_letters_group"),
@@ -671,7 +682,21 @@ storage_totals = Table(
         "dropped_dead_letters",
         "Its records that could not be processed and were counted only, by the rows that are kept",
     ),
+    _sum("uncompressed_bytes", "The part of segment_bytes in blocks that are not compressed"),
     comment="How many segments and dead letters does each receiver have? (Sums that triggers keep.)",
+    postgresql_with={**HOT, "fillfactor": "50"},
+)
+
+# Written only by seal_segment.
+codec_totals = Table(
+    "codec_totals",
+    metadata,
+    Column("receiver_id", BigInteger, nullable=False, comment="The receiver"),
+    Column("codec", Text, nullable=False, comment="How the blocks are compressed: lz4, zstd, or none: not at all"),
+    _sum("blocks", "Blocks that its processes stored so, in sealed segments, since the receiver was created"),
+    _sum("bytes", "Their bytes as stored"),
+    PrimaryKeyConstraint("receiver_id", "codec"),
+    comment="Which codec did each receiver's blocks take? (A row per codec; a salvaged segment is not counted.)",
     postgresql_with={**HOT, "fillfactor": "50"},
 )
 

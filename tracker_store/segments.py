@@ -41,6 +41,15 @@ class OpenSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class CodecSum:
+    """How many blocks are compressed by a codec (`none`: they are not), and their bytes as stored."""
+
+    codec: str
+    blocks: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class EpochEnd:
     """Where an epoch ended. `known`: the driver log has the epoch; if not, it lost the claim's commit."""
 
@@ -119,8 +128,11 @@ def seal_segment(
     length: int,
     through: int = 0,
     owner: tuple[int, int] | None = None,
+    codecs: Sequence[CodecSum] = (),
 ) -> None:
-    """Record a segment's final length of `length` bytes. Locks: its row. Repeating it changes nothing.
+    """Record a segment's final length of `length` bytes, and add its blocks by codec to the receiver's totals.
+
+    Locks: its row, then the totals' rows. Repeating it changes nothing.
 
     If the driver log lacks its newest block, `through` (0: it has none), the segment stays open for salvage; in that
     case the calling process had an answer whose commit the driver log has lost since. The segment also stays open if
@@ -131,7 +143,8 @@ def seal_segment(
         connection.execute(
             sa.text("""
                 SELECT forebay.seal_segment(
-                    :id, :length, :through, CAST(:receiver AS bigint), CAST(:epoch AS bigint)
+                    :id, :length, :through, CAST(:receiver AS bigint), CAST(:epoch AS bigint),
+                    CAST(:codecs AS text[]), CAST(:blocks AS bigint[]), CAST(:bytes AS bigint[])
                 )
             """),
             {
@@ -140,6 +153,9 @@ def seal_segment(
                 "through": through,
                 "receiver": None if owner is None else owner[0],
                 "epoch": None if owner is None else owner[1],
+                "codecs": [each.codec for each in codecs],
+                "blocks": [each.blocks for each in codecs],
+                "bytes": [each.bytes for each in codecs],
             },
         )
 

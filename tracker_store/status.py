@@ -285,12 +285,28 @@ def processing_times(connection: sa.Connection, *, seconds: float) -> list[Pipel
     with named_failures():
         rows = connection.execute(
             sa.text("""
+                -- LATERAL probes with OFFSET 0: joins would be over the whole history, because no plan knows how few
+                -- batches the time leaves. No index is searched for clock_timestamp(), which is
+                -- volatile.
                 SELECT p.name, p.batch_interval, array_agg(b.processing_time) AS times
                 FROM forebay.pipelines p
-                JOIN forebay.batch_stats b ON b.pipeline_id = p.id
-                  AND b.state = 'COMPLETED'
-                  AND b.processing_time IS NOT NULL
-                  AND b.batch_time > clock_timestamp() - greatest(make_interval(secs => :seconds), 3 * p.batch_interval)
+                CROSS JOIN LATERAL (
+                    SELECT b.completed_at - attempt.started_at AS processing_time
+                    FROM forebay.batches b
+                    CROSS JOIN LATERAL (
+                        SELECT a.started_at
+                        FROM forebay.batch_attempts a
+                        WHERE a.pipeline_id = b.pipeline_id
+                          AND a.batch_time = b.batch_time
+                          AND a.attempt = b.attempt
+                        OFFSET 0
+                    ) AS attempt
+                    WHERE b.pipeline_id = p.id
+                      AND b.state = 'COMPLETED'
+                      AND b.batch_time
+                          > statement_timestamp() - greatest(make_interval(secs => :seconds), 3 * p.batch_interval)
+                    OFFSET 0
+                ) AS b
                 WHERE p.removed_at IS NULL
                 GROUP BY p.name, p.batch_interval
                 ORDER BY p.name

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PAGE = 5_000
+# Of a row of kept_block_rows: its block has no row in blocks any more.
+_NOT_IN_BLOCKS = """
+    AND NOT EXISTS (
+        SELECT
+        FROM forebay.blocks n
+        WHERE n.receiver_id = b.receiver_id AND n.sequence = b.sequence
+    )
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +138,12 @@ def segment_paths_known(connection: sa.Connection, paths: list[str]) -> set[str]
 
 
 def stored_blocks(connection: sa.Connection) -> Iterator[StoredBlock]:
-    """Yield every block that must be readable, by receiver and sequence, then kept ones; page by page. No locks."""
+    """Yield every block that must be readable, once, by receiver and sequence; page by page. No locks.
+
+    Those of which only a batch that an earlier version quarantined has a row come last.
+    """
     for table in ("blocks", "kept_block_rows"):
+        others = _NOT_IN_BLOCKS if table == "kept_block_rows" else ""
         after = (0, 0)
         while True:
             with named_failures():
@@ -140,9 +152,9 @@ def stored_blocks(connection: sa.Connection) -> Iterator[StoredBlock]:
                         SELECT DISTINCT b.receiver_id, b.sequence, g.path, b.segment_id, b."offset", b.length, b.crc32c
                         FROM forebay.{table} b
                         JOIN forebay.log_segments g ON g.id = b.segment_id
-                        WHERE (b.receiver_id, b.sequence) > (:receiver, :sequence)
+                        WHERE (b.receiver_id, b.sequence) > (:receiver, :sequence) {others}
                         ORDER BY b.receiver_id, b.sequence LIMIT :page
-                    """),  # noqa: S608  two constants
+                    """),  # noqa: S608  constants
                     {"receiver": after[0], "sequence": after[1], "page": PAGE},
                 ).all()
             if not rows:
@@ -185,9 +197,13 @@ def count_stored_blocks(connection: sa.Connection) -> int:
     """Return about how many blocks `stored_blocks` will yield. No locks; O(receivers, and segments kept)."""
     with named_failures():
         count: int = connection.execute(
-            sa.text("""
+            sa.text(f"""
                 SELECT coalesce(sum(newest.sequence - r.low_mark), 0)::bigint
-                    + (SELECT count(*) FROM forebay.kept_block_rows)
+                    + (
+                        SELECT count(DISTINCT (b.receiver_id, b.sequence))
+                        FROM forebay.kept_block_rows b
+                        WHERE true {_NOT_IN_BLOCKS}
+                    )
                     + (SELECT coalesce(sum(k.blocks), 0)::bigint FROM forebay.kept_segments k)
                 FROM forebay.receivers r
                 CROSS JOIN LATERAL (
@@ -196,7 +212,7 @@ def count_stored_blocks(connection: sa.Connection) -> int:
                     WHERE b.receiver_id = r.id
                     ORDER BY b.sequence DESC LIMIT 1
                 ) AS newest
-            """)
+            """)  # noqa: S608  a constant
         ).scalar_one()
     return count
 

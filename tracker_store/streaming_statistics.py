@@ -101,6 +101,16 @@ class ReceiverCounters:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamCodec:
+    """What a stream's receivers have stored by one codec (`none`: not compressed), in segments that are sealed."""
+
+    stream: str
+    codec: str
+    blocks: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class WatchedReceiver:
     """A receiver with its last error, for display."""
 
@@ -445,6 +455,22 @@ def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
             reason,
         ) in rows
     ]
+
+
+def stream_codecs(connection: sa.Connection) -> list[StreamCodec]:
+    """Return what each stream's receivers have stored by each codec. No locks; a row per receiver and codec."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text("""
+                SELECT s.name, t.codec, sum(t.blocks)::bigint, sum(t.bytes)::bigint
+                FROM forebay.codec_totals t
+                JOIN forebay.receivers r ON r.id = t.receiver_id AND r.removed_at IS NULL
+                JOIN forebay.streams s ON s.id = r.stream_id
+                GROUP BY s.name, t.codec
+                ORDER BY s.name, t.codec
+            """)
+        ).all()
+    return [StreamCodec(*row) for row in rows]
 
 
 def watched_receivers(connection: sa.Connection, stream_ids: Sequence[int]) -> list[WatchedReceiver]:

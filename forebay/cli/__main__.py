@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from forebay.cli.main import app
+from forebay.cli.entry import main
 
-app(prog_name="forebay")
+main()

@@ -87,6 +87,11 @@ def agent(
 
     Run one agent per host. Of all agents with the role `tracker`, one leads. The agent stops on SIGTERM or Ctrl-C,
     after its receivers have drained.
+
+    For example:
+
+        forebay agent
+        forebay agent --roles receivers --slots 8
     """
     from receiver_runtime.agent import Agent  # noqa: PLC0415  other commands need none of it
     from receiver_runtime.batch_drivers import BatchDrivers  # noqa: PLC0415
@@ -104,9 +109,11 @@ def agent(
     if "tracker" in wanted:
         # Report a wrong address here, once: the tracker is a child, and would log it at every restart.
         with clear_errors(Console(stderr=True, highlight=False, soft_wrap=True)):
-            listen_address(settings.tracker_http, settings.tracker_token)
+            listen_address(settings.tracker_http, settings.tracker_token, settings.tracker_write_token)
+    with clear_errors(Console(stderr=True, highlight=False, soft_wrap=True)):
+        url = settings.require_database_url()
     stop = stop_event(parent_pipe=parent_pipe)
-    engine = create_engine(settings.require_database_url(), application_name="forebay agent")
+    engine = create_engine(url, application_name="forebay agent")
     here = host or socket.gethostname()
     has_receivers = "receivers" in wanted and slots > 0
     if has_receivers:
@@ -165,6 +172,7 @@ def tracker() -> None:
     from orchestration.noted_replicas import report_noted_replicas  # noqa: PLC0415
     from orchestration.tracker.cleaner import Cleaner  # noqa: PLC0415
     from orchestration.tracker.http import STATEMENT_TIMEOUT, TrackerHttpServer, TrackerView  # noqa: PLC0415
+    from orchestration.tracker.http_writes import ReplayDagster  # noqa: PLC0415
     from orchestration.tracker.link_cleaner import LinkCleaner  # noqa: PLC0415
     from orchestration.tracker.placement_rules import PlacementRules  # noqa: PLC0415
     from orchestration.tracker.tracker import Tracker  # noqa: PLC0415
@@ -174,7 +182,7 @@ def tracker() -> None:
     # Report a wrong setting now, and not at the first clean-up.
     open_block_store(settings.block_store_roots)
     with clear_errors(Console(stderr=True, highlight=False, soft_wrap=True)):
-        address = listen_address(settings.tracker_http, settings.tracker_token)
+        address = listen_address(settings.tracker_http, settings.tracker_token, settings.tracker_write_token)
     stop = stop_event(parent_pipe=True)
     engine = create_engine(settings.require_database_url(), application_name="forebay tracker")
     candidate = Tracker(
@@ -207,6 +215,11 @@ def tracker() -> None:
                     address_file=settings.home / "run" / "tracker.url",
                     metrics_max_receivers=settings.metrics_max_receivers,
                     dagster_url=None if settings.dagster_url is None else settings.dagster_url.name,
+                    replay_dagster=None
+                    if settings.dagster_url is None
+                    else ReplayDagster(
+                        settings.dagster_url.reveal(), settings.dagster_url.name, settings.webserver_token
+                    ),
                 )
             )
         if settings.dagster_url is not None:

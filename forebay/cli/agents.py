@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from forebay.cli.confirmation import Yes, confirm
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
 from forebay.cli.tables import print_table
@@ -29,6 +30,11 @@ def agents(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: FB
 
     "receivers" counts those that are placed on the agent; "waiting" counts those that belong to its host and are not
     placed.
+
+    For example:
+
+        forebay agents list
+        forebay agents list --json
     """
     if context.invoked_subcommand is not None:
         return
@@ -57,6 +63,10 @@ def drain(name: Name) -> None:
     Each receiver stops reading, registers what it holds, and starts again on another agent that has a free slot. A
     receiver that belongs to the agent's host (a listener's address, one receiver per host) stops and waits. If the
     agent is started again under this name, it is still draining.
+
+    For example:
+
+        forebay agents drain host-1
     """
     console = Console(highlight=False)
     with driver_log(console, application_name=APPLICATION) as connection:
@@ -73,7 +83,12 @@ def drain(name: Name) -> None:
 
 @app.command()
 def undrain(name: Name) -> None:
-    """Let receivers be placed on an agent again. Rebalancing gives it some back, unless it is switched off."""
+    """Let receivers be placed on an agent again. Rebalancing gives it some back, unless it is switched off.
+
+    For example:
+
+        forebay agents undrain host-1
+    """
     console = Console(highlight=False)
     with driver_log(console, application_name=APPLICATION) as connection:
         store.set_draining(connection, name=name, draining=False)
@@ -97,6 +112,11 @@ def rebalance(
     The leading tracker moves one receiver after the other. Each goes on where it is until a process on the other agent
     is ready; then it stops reading, registers what it holds, and the other process goes on. Without this command the
     tracker does the same, with pauses (FOREBAY_REBALANCE), when an agent has come.
+
+    For example:
+
+        forebay agents rebalance --dry-run
+        forebay agents rebalance --listeners
     """
     console = Console(highlight=False, stderr=as_json, soft_wrap=True)
     with driver_log(console, application_name=APPLICATION) as connection:
@@ -119,15 +139,22 @@ def rebalance(
 @app.command()
 def forget(
     host: Annotated[str, typer.Argument(help="A host that will not come back, as `forebay agents` shows it.")],
+    yes: Yes = False,  # noqa: FBT002
 ) -> None:
     """Forget a host: remove the receivers that belong to it, and let its listeners listen at another address.
 
     Blocks that they have stored are processed as usual. If the host comes back after all, it gets its receivers
     again. If the host had a block store that no other host sees, hosts with another block store may run receivers from
     now on.
+
+    For example:
+
+        forebay agents forget host-1
+        forebay agents forget host-1 --yes
     """
     console = Console(highlight=False)
     with driver_log(console, application_name=APPLICATION) as connection:
+        confirm(f"Blocks that only {host} has are lost, and its receivers are removed. Forget {host}?", yes=yes)
         removed, freed = store.forget_host(connection, host)
     console.print(
         f"{host} is given up: {removed} receiver(s) of its own removed, {freed} listener(s) free to go.", markup=False

@@ -13,7 +13,9 @@ from typing import Annotated
 import structlog
 import typer
 
+from forebay.cli.console import Console
 from forebay.cli.dagster_home import LOCATION
+from forebay.cli.failures import clear_errors
 from orchestration.settings import Settings
 from tracker_store.engine import create_engine
 
@@ -35,6 +37,10 @@ def batch_driver(
     DAGSTER_HOME names the Dagster instance, FOREBAY_MODULE the module that declares the pipelines. The driver drains
     and exits on SIGTERM or Ctrl-C, and when it should be replaced (new code, many runs, too much memory): then start it
     again. An agent with the role `batch-driver` does all that by itself.
+
+    For example:
+
+        forebay batch-driver
     """
     from orchestration.run_launcher.driver_registration import DriverRegistration  # noqa: PLC0415  for this command
 
@@ -43,7 +49,10 @@ def batch_driver(
         # Import from the working directory, as `python -m` does.
         sys.path.insert(0, "")
     settings = Settings()
-    engine = create_engine(settings.require_database_url(), application_name="forebay batch driver", pool_size=1)
+    with clear_errors(Console(stderr=True, highlight=False, soft_wrap=True)):
+        url = settings.require_database_url()
+        settings.require_module()
+    engine = create_engine(url, application_name="forebay batch driver", pool_size=1)
     # Register before Dagster and Spark load, which takes seconds: a launcher with a run then knows of this driver.
     registration = DriverRegistration(engine, host=host or socket.gethostname(), location=location)
     from orchestration.run_launcher.driver_start import start  # noqa: PLC0415  loads Spark

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forebay.cli import names
 from forebay.cli.allocated_blocks import block_as_json
 from forebay.cli.batch_bisect import bisect
 from forebay.cli.batch_replay import replay
+from forebay.cli.batch_times import LATEST, TIME_HELP, named_batch
+from forebay.cli.confirmation import Yes, confirm
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
 from forebay.cli.tables import print_table
 from orchestration.batch_schedule import halted
-from orchestration.replay import ReplayError, parsed_time
+from orchestration.replay_choice import parsed_time
 from tracker_store import batches as store
 from tracker_store.batch_outputs import OutputState, outputs_of_batch, partial_commit
 from tracker_store.errors import NotDiscardableError
@@ -28,8 +31,6 @@ from tracker_store.receivers import placements
 from tracker_store.states import BatchState
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
     from tracker_store.batches import BatchRow
     from tracker_store.input_metadata import InputMetadata
 
@@ -37,8 +38,10 @@ APPLICATION = "forebay batches"
 _MOST_SHOWN = 20
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
-PipelineName = Annotated[str, typer.Argument(metavar="PIPELINE", help="The pipeline's name.")]
-BatchTime = Annotated[str, typer.Argument(metavar="TIME", help="The batch time, as 2026-01-31T12:00:00Z (UTC).")]
+PipelineName = Annotated[
+    str, typer.Argument(metavar="PIPELINE", help="The pipeline's name.", autocompletion=names.pipelines)
+]
+BatchTime = Annotated[str, typer.Argument(metavar="TIME", help=f"{TIME_HELP}.", autocompletion=names.batches)]
 
 app = typer.Typer(help="Batches: list, show, replay, bisect, discard.", invoke_without_command=True)
 app.command()(replay)
@@ -56,7 +59,9 @@ def _as_json(row: object, **more: object) -> dict[str, object]:
 @app.callback()
 def batches(
     context: typer.Context,
-    pipeline: Annotated[str | None, typer.Option(help="Only this pipeline's batches (default: all).")] = None,
+    pipeline: Annotated[
+        str | None, typer.Option(help="Only this pipeline's batches (default: all).", autocompletion=names.pipelines)
+    ] = None,
     state: Annotated[
         list[BatchState] | None,
         typer.Option(
@@ -75,6 +80,11 @@ def batches(
     key of a block, which uses up no attempts. A QUARANTINED batch has used up its attempts; its blocks are kept for
     `forebay batches replay`. If some of its outputs are committed, the reason says that it is partially committed.
     Times are UTC.
+
+    For example:
+
+        forebay batches list --pipeline words --state QUARANTINED
+        forebay batches list --from 2026-01-31T12:00:00Z --limit 100 --json
     """
     if context.invoked_subcommand is not None:
         return
@@ -135,25 +145,6 @@ def _print_batches(console: Console, title: str, rows: list[BatchRow]) -> None:
             console.print(f"{row.batch_time:%Y-%m-%dT%H:%M:%SZ}: {why}", markup=False, soft_wrap=True)
 
 
-def wanted_time(text: str) -> datetime:
-    """Return the batch time that the text gives. Raises ReplayError if it is empty or not valid."""
-    time = parsed_time(text)
-    if time is None:
-        message = "a batch time is needed, as 2026-01-31T12:00:00Z: `forebay batches` lists them"
-        raise ReplayError(message)
-    return time
-
-
-def _found(connection: sa.Connection, pipeline: str, text: str) -> tuple[int, BatchRow]:
-    pipeline_id = get_pipeline(connection, pipeline).pipeline_id
-    time = wanted_time(text)
-    row = store.get_batch(connection, pipeline_id, time)
-    if row is None:
-        message = f"pipeline {pipeline!r} has no batch at {time.isoformat()}: `forebay batches` lists them (UTC)"
-        raise ReplayError(message)
-    return pipeline_id, row
-
-
 def statements(pipeline_id: int, time: datetime) -> dict[str, str]:
     """Return the SQL statements that show a batch in full detail."""
     of_batch = f"WHERE pipeline_id = {pipeline_id} AND batch_time = '{time.isoformat()}'"
@@ -167,15 +158,26 @@ def statements(pipeline_id: int, time: datetime) -> dict[str, str]:
 
 
 @app.command()
-def show(pipeline: PipelineName, batch_time: BatchTime, as_json: AsJson = False) -> None:  # noqa: FBT002
+def show(
+    pipeline: PipelineName,
+    batch_time: Annotated[str, typer.Argument(metavar="TIME", help=f"{TIME_HELP}, or {LATEST}: the newest batch.")],
+    as_json: AsJson = False,  # noqa: FBT002
+) -> None:
     """Show one batch: its blocks, the positions of its sources, its attempts, its outputs, and the SQL for each.
 
     A topic's or a file's positions stay when the blocks are cleaned up. The position after "to" is in another batch.
     Outputs without a result are shown with their newest error.
+
+    For example:
+
+        forebay batches show words latest
+        forebay batches show words 12:00:00
+        forebay batches show words 2026-01-31T12:00:00Z
     """
     console = Console(highlight=False, stderr=as_json, soft_wrap=True)
     with driver_log(console, application_name=APPLICATION) as connection:
-        pipeline_id, row = _found(connection, pipeline, batch_time)
+        pipeline_id = get_pipeline(connection, pipeline).pipeline_id
+        row = named_batch(connection, pipeline_id, batch_time, pipeline=pipeline, latest_of=())
         receivers = {place.receiver_id: f"{place.stream_name}/{place.ordinal}" for place in placements(connection)}
         blocks = ReceivedBlockTracker(connection, pipeline_id).get_blocks_of_batch(row.batch_time)
         attempts = store.attempts_of_batch(connection, pipeline_id, row.batch_time)
@@ -261,22 +263,26 @@ def _print_inputs(console: Console, inputs: InputMetadata) -> None:
 def discard(
     pipeline: PipelineName,
     batch_time: BatchTime,
-    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,  # noqa: FBT002
+    yes: Yes = False,  # noqa: FBT002
 ) -> None:
     """Give up a quarantined or blocked batch: its blocks are released for clean-up, its records are never processed.
 
     A pipeline that it has halted continues, and so do the batches behind it. This can't be undone.
+
+    For example:
+
+        forebay batches discard words 2026-01-31T12:00:00Z
     """
     console = Console(highlight=False, soft_wrap=True)
     with driver_log(console, application_name=APPLICATION) as connection:
-        pipeline_id, row = _found(connection, pipeline, batch_time)
+        pipeline_id = get_pipeline(connection, pipeline).pipeline_id
+        row = named_batch(connection, pipeline_id, batch_time, pipeline=pipeline)
         if row.state not in (BatchState.QUARANTINED, BatchState.BLOCKED):
             raise NotDiscardableError(f"batch {row.batch_time.isoformat()} of {pipeline!r} is {row.state}")
-        if not yes:
-            typer.confirm(
-                f"Batch {row.batch_time.isoformat()} of {pipeline} has {row.records:,} records, which will never come "
-                "out. Discard it?",
-                abort=True,
-            )
+        confirm(
+            f"Batch {row.batch_time.isoformat()} of {pipeline} has {row.records:,} records, which will never come out. "
+            "Discard it?",
+            yes=yes,
+        )
         kept = store.discard_batch(connection, pipeline_id=pipeline_id, batch_time=row.batch_time)
     console.print(f"Discarded: {row.records:,} records{'; clean-up deletes what was kept for it' if kept else ''}.")

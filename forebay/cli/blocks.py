@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import sys
-from base64 import b64encode
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path  # noqa: TC003  read by typer
@@ -14,9 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from forebay.cli.confirmation import Yes, confirm
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
-from forebay.cli.dead_letters import read_letters
+from forebay.cli.names import receivers
+from forebay.cli.record_lines import record_line
+from forebay.cli.stored_letters import read_letters
 from orchestration.attached_store import open_attached_store
 from orchestration.block_verification import BlockReport, repair_blocks, verify_blocks
 from orchestration.settings import Settings
@@ -26,6 +28,7 @@ from receiver_runtime.block_store.identity import identity_of, make_identity
 from receiver_runtime.block_store.roots import root_names
 from receiver_runtime.block_store.stores import open_block_store, replicas_of
 from tracker_store.block_stores import list_block_stores
+from tracker_store.receivers import receivers_named
 from tracker_store.stored_blocks import count_stored_blocks, find_stored_block
 from tracker_store.terminal_text import escaped
 
@@ -124,6 +127,11 @@ def verify(as_json: AsJson = False) -> None:  # noqa: FBT002
 
     Counts encrypted blocks by the key that encrypted them. The exit code is 1 if a block can't be read, or its key is
     missing here, if a segment's file is missing, a file has no row, or a replica lacks a block.
+
+    For example:
+
+        forebay blocks verify
+        forebay blocks verify --json
     """
     console = Console(highlight=False, stderr=as_json)
     with _log_and_store(console) as (connection, store):
@@ -144,6 +152,10 @@ def repair(as_json: AsJson = False) -> None:  # noqa: FBT002
     Deletes no data. A registered block that no replica has can't be repaired: it is named, and its batch fails until
     the file is put back from a copy. The exit code is 1 while there is such a block, or a replica that could not be
     repaired.
+
+    For example:
+
+        forebay blocks repair
     """
     console = Console(highlight=False, stderr=as_json)
     with _log_and_store(console) as (connection, store):
@@ -173,13 +185,17 @@ def adopt(
     host: Annotated[
         str | None, typer.Option(help="The host that has the root, by its name in the driver log (default: this one).")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,  # noqa: FBT002
+    yes: Yes = False,  # noqa: FBT002
 ) -> None:
     """Declare that an empty directory, or prefix, is a block store itself, and not a mount point without its store.
 
     A root that the driver log knows continues as the same store, without its blocks: receivers that wait for it
     continue by themselves, and if it is a replica, `forebay blocks repair` fills it. Any other root becomes a new
     store, which the next agent that starts with it attaches. A root that is a store already is not changed.
+
+    For example:
+
+        forebay blocks adopt /mnt/blocks
     """
     console = Console(highlight=False, soft_wrap=True)
     names = root_names(root)
@@ -193,14 +209,14 @@ def adopt(
         }
     try:
         [store] = replicas_of(open_block_store(root))
-        said, is_well = _adopt(store, by_host, here, ask=not yes)
+        said, is_well = _adopt(store, by_host, here, yes=yes)
     except (BlockStoreError, OSError) as error:
         said, is_well = str(error), False
     console.print(said, style="" if is_well else "bold red", markup=False)
     raise typer.Exit(0 if is_well else 1)
 
 
-def _adopt(store: Replica, by_host: Mapping[str, frozenset[str]], here: str, *, ask: bool) -> tuple[str, bool]:
+def _adopt(store: Replica, by_host: Mapping[str, frozenset[str]], here: str, *, yes: bool) -> tuple[str, bool]:
     """Adopt a root; return a message, and whether all is well. `by_host`: ids of stores with this root's name."""
     found = identity_of(store)
     expected = sorted(by_host.get(here, ()))
@@ -218,21 +234,30 @@ def _adopt(store: Replica, by_host: Mapping[str, frozenset[str]], here: str, *, 
             "the host of this one by --host."
         ), False
     what = f"the store {expected[0]}, without its blocks" if expected else "a new store"
-    if ask and not typer.confirm(f"{store.name} becomes {what}. Is everything mounted that should be?"):
-        return "Nothing was changed.", False
+    confirm(f"{store.name} becomes {what}. Is everything mounted that should be?", yes=yes)
     return f"{store.name} is the store {make_identity(store, expected[0] if expected else None)} now.", True
 
 
 @app.command()
 def records(
-    receiver: Annotated[str, typer.Argument(metavar="STREAM/N", help="The receiver that stored the block.")],
+    receiver: Annotated[
+        str, typer.Argument(metavar="STREAM/N", help="The receiver that stored the block.", autocompletion=receivers)
+    ],
     sequence: Annotated[int, typer.Argument(help="The block's number in the receiver's sequence.")],
     limit: Annotated[int | None, typer.Option(min=1, help="At most this many records (default: all).")] = None,
     to: Annotated[
         Path | None, typer.Option(help="Write to this file: Parquet if it ends in .parquet, else a line per record.")
     ] = None,
 ) -> None:
-    """Print the records of one block, one JSON object per line. Binary values are in base64."""
+    """Print the records of one block, one JSON object per line.
+
+    Binary values are printed as text, or as {"base64": …} if they are none.
+
+    For example:
+
+        forebay blocks records orders/1 4711 --limit 10
+        forebay blocks records orders/1 4711 --to block.parquet
+    """
     console = Console(highlight=False, stderr=True, soft_wrap=True)
     stream, _, ordinal = receiver.rpartition("/")
     if not stream or not ordinal.isdecimal():
@@ -240,6 +265,8 @@ def records(
         raise typer.BadParameter(message)
     with driver_log(console, application_name=APPLICATION) as connection:
         block = find_stored_block(connection, stream=stream, ordinal=int(ordinal), sequence=sequence)
+        if block is None:
+            receivers_named(connection, receiver)  # raises if there is no such receiver at all
         settings = Settings()
         keys = BlockKeys(settings.block_key_references)
         store = open_attached_store(connection, settings.block_store_roots, keys=keys)
@@ -260,7 +287,7 @@ def records(
         pq.write_table(table if limit is None else table.slice(0, limit), to)
         console.print(f"{to} is written.", markup=False)
         return
-    lines = (json.dumps(row, default=_as_text, ensure_ascii=False) for batch in batches for row in batch.to_pylist())
+    lines = (record_line(row) for batch in batches for row in batch.to_pylist())
     if to is None:
         for line in islice(lines, limit):
             # JSON escapes only a part of the control characters; an escape is JSON again.
@@ -281,6 +308,11 @@ def dead_letter(
 
     Of a group, each record is a line; --letter N prints the bytes of the Nth, and nothing else. On a terminal, control
     characters are shown as escapes.
+
+    For example:
+
+        forebay blocks dead-letter 17
+        forebay blocks dead-letter 17 --letter 3 --to letter
     """
     console = Console(highlight=False, stderr=True, soft_wrap=True)
     _, letters = read_letters(console, dead_letter_id)
@@ -303,7 +335,3 @@ def _for_output(content: bytes) -> bytes | str:
     if not sys.stdout.isatty():
         return content
     return escaped(content.decode(errors="backslashreplace"))
-
-
-def _as_text(value: object) -> str:
-    return b64encode(value).decode("ascii") if isinstance(value, bytes) else str(value)

@@ -155,6 +155,10 @@ def write_dagster_home(directory: Path, *, code_server: Path) -> Path:
             "sensor": {"purge_after_days": days},
             "schedule": {"purge_after_days": days},
         },
+        # No asset of Forebay is materialized by a condition or has a freshness policy: without these two, Dagster's
+        # daemon looks for such assets every few seconds, and finds none.
+        "auto_materialize": {"enabled": False, "use_sensors": False},
+        "freshness": {"enabled": False},
         "telemetry": {"enabled": False},
         # An operator who opens the UI wants the batches, not a dialogue.
         "nux": {"enabled": False},

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from forebay.cli.failures import clear_errors
 from orchestration.settings import Settings
 from tracker_store.embedded_postgres import EmbeddedPostgres
-from tracker_store.engine import connect_once
+from tracker_store.engine import connect_once, create_engine
 from tracker_store.errors import DriverLogUnavailableError, NoDriverLogError, OtherReleaseError, UnknownNameError
 from tracker_store.log_place import place_of_log
 
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 EMBEDDED_DIRECTORY = "postgres"
 
 _LOG_TAIL_BYTES = 65_536
+# Words of Postgres's log, in its only language here.
+_STARTED = "LOG:  starting PostgreSQL"
+_REQUESTS = ("LOG:  received fast shutdown request", "LOG:  received smart shutdown request")
+_SHUT_DOWN = "LOG:  database system is shut down"
 
 
 def embedded_postgres(settings: Settings) -> EmbeddedPostgres:
@@ -41,24 +45,38 @@ def database_url(settings: Settings, *, as_owner: bool = False) -> str:
         if server.running_pid() is not None:
             return server.url() if as_owner else server.services_url()
         if server.data_directory.exists():
-            log = settings.home.absolute() / "logs" / "postgres.log"
-            raise DriverLogUnavailableError(
-                "the Postgres of this home does not run; `forebay up` starts it, and "
-                f"{log} says why it ended{_last_failure(log)}"
-            )
+            raise DriverLogUnavailableError(_why_it_does_not_run(settings.home.absolute() / "logs" / "postgres.log"))
     return settings.require_database_url()
 
 
-def _last_failure(log: Path) -> str:
-    """Return the last FATAL or PANIC line of the server's log, such as one about a full disk."""
+def _why_it_does_not_run(log: Path) -> str:
+    """Return the message about an embedded server that does not run, by the end of its log."""
+    lines = _last_lines(log)
+    if _was_stopped(lines):
+        return "the Postgres of this home was stopped, in order; `forebay up` starts it"
+    # For example one about a full disk.
+    given_up = [line.strip() for line in lines if "FATAL:" in line or "PANIC:" in line]
+    why = f": {given_up[-1]}" if given_up else ""
+    return f"the Postgres of this home does not run; `forebay up` starts it, and {log} says why it ended{why}"
+
+
+def _last_lines(log: Path) -> list[str]:
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+            return [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
     except OSError:
-        return ""
-    given_up = [line.strip() for line in lines if "FATAL:" in line or "PANIC:" in line]
-    return f": {given_up[-1]}" if given_up else ""
+        return []
+
+
+def _was_stopped(lines: list[str]) -> bool:
+    """Return whether the log's last words are those of a server that was asked to end, as by Ctrl-C, and did.
+
+    A server that fails says that it is shut down too; and each session that the request ends says FATAL.
+    """
+    started = max((number for number, line in enumerate(lines) if _STARTED in line), default=0)
+    asked = any(request in line for line in lines[started:] for request in _REQUESTS)
+    return asked and _SHUT_DOWN in lines[-1]
 
 
 @contextmanager
@@ -69,12 +87,26 @@ def driver_log(console: Console, *, application_name: str, as_owner: bool = Fals
     """
     with clear_errors(console):
         url = database_url(Settings(), as_owner=as_owner)
-        with connect_once(url, application_name=application_name) as connection, _naming_the_log(connection, url):
+        with naming_the_log(url), connect_once(url, application_name=application_name) as connection:
             yield connection
 
 
 @contextmanager
-def _naming_the_log(connection: sa.Connection, url: str) -> Iterator[None]:
+def driver_log_engine(console: Console, *, application_name: str) -> Iterator[sa.Engine]:
+    """Make an engine of one connection for a command that looks again and again; report errors as `driver_log` does."""
+    with clear_errors(console):
+        url = database_url(Settings())
+        engine = create_engine(url, application_name=application_name, pool_size=1)
+        try:
+            with naming_the_log(url):
+                yield engine
+        finally:
+            engine.dispose()
+
+
+@contextmanager
+def naming_the_log(url: str) -> Iterator[None]:
+    """Let an error about a name say which driver log was asked; raise NoDriverLogError if the database has none."""
     try:
         yield
     except UnknownNameError as error:
@@ -82,8 +114,13 @@ def _naming_the_log(connection: sa.Connection, url: str) -> Iterator[None]:
         error.args = (f"{error} (The driver log that was asked: {place_of_log(url)}.)",)
         raise
     except OtherReleaseError as error:
-        from tracker_store.migrate import current_revision  # noqa: PLC0415  loads Alembic, which takes long
-
-        if current_revision(connection) is not None:
+        if _has_a_driver_log(url):
             raise
         raise NoDriverLogError(f"there is no driver log in {place_of_log(url)}") from error
+
+
+def _has_a_driver_log(url: str) -> bool:
+    from tracker_store.migrate import current_revision  # noqa: PLC0415  loads Alembic, which takes long
+
+    with connect_once(url, application_name="forebay") as connection:
+        return current_revision(connection) is not None

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from forebay.cli import names
 from forebay.cli.console import Console
 from forebay.cli.database import database_url, driver_log
 from forebay.cli.db_shell import shell, url
@@ -46,10 +47,17 @@ app.command()(shell)
 
 @app.command()
 def upgrade() -> None:
-    """Bring the schema to the newest migration. `forebay up` does it at its start."""
+    """Bring the schema to the newest migration. `forebay up` does it at its start.
+
+    For example:
+
+        forebay db upgrade
+    """
     console = Console(highlight=False)
     with clear_errors(console):
-        migrate.upgrade(database_url(Settings(), as_owner=True))
+        url = database_url(Settings(), as_owner=True)
+        # A table that is large may take a migration minutes.
+        migrate.upgrade(url, told=lambda migration: console.print(f"  {migration}", markup=False))
     console.print(f"The driver log is at revision {migrate.newest_revision()}.")
     with driver_log(console, application_name=APPLICATION) as connection:
         missing = roles.missing_roles(connection)
@@ -62,16 +70,29 @@ def upgrade() -> None:
 
 
 @app.command()
-def current() -> None:
-    """Show the schema's revision, and the one that this installation expects; exit with 1 if they differ."""
-    console = Console(highlight=False)
+def current(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
+) -> None:
+    """Show the schema's revision, and the one that this installation expects.
+
+    The exit code is 1 if they differ.
+
+    For example:
+
+        forebay db current
+        forebay db current --json
+    """
+    console = Console(highlight=False, stderr=as_json)
     with driver_log(console, application_name=APPLICATION) as connection:
         found = migrate.current_revision(connection)
     expected = migrate.newest_revision()
+    if as_json:
+        typer.echo(json.dumps({"revision": found, "expected": expected, "is_newest": found == expected}))
     if found != expected:
         console.print(f"revision {found or 'none'}, expected {expected}: {migrate.way_out(found)}", style="bold red")
         raise typer.Exit(1)
-    console.print(f"revision {found}, the newest")
+    if not as_json:
+        console.print(f"revision {found}, the newest")
 
 
 @app.command("roles")
@@ -83,6 +104,11 @@ def make_roles(
 
     Needed if the user that migrates may not create roles. Run it, or the output of --sql, as a user that may create
     roles and has the rights of the driver log's owner. Running it again changes nothing.
+
+    For example:
+
+        forebay db roles
+        forebay db roles --sql | psql -d forebay
     """
     if sql:
         typer.echo(roles.script(FUNCTIONS), nl=False)
@@ -102,14 +128,21 @@ def make_roles(
 
 @app.command()
 def describe() -> None:
-    """Print the reference of the schema as Markdown, from the database's own comments."""
+    """Print the reference of the schema as Markdown, from the database's own comments.
+
+    For example:
+
+        forebay db describe > schema.md
+    """
     with driver_log(Console(highlight=False, stderr=True), application_name=APPLICATION) as connection:
         typer.echo(schema_reference.describe(connection), nl=False)
 
 
 @app.command()
 def check(
-    pipeline: Annotated[str | None, typer.Option(help="This pipeline and the streams that it reads.")] = None,
+    pipeline: Annotated[
+        str | None, typer.Option(help="This pipeline and the streams that it reads.", autocompletion=names.pipelines)
+    ] = None,
     against_store: AgainstStore = False,  # noqa: FBT002
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
@@ -118,6 +151,11 @@ def check(
     Changes and locks nothing, and may run at any time; on millions of blocks it reads for minutes. Exits with 1 if a
     promise is broken, and names the first few rows that break it. With --against-store it also exits with 1 if the
     store has blocks that have no row and that no process will register: after a failover, or a restore.
+
+    For example:
+
+        forebay db check
+        forebay db check --against-store --json
     """
     console = Console(highlight=False, stderr=as_json)
     with driver_log(console, application_name=APPLICATION) as connection:

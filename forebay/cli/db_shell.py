@@ -41,6 +41,11 @@ def url(
 
     It has no password unless you ask for it: a terminal, a log or a shell's history may keep what is printed.
     `forebay db shell` connects without showing it.
+
+    For example:
+
+        forebay db url
+        psql "$(forebay db url --with-password)"
     """
     console = Console(highlight=False, stderr=True, soft_wrap=True)
     with clear_errors(console):
@@ -69,6 +74,11 @@ def shell(
 
     The views of docs/reference/schema.md need no prefix: SELECT * FROM pipeline_status; Nothing can be changed without
     --write, and with it only what Forebay's services may change.
+
+    For example:
+
+        forebay db shell
+        forebay db shell -c "SELECT * FROM pipeline_status" --json
     """
     if as_json and command is None:
         raise typer.BadParameter("--json needs --command")

@@ -1,7 +1,4 @@
-"""`forebay dead-letters`: list the records that could not be processed, and show what they are.
-
-It reads. Whether a dead letter was sent again is its sender's business: Forebay keeps no record of that.
-"""
+"""`forebay dead-letters`: list the records that could not be processed, show what they are, and replay them."""
 
 from __future__ import annotations
 
@@ -15,29 +12,24 @@ import typer
 from rich import box
 from rich.table import Table
 
+from forebay.cli import names
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
-from orchestration.attached_store import open_attached_store
-from orchestration.settings import Settings
-from receiver_runtime.block_store.encryption import BlockKeys
-from receiver_runtime.block_store.errors import BlockStoreError
+from forebay.cli.dead_letter_replay import replay
+from forebay.cli.stored_letters import APPLICATION, SHOWN_BYTES, as_text, read_letters
 from receiver_runtime.block_store.frame import DeadLetterReason
-from receiver_runtime.block_store.reading import letters_of
-from tracker_store.dead_letters import find_dead_letter, newest_dead_letters, read_dead_letter_row, sum_dead_letters
-from tracker_store.terminal_text import escaped
+from tracker_store.dead_letters import newest_dead_letters, sum_dead_letters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracker_store.dead_letters import DeadLetterRow, DeadLetterSums
 
-APPLICATION = "forebay dead-letters"
-# Bytes of a letter that are shown; --all shows all.
-_SHOWN_BYTES = 2_000
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
-app = typer.Typer(help="Records that could not be processed: list them, show their bytes.", no_args_is_help=True)
+app = typer.Typer(help="Records that could not be processed: list, show, replay.", no_args_is_help=True)
+app.command()(replay)
 
 
 def _reasons(incomplete: str) -> list[str]:
@@ -48,7 +40,11 @@ def _reasons(incomplete: str) -> list[str]:
 def list_letters(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[STREAM[/N]]", help="Only of this stream, or of this receiver (default: of all)."),
+        typer.Argument(
+            metavar="[STREAM[/N]]",
+            help="Only of this stream, or of this receiver (default: of all).",
+            autocompletion=names.receivers,
+        ),
     ] = None,
     reason: Annotated[
         str | None, typer.Option(help="Only with this reason, such as invalid_encoding.", autocompletion=_reasons)
@@ -91,7 +87,7 @@ def show(
     dead_letter_id: Annotated[int, typer.Argument(metavar="ID", help="The row's id, as `list` shows it.")],
     letter: Annotated[int | None, typer.Option(min=1, help="Only the Nth record of the row, from 1.")] = None,
     everything: Annotated[  # noqa: FBT002
-        bool, typer.Option("--all", help=f"All bytes of each record, not only the first {_SHOWN_BYTES:,}.")
+        bool, typer.Option("--all", help=f"All bytes of each record, not only the first {SHOWN_BYTES:,}.")
     ] = False,
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
@@ -119,29 +115,10 @@ def show(
         f"{row.stream}/{row.ordinal}, {row.reason}, {row.added_at:%Y-%m-%d %H:%M:%S} UTC: {what}, {row.bytes:,} bytes",
         markup=False,
     )
+    if row.replayed_at is not None:
+        console.print(f"Replayed at {row.replayed_at:%Y-%m-%d %H:%M:%S} UTC, to {row.replayed_to}", markup=False)
     for number, data in chosen:
-        left = 0 if everything else max(0, len(data) - _SHOWN_BYTES)
-        text = escaped(data[: len(data) - left].decode(errors="backslashreplace").replace("\n", "\\n"))
-        typer.echo(f"{number}: {text}" + (f" … and {left:,} bytes (--all shows them)" if left else ""))
-
-
-def read_letters(console: Console, dead_letter_id: int) -> tuple[DeadLetterRow, list[bytes]]:
-    """Return a row and its records from the block store; print why that can't be done, and exit with 1."""
-    settings = Settings()
-    with driver_log(console, application_name=APPLICATION) as connection:
-        row = read_dead_letter_row(connection, dead_letter_id)
-        place = find_dead_letter(connection, dead_letter_id)
-        if row is None or place is None:
-            console.print(f"There is no dead letter {dead_letter_id}: it was cleaned up, or never there.")
-            raise typer.Exit(1)
-        path, handle = place
-        try:
-            store = open_attached_store(connection, settings.block_store_roots)
-            frame = store.read_frame(path, handle.offset, handle.length, handle.crc32c)
-            return row, letters_of(frame, path, handle.offset, BlockKeys(settings.block_key_references))
-        except (BlockStoreError, OSError) as error:
-            console.print(str(error), style="bold red", markup=False)
-            raise typer.Exit(1) from error
+        typer.echo(f"{number}: {as_text(data, most=None if everything else SHOWN_BYTES)}")
 
 
 def _receiver(name: str | None) -> tuple[str | None, int | None]:

@@ -161,6 +161,11 @@ def demo(
     A small server sends the flights of 2013 from New York over TCP; a receiver stores them as blocks; every
     10 seconds a batch goes through PySpark in Dagster; the totals of the Parquet output are compared with the
     known answer. Sending alone takes a minute. The exit code is 0 only if everything agrees exactly.
+
+    For example:
+
+        forebay demo
+        forebay demo --rate 2000 --keep-running
     """
     default_home = Path(os.environ.get("FOREBAY_HOME", ".forebay")) / "demo"
     options = DemoOptions(

@@ -1,14 +1,15 @@
 """`forebay doctor`: check that this machine has what Forebay needs, and say how to fix what is missing.
 
-It only looks, and changes nothing: it creates no state directory, and starts no server and no Spark.
+It writes, reads and removes a small file in each block store, and changes nothing else: it creates no state directory,
+and starts no server and no Spark.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
-import resource
 import secrets
 import shutil
 import socket
@@ -20,11 +21,12 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import pydantic
 import sqlalchemy as sa
 import typer
-from rich.table import Table
 
 from forebay import shadowing
 from forebay.cli.console import Console
-from forebay.cli.findings import STYLES, Finding, Health, all_well
+from forebay.cli.dagster_checks import check_instance
+from forebay.cli.findings import Finding, Health, all_well, findings_table
+from forebay.cli.machine_checks import check_clock, check_extras, check_limits, check_packages, check_ports
 from forebay.cli.services.private_home import others_may_enter
 from forebay.cli.services.supervisor_lock import lock_holder
 from orchestration.java import JavaNotFoundError, JavaOrigin, find_java
@@ -38,43 +40,54 @@ from tracker_store.engine import connect, create_engine, plain_connection
 from tracker_store.errors import DriverLogError
 from tracker_store.segments import left_segments
 from tracker_store.server_account import SHARED_USER
+from tracker_store.streams import stream_overview
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+
+    from receiver_runtime.block_store.interface import Replica
 
 T = TypeVar("T")
 
 OLDEST_POSTGRES = 15
 """The oldest major version that the driver log's statements were tested on."""
 
-UI_PORT = 3000
-
 _GIB = 1 << 30
 _STORE_SECONDS = 10.0
 _LEAST_FREE_BYTES = 1 * _GIB
 _LITTLE_FREE_BYTES = 10 * _GIB
-# An Http source takes 5,000 connections by default; its process needs a few hundred descriptors more.
-_ENOUGH_DESCRIPTORS = 5_500
+_PROBE = b"forebay"
+_STORE_RIGHTS = "Its key needs the rights to list, read, write and delete there."
 
 
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
-    """Check Java, Postgres, block store, block keys, package names and ports; exit with 1 if something is missing."""
+    """Check what Forebay needs on this machine, and say how to fix what is missing.
+
+    It looks at Python's packages, Java, Postgres, the driver log, clocks, block stores and their keys, the home, limits
+    of the system, ports, and Dagster's settings. It changes nothing, except that it writes a small file into each
+    block store, reads it and removes it. The exit code is 1 if something is missing; warnings alone give 0.
+
+    For example:
+
+        forebay doctor
+        forebay doctor --json
+    """
     findings = examine()
     is_well = all_well(findings)
     if as_json:
         typer.echo(json.dumps({"ok": is_well, "findings": [asdict(finding) for finding in findings]}))
     else:
-        Console(highlight=False).print(_table(findings))
+        Console(highlight=False).print(findings_table(findings))
     if not is_well:
         raise typer.Exit(1)
 
 
 def examine() -> list[Finding]:
     """Run all checks and return their findings, in the order in which a person would check."""
-    findings = [_versions(), *_names()]
+    findings = [_versions(), *check_packages(), *_names()]
     try:
         settings = Settings()
     except pydantic.ValidationError as error:
@@ -89,8 +102,10 @@ def examine() -> list[Finding]:
         ("hosts", _hosts),
         ("segments", _segments),
         ("home", _home),
-        ("descriptors", _descriptors),
-        ("ports", _ports),
+        ("extras", _extras),
+        ("limits", lambda _: check_limits()),
+        ("ports", check_ports),
+        ("dagster", check_instance),
     ]
     for name, check in checks:
         try:
@@ -184,6 +199,7 @@ def _server(url: str, way_out: str) -> Iterator[Finding]:
         return
     try:
         with engine.connect() as connection:
+            clock = list(check_clock(connection))
             number = int(connection.execute(sa.text("SHOW server_version_num")).scalar_one())
             text = connection.execute(sa.text("SHOW server_version")).scalar_one()
             revision = migrate.current_revision(connection)
@@ -202,6 +218,7 @@ def _server(url: str, way_out: str) -> Iterator[Finding]:
     else:
         yield Finding("postgres", Health.OK, f"{shown} is Postgres {text}")
     yield _commits(ours, default)
+    yield from clock
     newest = migrate.newest_revision()
     if revision == newest:
         yield Finding("driver log", Health.OK, f"at revision {revision}")
@@ -252,12 +269,11 @@ def _block_store(settings: Settings) -> Iterator[Finding]:
             yield _block_directory(store.root)
             continue
         try:
-            # This looks for a segment of this name, and creates nothing.
-            store.create_segment("forebay-doctor").close()
+            _write_and_read(store)
         except (OSError, BlockStoreError) as error:
-            yield Finding("block store", Health.FAILED, str(error), way_out)
+            yield Finding("block store", Health.FAILED, str(error), f"{way_out} {_STORE_RIGHTS}")
         else:
-            yield Finding("block store", Health.OK, f"{store.name}: answers")
+            yield Finding("block store", Health.OK, f"{store.name}: writes, reads and deletes")
 
 
 def _block_keys(settings: Settings) -> Iterator[Finding]:
@@ -393,6 +409,10 @@ def _block_directory(root: Path) -> Finding:
     return Finding("block store", Health.OK, found)
 
 
+def _extras(settings: Settings) -> Iterator[Finding]:
+    yield from check_extras({row.stream: row.source for row in _ask(settings, stream_overview)})
+
+
 def _home(settings: Settings) -> Iterator[Finding]:
     home = settings.home.absolute()
     holder = lock_holder(home)
@@ -407,56 +427,23 @@ def _home(settings: Settings) -> Iterator[Finding]:
         yield Finding("home", Health.FAILED, found, "Name another folder in FOREBAY_HOME.")
 
 
-def _descriptors(_settings: Settings) -> Iterator[Finding]:
-    """Check the hard limit: a receiver process raises its own limit that far."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY:
-        yield Finding("descriptors", Health.OK, "the system does not limit the open files of a process")
-    elif hard >= _ENOUGH_DESCRIPTORS:
-        yield Finding("descriptors", Health.OK, f"a process may have {hard:,} open files")
-    else:
-        yield Finding(
-            "descriptors",
-            Health.WARNING,
-            f"a process may have {hard:,} open files: too few for the connections that one listening receiver takes",
-            "Raise the hard limit (`ulimit -Hn`; LimitNOFILE= in systemd), or lower max_connections.",
-        )
-
-
-def _ports(settings: Settings) -> Iterator[Finding]:
-    try:
-        with socket.socket() as any_port:
-            any_port.bind(("127.0.0.1", 0))
-    except OSError as error:
-        found = f"nothing can listen on 127.0.0.1: {error}"
-        yield Finding("ports", Health.FAILED, found, "Bring the loopback interface up (`ip link set lo up`).")
-        return
-    try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", UI_PORT))
-    except OSError:
-        if lock_holder(settings.home) is None:
-            found = f"{UI_PORT} is in use: `forebay up` takes a free one for Dagster's UI, and says which"
-            yield Finding("ports", Health.WARNING, found, "Or choose one: forebay up --ui-port PORT.")
-            return
-    yield Finding("ports", Health.OK, f"Dagster's UI has {UI_PORT}")
-
-
 def _nearest(path: Path) -> Path:
     """Return the path, or the nearest existing folder above it, in which it would be created."""
     return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
 
 
 def _write_and_sync(folder: Path) -> None:
-    """Do once what a block's write needs: a new file, written, synced, and its directory synced. Raises OSError."""
+    """Do once what a block needs: a new file, written, synced, its directory synced, and read. Raises OSError."""
     probe = folder / f".forebay-doctor-{secrets.token_hex(4)}"
     directory = os.open(folder, os.O_RDONLY)
     try:
         descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.write(descriptor, b"forebay")
+            os.write(descriptor, _PROBE)
             os.fsync(descriptor)
+            os.fsync(directory)
+            if probe.read_bytes() != _PROBE:
+                raise OSError(errno.EIO, "what was written and synced is not what is read")
         finally:
             os.close(descriptor)
             probe.unlink()
@@ -465,14 +452,26 @@ def _write_and_sync(folder: Path) -> None:
         os.close(directory)
 
 
-def _table(findings: list[Finding]) -> Table:
-    table = Table("", "check", "found", "way out", title="forebay doctor", title_justify="left")
-    for finding in findings:
-        style = STYLES[finding.health]
-        table.add_row(f"[{style}]{finding.health}[/]", finding.check, _plain(finding.found), _plain(finding.way_out))
-    return table
+def _write_and_read(store: Replica) -> None:
+    """Do the same in an object store. Raises OSError, BlockStoreError."""
+    from receiver_runtime.block_store.frame import FrameKind, SourceRule, encode_frame  # noqa: PLC0415  loads pyarrow
 
-
-def _plain(text: str) -> str:
-    """Escape the text, so that it is printed as it is: a path may hold what Rich takes for markup."""
-    return text.replace("[", r"\[")
+    frame = encode_frame(
+        _PROBE,
+        kind=FrameKind.BLOCK,
+        source_rule=SourceRule.NOT_SENT_AGAIN,
+        receiver_id=0,
+        epoch=0,
+        sequence=1,
+        registered_through=0,
+        records=1,
+    )
+    path = f"forebay-doctor/{secrets.token_hex(4)}"
+    segment = store.create_segment(path)
+    try:
+        segment.append(frame)
+        segment.sync()
+        segment.close()
+        store.read_frame(path, 0, frame.length, frame.crc32c)
+    finally:
+        store.delete_segment(path)

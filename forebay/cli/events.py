@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forebay.cli.console import Console
-from forebay.cli.database import database_url
-from forebay.cli.failures import clear_errors
+from forebay.cli.database import driver_log_engine
 from forebay.cli.outage import Outage
-from orchestration.settings import Settings
-from tracker_store.engine import connect, create_engine
+from tracker_store.engine import connect
 from tracker_store.errors import TRANSIENT
 from tracker_store.listener_events import (
     START,
@@ -65,8 +63,7 @@ def events(
     """
     console = Console(highlight=False, stderr=True, soft_wrap=True)
     wanted = frozenset(str(name) for name in kind or ())
-    with clear_errors(console):
-        engine = create_engine(database_url(Settings()), application_name=APPLICATION, pool_size=1)
+    with driver_log_engine(console, application_name=APPLICATION) as engine:
         try:
             with connect(engine) as connection:
                 position, newest = _begin(connection, after, wanted, limit)
@@ -75,8 +72,6 @@ def events(
                 _show([event for event in page if not wanted or event.kind in wanted], as_json=as_json)
         except KeyboardInterrupt:
             raise typer.Exit(0) from None
-        finally:
-            engine.dispose()
 
 
 def _begin(

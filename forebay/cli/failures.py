@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def _known_errors() -> tuple[type[Exception], ...]:
     """Return the known errors. They are imported only after an error: this saves half a second in other commands."""
     from orchestration.modules import PipelineModuleError  # noqa: PLC0415
-    from orchestration.replay import ReplayError  # noqa: PLC0415
+    from orchestration.project_file import ProjectFileError  # noqa: PLC0415
+    from orchestration.replay_choice import ReplayError  # noqa: PLC0415
     from orchestration.settings import DatabaseUrlMissingError, ModuleMissingError  # noqa: PLC0415
     from orchestration.tracker.listen_address import ListenAddressError  # noqa: PLC0415
     from tracker_store.errors import DriverLogError  # noqa: PLC0415
@@ -27,6 +28,7 @@ def _known_errors() -> tuple[type[Exception], ...]:
         ListenAddressError,
         ModuleMissingError,
         PipelineModuleError,
+        ProjectFileError,
         ReplayError,
     )
 

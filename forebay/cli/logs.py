@@ -16,6 +16,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from forebay.cli import names
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
 from forebay.cli.log_reader import LogFollower, newest_lines
@@ -41,10 +42,6 @@ class _Log:
     note: str = ""
 
 
-def _names(incomplete: str) -> list[str]:
-    return [path.stem for path in _logs(_directory()) if path.stem.startswith(incomplete)]
-
-
 def logs(
     name: Annotated[
         str | None,
@@ -52,7 +49,7 @@ def logs(
             metavar="[RECEIVER | PROCESS]",
             help="A receiver as STREAM/N (STREAM: its first one), or a process such as agent, tracker, postgres or "
             "batch-driver-1. Without it: a list of the logs that are here.",
-            autocompletion=_names,
+            autocompletion=names.logs,
         ),
     ] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="The newest N lines.")] = 50,

@@ -21,6 +21,8 @@ _MARKUP: Final = "markdown"
 # Command -> module of forebay.cli, and the name in it: of a function, or of a typer.Typer with subcommands.
 _COMMANDS = {
     "demo": ("demo", "demo"),
+    "new": ("new", "new"),
+    "init": ("new", "new"),
     "up": ("up", "up"),
     "stop": ("stop", "stop"),
     "start": ("stop", "start"),
@@ -49,8 +51,8 @@ _COMMANDS = {
     "db": ("db", "app"),
     "reference": ("reference", "reference"),
 }
-# Started by an agent, and what writes pages of docs/reference: not for people.
-_HIDDEN = ("receiver", "tracker", "reference")
+# Started by an agent, what writes pages of docs/reference, and another name of `new`: not in the list.
+_HIDDEN = ("receiver", "tracker", "reference", "init")
 
 
 class _Commands(TyperGroup):
@@ -108,7 +110,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""Receivers as a service: pushed records become durable blocks, blocks become PySpark batches in Dagster.
 
-Begin with `forebay demo`. Then declare a pipeline of your own and run it with `forebay up my_pipeline`.
+Begin with `forebay demo`. Then make a project of your own with `forebay new my-shop`, and run its pipeline with
+`forebay up my_shop`.
 
 Where things are: FOREBAY_HOME (.forebay) holds the state; FOREBAY_DATABASE_URL names a Postgres of your own;
 FOREBAY_MODULE the module that declares your pipelines.

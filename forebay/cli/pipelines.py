@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forebay.cli import names
+from forebay.cli.confirmation import Yes, confirm
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
 from forebay.cli.tables import print_table
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 APPLICATION = "forebay pipelines"
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
-Name = Annotated[str, typer.Argument(help="The pipeline's name, as `forebay pipelines` shows it.")]
+Name = Annotated[
+    str, typer.Argument(help="The pipeline's name, as `forebay pipelines` shows it.", autocompletion=names.pipelines)
+]
 
 app = typer.Typer(help="Pipelines: list, remove.", invoke_without_command=True)
 
@@ -35,6 +39,11 @@ def pipelines(context: typer.Context, as_json: AsJson = False) -> None:  # noqa:
 
     "decided to" is the cursor in time: every batch time up to there has its batch. "oldest" is the age of the oldest
     block that waits. Times are UTC; in the JSON durations are in seconds.
+
+    For example:
+
+        forebay pipelines list
+        forebay pipelines list --json
     """
     if context.invoked_subcommand is not None:
         return
@@ -112,7 +121,7 @@ def plain(row: PipelineStatus) -> dict[str, object]:
 @app.command()
 def remove(
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,  # noqa: FBT002
+    yes: Yes = False,  # noqa: FBT002
 ) -> None:
     """Remove a pipeline: from then on it holds no block back, and clean-up continues.
 
@@ -120,6 +129,11 @@ def remove(
     stay, and other pipelines are not affected. A pipeline that runs is refused: `forebay stop --pipeline NAME` first.
     Receivers that stopped with it stay stopped until a pipeline that reads them runs. If you apply it again, it is a
     new pipeline, which begins with the blocks that are there then.
+
+    For example:
+
+        forebay pipelines remove words
+        forebay pipelines remove words --yes
     """
     console = Console(highlight=False, soft_wrap=True)
     with driver_log(console, application_name=APPLICATION) as connection:
@@ -132,7 +146,7 @@ def remove(
                 f"{found.unfinished_batches} batch(es) are not complete. They will not come out.",
                 markup=False,
             )
-            typer.confirm(f"Remove {name}?", abort=True)
+            confirm(f"Remove {name}?", yes=yes)
         removed = remove_pipeline(connection, name)
     console.print(
         f"{name} is removed; {removed.waiting_records:,} records had waited for it, {removed.unfinished_batches} "

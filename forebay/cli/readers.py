@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from forebay.cli.confirmation import Yes, confirm
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
 from forebay.cli.tables import print_table
@@ -26,6 +27,11 @@ def readers(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: F
 
     Clean-up keeps these blocks for as long as the reader exists. Remove a reader whose query is gone for good, or its
     blocks fill the disk. Times are UTC.
+
+    For example:
+
+        forebay readers list
+        forebay readers list --json
     """
     if context.invoked_subcommand is not None:
         return
@@ -60,13 +66,23 @@ def _plain(row: store.ReaderLag) -> dict[str, object]:
 
 
 @app.command()
-def remove(name: Annotated[str, typer.Argument(help="The reader, as its query names it.")]) -> None:
+def remove(
+    name: Annotated[str, typer.Argument(help="The reader, as its query names it.")],
+    yes: Yes = False,  # noqa: FBT002
+) -> None:
     """Remove a reader, so that it holds no blocks back.
 
     If its query runs, the query ends with an error. Started again, the query continues from its checkpoint, unless the
     blocks after the checkpoint have been cleaned up.
+
+    For example:
+
+        forebay readers remove dashboard
+        forebay readers remove dashboard --yes
     """
     console = Console(highlight=False, soft_wrap=True)
     with driver_log(console, application_name=APPLICATION) as connection:
+        if any(row.reader == name for row in store.list_readers(connection)):
+            confirm(f"If its query runs, it ends, and blocks that it has not read may go. Remove {name}?", yes=yes)
         store.remove_reader(connection, name)
     console.print(f"Reader {name} is removed: blocks that waited only for it may be cleaned up now.", markup=False)

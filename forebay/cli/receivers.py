@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forebay.cli import names
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
 from forebay.cli.tables import print_table
@@ -22,7 +23,12 @@ APPLICATION = "forebay receivers"
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Name = Annotated[
-    str, typer.Argument(metavar="STREAM[/N]", help="All receivers of a stream, or one of them by its number.")
+    str,
+    typer.Argument(
+        metavar="STREAM[/N]",
+        help="All receivers of a stream, or one of them by its number.",
+        autocompletion=names.receivers,
+    ),
 ]
 
 app = typer.Typer(help="Receivers: list, restart, pause, stop, start.", invoke_without_command=True)
@@ -33,6 +39,11 @@ def receivers(context: typer.Context, as_json: AsJson = False) -> None:  # noqa:
     """List receivers: state, wanted state, host, last block, rate limit, and the reason for the state.
 
     Times are UTC. "rate" is the limit in records per second; - means none.
+
+    For example:
+
+        forebay receivers list
+        forebay receivers list --json
     """
     if context.invoked_subcommand is not None:
         return
@@ -69,27 +80,49 @@ def _plain(row: ReceiverStatus) -> dict[str, object]:
 def restart(name: Name) -> None:
     """Restart receivers, also those that are FAILED.
 
-    Each stops reading and registers what it holds; the tracker then places it again, in a new process. A receiver that
-    is stopped is refused.
+    Each stops reading and registers what it holds; the tracker then places it again, in a new process. If one of them
+    is stopped, none is restarted.
+
+    For example:
+
+        forebay receivers restart orders
+        forebay receivers restart orders/2
     """
     console = Console(highlight=False, soft_wrap=True)
     with driver_log(console, application_name=APPLICATION) as connection:
-        for receiver in store.receivers_named(connection, name):
+        found = store.receivers_named(connection, name)
+        ids = [receiver.receiver_id for receiver in found]
+        store.restart_receivers(connection, receiver_ids=ids, why="restarted by an operator")
+        for receiver in found:
             full_name = f"{receiver.stream_name}/{receiver.ordinal}"
-            if not store.restart_receiver(connection, receiver_id=receiver.receiver_id, why="restarted by an operator"):
-                raise store.ReceiverStoppedError(f"receiver {full_name}")
             console.print(f"{full_name} (it was {receiver.state}) will be started again.", markup=False)
 
 
 @app.command()
 def start(name: Name) -> None:
-    """Start receivers that were stopped or paused."""
+    """Start receivers that were stopped or paused.
+
+    Those that run go on.
+
+    For example:
+
+        forebay receivers start orders
+        forebay receivers start orders/2
+    """
     _want(name, DesiredState.RUNNING, "is to run")
 
 
 @app.command()
 def pause(name: Name) -> None:
-    """Pause receivers: they stop reading, but keep their processes and placement."""
+    """Pause receivers: they stop reading, but keep their processes and placement.
+
+    `forebay receivers start` lets them read again.
+
+    For example:
+
+        forebay receivers pause orders
+        forebay receivers pause orders/2
+    """
     _want(name, DesiredState.PAUSED, "is to pause")
 
 
@@ -98,6 +131,11 @@ def stop(name: Name) -> None:
     """Stop receivers until `forebay receivers start`: they stop reading, register what they hold, and end.
 
     Their pipelines keep running. To stop a pipeline with its receivers: `forebay stop --pipeline P`.
+
+    For example:
+
+        forebay receivers stop orders
+        forebay receivers stop orders/2
     """
     _want(name, DesiredState.STOPPED, "is to stop")
 
@@ -105,6 +143,7 @@ def stop(name: Name) -> None:
 def _want(name: str, desired: DesiredState, what: str) -> None:
     console = Console(highlight=False, soft_wrap=True)
     with driver_log(console, application_name=APPLICATION) as connection:
-        for receiver in store.receivers_named(connection, name):
-            store.set_desired_state(connection, receiver_id=receiver.receiver_id, desired=desired)
+        found = store.receivers_named(connection, name)
+        store.set_desired_state(connection, receiver_ids=[receiver.receiver_id for receiver in found], desired=desired)
+        for receiver in found:
             console.print(f"{receiver.stream_name}/{receiver.ordinal} {what} (it is {receiver.state}).", markup=False)

@@ -1,23 +1,27 @@
-"""`forebay reference PAGE`: write a generated page of docs/reference as Markdown, from the commands and the settings.
+"""`forebay reference PAGE`: write a generated page of docs/reference as Markdown, from the program itself.
 
 A test compares the pages with what this prints. It needs no driver log, and reads no environment.
 """
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
+from textwrap import dedent
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from forebay.cli.completion import table_of
 from forebay.cli.exit_codes import EXIT_CODES, FINDINGS
 from forebay.cli.setting_values import OPTION_VARIABLES, PREFIX, UNSET, shown
 from orchestration.settings import Settings
+from orchestration.tracker.metrics import FOREBAY, STREAMING_SOURCE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 # Wider than any usage line, so that the page does not depend on the terminal.
 _WIDTH = 10_000
@@ -29,16 +33,49 @@ class Page(StrEnum):
     CLI = "cli"
     SETTINGS = "settings"
     EXIT_CODES = "exit-codes"
+    METRICS = "metrics"
+    PYTHON_API = "python-api"
 
 
-def reference(page: Annotated[Page, typer.Argument(help="The page's name in docs/reference.")]) -> None:
-    """Print a page of docs/reference: `forebay reference cli > docs/reference/cli.md`."""
-    typer.echo(describe(page), nl=False)
+COMPLETION = "completion"
+
+
+def reference(
+    page: Annotated[
+        str, typer.Argument(help=f"The page's name in docs/reference ({', '.join(Page)}), or {COMPLETION}.")
+    ],
+) -> None:
+    """Print a page of docs/reference: `forebay reference cli > docs/reference/cli.md`.
+
+    `forebay reference completion > forebay/cli/completion.json` writes what the completion of command lines reads.
+    """
+    if page == COMPLETION:
+        typer.echo(completion_table(), nl=False)
+        return
+    try:
+        typer.echo(describe(Page(page)), nl=False)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def completion_table() -> str:
+    """Return the table of commands, options and words as JSON, a line for each parameter."""
+    from forebay.cli.main import app  # noqa: PLC0415  it imports this module
+
+    root = get_command(app)
+    assert isinstance(root, TyperGroup)
+    return json.dumps(table_of(root), indent=1, ensure_ascii=False) + "\n"
 
 
 def describe(page: Page) -> str:
     """Return the page as Markdown."""
-    lines = {Page.CLI: _cli, Page.SETTINGS: _settings, Page.EXIT_CODES: _exit_codes}[page]()
+    lines = {
+        Page.CLI: _cli,
+        Page.SETTINGS: _settings,
+        Page.EXIT_CODES: _exit_codes,
+        Page.METRICS: _metrics,
+        Page.PYTHON_API: _python_api,
+    }[page]()
     return "\n".join(lines) + "\n"
 
 
@@ -133,6 +170,71 @@ def _exit_codes() -> Iterator[str]:
     yield "| command | 1 means |"
     yield "|---|---|"
     yield from (f"| `forebay {command}` | {text} |" for command, text in FINDINGS.items())
+
+
+def _metrics() -> Iterator[str]:
+    yield "# Metrics"
+    yield from _paragraph("""
+        What `/metrics` of a tracker has, in Prometheus' text format. [Monitoring](../how-to/monitoring.md) says where
+        that is, and has alerts and a dashboard. Written by `forebay reference metrics`.
+    """)
+    yield ""
+    yield "## Spark's gauges"
+    yield from _paragraph("""
+        These are the gauges of Spark Streaming (its StreamingSource), under the same names. There they were
+        `<app>.StreamingMetrics.streaming.<name>`: here the application is the label `pipeline`, and the dot is an
+        underscore. Times and delays are in milliseconds, as in Spark. A missing value is -1; the records of a missing
+        batch are 0.
+    """)
+    yield ""
+    yield from _metric_table(
+        (f"streaming_{name}", "gauge", ("pipeline",), text) for name, text in STREAMING_SOURCE.items()
+    )
+    yield from _paragraph("""
+        Totals begin with the newest 1000 finished batches that the tracker finds at its first look, and start again
+        with its process; in Spark they started again with the driver. A batch without records did not run, so as the
+        last batch it has no start and no delays. Delays count from the batch time, not from the moment of allocation:
+        a batch that was allocated late was delayed.
+    """)
+    yield from _paragraph("""
+        A batch is due when its batch time has passed. Spark makes the batch at that moment. Forebay makes it when the
+        previous batch is done, so batches that are due may have no row yet. `waitingBatches` counts both kinds (with
+        `catch_up="merge"` several due batches count as one). It counts no due batches of a stopped pipeline.
+    """)
+    yield ""
+    yield "## Forebay's own metrics"
+    yield ""
+    yield from _metric_table((name, kind, labels, text) for name, (kind, labels, text) in FOREBAY.items())
+    yield from _paragraph("""
+        A receiver's queue holds the blocks that are cut and not stored yet. At `block_queue_size` (10 by default) the
+        receiver stops reading from its source until there is room: the block store is slow or unavailable. Its
+        process reports the number of blocks with its heartbeat, each second.
+    """)
+    yield from _paragraph("""
+        `forebay_pipeline_holds_back_seconds` shows the same kind of problem as a stale replication slot: a pipeline
+        that completes nothing, for example because no process runs it any more, keeps every block that waits for it.
+        [Pipelines that no process runs](../runbooks/pipeline-stale.md) says what to do.
+    """)
+
+
+def _paragraph(text: str) -> Iterator[str]:
+    """Yield an empty line and the lines of a paragraph."""
+    yield ""
+    yield from dedent(text).strip().splitlines()
+
+
+def _metric_table(metrics: Iterable[tuple[str, str, tuple[str, ...], str]]) -> Iterator[str]:
+    yield "| metric | type | labels | meaning |"
+    yield "|---|---|---|---|"
+    for name, kind, labels, text in metrics:
+        yield f"| `{name}` | {kind} | {', '.join(labels) or 'none'} | {_cell(text)} |"
+
+
+def _python_api() -> Iterator[str]:
+    # It loads every public module, with Dagster and Spark.
+    from forebay.cli.api_reference import python_api  # noqa: PLC0415
+
+    return python_api()
 
 
 def _cell(text: str) -> str:

@@ -159,6 +159,11 @@ def sources(
     is killed. An extra must be installed where the agent runs, for example by `pip install 'forebay[mqtt]'`; this list
     says whether it is installed in this environment. If your own package is missing from the list, it is not installed
     in this environment; docs/how-to/custom-receiver.md says how to make one.
+
+    For example:
+
+        forebay sources
+        forebay sources --json
     """
     kinds = known_kinds()
     if as_json:

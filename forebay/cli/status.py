@@ -106,7 +106,8 @@ def _cell(value: object) -> str:
         return f"{value.total_seconds():.1f} s"
     if isinstance(value, datetime):
         today = value.date() == datetime.now(UTC).date()
-        return f"{value:%H:%M:%S}" if today else f"{value:%Y-%m-%d %H:%M:%S}"
+        # One word, so that a batch time can be given to another command as it is.
+        return f"{value:%H:%M:%S}" if today else f"{value:%Y-%m-%dT%H:%M:%SZ}"
     if isinstance(value, int):
         return f"{value:,}"
     return str(value)
@@ -160,6 +161,11 @@ def status(
     "queue" counts blocks that a receiver has cut and not stored yet.
     "waited" is the scheduling delay (processing start - batch time), "ran" the processing time, "total" their sum.
     Durations are in seconds, also in the JSON; times are UTC.
+
+    For example:
+
+        forebay status
+        forebay status --json
     """
     settings = Settings()
     found = system_status(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forebay.cli import names
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
 from forebay.cli.services.supervisor_lock import lock_holder
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.25
 DEFAULT_TIMEOUT = "10m"
 
-Pipeline = Annotated[str | None, typer.Option(help="One pipeline; all of them unless given.")]
+Pipeline = Annotated[
+    str | None, typer.Option(help="One pipeline; all of them unless given.", autocompletion=names.pipelines)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
@@ -76,6 +79,11 @@ def stop(
     records get a last batch, at the next multiple of the interval. Without --pipeline the system ends after that:
     `forebay up` exits. The stop is durable, and continues if this command ends. `forebay start` or `forebay up` lets
     the pipelines run again.
+
+    For example:
+
+        forebay stop
+        forebay stop --pipeline words --timeout 2m
     """
     console = Console(highlight=False, stderr=as_json, soft_wrap=True)
     seconds = _seconds(timeout)
@@ -181,6 +189,11 @@ def start(pipeline: Pipeline = None, as_json: AsJson = False) -> None:  # noqa: 
 
     A pipeline that is still stopping continues at once. Nothing is lost in between: records that wait for a batch get
     one; records that the sources kept, or sent elsewhere, meanwhile are up to the sources.
+
+    For example:
+
+        forebay start
+        forebay start --pipeline words
     """
     console = Console(highlight=False, stderr=as_json, soft_wrap=True)
     with driver_log(console, application_name="forebay start") as connection:

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from forebay.cli import names
+from forebay.cli.confirmation import Yes, confirm
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
 from forebay.cli.tables import print_table
@@ -27,6 +29,11 @@ def streams(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: F
 
     "stored" counts records that clean-up has not deleted. A stream that nothing reads keeps its records for its
     retention. In the JSON that is in seconds.
+
+    For example:
+
+        forebay streams list
+        forebay streams list --json
     """
     if context.invoked_subcommand is not None:
         return
@@ -53,17 +60,27 @@ def streams(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: F
 
 @app.command()
 def remove(
-    name: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name, as `forebay streams` shows it.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="STREAM", help="The stream's name, as `forebay streams` shows it.", autocompletion=names.streams
+        ),
+    ],
     with_records: Annotated[  # noqa: FBT002
         bool, typer.Option("--with-records", help="Also if it has records that no pipeline has read.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,  # noqa: FBT002
+    yes: Yes = False,  # noqa: FBT002
 ) -> None:
     """Remove a stream: its receivers end, and its blocks are deleted when its retention is over.
 
     A stream that a pipeline or a named reader reads is refused: remove these first. So is one with records that no
     pipeline has read, unless --with-records is given. If you apply the stream again, it is a new one: it knows no
     positions of its source, so it begins where the source's declaration says.
+
+    For example:
+
+        forebay streams remove orders
+        forebay streams remove orders --with-records --yes
     """
     console = Console(highlight=False, soft_wrap=True)
     with driver_log(console, application_name=APPLICATION) as connection:
@@ -76,6 +93,6 @@ def remove(
                 f"when they are {found.retention} old.",
                 markup=False,
             )
-            typer.confirm(f"Remove {name}?", abort=True)
+            confirm(f"Remove {name}?", yes=yes)
         receivers = store.remove_stream(connection, name, with_waiting=with_records)
     console.print(f"{name} is removed, with {receivers} receiver(s).", markup=False)

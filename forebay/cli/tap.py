@@ -6,24 +6,23 @@ one block at a time, and where it can't keep up it leaves blocks out and says ho
 
 from __future__ import annotations
 
-import json
 import re
 import time
-from base64 import b64encode
 from collections import deque
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forebay.cli import names
 from forebay.cli.console import Console
-from forebay.cli.database import database_url
-from forebay.cli.failures import clear_errors
+from forebay.cli.database import driver_log_engine
 from forebay.cli.outage import Outage
+from forebay.cli.record_lines import record_line
 from orchestration.attached_store import open_attached_store
 from orchestration.settings import Settings
 from receiver_runtime.block_store.encryption import BlockKeys
 from receiver_runtime.block_store.errors import BlockStoreError
-from tracker_store.engine import connect, create_engine
+from tracker_store.engine import connect
 from tracker_store.errors import TRANSIENT
 from tracker_store.newest_blocks import blocks_after, newest_sequences
 from tracker_store.receivers import receivers_named
@@ -48,7 +47,12 @@ _MOST_RECORDS = 10_000
 
 
 def tap(
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream, as `forebay receivers` shows it.")],
+    stream: Annotated[
+        str,
+        typer.Argument(
+            metavar="STREAM", help="The stream, as `forebay receivers` shows it.", autocompletion=names.streams
+        ),
+    ],
     receiver: Annotated[int | None, typer.Option(min=1, help="Only of this receiver, by its number.")] = None,
     grep: Annotated[
         str | None, typer.Option(metavar="PATTERN", help="Only lines that this regular expression matches.")
@@ -80,8 +84,7 @@ def tap(
     except re.error as error:
         raise typer.BadParameter(f"{grep!r} is no regular expression: {error}", param_hint="--grep") from error
     settings = Settings()
-    with clear_errors(console):
-        engine = create_engine(database_url(settings), application_name=APPLICATION, pool_size=1)
+    with driver_log_engine(console, application_name=APPLICATION) as engine:
         try:
             with connect(engine) as connection:
                 name = stream if receiver is None else f"{stream}/{receiver}"
@@ -98,8 +101,6 @@ def tap(
         except BlockStoreError as error:
             console.print(str(error), style="bold red", markup=False)
             raise typer.Exit(1) from error
-        finally:
-            engine.dispose()
 
 
 class _Tap:
@@ -220,13 +221,4 @@ def _line(block: NewestBlock, record: dict[str, Any], *, with_place: bool) -> st
             "added_at": block.added_at.isoformat(),
             "record": record,
         }
-    return json.dumps(shown, default=_plain, ensure_ascii=False)
-
-
-def _plain(value: object) -> object:
-    if not isinstance(value, bytes):
-        return str(value)
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return {"base64": b64encode(value).decode()}
+    return record_line(shown)

@@ -21,12 +21,10 @@ import typer
 from rich.live import Live
 
 from forebay.cli.console import Console
-from forebay.cli.database import database_url
-from forebay.cli.failures import clear_errors
+from forebay.cli.database import driver_log_engine
 from forebay.cli.top_screen import Snapshot, as_json, draw
-from orchestration.settings import Settings
 from tracker_store import status as store
-from tracker_store.engine import connect, create_engine
+from tracker_store.engine import connect
 from tracker_store.errors import TRANSIENT
 
 if TYPE_CHECKING:
@@ -66,8 +64,7 @@ def top(
     """
     console = Console(highlight=False)
     errors = Console(highlight=False, stderr=True, soft_wrap=True)
-    with clear_errors(errors):
-        engine = create_engine(database_url(Settings()), application_name=APPLICATION, pool_size=1)
+    with driver_log_engine(errors, application_name=APPLICATION) as engine:
         try:
             before = _look(engine)
             if once or as_one_object or not console.is_terminal:
@@ -81,8 +78,6 @@ def top(
             _Screen(engine, console, interval).run(before)
         except KeyboardInterrupt:
             raise typer.Exit(0) from None
-        finally:
-            engine.dispose()
 
 
 def _look(engine: sa.Engine) -> Snapshot:

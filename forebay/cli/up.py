@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 import typer
 
 from forebay.cli.agent import ROLES
-from forebay.cli.apply import changes_table
+from forebay.cli.apply import print_changes
 from forebay.cli.console import Console
 from forebay.cli.dagster_home import (
     DATABASE_VARIABLE,
@@ -240,7 +240,7 @@ class Services:
         # Report a module that can't be loaded, an address that may not be used, or a key that can't be read, before
         # anything starts.
         check_block_key(self._settings.block_key)
-        listen_address(self._settings.tracker_http, self._settings.tracker_token)
+        listen_address(self._settings.tracker_http, self._settings.tracker_token, self._settings.tracker_write_token)
         checked_token(DAGSTER_TOKEN, self._settings.dagster_token)
         self._ui_port = entered.enter_context(_held_ui_port(self._wanted_ui_port)).getsockname()[1]
         self._pipelines = pipelines = load_pipelines(self._settings.require_module())
@@ -373,10 +373,15 @@ class Services:
 def up(
     module: Annotated[
         str | None,
-        typer.Argument(help="The module (or .py file) that declares your pipelines; FOREBAY_MODULE unless given."),
+        typer.Argument(
+            help="The module (or .py file) that declares your pipelines; unless given, FOREBAY_MODULE or the project's."
+        ),
     ] = None,
     ui_port: Annotated[
-        int | None, typer.Option(help="Port of the Dagster UI (default: 3000 if that is free); 0: any free one.")
+        int | None,
+        typer.Option(
+            help="Port of the Dagster UI; 0: any free one (default: FOREBAY_UI_PORT, else 3000 if that is free)."
+        ),
     ] = None,
     drain: Annotated[
         bool | None,
@@ -391,6 +396,11 @@ def up(
 
     Starts an embedded Postgres (unless FOREBAY_DATABASE_URL names yours), an agent with the receivers and the
     tracker, and Dagster. A process that ends is started again. The state is in FOREBAY_HOME (.forebay).
+
+    For example:
+
+        forebay up my_pipeline
+        forebay up my_pipeline --drain --ui-port 0
     """
     settings = Settings()
     if module is not None:
@@ -399,13 +409,14 @@ def up(
         settings = settings.model_copy(update={"stop_gracefully_on_shutdown": drain})
     console = Console(highlight=False)
     with clear_errors(console):
-        # Before anything is started, or written to the driver log.
-        settings.require_module()
+        # Before anything is started, or written to the driver log; once, for a project's file may change meanwhile.
+        settings = settings.model_copy(update={"module": settings.require_module()})
     result: DrainResult | None = None
     try:
-        with Services(settings, ui_port=ui_port, on_event=_event_printer(console)) as services:
+        wanted = settings.ui_port if ui_port is None else ui_port
+        with Services(settings, ui_port=wanted, on_event=_event_printer(console)) as services:
             if services.changes:
-                console.print(changes_table(services.changes))
+                print_changes(console, services.changes)
             console.print(f"Dagster: {services.ui_url}", markup=False, soft_wrap=True)
             if (page := status_page(settings)) is not None:
                 token = None if settings.tracker_token is None else settings.tracker_token.get_secret_value()

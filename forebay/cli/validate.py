@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import sqlalchemy as sa
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from forebay.cli.console import Console
-from forebay.cli.database import database_url
-from forebay.cli.findings import STYLES, Finding, Health, all_well
+from forebay.cli.database import database_url, naming_the_log
+from forebay.cli.failures import clear_errors
+from forebay.cli.findings import Finding, Health, all_well, findings_table
 from forebay.cli.sink_checks import APPLICATION, check_sink
 from forebay.cli.source_checks import check_declaration, check_source
 from orchestration.apply import declared_streams, difference, refuse, refuse_to_share
@@ -26,7 +25,6 @@ from tracker_store.pipelines import list_streams
 from tracker_store.states import ReceiverState
 from tracker_store.status import receiver_status
 from tracker_store.stream_schemas import schemas_of_stream
-from tracker_store.terminal_text import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,8 +34,11 @@ if TYPE_CHECKING:
 
 def validate(
     module: Annotated[
-        str, typer.Argument(envvar="FOREBAY_MODULE", help="The module (or .py file) that declares your pipelines.")
-    ],
+        str | None,
+        typer.Argument(
+            help="The module (or .py file) that declares your pipelines; unless given, FOREBAY_MODULE or the project's."
+        ),
+    ] = None,
     offline: Annotated[  # noqa: FBT002
         bool, typer.Option("--offline", help="Only the declarations: ask no driver log, no source and no sink.")
     ] = False,
@@ -54,12 +55,14 @@ def validate(
         forebay validate my_pipeline
         forebay validate my_pipeline.py --offline --json
     """
-    findings = list(_examine(module, offline=offline))
+    with clear_errors(Console(highlight=False, stderr=True)):
+        named = module or Settings().require_module()
+    findings = list(_examine(named, offline=offline))
     is_well = all_well(findings)
     if as_json:
         typer.echo(json.dumps({"ok": is_well, "findings": [asdict(finding) for finding in findings]}))
     else:
-        Console(highlight=False).print(_table(findings))
+        Console(highlight=False).print(findings_table(findings))
     if not is_well:
         raise typer.Exit(1)
 
@@ -93,7 +96,7 @@ def _examine(module: str, *, offline: bool) -> Iterator[Finding]:
         return
     running: set[str] = set()
     try:
-        with connect_once(url, application_name=APPLICATION) as connection:
+        with naming_the_log(url), connect_once(url, application_name=APPLICATION) as connection:
             running = {row.stream for row in receiver_status(connection) if row.state == ReceiverState.ACTIVE}
             yield from _compare(connection, pipelines, streams)
     except (DriverLogError, sa.exc.SQLAlchemyError) as error:
@@ -158,15 +161,3 @@ def _compare(connection: sa.Connection, pipelines: Sequence[Pipeline], streams: 
                 )
                 way_out = "A column keeps its type: give the stream another name."
                 yield Finding(f"stream {stream.name}", Health.FAILED, found, way_out)
-
-
-def _table(findings: Sequence[Finding]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for finding in findings:
-        said = f"{finding.check}: {finding.found}"
-        if finding.way_out and finding.health is not Health.OK:
-            said += f"\n{finding.way_out}"
-        table.add_row(Text(str(finding.health), style=STYLES[finding.health]), Text(escaped(said)))
-    return table

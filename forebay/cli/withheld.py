@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from orchestration.pipeline import Pipeline
     from orchestration.settings import Settings
 
-TRACKER_TOKEN = "FOREBAY_TRACKER_TOKEN"  # noqa: S105  a variable's name
+TRACKER_TOKENS = frozenset({"FOREBAY_TRACKER_TOKEN", "FOREBAY_TRACKER_WRITE_TOKEN"})
 DAGSTER_TOKEN = "FOREBAY_DAGSTER_TOKEN"  # noqa: S105  a variable's name
 BLOCK_STORE = "FOREBAY_BLOCK_STORE"
 _ENV = "env:"
@@ -28,7 +28,7 @@ _READ_WITHOUT_A_REFERENCE = ("AWS_", "AZURE_", "DAGSTER_", "FOREBAY_", "GOOGLE_"
 
 #: Batch drivers and the code server serve no tracker's API, and ask no webserver. They keep the secrets of sources,
 #: because they run your code, which may read any variable.
-FROM_YOUR_CODE = frozenset({TRACKER_TOKEN, DAGSTER_TOKEN})
+FROM_YOUR_CODE = TRACKER_TOKENS | {DAGSTER_TOKEN}
 # A receiver does not write to Dagster's database either, and none of its statements needs a session of its own.
 _FROM_RECEIVERS = FROM_YOUR_CODE | {DATABASE_VARIABLE, DIRECT_URL_VARIABLE}
 
@@ -74,7 +74,7 @@ def from_dagsters_services(settings: Settings, pipelines: Iterable[Pipeline]) ->
     pipelines = list(pipelines)
     declarations = [stream.declaration() for stream in declared_streams(pipelines)]
     declarations += [pipeline.declaration() for pipeline in pipelines]
-    return from_tracker(settings) | _variables_of(_texts(declarations)) | {TRACKER_TOKEN, DAGSTER_TOKEN, BLOCK_STORE}
+    return from_tracker(settings) | _variables_of(_texts(declarations)) | FROM_YOUR_CODE | {BLOCK_STORE}
 
 
 def _variables_of(references: Iterable[str]) -> frozenset[str]:

@@ -17,10 +17,11 @@ from orchestration.dagster_defs.committed_outputs import CommittedOutputs
 from orchestration.dagster_defs.page_links import page_of_batch, page_of_pipeline
 from orchestration.dagster_defs.partitions import partitions_of
 from orchestration.dagster_defs.replay_job import replay_in_dagster
+from orchestration.dagster_defs.run_errors import tag_cause
 from orchestration.dagster_defs.spark_resource import SparkResource, batch_session
 from orchestration.dagster_defs.stream_assets import stream_key
 from orchestration.pipeline import Pipeline
-from orchestration.replay import parsed_time
+from orchestration.replay_choice import parsed_time
 from orchestration.settings import Settings
 from tracker_store.batch_statistics import BatchFigures, batch_figures
 from tracker_store.engine import connect_once
@@ -135,9 +136,10 @@ def output_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
                 session=lambda: batch_session(forebay_spark, settings, pipeline),
                 on_committed=results.append if yields else partial(committed.report, batch_time),
             )
-        except BaseException:
+        except BaseException as error:
             for result in results:
                 committed.report(batch_time, result)
+            tag_cause(context.instance, context.run.run_id, str(error) or type(error).__name__)
             raise
         committed.finish()
         shown = _figures(settings, pipeline, batch_time)

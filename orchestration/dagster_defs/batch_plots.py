@@ -43,7 +43,8 @@ def plot_assets(pipeline: Pipeline) -> list[dg.AssetSpec]:
             group_name=pipeline.name,
             description=(
                 f"Each batch of {pipeline.name} that ran: records, input rate, scheduling delay, processing time, "
-                f"total delay. The view forebay.batch_stats has all of them."
+                "total delay. While batches have no records, every half minute the newest of them, with zeros. The "
+                "view forebay.batch_stats has all of them."
             ),
             kinds={"postgres"},
             metadata=page_of_pipeline(pipeline),
@@ -53,8 +54,8 @@ def plot_assets(pipeline: Pipeline) -> list[dg.AssetSpec]:
             deps=[batches_key(pipeline)],
             group_name=pipeline.name,
             description=(
-                f"Each minute in which batches of {pipeline.name} were completed: how many, their records, the medians "
-                "of their delays and the 95th percentile of the total delay."
+                f"Each minute of {pipeline.name}: how many batches were completed, their records, the medians of their "
+                "delays and the 95th percentile of the total delay; zeros where none ran."
             ),
             kinds={"postgres"},
         ),
@@ -111,12 +112,13 @@ def minute_materialization(pipeline: Pipeline, figures: MinuteFigures) -> dg.Ass
             "records": dg.MetadataValue.int(figures.records),
             "input_rate": dg.MetadataValue.float(figures.records / 60),
             "bytes": dg.MetadataValue.int(figures.bytes),
+            # Where nothing ran, nothing waited.
             **_milliseconds(
                 {
-                    "scheduling_delay_median_ms": figures.scheduling_delay_median,
-                    "processing_time_median_ms": figures.processing_time_median,
-                    "total_delay_median_ms": figures.total_delay_median,
-                    "total_delay_p95_ms": figures.total_delay_p95,
+                    "scheduling_delay_median_ms": figures.scheduling_delay_median or 0.0,
+                    "processing_time_median_ms": figures.processing_time_median or 0.0,
+                    "total_delay_median_ms": figures.total_delay_median or 0.0,
+                    "total_delay_p95_ms": figures.total_delay_p95 or 0.0,
                 }
             ),
         },

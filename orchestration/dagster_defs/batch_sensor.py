@@ -32,7 +32,7 @@ from orchestration.batch_schedule import (
     sensor_name,
     stands_still,
 )
-from orchestration.dagster_defs.run_errors import why_failed
+from orchestration.dagster_defs.run_errors import tag_cause, why_failed
 from orchestration.settings import DatabaseUrlMissingError, Settings
 from tracker_store.engine import connect_once
 from tracker_store.errors import DriverLogError
@@ -80,6 +80,10 @@ class DagsterRuns:
         """Return the last error in Dagster's events of a run; empty if there is none."""
         return why_failed(self._instance, run_id)
 
+    def show_cause(self, run_id: str, cause: str) -> None:
+        """Tag a run with the first line of its cause."""
+        tag_cause(self._instance, run_id, cause)
+
     def begun(self) -> list[tuple[Run, datetime, int]]:
         """Return the runs of attempts that have begun and not ended, each with its batch time and its attempt."""
         runs = self._instance.get_runs(
@@ -96,6 +100,7 @@ class DagsterRuns:
         run = self._instance.get_run_by_id(run_id)
         if run is not None and not run.is_finished:
             self._instance.report_run_failed(run, f"Forebay: {reason}")
+            tag_cause(self._instance, run_id, reason)
 
 
 def _run(run: dg.DagsterRun) -> Run:

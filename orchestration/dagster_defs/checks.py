@@ -1,7 +1,8 @@
 """Asset checks on each output of a pipeline: proofs on the driver log's live data (docs/how-to/dagster.md).
 
 They run on request, by the job `PIPELINE_checks` or in the UI, and never with a batch, because a proof reads the whole
-driver log. `forebay db check` proves the same, and checks the schema too.
+driver log. The observation sensor runs them once, while the log is short. `forebay db check` proves the same, and
+checks the schema too.
 """
 
 # No `from __future__ import annotations`: Dagster reads what a check returns off the annotation.

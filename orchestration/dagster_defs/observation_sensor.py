@@ -14,12 +14,19 @@ import dagster as dg
 from pydantic import BaseModel, Field, ValidationError
 
 from orchestration.dagster_defs.batch_checks import check_batches
-from orchestration.dagster_defs.batch_plots import minute_materialization
-from orchestration.dagster_defs.checks import check_receivers
+from orchestration.dagster_defs.batch_plots import batch_materialization, minute_materialization
+from orchestration.dagster_defs.checks import check_pipeline, check_receivers
+from orchestration.dagster_defs.page_links import page_of_batch
 from orchestration.dagster_defs.quarantined_batches import observe_quarantined
 from orchestration.dagster_defs.stream_assets import stream_key
 from orchestration.settings import DatabaseUrlMissingError, Settings
-from tracker_store.batch_statistics import completed_minutes, database_time
+from tracker_store.batch_statistics import (
+    MinuteFigures,
+    completed_minutes,
+    database_time,
+    newest_empty_batch,
+)
+from tracker_store.checks import is_short
 from tracker_store.engine import connect_once
 from tracker_store.errors import DriverLogError, NotAppliedError
 from tracker_store.pipelines import get_pipeline
@@ -42,6 +49,9 @@ INTERVAL_SECONDS = 29
 MOST_MINUTES = 100
 # An unchanged check result is reported again after this time, so that its page shows that the check still runs.
 REPEAT_CHECKS = timedelta(minutes=10)
+# A log with at most this number of a pipeline's batches, and of its streams' blocks, is proved within a tick.
+MOST_PROVED = 5_000
+_MINUTE = timedelta(minutes=1)
 
 
 class SeenStream(BaseModel):
@@ -67,6 +77,10 @@ class Cursor(BaseModel):
     checks: dict[str, SeenCheck] = Field(default_factory=dict)
     #: The quarantined batches that were reported.
     quarantined: list[datetime] = Field(default_factory=list)
+    #: The newest batch without records that was reported.
+    empty: datetime | None = None
+    #: The outputs whose proofs have been reported, or are left to the job `PIPELINE_checks`.
+    proved: list[str] = Field(default_factory=list)
 
     @classmethod
     def parse(cls, text: str | None) -> Cursor:
@@ -90,7 +104,13 @@ def observe(
     # batches would be expensive.
     oldest = now - timedelta(minutes=MOST_MINUTES)
     minutes = completed_minutes(connection, pipeline_id, after=max(cursor.minute or oldest, oldest), limit=MOST_MINUTES)
+    minutes += _quiet_minute(pipeline, now, cursor.minute, minutes)
     events += [minute_materialization(pipeline, minute) for minute in minutes]
+
+    # A plot joins its points: so that it shows a gap, the newest batch is reported at each tick, also if it was empty.
+    empty = newest_empty_batch(connection, pipeline_id)
+    if empty is not None and (cursor.empty is None or empty.batch_time > cursor.empty):
+        events.append(batch_materialization(pipeline, empty, page_of_batch(pipeline, empty.batch_time)))
 
     given_up, quarantined = observe_quarantined(connection, pipeline, applied, cursor.quarantined)
     events += given_up
@@ -123,8 +143,31 @@ def observe(
             events.append(evaluation)
             before = SeenCheck(passed=evaluation.passed, at=now)
         checks[name] = before
-    minute = minutes[-1].minute if minutes else cursor.minute
-    return events, Cursor(minute=minute, streams=seen, checks=checks, quarantined=quarantined)
+    if not set(pipeline.outputs) <= set(cursor.proved) and is_short(connection, pipeline_id, most=MOST_PROVED):
+        # Once, for Dagster shows checks that never ran as not passed. From then on the job runs them.
+        events += [_evaluation(result) for result in check_pipeline(connection, pipeline)]
+    return events, Cursor(
+        minute=minutes[-1].minute if minutes else cursor.minute,
+        streams=seen,
+        checks=checks,
+        quarantined=quarantined,
+        empty=cursor.empty if empty is None else empty.batch_time,
+        proved=sorted(pipeline.outputs),
+    )
+
+
+def _quiet_minute(
+    pipeline: Pipeline, now: datetime, reported: datetime | None, minutes: Sequence[MinuteFigures]
+) -> list[MinuteFigures]:
+    """Return the newest minute that is over if no batch completed in it, though it should have had one.
+
+    Only the newest, because Dagster plots an event at the time at which it is reported.
+    """
+    newest = (now - timedelta(seconds=5)).replace(second=0, microsecond=0) - _MINUTE
+    last = minutes[-1].minute if minutes else reported
+    if last is None or last >= newest or pipeline.interval > _MINUTE:
+        return []
+    return [MinuteFigures(newest, 0, 0, 0, None, None, None, None)]
 
 
 def _observation(
@@ -186,7 +229,7 @@ def observation_sensor(pipeline: Pipeline, streams: Sequence[Stream]) -> dg.Sens
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=(
             f"Reports every half minute what {pipeline.name}'s streams receive, the minutes that are over, the batches "
-            "that were given up, and whether batches keep up. Launches no run."
+            "that were given up or had no records, and whether batches keep up. Launches no run."
         ),
     )
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:

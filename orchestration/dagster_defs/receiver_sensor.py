@@ -26,6 +26,9 @@ from tracker_store.receivers import failed_receivers, restart_receiver
 RECEIVER_TAG = "forebay/receiver"
 REASON_TAG = "forebay/reason"
 
+# The daemon's loop is 5 s and skips a sensor whose interval ends some ms later: 9 means every 10 s. A FAILED receiver
+# waits for FIRST_PAUSE or longer in any case.
+INTERVAL_SECONDS = 9
 FIRST_PAUSE = timedelta(seconds=10)
 LONGEST_PAUSE = timedelta(minutes=10)
 # How long after its request a run that has restarted nothing is requested again; then after twice that, and so on.
@@ -87,7 +90,7 @@ def due_restarts(connection: sa.Connection, streams: Sequence[Stream]) -> tuple[
         if failed.restarts >= limit:
             waiting.append(
                 f"{name} stays FAILED, {failed.restarts} of {limit} restarts of this hour are used: {failed.reason}; "
-                f"when that is mended: forebay receivers restart {name}"
+                f"when that is fixed: forebay receivers restart {name}"
             )
         elif left > timedelta(0):
             waiting.append(
@@ -148,7 +151,7 @@ def receiver_sensor(pipeline: Pipeline, streams: Sequence[Stream], job: dg.JobDe
         name=f"{pipeline.name}_receivers",
         # By name: Dagster would bind a job object again when definitions are merged, with warnings.
         job_name=job.name,
-        minimum_interval_seconds=1,
+        minimum_interval_seconds=INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Starts FAILED receivers of {', '.join(stream.name for stream in streams)} again.",
     )

@@ -13,9 +13,11 @@ from pydantic import Field
 
 from orchestration.batch_schedule import PIPELINE_TAG
 from orchestration.dagster_defs.committed_outputs import CommittedOutputs
+from orchestration.dagster_defs.run_errors import tag_cause
 from orchestration.dagster_defs.spark_resource import SparkResource, batch_session
 from orchestration.pipeline import Pipeline
-from orchestration.replay import ReplayedBatch, batches_to_replay, parsed_time, replay_batches
+from orchestration.replay import ReplayedBatch, replay_batches
+from orchestration.replay_choice import NEWEST_FAILED, batches_to_replay, newest_failed_batch, parsed_time
 from orchestration.settings import Settings
 from tracker_store.engine import connect_once
 from tracker_store.pipelines import get_pipeline
@@ -29,11 +31,12 @@ COUNT_TAG = "forebay/replays"
 
 
 class ReplayConfig(dg.Config):
-    """The batches to run again, and the outputs to replace. The default is the newest completed batch, all outputs."""
+    """The batches to run again, and the outputs to replace. The default is the newest failed batch, all outputs."""
 
     from_time: str = Field(
-        default="",
-        description="The first batch time, as 2026-01-31T12:00:00Z; empty: the newest completed batch.",
+        default=NEWEST_FAILED,
+        description=f"The first batch time, as 2026-01-31T12:00:00Z; {NEWEST_FAILED}: the newest batch that was given "
+        "up (QUARANTINED), or, if none was, the newest completed one; empty: the newest completed one.",
     )
     to_time: str = Field(default="", description="The last batch time; empty: the one batch at from_time.")
     outputs: list[str] = Field(default=[], description="The outputs to replace, by name; empty: all of them.")
@@ -61,10 +64,13 @@ def replay_in_dagster(
     *,
     from_time: datetime | None,
     to_time: datetime | None,
+    newest_failed: bool = False,
     outputs: Sequence[str] = (),
     failed_outputs_only: bool = False,
 ) -> None:
     """Replay batches within a run: log a line per batch, materializations as outputs are committed, and tag the run.
+
+    `newest_failed`: begin with the newest quarantined batch, if there is one.
 
     Raises dg.Failure if any batch failed.
     """
@@ -73,6 +79,10 @@ def replay_in_dagster(
         settings.require_database_url(), application_name=f"forebay replay {pipeline.name}"
     ) as connection:
         pipeline_id = get_pipeline(connection, pipeline.name).pipeline_id
+        if newest_failed:
+            from_time = newest_failed_batch(connection, pipeline_id)
+            found = "no batch is QUARANTINED" if from_time is None else f"{from_time.isoformat()} is QUARANTINED"
+            context.log.info(f"from_time: {NEWEST_FAILED}: {found}")
         times = batches_to_replay(
             connection, pipeline_id, from_time=from_time, to_time=to_time, failed_outputs_only=failed_outputs_only
         )
@@ -108,11 +118,12 @@ def replay_in_dagster(
             context.log.info(f"{where} replayed in {replayed.seconds:.1f} s: {names or 'every output had a result'}")
     committed.finish()
     if failed:
-        raise dg.Failure(
+        cause = (
             f"{len(failed)} of {len(times)} batches were not replayed, and what failed of them is unchanged; the "
-            f"first, {failed[0].batch_time.isoformat()}: {failed[0].error}",
-            allow_retries=False,
+            f"first, {failed[0].batch_time.isoformat()}: {failed[0].error}"
         )
+        tag_cause(context.instance, context.run.run_id, cause)
+        raise dg.Failure(cause, allow_retries=False)
 
 
 def replay_job(pipeline: Pipeline) -> dg.JobDefinition:
@@ -126,11 +137,13 @@ def replay_job(pipeline: Pipeline) -> dg.JobDefinition:
     def replay(
         context: dg.OpExecutionContext, config: ReplayConfig, forebay_spark: dg.ResourceParam[SparkResource]
     ) -> None:
+        newest_failed = config.from_time.strip() == NEWEST_FAILED
         replay_in_dagster(
             context,
             pipeline,
             forebay_spark,
-            from_time=parsed_time(config.from_time),
+            from_time=None if newest_failed else parsed_time(config.from_time),
+            newest_failed=newest_failed,
             to_time=parsed_time(config.to_time),
             outputs=config.outputs,
             failed_outputs_only=config.failed_outputs_only,
@@ -139,7 +152,7 @@ def replay_job(pipeline: Pipeline) -> dg.JobDefinition:
     @dg.job(
         name=replay_job_name(pipeline.name),
         executor_def=dg.in_process_executor,
-        description=f"Replays batches of {pipeline.name}: the newest completed one, or all from from_time to to_time.",
+        description=f"Replays batches of {pipeline.name}: the newest failed one, or all from from_time to to_time.",
         tags={PIPELINE_TAG: pipeline.name, KIND_TAG: REPLAY_KIND},
         # The configuration that the launchpad shows first.
         config=dg.RunConfig({replay_op_name(pipeline.name): ReplayConfig()}),

@@ -1,6 +1,6 @@
-"""Find in Dagster's events why a run failed, for runs that died before they could write to the driver log.
+"""Find in Dagster's events why a run failed, and show it where Dagster lists runs.
 
-Reads a run's newest events, and changes nothing.
+A list of runs, and a job's tile, say that a run failed and not why: a tag does.
 """
 
 from __future__ import annotations
@@ -8,9 +8,23 @@ from __future__ import annotations
 from typing import Any
 
 import dagster as dg
+import structlog
 
 _MOST_EVENTS = 20  # newest events read: the reason why a run died at its start comes shortly before its end
 _LONGEST = 1_000  # characters
+_LONGEST_TAG = 250  # characters: a list shows a line
+CAUSE_TAG = "forebay/failed_because"
+
+log = structlog.get_logger(__name__)
+
+
+def tag_cause(instance: dg.DagsterInstance, run_id: str, cause: str) -> None:
+    """Give a run the first line of its cause as a tag. Never raises: the run's own events have the whole cause."""
+    line = " ".join(cause.strip().partition("\n")[0].split())[:_LONGEST_TAG]
+    try:
+        instance.add_run_tags(run_id, {CAUSE_TAG: line})
+    except Exception as error:  # noqa: BLE001  a storage may raise anything
+        log.warning("can't tag a run with the cause of its failure", run_id=run_id, error=str(error)[:500])
 
 
 def why_failed(instance: dg.DagsterInstance, run_id: str) -> str:

@@ -60,8 +60,8 @@ def _stream_job(pipeline: Pipeline, streams: Sequence[Stream], desired: DesiredS
             Settings().require_database_url(), application_name=f"forebay streams {pipeline.name}"
         ) as connection:
             found = [receiver for name in wanted for receiver in receivers_named(connection, name)]
+            set_desired_state(connection, receiver_ids=[receiver.receiver_id for receiver in found], desired=desired)
             for receiver in found:
-                set_desired_state(connection, receiver_id=receiver.receiver_id, desired=desired)
                 context.log.info(
                     f"{receiver.stream_name}/{receiver.ordinal} is to {_WORDS[desired]} (it is {receiver.state})"
                 )

@@ -52,6 +52,16 @@ query RunsWithTags($tags: [ExecutionTag!]!) {
   }
 }
 """
+_UNFINISHED = """
+query UnfinishedRuns($tags: [ExecutionTag!]!, $statuses: [RunStatus!]!) {
+  runsOrError(filter: {tags: $tags, statuses: $statuses}, limit: 1) {
+    __typename
+    ... on Runs { results { runId } }
+    ... on Error { message }
+  }
+}
+"""
+_UNFINISHED_STATUSES = ("QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING", "SUSPENDED")
 _LAUNCH = """
 mutation LaunchBatch($params: ExecutionParams!) {
   launchRun(executionParams: $params) {
@@ -146,12 +156,12 @@ class DagsterClient:
             return self.launch_job(sensor, job_name(pipeline), launch.run_config(pipeline), tags)
         except LaunchFailedError as error:
             # Dagster had finished with the launch when it answered: a run that does not exist now will not appear.
-            if self._has_run(tags):
+            if self.run_with(tags) is not None:
                 raise
             raise LaunchRefusedError(f"{error}; there is no run") from error
 
-    def _has_run(self, tags: Mapping[str, str]) -> bool:
-        """Return whether there is a run with all of these tags. Raises DagsterUnansweredError."""
+    def run_with(self, tags: Mapping[str, str]) -> str | None:
+        """Return the id of a run with all of these tags, in any status, or None. Raises DagsterUnansweredError."""
         wanted = [{"key": key, "value": value} for key, value in tags.items()]
         try:
             answer = self._ask(_RUNS, {"tags": wanted})["runsOrError"]
@@ -159,7 +169,15 @@ class DagsterClient:
             raise DagsterUnansweredError(str(error)) from error
         if "results" not in answer:
             raise DagsterUnansweredError(f"{answer['__typename']}: {answer.get('message', '')}")
-        return bool(answer["results"])
+        return next((run["runId"] for run in answer["results"]), None)
+
+    def unfinished_run(self, tags: Mapping[str, str]) -> str | None:
+        """Return the id of a run with all of these tags that is queued or runs, or None. Raises DagsterError."""
+        wanted = [{"key": key, "value": value} for key, value in tags.items()]
+        answer = self._ask(_UNFINISHED, {"tags": wanted, "statuses": _UNFINISHED_STATUSES})["runsOrError"]
+        if "results" not in answer:
+            raise LaunchRefusedError(f"{answer['__typename']}: {answer.get('message', '')}")
+        return next((run["runId"] for run in answer["results"]), None)
 
     def run_status(self, run_id: str) -> str:
         """Return a run's status in Dagster, such as STARTED or SUCCESS. Raises DagsterError."""

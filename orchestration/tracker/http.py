@@ -1,7 +1,8 @@
 """The tracker's HTTP server: `/health`, `/ready`, `/metrics`, the status page and the original's JSON API (O01 to O03).
 
-Every tracker serves it, whether it leads or not. The server only reads the driver log, and has its own connections and
-threads, so that no client delays a tick. A port in use or an unavailable driver log ends neither server nor tracker.
+Every tracker serves it, whether it leads or not. This module only reads the driver log; ``http_writes`` has the
+requests that change something. The server has its own connections and threads, so that no client delays a tick. A port
+in use or an unavailable driver log ends neither server nor tracker.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from orchestration.browser_token import BrowserToken
 from orchestration.status_page.routes import StatusPages
 from orchestration.tracker import streaming_api as api
 from orchestration.tracker.http_connections import MOST_CONNECTIONS, BoundedProtocol, RequestLimit
+from orchestration.tracker.http_writes import ReplayDagster, Writes, has_write_token
 from orchestration.tracker.listen_address import url
 from orchestration.tracker.metrics import MAX_RECEIVERS, prometheus_text
 from orchestration.tracker.streaming_progress import RETAINED_BATCHES, StreamingProgress
@@ -86,13 +88,15 @@ def _not_found(what: str) -> HTTPException:
 class _Guard:
     """Let requests with the token pass; without a configured token, requests whose Host header names loopback.
 
-    A browser gets the token's cookie by a link with `?token=TOKEN`.
-    The Host check stops DNS rebinding: no web page can read here through a host name that resolves to 127.0.0.1.
+    A browser gets the token's cookie by a link with `?token=TOKEN`. A POST passes: only the routes of ``http_writes``,
+    which checks it, take one. The Host check stops DNS rebinding: no web page can read here through a host name that
+    resolves to 127.0.0.1.
     """
 
-    def __init__(self, app: ASGIApp, token: BrowserToken | None) -> None:
+    def __init__(self, app: ASGIApp, token: BrowserToken | None, write_token: str | None) -> None:
         self._app = app
         self._token = token
+        self._write_token = write_token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -100,12 +104,14 @@ class _Guard:
                 await link(scope, receive, send)
                 return
             scope["forebay.trusted"] = self._is_trusted(scope)
-            if not scope["forebay.trusted"] and scope["path"] not in _OPEN:
+            if not scope["forebay.trusted"] and scope["path"] not in _OPEN and scope["method"] != "POST":
                 await self._refusal()(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
     def _is_trusted(self, scope: Scope) -> bool:
+        if has_write_token(scope, self._write_token):
+            return True
         if self._token is not None:
             return self._token.is_sent(scope)
         headers = {name.lower(): value for name, value in scope["headers"]}
@@ -134,6 +140,8 @@ class _Pages:
         clock: Callable[[], float],
         metrics_max_receivers: int,
         dagster_url: str | None,
+        replay_dagster: ReplayDagster | None,
+        write_token: str | None,
     ) -> None:
         self._engine = engine
         self._tracker = tracker
@@ -142,6 +150,8 @@ class _Pages:
         self._outage = Outage("the tracker's HTTP server")
         self._outage_lock = threading.Lock()
         self._status = StatusPages(self._connect, tracker=tracker.name, dagster_url=dagster_url)
+        self._writes = Writes(self._connect, self._pipeline_and_batch, token=write_token, dagster=replay_dagster)
+        self._write_token = write_token
 
     def routes(self) -> list[BaseRoute]:
         streaming = f"{_API}/{{pipeline}}/streaming"
@@ -159,6 +169,7 @@ class _Pages:
             Route(f"{streaming}/batches/{{batch}}/operations", self._operations),
             Route(f"{streaming}/batches/{{batch}}/operations/{{operation}}", self._operation),
             *self._status.routes(),
+            *self._writes.routes(),
         ]
 
     def app(self, token: BrowserToken | None) -> ASGIApp:
@@ -170,7 +181,7 @@ class _Pages:
                 **dict.fromkeys(SURVIVED, self._unavailable),
             },
         )
-        return RequestLimit(_Guard(app, token), most=MOST_CONNECTIONS, always="/health")
+        return RequestLimit(_Guard(app, token, self._write_token), most=MOST_CONNECTIONS, always="/health")
 
     def _unavailable(self, request: Request, error: Exception) -> Response:
         self._failed(error)
@@ -335,18 +346,26 @@ class _Pages:
         raise _not_found(f"unknown output operation: {number}")
 
     def _one_batch(self, request: Request) -> tuple[WatchedPipeline, WatchedBatch, list[api.OutputOperation]]:
-        number = _number(request, "batch")
         with self._connect() as connection:
-            pipeline = self._pipeline(connection, request)
-            try:
-                first = api.EPOCH + timedelta(milliseconds=number)
-                before = first + timedelta(milliseconds=1)
-            except OverflowError:
-                raise _not_found(f"unknown batch: {number}") from None
-            batch = store.batch_between(connection, pipeline.pipeline_id, first, before)
-            if batch is None:
-                raise _not_found(f"unknown batch: {number}")
+            pipeline, batch = self._found_batch(connection, request)
             return pipeline, batch, self._found_operations(connection, pipeline, [batch])[batch.batch_time]
+
+    def _pipeline_and_batch(self, request: Request) -> tuple[WatchedPipeline, WatchedBatch]:
+        with self._connect() as connection:
+            return self._found_batch(connection, request)
+
+    def _found_batch(self, connection: sa.Connection, request: Request) -> tuple[WatchedPipeline, WatchedBatch]:
+        number = _number(request, "batch")
+        pipeline = self._pipeline(connection, request)
+        try:
+            first = api.EPOCH + timedelta(milliseconds=number)
+            before = first + timedelta(milliseconds=1)
+        except OverflowError:
+            raise _not_found(f"unknown batch: {number}") from None
+        batch = store.batch_between(connection, pipeline.pipeline_id, first, before)
+        if batch is None:
+            raise _not_found(f"unknown batch: {number}")
+        return pipeline, batch
 
     @staticmethod
     def _found_operations(
@@ -412,6 +431,7 @@ class TrackerHttpServer:
         clock: Callable[[], float] = time.monotonic,
         metrics_max_receivers: int = MAX_RECEIVERS,
         dagster_url: str | None = None,
+        replay_dagster: ReplayDagster | None = None,
     ) -> None:
         """Prepare to serve.
 
@@ -424,8 +444,9 @@ class TrackerHttpServer:
             clock: monotonic, in seconds.
             metrics_max_receivers: the most receivers with samples of their own in /metrics.
             dagster_url: Dagster's webserver, to which the status page has links.
+            replay_dagster: executes the replays that are requested here; None: they are refused.
         """
-        pages = _Pages(engine, tracker, clock, metrics_max_receivers, dagster_url)
+        pages = _Pages(engine, tracker, clock, metrics_max_receivers, dagster_url, replay_dagster, address.write_token)
         self.paths = [route.path for route in pages.routes() if isinstance(route, Route)]
         self._app = pages.app(
             None if address.token is None else BrowserToken(address.token, cookie=f"forebay_tracker_{address.port}")

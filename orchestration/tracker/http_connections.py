@@ -1,8 +1,8 @@
 """Keep the tracker's HTTP server within reach: limits of its connections in number and time, and of its requests.
 
 A connection on which no request is being answered has a time limit, and is closed early if too many are open: the one
-that has been quiet for longest, of the peer that has the most. So a few dozen connections that ask nothing keep nobody
-from asking ``/health``, which is answered whatever other requests wait for. Knows nothing of the pages.
+that has been quiet for longest, of the peer that has the most. So a few dozen idle connections don't block
+``/health``, which is answered whatever other requests wait for. Knows nothing of the pages.
 """
 
 from __future__ import annotations

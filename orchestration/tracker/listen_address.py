@@ -1,4 +1,4 @@
-"""Check where the tracker's HTTP server listens: `FOREBAY_TRACKER_HTTP` and `FOREBAY_TRACKER_TOKEN`.
+"""Check where the tracker's HTTP server listens, and its tokens: `FOREBAY_TRACKER_HTTP`, `_TOKEN`, `_WRITE_TOKEN`.
 
 Loads no server, so that a command that starts a tracker can refuse a bad address first.
 """
@@ -25,11 +25,15 @@ class ListenAddressError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """The address to listen on; port 0: any free port. `token`: what a client must send; None: nothing."""
+    """The address to listen on; port 0: any free port. `token`: what a client must send; None: nothing.
+
+    `write_token`: what a client must send with a request that changes something; None: such requests are refused.
+    """
 
     host: str
     port: int
     token: str | None = None
+    write_token: str | None = None
 
     @property
     def is_loopback(self) -> bool:
@@ -57,11 +61,11 @@ def url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def listen_address(value: str, token: SecretStr | None) -> ListenAddress | None:
+def listen_address(value: str, token: SecretStr | None, write_token: SecretStr | None = None) -> ListenAddress | None:
     """Return the address in `FOREBAY_TRACKER_HTTP`, or None if that is `off`.
 
     Raises:
-        ListenAddressError: the value is no address, the token can't be sent in a header, or other machines could reach
+        ListenAddressError: the value is no address, a token can't be sent in a header, or other machines could reach
             the address and there is no token.
     """
     if value.strip().lower() == OFF:
@@ -73,7 +77,8 @@ def listen_address(value: str, token: SecretStr | None) -> ListenAddress | None:
             "or off"
         )
     secret = checked_token("FOREBAY_TRACKER_TOKEN", token)
-    address = ListenAddress(match["v6"] or match["host"], int(match["port"]), secret)
+    writing = checked_token("FOREBAY_TRACKER_WRITE_TOKEN", write_token)
+    address = ListenAddress(match["v6"] or match["host"], int(match["port"]), secret, writing)
     if not address.is_loopback and secret is None:
         raise ListenAddressError(
             f"FOREBAY_TRACKER_HTTP={value!r} can be reached from other machines: set FOREBAY_TRACKER_TOKEN, which "

@@ -79,6 +79,12 @@ FOREBAY: Mapping[str, tuple[str, tuple[str, ...], str]] = {
     "forebay_stream_hindered_receivers": ("gauge", _SUM, "Receivers of the stream that are hindered, as below"),
     "forebay_stream_records_total": ("counter", _SUM, "Records registered by all its receivers, removed ones left out"),
     "forebay_stream_bytes_total": ("counter", _SUM, "Bytes of these records as stored"),
+    "forebay_stream_stored_blocks_total": (
+        "counter",
+        (*_SUM, "codec"),
+        "Blocks that its receivers stored with this codec (none: not compressed), counted when their segment is sealed",
+    ),
+    "forebay_stream_stored_bytes_total": ("counter", (*_SUM, "codec"), "Bytes of these blocks as stored"),
     "forebay_stream_records_per_second": (
         "gauge",
         _SUM,
@@ -255,6 +261,10 @@ class _Page:
             labels = _labels(reader=reader.reader, stream=reader.stream)
             put("forebay_reader_waiting_records", reader.waiting_records, labels)
             put("forebay_reader_waiting_bytes", reader.waiting_bytes, labels)
+        for stored in progress.codecs:
+            labels = _labels(codec=stored.codec, stream=stored.stream)
+            put("forebay_stream_stored_blocks_total", stored.blocks, labels)
+            put("forebay_stream_stored_bytes_total", stored.bytes, labels)
 
     def _receivers(self, receivers: Sequence[ReceiverProgress]) -> None:
         of_streams: dict[str, list[ReceiverProgress]] = {}

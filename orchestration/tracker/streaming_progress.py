@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tracker_store.streaming_statistics import (
         Added,
         ReceiverCounters,
+        StreamCodec,
         UnfinishedBatches,
         WatchedBatch,
         WatchedPipeline,
@@ -118,6 +119,7 @@ class Progress:
     lags: Sequence[StreamLag]
     statuses: Sequence[PipelineStatus]
     readers: Sequence[ReaderLag]
+    codecs: Sequence[StreamCodec] = ()
 
 
 @dataclass(slots=True)
@@ -186,6 +188,7 @@ class StreamingProgress:
             lags,
             pipeline_status_with(connection, lags),
             list_readers(connection),
+            store.stream_codecs(connection),
         )
         self._counters = {row.receiver_id: row for row in counters}
         return progress

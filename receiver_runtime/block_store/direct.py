@@ -16,12 +16,12 @@ import mmap
 import threading
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from receiver_runtime.block_store.files import DIRECT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
 
 #: A frame from this size on is written past the page cache. Smaller ones come from streams that are slow enough for
 #: the cache, where the batch that reads them next finds them.
@@ -60,6 +60,8 @@ def split(
     buffers: Sequence[pa.Buffer | bytes], offset: int
 ) -> tuple[list[pa.Buffer], list[pa.Buffer], list[pa.Buffer]]:
     """Return the head, the middle and the tail of a frame that begins at ``offset`` in its file; nothing is copied."""
+    import pyarrow as pa  # noqa: PLC0415  see `frame`
+
     parts = [part if isinstance(part, pa.Buffer) else pa.py_buffer(part) for part in buffers]
     total = size_of(parts)
     head = min(total, -offset % DIRECT_BYTES)
@@ -69,6 +71,8 @@ def split(
 
 def copies(parts: Sequence[pa.Buffer], buffer: mmap.mmap) -> Iterator[memoryview]:
     """Yield the content of these parts, copied into ``buffer`` a portion at a time; each is valid until the next."""
+    import pyarrow as pa  # noqa: PLC0415  see `frame`
+
     view = memoryview(buffer)
     target = pa.py_buffer(buffer)
     total = size_of(parts)

@@ -39,6 +39,9 @@ header is never encrypted: salvage and scans need no key.
 A release that does not know groups refuses their kind: it reports bytes that it can't read, and looks for the next
 header that it knows. So a note stands before each write of dead letters. Without it, that release would not know the
 segment's mark, and would accept a frame that a sender has put into a letter.
+
+Arrow is imported where a frame is made or read: the agent and the tracker open stores and never do that, and would hold
+15 MB for it.
 """
 
 from __future__ import annotations
@@ -50,13 +53,14 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import google_crc32c
-import pyarrow as pa
 
 from receiver_runtime.block_store.encryption import OVERHEAD_BYTES
 from receiver_runtime.block_store.errors import InvalidFrameError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import pyarrow as pa
 
     from receiver_runtime.block_store.encryption import FrameEncryptor
 
@@ -160,6 +164,8 @@ class EncodedFrame:
     @property
     def payload(self) -> pa.Buffer:
         """Return the payload in one piece, copied if it has several parts."""
+        import pyarrow as pa  # noqa: PLC0415  see the module
+
         return self.parts[0] if len(self.parts) == 1 else pa.py_buffer(b"".join(self.parts))
 
     @property
@@ -192,6 +198,8 @@ def encode_frame(
         InvalidFrameError: the payload is empty or larger than ``MAX_PAYLOAD_LENGTH``, a block has no records, or a
             dead letter no reason.
     """
+    import pyarrow as pa  # noqa: PLC0415  see the module
+
     parts: Sequence[pa.Buffer]
     if isinstance(payload, bytes):
         parts = (pa.py_buffer(payload),)

@@ -3,8 +3,8 @@
 The stream carries its schema and says how each batch is compressed, so a block can be read without other knowledge:
 readers need no setting for it, and blocks of every compression may be in one segment.
 
-The default is lz4: it costs a fraction of what it saves on the disk, because a synced write is the slow part.
-docs/reference/benchmarks.md has the figures of all three.
+The default of these functions is lz4: it costs a fraction of what it saves on the disk, unless the processor is what
+limits a receiver (``codec_choice``). docs/reference/benchmarks.md has the figures of all three.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-#: How the buffers of a payload are compressed; the same names as the setting ``compression``.
+#: How the buffers of a payload are compressed; the setting ``compression`` has these names, and ``auto``.
 Compression = Literal["lz4", "zstd", "none"]
 
 DEFAULT_COMPRESSION: Compression = "lz4"

@@ -10,8 +10,6 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import pyarrow as pa
-
 from receiver_runtime.block_store.errors import BlockCorruptError, BlockMissingError, InvalidFrameError
 from receiver_runtime.block_store.frame import (
     HEADER_LENGTH,
@@ -21,11 +19,11 @@ from receiver_runtime.block_store.frame import (
     decode_header,
     frame_checksum,
 )
-from receiver_runtime.block_store.letter_group import decode_letters
-from receiver_runtime.block_store.payload import decode_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    import pyarrow as pa
 
     from receiver_runtime.block_store.encryption import BlockKeys
 
@@ -73,6 +71,8 @@ def checked_frame(data: bytes, where: str, offset: int, length: int, crc32c: int
         BlockMissingError: there are fewer bytes than the handle says.
         BlockCorruptError: the bytes are not the frame that was registered.
     """
+    import pyarrow as pa  # noqa: PLC0415  see `frame`
+
     if len(data) < length:
         raise BlockMissingError(where, offset, length, f"the file ends after {len(data)} of them")
     raw = data[:HEADER_LENGTH]
@@ -122,6 +122,8 @@ def letters_of(frame: StoredFrame, where: str, offset: int, keys: BlockKeys) -> 
     """
     if frame.header.kind not in (FrameKind.DEAD_LETTER, FrameKind.LETTER_GROUP):
         raise BlockCorruptError(where, offset, "dead letters", frame.header.kind.name, "frame kind")
+    from receiver_runtime.block_store.letter_group import decode_letters  # noqa: PLC0415  loads numpy
+
     content = content_of(frame, where, offset, keys).to_pybytes()
     if frame.header.kind is FrameKind.DEAD_LETTER:
         return [content]
@@ -132,6 +134,10 @@ def letters_of(frame: StoredFrame, where: str, offset: int, keys: BlockKeys) -> 
 
 
 def _validated(payload: pa.Buffer, where: str, offset: int) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa  # noqa: PLC0415  see `frame`
+
+    from receiver_runtime.block_store.payload import decode_batches  # noqa: PLC0415  loads pyarrow
+
     try:
         yield from decode_batches(payload)
     except MemoryError as error:

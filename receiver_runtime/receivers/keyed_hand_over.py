@@ -33,6 +33,7 @@ callbacks, in the order of the submits; they must return soon, and must not subm
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 import time
 from bisect import bisect_right
@@ -42,6 +43,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
@@ -52,6 +54,8 @@ from tracker_store.errors import DuplicateKeysError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    import numpy.typing as npt
 
     from receiver_runtime.attached_supervisor import AttachedSupervisor, KeyedPath
     from receiver_runtime.block_handler import DeadLetter
@@ -65,8 +69,11 @@ MOST_IN_FLIGHT = 1000
 _MOST_BLOCKS_OF_BYTES = 4
 # Blocks that may be stored and not yet registered.
 _BLOCKS_UNDER_WAY = 4
-# Seconds, minimum between two blocks (a full block goes at once); records that arrive in between share the next block.
+# Seconds, minimum between two blocks; records that arrive in between share the next block. A full block goes at once.
+# So does one that has as many messages as make a block's own cost small for each, if no more are under way: with fewer
+# senders that wait for their answers, the rest of the time would only be waited.
 _GATHERING_SECONDS = 0.02
+_MANY_MESSAGES = 50
 # For this many blocks after a known key, ask for keys before storing.
 _CAREFUL_BLOCKS = 16
 # Bytes that an index of the driver log takes; a longer key is replaced by its digest.
@@ -79,10 +86,43 @@ class HandOverClosedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """Hold what was done with a submit's rows: ``added``, or left out because the stream had their keys."""
+    """Hold what was done with a submit's rows: ``added``, or left out because the stream had their keys.
+
+    ``requests`` has the same two numbers for each request of a submit of requests.
+    """
 
     added: int
     duplicates: int
+    requests: Sequence[tuple[int, int]] = ()
+
+
+@dataclass(slots=True)
+class _Requests:
+    """Count what was done with the rows of each request of a submit."""
+
+    rows: Sequence[int]
+    duplicates: dict[int, int] = field(default_factory=dict)
+    #: Rows that became dead letters.
+    invalid: dict[int, int] = field(default_factory=dict)
+
+    def numbers(self) -> npt.NDArray[np.int64]:
+        """Return the request's number for each row."""
+        return np.repeat(np.arange(len(self.rows)), self.rows)
+
+    def outcomes(self) -> Sequence[tuple[int, int]]:
+        """Return for each request how many of its rows were added, and how many are duplicates."""
+        if not self.duplicates and not self.invalid:
+            return [(rows, 0) for rows in self.rows]
+        left_out = [(self.duplicates.get(n, 0), self.invalid.get(n, 0)) for n in range(len(self.rows))]
+        return [
+            (rows - duplicates - invalid, duplicates)
+            for rows, (duplicates, invalid) in zip(self.rows, left_out, strict=True)
+        ]
+
+
+def _add_up(counts: dict[int, int], numbers: npt.NDArray[np.int64]) -> None:
+    for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
+        counts[int(number)] = counts.get(int(number), 0) + int(count)
 
 
 @dataclass(slots=True)
@@ -96,6 +136,9 @@ class _Submit:
     nbytes: int
     #: The other form of a key, by the key.
     earlier: Mapping[str, str] = field(default_factory=dict)
+    requests: _Requests | None = None
+    #: The number of each row's request, where rows may be left out.
+    numbers: npt.NDArray[np.int64] | None = None
     future: Future[HandedOver] = field(default_factory=Future)
     #: Rows that went into blocks, from the first on.
     taken: int = 0
@@ -105,6 +148,11 @@ class _Submit:
     @property
     def left(self) -> int:
         return int(self.batch.num_rows) - self.taken
+
+    @property
+    def messages(self) -> int:
+        """How many of its senders' messages wait for their answer: its requests, or its rows."""
+        return int(self.batch.num_rows) if self.requests is None else len(self.requests.rows)
 
     def cut_at(self, rows: int, *, at_least_one: bool) -> int:
         """Return how many rows to take: at most ``rows``, or more if there must be one and no smaller cut is
@@ -130,6 +178,8 @@ class _Part:
     keys: pa.Array | None
     #: Whether the submit is answered with it.
     last: bool
+    #: The number of each row's request, in a submit of requests.
+    numbers: npt.NDArray[np.int64] | None = None
 
     def leave_out(self, known: set[str]) -> None:
         """Leave out the rows with these keys, and count them."""
@@ -137,9 +187,18 @@ class _Part:
             return
         keep = pc.invert(pc.is_in(self.keys, value_set=pa.array(sorted(known), pa.string())))
         before = self.batch.num_rows
-        self.batch = self.batch.filter(keep)
-        self.keys = self.keys.filter(keep)
+        self._keep(keep, None if self.submit.requests is None else self.submit.requests.duplicates)
         self.submit.duplicates += before - self.batch.num_rows
+
+    def _keep(self, keep: pa.BooleanArray, counts: dict[int, int] | None) -> None:
+        """Keep these rows; count the others by their requests."""
+        self.batch = self.batch.filter(keep)
+        if self.keys is not None:
+            self.keys = self.keys.filter(keep)
+        if self.numbers is not None and counts is not None:
+            kept = keep.to_numpy(zero_copy_only=False)
+            _add_up(counts, self.numbers[~kept])
+            self.numbers = self.numbers[kept]
 
     def take_invalid(self, text: TextCheck) -> list[DeadLetter]:
         """Leave out the rows whose text is not UTF-8; return them as dead letters."""
@@ -147,9 +206,7 @@ class _Part:
         if not invalid.any():
             return []
         letters = text.dead_letters(self.batch.filter(pa.array(invalid)))
-        self.batch = self.batch.filter(pa.array(~invalid))
-        if self.keys is not None:
-            self.keys = self.keys.filter(pa.array(~invalid))
+        self._keep(pa.array(~invalid), None if self.submit.requests is None else self.submit.requests.invalid)
         return letters
 
     def distinct_keys(self) -> set[str]:
@@ -163,6 +220,7 @@ class _Block:
     parts: list[_Part]
     keys: set[str] = field(default_factory=set)
     rows: int = 0
+    messages: int = 0
     #: The registrar's future; None if the block is still to be stored, or has no rows.
     future: Future[NewBlock] | None = None
 
@@ -220,6 +278,9 @@ class KeyedHandOver:
         self._bytes = 0
         self._rows_waiting = 0
         self._bytes_waiting = 0
+        self._messages_waiting = 0
+        # While the thread waits until the next block is due: with how many messages it is due at once.
+        self._due_with: float = 0
         self._thread: threading.Thread | None = None
         self._closed = False
         self._failed: BaseException | None = None
@@ -238,6 +299,7 @@ class KeyedHandOver:
         *,
         earlier_keys: pa.StringArray | None = None,
         rows_share_keys: bool = False,
+        requests: Sequence[int] | None = None,
     ) -> Future[HandedOver]:
         """Hand a batch over; waits while too much is not answered.
 
@@ -248,6 +310,8 @@ class KeyedHandOver:
                 earlier key. The earlier keys are not registered.
             rows_share_keys: the batch is one request, and a key in it is that of all rows that have it. Otherwise a
                 key is one row's, and those behind it are its repeats.
+            requests: the batch is several requests, with these numbers of rows, and the answer says what was done
+                with the rows of each. Rows of one may share a key as above; no two requests have a key in common.
 
         Returns:
             A future: its result comes when the driver log has the rows, an error means that the sender must not be
@@ -259,11 +323,14 @@ class KeyedHandOver:
             HandOverClosedError: after ``close``.
             Exception: what has ended the hand-over, as a fenced receiver.
         """
-        made = self._made(batch, keys, rows_share_keys=rows_share_keys)
+        made = self._made(batch, keys, rows_share_keys=rows_share_keys or requests is not None)
+        if requests is not None:
+            if sum(requests) != made.batch.num_rows:
+                raise ValueError(f"requests of {sum(requests)} rows for {made.batch.num_rows} rows")
+            made.requests = _Requests(requests)
+            made.numbers = made.requests.numbers()
         if keys is not None and earlier_keys is not None:
-            # One key may be that of thousands of rows.
-            forms = [pc.unique(_storable(each)).to_pylist() for each in (keys, earlier_keys)]
-            made.earlier = {key: earlier for key, earlier in zip(*forms, strict=True) if key is not None}
+            made.earlier = _by_key(_storable(keys), _storable(earlier_keys))
         with self._changed:
             while self._open() and not self._has_room(made):
                 self._changed.wait()
@@ -326,10 +393,12 @@ class KeyedHandOver:
         self._bytes += made.nbytes
         self._rows_waiting += made.batch.num_rows
         self._bytes_waiting += made.nbytes
+        self._messages_waiting += made.messages
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="keyed hand-over", daemon=True)
             self._thread.start()
-        self._changed.notify_all()
+        if self._messages_waiting >= self._due_with or self._bytes_waiting >= self._largest_block:
+            self._changed.notify_all()
         return made.future
 
     # -- the thread --------------------------------------------------------------------------------------------------
@@ -382,7 +451,8 @@ class KeyedHandOver:
             self._bytes -= sum(submit.nbytes for submit in answered)
             self._changed.notify_all()
         for submit in answered:
-            submit.future.set_result(HandedOver(submit.added, submit.duplicates))
+            outcomes = () if submit.requests is None else submit.requests.outcomes()
+            submit.future.set_result(HandedOver(submit.added, submit.duplicates, outcomes))
 
     def _recover(self) -> None:
         """Leave out what the driver log has, after a refusal, and have the rest stored again."""
@@ -445,16 +515,26 @@ class KeyedHandOver:
         """
         if not self._queue or sum(block.rows > 0 for block in self._blocks) >= self._under_way_at_most:
             return None
-        if self._closed or self._bytes_waiting >= self._largest_block:
+        if (
+            self._closed
+            or self._bytes_waiting >= self._largest_block
+            or self._messages_waiting >= self._messages_of_early_block()
+        ):
             return 0
         return max(0.0, self._not_before - time.monotonic())
+
+    def _messages_of_early_block(self) -> int:
+        """Return with how many messages a block is due before its time. Only the thread calls this."""
+        return max(_MANY_MESSAGES, sum(block.messages for block in self._blocks))
 
     def _begin(self) -> None:
         """Make a block of what waits, and store it."""
         with self._changed:
             self._not_before = time.monotonic() + self._gathering
             most = self._path.piece(self._rows_waiting, self._bytes_waiting) if self._rows_waiting else 0
+            before = self._messages_waiting
             block = _Block(list(self._parts(most)))
+            block.messages = before - self._messages_waiting
         # From here on, a failure below reaches the submitters that wait for the block.
         self._blocks.append(block)
         for part in block.parts:
@@ -481,10 +561,13 @@ class KeyedHandOver:
 
     def _leave_out_earlier(self, block: _Block) -> None:
         """Leave out the rows whose keys the driver log has in their earlier form; waits for its answer."""
-        keys = {
-            earlier: key for part in block.parts for key, earlier in part.submit.earlier.items() if key in block.keys
-        }
-        known = {keys[earlier] for earlier in self._known(keys)}
+        # Keys of several scopes may have one earlier form.
+        by_earlier: dict[str, set[str]] = {}
+        for part in block.parts:
+            for key, earlier in part.submit.earlier.items():
+                if key in block.keys:
+                    by_earlier.setdefault(earlier, set()).add(key)
+        known = {key for earlier in self._known(by_earlier) for key in by_earlier[earlier]}
         block.leave_out(known)
         self._keys -= known
 
@@ -501,15 +584,17 @@ class KeyedHandOver:
                 return
             batch = submit.batch.slice(submit.taken, taken)
             keys = None if submit.keys is None else submit.keys.slice(submit.taken, taken)
+            numbers = None if submit.numbers is None else submit.numbers[submit.taken : submit.taken + taken]
             submit.taken += taken
             rows += taken
             nbytes += batch.nbytes
             self._rows_waiting -= taken
             if not submit.left:
                 self._queue.popleft()
+                self._messages_waiting -= submit.messages
             # An estimate: slices do not add up to the size of the whole.
             self._bytes_waiting = max(0, self._bytes_waiting - batch.nbytes) if self._queue else 0
-            yield _Part(submit, batch, keys, not submit.left)
+            yield _Part(submit, batch, keys, not submit.left, numbers)
 
     def _fitting(self, submit: _Submit, rows: int, nbytes: int) -> int:
         """Return how many of the submit's rows are within these bounds."""
@@ -528,8 +613,12 @@ class KeyedHandOver:
                 return True
             seconds = self._seconds_until_next()
             if seconds != 0:
+                if self._queue:
+                    # What is submitted until then need not wake it; nor if a block must be done first.
+                    self._due_with = math.inf if seconds is None else self._messages_of_early_block()
                 with self._path.handing_over():
                     self._changed.wait(seconds)
+                self._due_with = 0
             return True
 
     @staticmethod
@@ -547,7 +636,7 @@ class KeyedHandOver:
             self._blocks.clear()
             self._queue.clear()
             self._keys.clear()
-            self._submits = self._bytes = self._rows_waiting = self._bytes_waiting = 0
+            self._submits = self._bytes = self._rows_waiting = self._bytes_waiting = self._messages_waiting = 0
         for submit in failed.values():
             submit.future.set_exception(error)
         with self._path.handing_over():
@@ -578,6 +667,16 @@ def _short(key: str) -> str:
     if len(data) <= _LONGEST_KEY_BYTES and b"\0" not in data:
         return key
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _by_key(keys: pa.Array, earlier_keys: pa.Array) -> Mapping[str, str]:
+    """Return each key's earlier form, by the key."""
+    # One key may be that of thousands of rows.
+    forms = [pc.unique(each) for each in (keys, earlier_keys)]
+    if len(forms[0]) != len(forms[1]):
+        # Keys of several scopes have one earlier form.
+        forms = [keys, earlier_keys]
+    return {key: form for key, form in zip(*(each.to_pylist() for each in forms), strict=True) if key is not None}
 
 
 def _are_distinct(keys: pa.Array) -> bool:

@@ -73,8 +73,16 @@ class ReceiverSettings(BaseModel):
     #: How long a receiver that holds data may make no progress, without any step failing either, before its process is
     #: replaced; at least what ``receiver_supervisor.progress_limit`` allows for a write and an interval.
     progress_timeout: Annotated[Seconds, Field(ge=1)] = 60.0
-    #: How blocks are compressed: ``lz4`` is fast, ``zstd`` smaller, ``none`` for data that is compressed already.
-    compression: Literal["lz4", "zstd", "none"] = "lz4"
+    #: How blocks are compressed: ``auto`` is ``lz4`` while the processor keeps up, and ``none`` while blocks wait to be
+    #: encoded; ``lz4`` is fast, ``zstd`` smaller, ``none`` for data that is compressed already.
+    compression: Literal["auto", "lz4", "zstd", "none"] = "auto"
+
+    def to_row(self) -> dict[str, Any]:
+        """Return the settings for the driver log.
+
+        ``auto`` is left out: receivers of the version before don't know it, and then compress by ``lz4``.
+        """
+        return self.model_dump(mode="json", exclude={"compression"} if self.compression == "auto" else None)
 
     @classmethod
     def of_row(cls, settings: Mapping[str, Any]) -> Self:

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
     from tests.faults.running_system import RunningSystem
+    from tracker_store.status import BatchStats
 
 # The directory for screenshots, for people who check a CI run.
 SCREENSHOTS = Path(os.environ.get("E2E_SCREENSHOTS", Path(__file__).parents[2] / "build" / "screenshots"))
+_PLOTTED = 4
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 # Without these options, a browser in a closed network sends many requests to its vendor's hosts.
 OPTIONS = (
@@ -59,10 +61,16 @@ def system() -> Iterator[RunningSystem]:
         running_system(home, source, "tests.e2e.pages_pipeline", FOREBAY_TRACKER_HTTP="127.0.0.1:0") as system,
     ):
         system.receive(1000)
+        # Enough for a line in each chart.
+        system.until("batches to plot", lambda: len(_completed(system)) >= _PLOTTED, 300)
         system.source.pause()
         system.until("a batch that was given up", lambda: "QUARANTINED" in _states(system, "brittle"), 150)
         system.until("completed batches", lambda: "COMPLETED" in _states(system, "numbered"), 150)
         yield system
+
+
+def _completed(system: RunningSystem) -> list[BatchStats]:
+    return [row for row in system.batches() if (row.pipeline, row.state) == ("numbered", "COMPLETED") and row.records]
 
 
 def _states(system: RunningSystem, pipeline: str) -> set[str]:

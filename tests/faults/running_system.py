@@ -104,6 +104,10 @@ class RunningSystem:
         """Send a signal to `forebay up` itself."""
         self._up.send_signal(number)
 
+    def press_ctrl_c(self) -> None:
+        """Interrupt all that a terminal would: `forebay up`, and those of its processes that are in its group."""
+        os.killpg(self._up.pid, signal.SIGINT)
+
     def has_ended(self) -> bool:
         """Return whether `forebay up` has ended; its exit code is checked when the context ends."""
         # Do not wait for it: the process that started it needs its exit code.
@@ -266,6 +270,8 @@ def running_system(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            # As a shell starts it, so that `press_ctrl_c` does not reach the tests.
+            process_group=0,
         )
     supervised = psutil.Process(up.pid)
     try:

@@ -14,6 +14,7 @@ import sys
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, cast
 
@@ -29,6 +30,7 @@ from orchestration.tracker.tracker import Tracker
 from tests.driver_log import INTERVAL, NOON, make_log
 from tests.faults.driver_log_server import Address, DriverLogServer, MountRefusedError, fill, small_file_system
 from tests.faults.receiving_host import receiving_host
+from tests.runbook_page import blocks, page, sections
 from tests.state_directory import state_directory
 from tracker_store.batches import get_batch
 from tracker_store.engine import connect, create_engine
@@ -40,7 +42,6 @@ from tracker_store.states import BatchState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import datetime
-    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -83,6 +84,33 @@ def status(host: ReceivingHost, *, within: float = 60) -> tuple[int, str]:
         timeout=120,
     )
     return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+
+def statement_of(stem: str, words: str) -> str:
+    """Return the runbook's statement that has these words."""
+    [found] = [statement for statement in blocks(page(stem), "sql") if words in statement]
+    return found
+
+
+def run_the_page(stem: str, host: ReceivingHost) -> None:
+    """Run a whole runbook in the state that it is about: each statement of "How to see it" has rows."""
+    for heading, text in sections(stem).items():
+        for statement in blocks(text, "sql"):
+            assert host.execute(statement) or heading != "How to see it", statement
+    for command in blocks(page(stem), "sh"):
+        done = subprocess.run(
+            ["sh", "-euc", command],
+            env={
+                **os.environ,
+                "FOREBAY_DATABASE_URL": host.database_url,
+                "FOREBAY_HOME": str(host.home),
+                "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("end", [DriverLogServer.stop_fast, DriverLogServer.kill], ids=["stopped", "killed"])
@@ -171,6 +199,11 @@ def test_a_session_holds_a_lock(server: DriverLogServer, host: ReceivingHost) ->
             return all("lock timeout" in row.reason for row in reasons)
 
         host.until("every receiver says what it waits for", named)
+        blockers = statement_of("postgres-away", "pg_blocking_pids")
+        host.until(
+            "the runbook's statement names the session",
+            lambda: {row.who_blocks for row in host.execute(blockers)} == {"a person"},
+        )
         # Longer than a process may go without a heartbeat: waiting must not count as death.
         host.stay_away(max(0.0, 14.0 - (monotonic() - began)))
     host.resume()
@@ -267,6 +300,7 @@ def test_a_failover_to_a_standby_that_lacks_the_last_commits(home: Path) -> None
         host.check_numbers(sent)
         lost = [detail for message, detail in host.events("ERROR") if message.startswith("the driver log lacks blocks")]
         assert [detail for detail in lost if "are registered again" in detail]
+        run_the_page("postgres-failover", host)
 
 
 def test_the_disk_of_the_server_is_full(home: Path) -> None:

@@ -49,7 +49,7 @@ def check_taken(headers: Headers, parsed: Pushed | Plain, size: int) -> pa.Recor
         assert len(one.why) <= LONGEST_DETAIL
     app = HttpApp.__new__(HttpApp)
     app._source = Http(listen="127.0.0.1:0", headers=("x-tenant",))
-    waiting = app._waiting(parsed, "/v1/events", headers, "a key", "a scope")
+    waiting = app.waiting_of(parsed, "/v1/events", headers, "a key", "a scope")
     if not len(waiting.bodies):
         return None
     rows: pa.RecordBatch = batch_of([waiting])

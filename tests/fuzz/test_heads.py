@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from receiver_runtime.receivers.http.app import _is_buffered, _key_of
+from receiver_runtime.receivers.http.app import _is_buffered
 from receiver_runtime.receivers.http.cloud_events import permission
 from receiver_runtime.receivers.http.framing_checks import body_framing, check_framing
+from receiver_runtime.receivers.http.idempotency_key import key_of
 from receiver_runtime.receivers.http.peer_checks import check_origin, missing_host
 from receiver_runtime.receivers.http.pushed import PushRefusedError
 from receiver_runtime.receivers.http.refusals import RefusedError
@@ -64,7 +65,7 @@ def test_any_head_is_read_or_refused(lines: bytes) -> None:
 )
 def test_a_key_is_printable_and_bounded_or_refused(value: bytes) -> None:
     try:
-        key = _key_of(value.decode("latin-1").strip())
+        key = key_of(value.decode("latin-1").strip())
     except RefusedError as error:
         check_refusal(error)
         return

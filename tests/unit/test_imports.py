@@ -27,9 +27,38 @@ _LIGHT_MODULES = (
     "orchestration.settings",
 )
 
+# What `forebay agent` and `forebay tracker` import when they are called, and later.
+_WITHOUT_ARROW = {
+    "agent": (
+        "forebay.cli.main",
+        "forebay.cli.agent",
+        "receiver_runtime.agent",
+        "receiver_runtime.batch_drivers",
+        "receiver_runtime.block_store.encryption",
+        "receiver_runtime.left_processes",
+        "receiver_runtime.service_manager",
+        "receiver_runtime.store_attachment",
+    ),
+    "tracker": (
+        "forebay.cli.main",
+        "forebay.cli.agent",
+        "orchestration.attached_store",
+        "orchestration.noted_replicas",
+        "orchestration.tracker.batch_pusher",
+        "orchestration.tracker.cleaner",
+        "orchestration.tracker.dagster_client",
+        "orchestration.tracker.http",
+        "orchestration.tracker.link_cleaner",
+        "orchestration.tracker.placement_rules",
+        "orchestration.tracker.tracker",
+    ),
+}
+_OPEN_STORE = "__import__('receiver_runtime.block_store.stores', fromlist=['x']).open_block_store"
+
 _PROGRAM = (
     "import importlib, json, sys\n"
     "for name in sys.argv[1].split(','): importlib.import_module(name)\n"
+    "exec(sys.argv[2])\n"
     "print(json.dumps(sorted(sys.modules)))\n"
 )
 
@@ -38,9 +67,9 @@ def _modules_of(package: str) -> list[str]:
     return [package, *(found.name for found in pkgutil.walk_packages([str(_ROOT / package)], f"{package}."))]
 
 
-def _loaded_by(*names: str) -> list[str]:
+def _loaded_by(*names: str, then: str = "") -> list[str]:
     answer = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, ",".join(names)],
+        [sys.executable, "-c", _PROGRAM, ",".join(names), then],
         capture_output=True,
         text=True,
         check=False,
@@ -64,6 +93,15 @@ def test_status_command_loads_quickly() -> None:
     """Check that `forebay status`, which has five seconds in all, does not load what only other commands need."""
     loaded = _loaded_by("forebay.cli.main", "forebay.cli.status")
     needless = ("alembic", "numpy", "prometheus_client", "pyarrow", "uvicorn", *_HEAVY)
+    assert [module for module in loaded if module.partition(".")[0] in needless] == []
+
+
+@pytest.mark.parametrize("role", sorted(_WITHOUT_ARROW))
+def test_process_that_reads_no_blocks_opens_their_store_without_arrow(role: str, tmp_path: Path) -> None:
+    """Check that agent and tracker, which run for ever, do not hold the memory of what only receivers and Spark use."""
+    loaded = _loaded_by(*_WITHOUT_ARROW[role], then=f"{_OPEN_STORE}({str(tmp_path)!r})")
+    assert {*_WITHOUT_ARROW[role], "receiver_runtime.block_store.local"} <= set(loaded)
+    needless = ("alembic", "numpy", "pyarrow", *_HEAVY)
     assert [module for module in loaded if module.partition(".")[0] in needless] == []
 
 

@@ -1,8 +1,9 @@
-"""Check which Python `make` gives the environment: an existing one is made again only for another Python."""
+"""Check which Python `make` gives the environment, for how long, and that an existing environment stays as it is."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -22,11 +24,11 @@ def environment(tmp_path: Path) -> Path:
     return made
 
 
-def make(environment: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def make(environment: Path, *arguments: str, target: str = "setup") -> subprocess.CompletedProcess[str]:
     # This suite may itself be run by `make test PYTHON=…`.
-    outer = ("MAKE", "PYTHON", "VENV")
+    outer = ("MAKE", "PYTHON", "VENV", "MINUTES")
     return subprocess.run(
-        ["make", "--no-print-directory", *arguments, "setup", f"VENV={environment}"],
+        ["make", "--no-print-directory", *arguments, target, f"VENV={environment}"],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if not name.startswith(outer)},
         capture_output=True,
@@ -53,3 +55,14 @@ def test_a_python_that_can_not_be_used_is_named_and_no_other_is_taken(environmen
     done = make(environment, f"PYTHON={tmp_path}/none")
     assert done.returncode != 0
     assert f"Forebay needs Python 3.11 to 3.14; {tmp_path}/none is another or can't be run" in done.stderr
+
+
+@pytest.mark.parametrize(("target", "minutes"), re.findall(r"^([a-z]+): .*MINUTES=(\d+)", MAKEFILE, re.MULTILINE))
+def test_a_target_runs_for_the_minutes_that_it_promises_and_for_those_that_are_asked(
+    environment: Path, target: str, minutes: str
+) -> None:
+    def command(*arguments: str) -> str:
+        return make(environment, "--dry-run", *arguments, target=target).stdout
+
+    assert re.search(rf"minutes[ =]{minutes}\b", command(), re.IGNORECASE)
+    assert re.search(r"minutes[ =]7\b", command("MINUTES=7"), re.IGNORECASE)

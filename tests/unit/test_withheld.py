@@ -49,6 +49,7 @@ def test_dagsters_services_get_no_secret_of_sources_outputs_and_blocks(monkeypat
         "HTTP_TOKEN",
         "TARGET",
         "FOREBAY_TRACKER_TOKEN",
+        "FOREBAY_TRACKER_WRITE_TOKEN",
         "FOREBAY_DAGSTER_TOKEN",
         "FOREBAY_BLOCK_STORE",
     }
@@ -83,6 +84,7 @@ def test_receivers_get_no_secret_that_only_outputs_or_readers_of_blocks_use(monk
     assert from_receivers(Settings()) == {
         "OLD_KEY",
         "FOREBAY_TRACKER_TOKEN",
+        "FOREBAY_TRACKER_WRITE_TOKEN",
         "FOREBAY_DAGSTER_TOKEN",
         "FOREBAY_DAGSTER_DATABASE_URL",
         "FOREBAY_DATABASE_DIRECT_URL",

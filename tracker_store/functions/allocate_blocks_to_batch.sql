@@ -9,16 +9,24 @@
 -- boundary is due two intervals after the last allocation, so that batches go on and the clock catches up with them.
 -- Cost: O(receivers · log waiting): the head of each receiver, and a binary search on the primary key only if the head
 -- is past the cut. Each look-up is a LATERAL probe with OFFSET 0, which no plan turns into a join over all receivers or
--- all blocks: not a custom one, nor the generic one that a session has from its sixth call on. Counts are differences of running totals, based on the range's first row (its predecessor may have
--- been cleaned up).
+-- all blocks: not a custom one, nor the generic one that a session has from its sixth call on. The head is sought from
+-- the first waiting block on: an index that is read backwards takes all that fits from its page, also for one row.
+-- Counts are differences of running totals, based on the range's first row (its predecessor may have been cleaned up).
+-- An interval without records is a completed batch that needs no run, unless a window's content changed since its output
+-- was last due: it got records, or lost some. So a window that lost its last content runs once more, and its output is
+-- replaced by an empty one. That compares batches that are decided already, and so has one answer whenever it is asked;
+-- `retention` keeps their ranges until then, and a batch of which a range is gone counts as a change.
 -- Locks: the pipeline's row in the first statement; heads are read in a later one, whose snapshot is from after the
 -- wait (in one statement, they gave a second sensor an empty batch and moved a cursor back).
 CREATE FUNCTION forebay.allocate_blocks_to_batch(
     pipeline bigint, at_time timestamptz, oldest timestamptz,
     -- Cut each receiver's range at its share of these, but never before its first block with records.
     max_records bigint DEFAULT NULL, max_bytes bigint DEFAULT NULL,
-    -- True: an interval without records is a batch that runs (a window may still have some).
-    run_empty boolean DEFAULT false)
+    -- True: an interval without records is a batch that runs.
+    run_empty boolean DEFAULT false,
+    -- The windows for which it runs if their content changed: [{stream, length, slide}], the stream by its name, slide
+    -- null if the output is computed in every batch.
+    windows jsonb DEFAULT NULL)
 RETURNS TABLE (outcome text, detail text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = forebay, pg_temp
@@ -30,6 +38,7 @@ DECLARE
     locked pipelines;
     now_is timestamptz;
     allocated record;
+    runs boolean;
 BEGIN
     SELECT * INTO locked FROM pipelines p WHERE p.id = pipeline AND p.removed_at IS NULL FOR NO KEY UPDATE;
     IF NOT FOUND THEN
@@ -69,7 +78,8 @@ BEGIN
     END IF;
 
     WITH RECURSIVE waiting AS MATERIALIZED (
-        SELECT r.id AS receiver_id, first_row.sequence AS next_sequence, first_row.added_at AS first_added_at,
+        SELECT r.id AS receiver_id, c.row AS cursor_row, first_row.sequence AS next_sequence,
+               first_row.added_at AS first_added_at,
                -- Not `now_is`: blocks that came between that reading of the clock and this snapshot count too.
                CASE WHEN first_row.added_at > clock_timestamp() THEN 'infinity' ELSE at_time END AS cut_time,
                first_row.total_records - first_row.records AS base_records,
@@ -78,15 +88,17 @@ BEGIN
                head.total_records AS head_records, head.total_bytes AS head_bytes
         FROM receivers r
         LEFT JOIN LATERAL (
-            SELECT u.next_sequence FROM cursors u
+            SELECT u.ctid AS row, u.next_sequence FROM cursors u
             WHERE u.pipeline_id = pipeline AND u.receiver_id = r.id OFFSET 0) AS c ON true
-        CROSS JOIN LATERAL (
-            SELECT b.sequence, b.added_at, b.total_records, b.total_bytes FROM blocks b
-            WHERE b.receiver_id = r.id ORDER BY b.sequence DESC LIMIT 1) AS head
+        CROSS JOIN LATERAL (SELECT greatest(coalesce(c.next_sequence, 1), r.low_mark + 1)) AS start (sequence)
         CROSS JOIN LATERAL (
             SELECT b.sequence, b.added_at, b.records, b.bytes, b.total_records, b.total_bytes FROM blocks b
-            WHERE b.receiver_id = r.id
-              AND b.sequence = greatest(coalesce(c.next_sequence, 1), r.low_mark + 1) OFFSET 0) AS first_row
+            WHERE b.receiver_id = r.id AND b.sequence >= start.sequence ORDER BY b.sequence DESC LIMIT 1) AS head
+        CROSS JOIN LATERAL (
+            SELECT head.* WHERE head.sequence = start.sequence
+            UNION ALL
+            SELECT b.sequence, b.added_at, b.records, b.bytes, b.total_records, b.total_bytes FROM blocks b
+            WHERE head.sequence > start.sequence AND b.receiver_id = r.id AND b.sequence = start.sequence) AS first_row
         WHERE r.stream_id = ANY (locked.stream_ids)
     ), share AS MATERIALIZED (
         SELECT max_records / greatest(1, count(*)) AS records, max_bytes / greatest(1, count(*)) AS bytes
@@ -97,16 +109,16 @@ BEGIN
                AND (share.records IS NULL OR w.head_records <= w.base_records + share.records)
                AND (share.bytes IS NULL OR w.head_bytes <= w.base_bytes + share.bytes) AS whole
         FROM waiting w CROSS JOIN share
-    ), search (receiver_id, inside, outside, next_sequence, base_records, base_bytes, cut_time, records_limit,
-               bytes_limit, whole, head_records, head_bytes) AS (
+    ), search (receiver_id, cursor_row, inside, outside, next_sequence, base_records, base_bytes, cut_time,
+               records_limit, bytes_limit, whole, head_records, head_bytes) AS (
         -- Everything up to `inside` is before the cut, everything above `outside` is not: halve what is between. Each
         -- step carries what the range needs: looking it up among the receivers would take a step per pair of them.
-        SELECT h.receiver_id, CASE WHEN h.whole THEN h.head ELSE h.next_sequence - 1 END,
+        SELECT h.receiver_id, h.cursor_row, CASE WHEN h.whole THEN h.head ELSE h.next_sequence - 1 END,
                CASE WHEN h.whole THEN h.head ELSE h.head - 1 END, h.next_sequence, h.base_records, h.base_bytes,
                h.cut_time, h.records_limit, h.bytes_limit, h.whole, h.head_records, h.head_bytes
         FROM heads h
         UNION ALL
-        SELECT s.receiver_id, CASE WHEN probe.before_cut THEN middle.m ELSE s.inside END,
+        SELECT s.receiver_id, s.cursor_row, CASE WHEN probe.before_cut THEN middle.m ELSE s.inside END,
                CASE WHEN probe.before_cut THEN s.outside ELSE middle.m - 1 END, s.next_sequence, s.base_records,
                s.base_bytes, s.cut_time, s.records_limit, s.bytes_limit, s.whole, s.head_records, s.head_bytes
         FROM search s
@@ -118,8 +130,8 @@ BEGIN
             WHERE b.receiver_id = s.receiver_id AND b.sequence = middle.m OFFSET 0) AS probe
         WHERE s.inside < s.outside
     ), cut AS MATERIALIZED (
-        SELECT s.receiver_id, s.next_sequence, s.base_records, s.base_bytes, s.whole, s.head_records, s.head_bytes,
-               greatest(
+        SELECT s.receiver_id, s.cursor_row, s.next_sequence, s.base_records, s.base_bytes, s.whole, s.head_records,
+               s.head_bytes, greatest(
                    s.inside,
                    -- At least one block with records, however small the limit (a marker is none).
                    CASE WHEN NOT s.whole AND (s.records_limit IS NOT NULL OR s.bytes_limit IS NOT NULL) THEN (
@@ -129,10 +141,9 @@ BEGIN
                            ORDER BY f.sequence LIMIT 1) AS b
                        WHERE b.added_at < s.cut_time) END) AS last_sequence
         FROM search s WHERE s.inside >= s.outside
-    ), ranges AS (
-        INSERT INTO batch_allocations (pipeline_id, batch_time, receiver_id, sequences, records, bytes)
-        SELECT pipeline, at_time, k.receiver_id, int8range(k.next_sequence, k.last_sequence, '[]'),
-               l.total_records - k.base_records, l.total_bytes - k.base_bytes
+    ), ranges AS MATERIALIZED (
+        SELECT k.receiver_id, k.cursor_row, k.next_sequence, k.last_sequence,
+               l.total_records - k.base_records AS records, l.total_bytes - k.base_bytes AS bytes
         FROM cut k
         CROSS JOIN LATERAL (
             -- The head's totals are known.
@@ -141,23 +152,65 @@ BEGIN
             SELECT b.total_records, b.total_bytes FROM blocks b
             WHERE NOT k.whole AND b.receiver_id = k.receiver_id AND b.sequence = k.last_sequence) AS l
         WHERE k.last_sequence >= k.next_sequence
-        RETURNING receiver_id, sequences, records, bytes
+    ), inserted AS (
+        INSERT INTO batch_allocations (pipeline_id, batch_time, receiver_id, sequences, records, bytes)
+        SELECT pipeline, at_time, g.receiver_id, int8range(g.next_sequence, g.last_sequence, '[]'), g.records, g.bytes
+        FROM ranges g
     ), moved AS (
-        INSERT INTO cursors AS c (pipeline_id, receiver_id, next_sequence)
-        SELECT pipeline, g.receiver_id, upper(g.sequences) FROM ranges g
+        -- By its row's place, as read above: no other session updates the cursors of a locked pipeline.
+        UPDATE cursors c SET next_sequence = g.last_sequence + 1 FROM ranges g WHERE c.ctid = g.cursor_row
+    ), begun AS (
+        INSERT INTO cursors (pipeline_id, receiver_id, next_sequence)
+        SELECT pipeline, g.receiver_id, g.last_sequence + 1 FROM ranges g WHERE g.cursor_row IS NULL
         ON CONFLICT (pipeline_id, receiver_id) DO UPDATE SET next_sequence = excluded.next_sequence
     )
     SELECT coalesce(sum(g.records), 0) AS records, coalesce(sum(g.bytes), 0) AS bytes,
-           coalesce(sum(upper(g.sequences) - lower(g.sequences)), 0) AS blocks
+           coalesce(sum(g.last_sequence - g.next_sequence + 1), 0) AS blocks
     INTO allocated FROM ranges g;
 
-    -- An interval without records (only markers, or nothing) is a completed batch: it needs no run.
+    runs := allocated.records > 0 OR run_empty;
+    IF NOT runs AND windows IS NOT NULL THEN
+        -- A window of this batch is (at_time - length, at_time]; the one before ends at `before.at`.
+        SELECT EXISTS (
+            SELECT
+            FROM jsonb_to_recordset(windows) AS w (stream text, length interval, slide interval)
+            JOIN streams s ON s.id = ANY (locked.stream_ids) AND s.name = w.stream
+            CROSS JOIN LATERAL (SELECT coalesce(at_time - w.slide, locked.last_batch_time)) AS before (at)
+            WHERE (w.slide IS NULL OR date_bin(w.slide, at_time, timestamptz 'epoch') = at_time)
+              AND (
+                  -- Its output was due at a time that a merged batch skipped: what it has is not known.
+                  (NOT EXISTS (SELECT FROM batches b WHERE b.pipeline_id = pipeline AND b.batch_time = before.at)
+                   AND w.slide IS NOT NULL
+                   AND (locked.history_from IS NOT NULL
+                        OR EXISTS (SELECT FROM batches b
+                                   WHERE b.pipeline_id = pipeline AND b.batch_time < before.at)))
+                  -- It has no result, or not yet: it was quarantined or discarded, or is still running.
+                  OR EXISTS (SELECT FROM batches b
+                             WHERE b.pipeline_id = pipeline AND b.batch_time = before.at AND b.state <> 'COMPLETED')
+                  OR EXISTS (
+                      SELECT
+                      FROM (VALUES
+                          -- What left the window, and what came into it.
+                          (before.at - w.length, least(before.at, at_time - w.length)),
+                          (greatest(before.at, at_time - w.length), at_time - interval '1 us')) AS part (after, upto)
+                      JOIN batches b ON b.pipeline_id = pipeline AND b.records > 0
+                        AND b.batch_time > part.after AND b.batch_time <= part.upto
+                      WHERE EXISTS (
+                                SELECT FROM batch_allocations a JOIN receivers r ON r.id = a.receiver_id
+                                WHERE a.pipeline_id = pipeline AND a.batch_time = b.batch_time AND a.records > 0
+                                  AND r.stream_id = s.id OFFSET 0)
+                         OR b.records > (
+                                SELECT coalesce(sum(a.records), 0) FROM batch_allocations a
+                                WHERE a.pipeline_id = pipeline AND a.batch_time = b.batch_time)))
+        ) INTO runs;
+    END IF;
+    -- An interval without records has only markers, or nothing.
     INSERT INTO batches (pipeline_id, batch_time, oldest_time, state, records, bytes, blocks, completed_at, reason)
     VALUES (pipeline, at_time, oldest,
-            CASE WHEN allocated.records > 0 OR run_empty THEN 'ALLOCATED' ELSE 'COMPLETED' END,
+            CASE WHEN runs THEN 'ALLOCATED' ELSE 'COMPLETED' END,
             allocated.records, allocated.bytes, allocated.blocks,
-            CASE WHEN allocated.records > 0 OR run_empty THEN NULL ELSE clock_timestamp() END,
-            CASE WHEN allocated.records > 0 OR run_empty THEN '' ELSE 'no records' END);
+            CASE WHEN runs THEN NULL ELSE clock_timestamp() END,
+            CASE WHEN runs THEN '' ELSE 'no records' END);
     UPDATE pipelines SET last_batch_time = at_time WHERE id = pipeline;
     outcome := 'allocated';
     RETURN NEXT;

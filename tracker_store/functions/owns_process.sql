@@ -1,7 +1,7 @@
 -- owns_process: tell whether the session's login registered a process, and may therefore end it or act in its name.
 --
 -- Authority: `processes.login` is the login of the session that registered the process; no role may write it. A row
--- without one is from before the column, and counts as everybody's. The owner of the driver log owns every process.
+-- without one is from before the column, and counts as every login's. The owner of the driver log owns every process.
 -- Locks: none.
 CREATE FUNCTION forebay.owns_process(process bigint)
 RETURNS boolean

@@ -4,16 +4,26 @@
 -- names (null: not compared). The segment stays open for salvage if the driver log lacks its newest block, `through`
 -- (0: it has none): then the process had an answer whose commit was lost since. Markers are never cleaned up, so the
 -- newest row up to `through` has the segment's epoch even if clean-up has deleted the block.
--- Returns whether it is sealed now by this call. Locks: the segment's row.
+-- With the call that seals it, the segment's blocks by codec (parallel arrays; empty: the process is of the version
+-- before) are added to the receiver's totals.
+-- Returns whether it is sealed now by this call. Locks: the segment's row, then the rows of storage_totals and
+-- codec_totals, which only this receiver's process writes, and clean-up.
 CREATE FUNCTION forebay.seal_segment(
-    segment bigint, its_length bigint, through bigint, receiver bigint, under_epoch bigint)
+    segment bigint, its_length bigint, through bigint, receiver bigint, under_epoch bigint,
+    codecs text[] DEFAULT '{}', block_counts bigint[] DEFAULT '{}', byte_counts bigint[] DEFAULT '{}')
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = forebay, pg_temp
 SET enable_seqscan = off
 AS $$
+DECLARE
+    its_receiver bigint;
 BEGIN
-    UPDATE log_segments g SET state = 'SEALED', length = its_length, sealed_at = clock_timestamp()
+    UPDATE log_segments g
+    SET state = 'SEALED', length = its_length, sealed_at = clock_timestamp(),
+        uncompressed_bytes = CASE WHEN cardinality(codecs) > 0 THEN
+            coalesce((SELECT sum(c.bytes) FROM unnest(codecs, byte_counts) AS c(codec, bytes)
+                      WHERE c.codec = 'none'), 0) END
     WHERE g.id = segment AND g.state = 'OPEN'
       AND g.receiver_id = coalesce(receiver, g.receiver_id) AND g.epoch = coalesce(under_epoch, g.epoch)
       AND holds_receiver(g.receiver_id)
@@ -22,7 +32,17 @@ BEGIN
                WHERE b.receiver_id = g.receiver_id ORDER BY b.sequence DESC LIMIT 1) >= through
           AND (SELECT b.epoch FROM blocks b
                WHERE b.receiver_id = g.receiver_id AND b.sequence <= through
-               ORDER BY b.sequence DESC LIMIT 1) = g.epoch);
-    RETURN FOUND;
+               ORDER BY b.sequence DESC LIMIT 1) = g.epoch)
+    RETURNING g.receiver_id INTO its_receiver;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    INSERT INTO codec_totals AS t (receiver_id, codec, blocks, bytes)
+    SELECT its_receiver, c.codec, c.blocks, c.bytes
+    FROM unnest(codecs, block_counts, byte_counts) AS c(codec, blocks, bytes)
+    ORDER BY c.codec
+    ON CONFLICT (receiver_id, codec) DO UPDATE SET
+        blocks = t.blocks + excluded.blocks, bytes = t.bytes + excluded.bytes;
+    RETURN true;
 END
 $$;

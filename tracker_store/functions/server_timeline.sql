@@ -4,7 +4,7 @@
 -- cluster. A claim keeps it, and a process whose heartbeat gets another one claims again, because the server may lack
 -- commits that the claim's process was told of.
 -- The timeline is the one that is written now: the control file names it only from the next checkpoint on.
--- Null on a standby, and where the provider allows nobody to look: then nothing is compared.
+-- Null on a standby, and where the provider lets no user look: then nothing is compared.
 -- Locks: none. It reads the control file.
 CREATE FUNCTION forebay.server_timeline()
 RETURNS text

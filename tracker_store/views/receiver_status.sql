@@ -12,14 +12,16 @@ SELECT s.name AS stream, r.ordinal, r.id AS receiver_id, r.state, r.desired_stat
                / greatest(extract(epoch FROM clock_timestamp() - f.added_at)::double precision, 1)
         FROM forebay.blocks f
         WHERE f.receiver_id = r.id AND f.sequence = greatest(newest.sequence - 50, r.low_mark + 1)
-          AND f.sequence < newest.sequence) AS records_per_second
+          AND f.sequence < newest.sequence) AS records_per_second,
+       holder.id AS process_id, holder.name AS process, holder.host AS process_host, holder.pid,
+       holder.started_at AS process_started_at
 FROM forebay.receivers r
 JOIN forebay.streams s ON s.id = r.stream_id
 -- Probes, each with OFFSET 0: a join could read all processes that ever were.
 LEFT JOIN LATERAL (
     SELECT p.name, p.host FROM forebay.processes p WHERE p.id = r.agent_id OFFSET 0) AS agent ON true
 LEFT JOIN LATERAL (
-    SELECT p.queued FROM forebay.processes p
+    SELECT p.id, p.queued, p.name, p.host, p.pid, p.started_at FROM forebay.processes p
     WHERE p.id = r.process_id AND p.ended_at IS NULL OFFSET 0) AS holder ON true
 LEFT JOIN LATERAL (
     SELECT b.epoch, b.sequence, b.total_records, b.total_bytes, b.added_at FROM forebay.blocks b
@@ -68,3 +70,10 @@ COMMENT ON COLUMN forebay.receiver_status.queued_blocks IS
     'At the stream''s block_queue_size it reads no further';
 COMMENT ON COLUMN forebay.receiver_status.records_per_second IS
     'Records registered after its 50th newest kept block, by the time since then; null while it keeps fewer than two';
+COMMENT ON COLUMN forebay.receiver_status.process_id IS
+    'The process that holds it, by its id in processes; null, like the columns below, where no living process does';
+COMMENT ON COLUMN forebay.receiver_status.process IS 'That process''s name';
+COMMENT ON COLUMN forebay.receiver_status.process_host IS
+    'The process''s host: during a planned move not yet that of the agent';
+COMMENT ON COLUMN forebay.receiver_status.pid IS 'Its process id on that host';
+COMMENT ON COLUMN forebay.receiver_status.process_started_at IS 'When that process registered itself';

@@ -11,7 +11,8 @@ SELECT s.name AS stream, r.ordinal, r.id AS receiver_id, r.stream_id,
        coalesce(k.blocks, 0)::bigint AS kept_blocks, coalesce(k.bytes, 0)::bigint AS kept_bytes,
        coalesce(t.dead_letters, 0)::bigint AS dead_letters,
        coalesce(t.dead_letter_bytes, 0)::bigint AS dead_letter_bytes,
-       coalesce(t.dropped_dead_letters, 0)::bigint AS dropped_dead_letters
+       coalesce(t.dropped_dead_letters, 0)::bigint AS dropped_dead_letters,
+       coalesce(t.uncompressed_bytes, 0)::bigint AS uncompressed_bytes
 FROM forebay.receivers r
 JOIN forebay.streams s ON s.id = r.stream_id
 LEFT JOIN LATERAL (
@@ -62,3 +63,5 @@ COMMENT ON COLUMN forebay.storage_usage.dead_letters IS 'Records that could not 
 COMMENT ON COLUMN forebay.storage_usage.dead_letter_bytes IS 'The same in bytes';
 COMMENT ON COLUMN forebay.storage_usage.dropped_dead_letters IS
     'Records that could not be processed and were counted only: their senders had used up their budgets';
+COMMENT ON COLUMN forebay.storage_usage.uncompressed_bytes IS
+    'The part of segment_bytes in blocks that are not compressed; those of salvaged segments are not counted';

@@ -1,6 +1,7 @@
 CREATE VIEW forebay.stream_status AS
 SELECT s.name AS stream, s.id AS stream_id, counted.receivers, counted.active, counted.scheduled, counted.paused,
-       counted.inactive, counted.failed, counted.records, counted.bytes, counted.last_block_at
+       counted.inactive, counted.failed, counted.records, counted.bytes, counted.last_block_at,
+       counted.uncompressed_share
 FROM forebay.streams s
 CROSS JOIN LATERAL (
     SELECT count(*) AS receivers, count(*) FILTER (WHERE r.state = 'ACTIVE') AS active,
@@ -9,16 +10,20 @@ CROSS JOIN LATERAL (
            count(*) FILTER (WHERE r.state = 'INACTIVE') AS inactive,
            count(*) FILTER (WHERE r.state = 'FAILED') AS failed,
            coalesce(sum(newest.total_records), 0)::bigint AS records,
-           coalesce(sum(newest.total_bytes), 0)::bigint AS bytes, max(newest.added_at) AS last_block_at
+           coalesce(sum(newest.total_bytes), 0)::bigint AS bytes, max(newest.added_at) AS last_block_at,
+           (sum(stored.uncompressed) / nullif(sum(stored.bytes), 0))::double precision AS uncompressed_share
     FROM forebay.receivers r
     LEFT JOIN LATERAL (
         SELECT b.total_records, b.total_bytes, b.added_at FROM forebay.blocks b
         WHERE b.receiver_id = r.id ORDER BY b.sequence DESC LIMIT 1) AS newest ON true
+    LEFT JOIN LATERAL (
+        SELECT sum(t.bytes) AS bytes, coalesce(sum(t.bytes) FILTER (WHERE t.codec = 'none'), 0) AS uncompressed
+        FROM forebay.codec_totals t WHERE t.receiver_id = r.id) AS stored ON true
     WHERE r.stream_id = s.id AND r.removed_at IS NULL) AS counted
 WHERE s.removed_at IS NULL;
 
 COMMENT ON VIEW forebay.stream_status IS
-    'Each stream: its receivers by state, and what they have registered. Costs a probe per receiver.';
+    'Each stream: its receivers by state, and what they have registered. Costs two probes per receiver.';
 COMMENT ON COLUMN forebay.stream_status.stream IS 'The stream';
 COMMENT ON COLUMN forebay.stream_status.stream_id IS 'The stream''s id';
 COMMENT ON COLUMN forebay.stream_status.receivers IS 'How many receivers it has';
@@ -30,3 +35,5 @@ COMMENT ON COLUMN forebay.stream_status.failed IS 'How many have FAILED: their r
 COMMENT ON COLUMN forebay.stream_status.records IS 'Records registered since its receivers were created';
 COMMENT ON COLUMN forebay.stream_status.bytes IS 'The same in bytes as stored';
 COMMENT ON COLUMN forebay.stream_status.last_block_at IS 'When the newest block or marker was added; null before the first';
+COMMENT ON COLUMN forebay.stream_status.uncompressed_share IS
+    'The part of their stored bytes in blocks that are not compressed, 0 to 1, in sealed segments; null: none is sealed';

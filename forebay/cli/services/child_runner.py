@@ -33,6 +33,7 @@ from forebay.cli.services.child import (
 )
 from forebay.cli.services.run_files import TOKEN_VARIABLE, ProcessIdentity, RunFile
 from receiver_runtime.child_environment import environment_without
+from receiver_runtime.process_ends import ProcessEnds
 from tracker_store.log_files import open_log
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _POLL_SECONDS = 0.05  # between two looks at a process that is to end
+_READY_POLL_SECONDS = 0.1  # between two questions whether it is ready
+_WATCH_SECONDS = 30.0  # of one wait for the end of a ready process: nothing has to be done after it
 
 
 class ChildRunner(threading.Thread):
@@ -55,6 +58,9 @@ class ChildRunner(threading.Thread):
         self._emit_event = emit
         self._at_once = at_once
         self._stop_asked = threading.Event()
+        # Guards the descriptors: once the thread has ended, others may have their numbers.
+        self._ends_lock = threading.Lock()
+        self._ends: ProcessEnds | None = ProcessEnds()
         self._state = ChildState.NEW
         self._pid: int | None = None
         self._restarts = 0
@@ -62,6 +68,9 @@ class ChildRunner(threading.Thread):
     def request_stop(self) -> None:
         """Make the thread stop its process and end."""
         self._stop_asked.set()
+        with self._ends_lock:
+            if self._ends is not None:
+                self._ends.wake()
 
     def status(self) -> ChildStatus:
         """Return the child's status now."""
@@ -69,6 +78,15 @@ class ChildRunner(threading.Thread):
 
     def run(self) -> None:
         """Start the process, and restart it by the policy, until a stop is requested."""
+        try:
+            self._run()
+        finally:
+            with self._ends_lock:
+                ends, self._ends = self._ends, None
+            if ends is not None:
+                ends.close()
+
+    def _run(self) -> None:
         failures = 0
         while not self._stop_asked.is_set():
             began = time.monotonic()
@@ -183,7 +201,10 @@ class ChildRunner(threading.Thread):
                     self.was_ready.set()
                 elif time.monotonic() >= deadline:
                     return f"not ready within {self.child.ready_within:g} s"
-            self._stop_asked.wait(0.1)
+            if self._state is ChildState.STARTING or self._ends is None:
+                self._stop_asked.wait(_READY_POLL_SECONDS)
+            else:
+                self._ends.wait([process], _WATCH_SECONDS)
         return ""
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:

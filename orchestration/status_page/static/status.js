@@ -16,6 +16,7 @@
   const short = (value, unit) => {
     if (value === null || value === undefined) return "–";
     if (unit === "s") {
+      if (value >= 172800) return +(value / 86400).toFixed(1) + " d";
       if (value >= 3600) return +(value / 3600).toFixed(1) + " h";
       if (value >= 120) return +(value / 60).toFixed(1) + " min";
       if (value >= 1 || value === 0) return +value.toFixed(1) + " s";
@@ -44,7 +45,13 @@
         context.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
         context.textAlign = "right";
         const above = y - top > 16 * devicePixelRatio;
-        context.fillText(label, left + width - 2, above ? y - 4 * devicePixelRatio : y + 13 * devicePixelRatio);
+        const base = above ? y - 4 * devicePixelRatio : y + 13 * devicePixelRatio;
+        // Before the series' peaks, which would cross the words.
+        const words = context.measureText(label).width;
+        context.fillStyle = colour("--card");
+        context.fillRect(left + width - words - 6, base - 11 * devicePixelRatio, words + 6, 14 * devicePixelRatio);
+        context.fillStyle = colour("--level");
+        context.fillText(label, left + width - 2, base);
         context.restore();
       },
     },
@@ -57,7 +64,10 @@
     const top = Math.max(line === undefined ? 0 : Number(line) * 1.1, ...known, 0) || 1;
     const axis = { stroke: colour("--quiet"), font: "11px system-ui, sans-serif", ticks: { show: false } };
     const rule = { stroke: colour("--rule"), width: 1 };
-    const single = known.length < 3;
+    // A value between two gaps has no line: it is drawn as a point.
+    const alone = data[1].flatMap((value, at) =>
+      value !== null && (data[1][at - 1] ?? null) === null && (data[1][at + 1] ?? null) === null ? [at] : [],
+    );
     charts.push(
       new uPlot(
         {
@@ -73,7 +83,7 @@
           ],
           series: [
             {},
-            { label: title, stroke: colour("--line"), fill: colour("--fill"), width: 1.5, spanGaps: false, points: { show: single ? true : undefined, size: 5 } },
+            { label: title, stroke: colour("--line"), fill: colour("--fill"), width: 1.5, spanGaps: false, points: { show: true, size: 5, fill: colour("--line"), filter: () => alone } },
           ],
           plugins: line === undefined ? [] : [level(Number(line), lineLabel)],
         },

@@ -1,8 +1,9 @@
 """Group acknowledgement: requests that come at the same time go into one block, and are answered when it is registered.
 
-This module connects the server's loop to ``KeyedHandOver``, which makes the blocks. It gathers requests without keys
-for a few milliseconds and hands them over together. A request with keys is handed over alone, so that its answer can
-say how many of its records are duplicates. Answers come on another thread, and are passed to the loop together.
+This module connects the server's loop to ``KeyedHandOver``, which makes the blocks. It gathers requests for a few
+milliseconds and hands them over together. No two requests of a group have a key in common: the second one begins the
+next group, and the hand-over leaves its records out. Answers come on another thread, and are passed to the loop
+together.
 
 It counts what is waiting, in records and bytes, and how old it is: the caller checks that first, and keeps to the
 limits. Nothing here answers a sender, and no record is given up: if a request stops waiting, its records stay, and are
@@ -20,6 +21,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import structlog
 
 from receiver_runtime.block_store.columns import arrow_schema
 from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
@@ -33,7 +35,14 @@ if TYPE_CHECKING:
     from receiver_runtime.attached_supervisor import AttachedSupervisor
     from receiver_runtime.receivers.keyed_hand_over import HandedOver
 
-_GATHER_SECONDS = 0.002  # how long the first request of a group waits for others
+_log = structlog.get_logger(__name__)
+
+# How long the first request of a group waits for others, in seconds: longer while others wait to be registered, because
+# the next block need not begin at once then. A group of this many requests is handed over at once. Each group costs as
+# much as a dozen requests.
+_GATHER_SECONDS = 0.002
+_BUSY_GATHER_SECONDS = 0.008
+_FULL_GROUP = 64
 # No limit on what is under way: the caller sets it, because only the caller can answer a sender with 429.
 _NO_BOUND = 2**62
 _ROW_BYTES = 40  # what a record counts for besides its body and texts
@@ -78,38 +87,48 @@ class Waiting:
     nbytes: int = 0
     beside_bodies: int = 0
     #: For the loop alone: the future of the request, when it was handed in, and what to call when it is registered or
-    #: refused.
+    #: refused. ``on_answered`` takes the outcome at once, where no task waits for the future.
     future: asyncio.Future[Stored] | None = None
     since: float = 0.0
     on_settled: Callable[[], object] | None = None
+    on_answered: Callable[[Waiting, Stored | BaseException], object] | None = None
 
     def __post_init__(self) -> None:
         """Count the bytes."""
         rows = len(self.bodies)
         each = len(self.path) + len(self.content_type or "") + len(self.request_key or "")
-        self.beside_bodies = rows * (each + _size(self.request_attributes))
+        if self.request_attributes:
+            each += _size(self.request_attributes)
+        self.beside_bodies = rows * each
         for texts in (self.content_types, self.ids):
-            self.beside_bodies += sum(len(text) for text in texts or () if text)
-        self.beside_bodies += sum(map(_size, self.attributes or ()))
+            if texts is not None:
+                self.beside_bodies += sum(len(text) for text in texts if text)
+        if self.attributes is not None:
+            self.beside_bodies += sum(map(_size, self.attributes))
         if isinstance(self.bodies, pa.Array):
             bodies = self.bodies.nbytes
         else:
-            bodies = sum(len(body) for body in self.bodies if body is not None)
+            bodies = sum([len(body) for body in self.bodies if body is not None])
         self.nbytes = bodies + self.beside_bodies + _ROW_BYTES * rows
 
     def key_array(self) -> pa.StringArray | None:
+        """Return ``row_keys`` as a column."""
+        keys = self.row_keys()
+        return None if keys is None else pa.array(keys, pa.string())
+
+    def row_keys(self) -> Sequence[str | None] | None:
         """Return a key per record, or None where no record has one. A request's key counts for all its records."""
-        return self._key_array(self._scoped)
+        return self._row_keys(self._scoped)
 
-    def earlier_key_array(self) -> pa.StringArray | None:
+    def earlier_row_keys(self) -> Sequence[str | None] | None:
         """Return the keys without their scope, as earlier versions registered them; None without a scope."""
-        return None if self.key_scope is None else self._key_array(lambda key: key)
+        return None if self.key_scope is None else self._row_keys(lambda key: key)
 
-    def _key_array(self, form: Callable[[str], str]) -> pa.StringArray | None:
+    def _row_keys(self, form: Callable[[str], str]) -> Sequence[str | None] | None:
         if self.request_key is not None:
-            return pa.repeat(form(self.request_key), len(self.bodies))
+            return [form(self.request_key)] * len(self.bodies)
         if self.keys is not None and any(key is not None for key in self.keys):
-            return pa.array([None if key is None else form(key) for key in self.keys], pa.string())
+            return [None if key is None else form(key) for key in self.keys]
         return None
 
     def _scoped(self, key: str) -> str:
@@ -189,6 +208,30 @@ def _batch_of_records(group: Sequence[Waiting]) -> pa.RecordBatch:
     )
 
 
+def _joined(group: Sequence[Waiting], keys: Sequence[Sequence[str | None] | None]) -> pa.StringArray | None:
+    """Return the keys of all records of a group; None where none has one."""
+    if all(some is None for some in keys):
+        return None
+    joined: list[str | None] = []
+    for one, some in zip(group, keys, strict=True):
+        joined += [None] * len(one.bodies) if some is None else some
+    return pa.array(joined, pa.string())
+
+
+def _resolve(one: Waiting, outcome: Stored | BaseException) -> None:
+    """Tell the request's task, or its protocol, what came of its records. One that can't be told holds up no other."""
+    if one.on_answered is not None:
+        try:
+            one.on_answered(one, outcome)
+        except Exception:  # noqa: BLE001  told, and the next one is answered
+            _log.exception("a request could not be answered", path=one.path)
+    elif one.future is not None and not one.future.done():
+        if isinstance(outcome, Stored):
+            one.future.set_result(outcome)
+        else:
+            one.future.set_exception(outcome)
+
+
 class Acknowledgement:
     """See the module. Each server has one. Only the loop calls its methods, except ``close``.
 
@@ -205,8 +248,10 @@ class Acknowledgement:
         self._loop = loop
         self._on_failed = on_failed
         self._hand_over = KeyedHandOver(supervisor, most_in_flight=_NO_BOUND, most_bytes=_NO_BOUND)
-        self._gathered: list[Waiting] = []
-        self._gathering = False
+        # The requests of the next group, each with the keys of its records, and these keys.
+        self._gathered: list[tuple[Waiting, Sequence[str | None] | None]] = []
+        self._gathered_keys: set[str] = set()
+        self._timer: asyncio.TimerHandle | None = None
         self._unanswered: dict[Waiting, None] = {}
         self.waiting_bytes = 0
         self.waiting_records = 0
@@ -231,43 +276,52 @@ class Acknowledgement:
         self._unanswered[waiting] = None
         self.waiting_bytes += waiting.nbytes
         self.waiting_records += len(waiting.bodies)
-        keys = waiting.key_array()
+        keys = waiting.row_keys()
         if keys is not None:
-            self._submit([waiting], keys, waiting.earlier_key_array())
-        else:
-            self._gathered.append(waiting)
-            if not self._gathering:
-                self._gathering = True
-                self._loop.call_later(_GATHER_SECONDS, self._hand_over_gathered)
+            distinct = {key for key in keys if key is not None}
+            if not self._gathered_keys.isdisjoint(distinct):
+                self._hand_over_gathered()
+            self._gathered_keys |= distinct
+        self._gathered.append((waiting, keys))
+        if len(self._gathered) >= _FULL_GROUP:
+            self._hand_over_gathered()
+        elif self._timer is None:
+            busy = len(self._unanswered) > len(self._gathered)
+            seconds = _BUSY_GATHER_SECONDS if busy else _GATHER_SECONDS
+            self._timer = self._loop.call_later(seconds, self._hand_over_gathered)
         return future
 
     def give_up(self) -> None:
         """Fail the requests that still wait. Their records are still registered, when the driver log is available."""
         error = AcknowledgementClosedError(AcknowledgementClosedError.__doc__)
         for one in self._unanswered:
-            if one.future is not None and not one.future.done():
-                one.future.set_exception(error)
+            _resolve(one, error)
 
     def close(self) -> None:
         """Wait until everything that was handed in is registered or refused. Any thread, after the loop has ended."""
         self._hand_over.close()
 
     def _hand_over_gathered(self) -> None:
-        self._gathering = False
-        group, self._gathered = self._gathered, []
-        if group:
-            self._submit(group, None, None)
-
-    def _submit(
-        self, group: Sequence[Waiting], keys: pa.StringArray | None, earlier_keys: pa.StringArray | None
-    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        gathered, self._gathered = self._gathered, []
+        self._gathered_keys = set()
+        if not gathered:
+            return
+        group = [one for one, _ in gathered]
         try:
             batch = batch_of(group)
         except Exception as error:  # noqa: BLE001  passed to the waiting requests
             self._refuse(group, error)
             return
         try:
-            future = self._hand_over.submit(batch, keys, earlier_keys=earlier_keys, rows_share_keys=True)
+            future = self._hand_over.submit(
+                batch,
+                _joined(group, [keys for _, keys in gathered]),
+                earlier_keys=_joined(group, [one.earlier_row_keys() for one in group]),
+                requests=[len(one.bodies) for one in group],
+            )
         except Exception as error:  # noqa: BLE001  passed to the waiting requests
             self._refuse(group, error)
             self._on_failed(error)
@@ -296,20 +350,14 @@ class Acknowledgement:
                 self._refuse(group, error)
                 self._on_failed(error)
                 continue
-            result = future.result()
-            for one in group:
+            for one, (added, duplicates) in zip(group, future.result().requests, strict=True):
                 self._forget(one)
-                if one.future is not None and not one.future.done():
-                    # Requests of a group have no keys, so that all their records were added.
-                    one.future.set_result(
-                        Stored(result.added, result.duplicates) if len(group) == 1 else Stored(len(one.bodies), 0)
-                    )
+                _resolve(one, Stored(added, duplicates))
 
     def _refuse(self, group: Sequence[Waiting], error: BaseException) -> None:
         for one in group:
             self._forget(one)
-            if one.future is not None and not one.future.done():
-                one.future.set_exception(error)
+            _resolve(one, error)
 
     def _forget(self, one: Waiting) -> None:
         del self._unanswered[one]

@@ -11,7 +11,7 @@ import threading
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from receiver_runtime.receivers.http.refusals import AWAY_RETRY_SECONDS, RETRY_SECONDS
+from receiver_runtime.receivers.http.refusals import AWAY_RETRY_SECONDS, PAUSED_RETRY_SECONDS, RETRY_SECONDS
 from receiver_runtime.receivers.http.route import Refused
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class Admission:
         acknowledgement: counts the records that wait for their registration.
         buffering: counts the batches on the way to the block generator.
         draining: set while the receiver stops.
+        is_paused: whether an operator has paused the receiver.
     """
 
     def __init__(
@@ -47,7 +48,10 @@ class Admission:
         acknowledgement: Acknowledgement,
         buffering: BufferedHandOver,
         draining: asyncio.Event,
+        *,
+        is_paused: bool = False,
     ) -> None:
+        self._is_paused = is_paused
         self._source = source
         self._supervisor = supervisor
         self._acknowledgement = acknowledgement
@@ -74,6 +78,9 @@ class Admission:
 
     def check_ready(self) -> Refused | None:
         """Return why the receiver takes no request now, or None."""
+        if self._is_paused:
+            detail = "an operator has paused this stream: send again later"
+            return Refused(HTTPStatus.SERVICE_UNAVAILABLE, detail, PAUSED_RETRY_SECONDS, [("connection", "close")])
         if self._draining.is_set():
             detail = "the receiver is stopping: send again, to another receiver or in a moment"
             return Refused(HTTPStatus.SERVICE_UNAVAILABLE, detail, RETRY_SECONDS, [("connection", "close")])

@@ -34,12 +34,14 @@ from receiver_runtime.receivers.http.admission import Admission
 from receiver_runtime.receivers.http.body_reader import BodyReader, RequestBody
 from receiver_runtime.receivers.http.cloud_events import permission
 from receiver_runtime.receivers.http.deadlines import Deadlines
+from receiver_runtime.receivers.http.direct import DirectRequests
 from receiver_runtime.receivers.http.framing_checks import body_framing, check_framing
+from receiver_runtime.receivers.http.idempotency_key import key_of
 from receiver_runtime.receivers.http.peer_checks import check_origin, missing_host
 from receiver_runtime.receivers.http.pushed import MOST_REJECTED, Pushed, PushRefusedError, header
 from receiver_runtime.receivers.http.records import Plain
 from receiver_runtime.receivers.http.refusals import AWAY_RETRY_SECONDS, RETRY_SECONDS, RefusedError, refusal
-from receiver_runtime.receivers.http.route import Answered, Refused, Reply, refuse_by_problem
+from receiver_runtime.receivers.http.route import Answered, Refused, Reply, refuse_by_problem, with_retry
 from receiver_runtime.receivers.http.routes import STREAM_PATH
 
 if TYPE_CHECKING:
@@ -58,7 +60,6 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _WORKERS = 2  # threads that store dead letters, which are rare
-_KEY = re.compile(r"[\x20-\x7e]{1,255}")
 _BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
 _ASKED = frozenset({"/health", "/ready", description.PATH})
 _ACKS = frozenset({"registered", "buffered"})
@@ -81,11 +82,12 @@ class HttpApp:
         routes: Sequence[Route],
         *,
         tokens: Sequence[tuple[str, str]],
+        is_paused: bool = False,
     ) -> None:
         self._receiver = receiver
         self._supervisor = receiver.supervisor
         self._source = source
-        self._acknowledgement = acknowledgement
+        self.acknowledgement = acknowledgement
         self._buffering = buffering
         self._description = description.describe(source, receiver.supervisor.stream_name, routes)
         # Each token, and the scope of the keys that come with it.
@@ -96,8 +98,10 @@ class HttpApp:
         self._asides: dict[str, asyncio.Future[None]] = {}
         # The time limits of bodies, dead letters and registrations.
         self._deadlines = Deadlines()
-        self._admission = Admission(source, self._supervisor, acknowledgement, buffering, self.draining)
-        self._bodies = BodyReader(source, self._admission, self._deadlines)
+        self.admission = Admission(
+            source, self._supervisor, acknowledgement, buffering, self.draining, is_paused=is_paused
+        )
+        self._bodies = BodyReader(source, self.admission, self._deadlines)
         self._open_requests = 0
         # The types of errors of Forebay's own that were logged with their place.
         self._logged_failures: set[type[Exception]] = set()
@@ -112,6 +116,8 @@ class HttpApp:
         # The path of nearly all requests, kept here because routing takes as long as parsing a small record.
         self._own_path = STREAM_PATH.replace("{stream}", receiver.supervisor.stream_name)
         self._own_routes = by_path.get(self._own_path, []) + of_streams
+        #: Takes the requests of that path that need no task.
+        self.direct = DirectRequests(self, source, self._own_path, self._own_routes)
         self._starlette = Starlette(
             routes=[
                 StarletteRoute("/health", self._health, methods=["GET"]),
@@ -154,7 +160,7 @@ class HttpApp:
         return JSONResponse({"status": "ok"})
 
     async def _ready(self, _: Request) -> Response:
-        refused = self._admission.check_ready()
+        refused = self.admission.check_ready()
         if refused is None:
             return JSONResponse({"status": "ready"})
         return JSONResponse(
@@ -171,24 +177,32 @@ class HttpApp:
         headers: Headers = scope["headers"]
         route = next((route for route in routes if route.matches(headers)), None)
         body = RequestBody(receive, body_framing(headers))
-        self._open_requests += 1
-        self.quiet.clear()
+        self.request_begins()
         try:
             reply = await self._answer(route, scope, headers, body)
         except RefusedError as error:
             refused = error.refused
             await body.discard()
-            reply = _with_retry((refuse_by_problem if route is None else route.refuse)(headers, refused), refused)
+            reply = with_retry((refuse_by_problem if route is None else route.refuse)(headers, refused), refused)
         except Exception as error:  # noqa: BLE001  the sender is answered in its route's form
             # A fault of Forebay's. Records that were handed in are still registered, and the sender may send again.
             failed = Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "the request failed here: the receiver's log says why")
             reply = (refuse_by_problem if route is None else route.refuse)(headers, failed)
             self._report_failure(error)
         finally:
-            self._open_requests -= 1
-            if not self._open_requests:
-                self.quiet.set()
+            self.request_ends()
         await _send(send, reply, close=not body.is_over or self.draining.is_set())
+
+    def request_begins(self) -> None:
+        """Count a request that is to be answered."""
+        self._open_requests += 1
+        self.quiet.clear()
+
+    def request_ends(self) -> None:
+        """Count a request no more, whose answer is known."""
+        self._open_requests -= 1
+        if not self._open_requests:
+            self.quiet.set()
 
     def _report_failure(self, error: Exception) -> None:
         """Report a fault of Forebay's; log where it is at the first one of its type, as a sender may repeat it."""
@@ -198,16 +212,16 @@ class HttpApp:
             _log.exception("a request failed")
 
     async def _answer(self, route: Route | None, scope: Scope, headers: Headers, body: RequestBody) -> Reply:
-        if (not_now := self._admission.check_ready()) is not None:
+        if (not_now := self.admission.check_ready()) is not None:
             raise RefusedError(not_now)
         route = self._expected(route, scope)
         if scope["method"] == "OPTIONS":
             return self._permit(headers)
-        key_scope = self._authorize(headers)
+        key_scope = self.authorize(headers)
         check_framing(headers)
         buffered = _is_buffered(scope["query_string"])
         try:
-            key = _key_of(header(headers, b"idempotency-key"))
+            key = key_of(header(headers, b"idempotency-key"))
             encoding = header(headers, b"content-encoding")
         except PushRefusedError as error:
             raise refusal(error.status, str(error)) from error
@@ -217,8 +231,8 @@ class HttpApp:
                 "Idempotency-Key: it is not kept with ack=buffered: leave out one of the two",
             )
         parsed = await self._bodies.read(body, route, headers, encoding)
-        waiting = self._waiting(parsed, scope["path"], headers, key, key_scope)
-        self._check_size(waiting, buffered=buffered)
+        waiting = self.waiting_of(parsed, scope["path"], headers, key, key_scope)
+        self.check_size(waiting, buffered=buffered)
         rejected, why = await self._put_aside(parsed, waiting)
         if not waiting.bodies:
             answered = Answered(0, 0, rejected, why, buffered)
@@ -260,7 +274,7 @@ class HttpApp:
             raise refusal(error.status, str(error)) from error
         return Reply(HTTPStatus.OK, "application/json", b"{}", [("allow", self._methods()), *(granted or {}).items()])
 
-    def _authorize(self, headers: Headers) -> str | None:
+    def authorize(self, headers: Headers) -> str | None:
         """Return the scope of the request's keys: its token's, or None where there are no tokens."""
         if not self._tokens:
             check_origin(headers, self._source)
@@ -279,7 +293,7 @@ class HttpApp:
             )
         return scopes[0]
 
-    def _check_size(self, waiting: Waiting, *, buffered: bool) -> None:
+    def check_size(self, waiting: Waiting, *, buffered: bool) -> None:
         """Refuse records that have no room: they are larger decompressed, and each has its part of the head."""
         most = self._source.max_waiting_bytes
         if waiting.beside_bodies > most:
@@ -288,15 +302,16 @@ class HttpApp:
                 f"body: {len(waiting.bodies)} records, with {waiting.beside_bodies} bytes of what is kept beside their "
                 f"bodies, max_waiting_bytes is {most}: send fewer at once, or shorter headers",
             )
-        if (too_much := self._admission.check_room(waiting.nbytes)) is not None:
+        if (too_much := self.admission.check_room(waiting.nbytes)) is not None:
             raise RefusedError(too_much)
         if buffered and not self._buffering.has_room(waiting.nbytes):
             # Before the dead letters are stored, or each repeat of the request would store them again.
             raise _buffer_full()
 
-    def _waiting(
+    def waiting_of(
         self, parsed: Pushed | Plain, path: str, headers: Headers, key: str | None, key_scope: str | None
     ) -> Waiting:
+        """Return a parsed request's records as they are handed in."""
         kept = self._kept(headers)
         now = time.time_ns() // 1000
         if isinstance(parsed, Plain):
@@ -390,39 +405,43 @@ class HttpApp:
 
     async def _register(self, waiting: Waiting, rejected: int, why: str) -> Answered:
         async with self._in_time():
-            stored = await self._acknowledgement.hand_in(waiting)
+            stored = await self.acknowledgement.hand_in(waiting)
         return Answered(stored.added, stored.duplicates, rejected, why)
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
         """Refuse the request where the block takes longer than ``acknowledgement_timeout``, or fails."""
-        seconds = self._source.acknowledgement_timeout
-        timeout = self._deadlines.create(seconds)
+        timeout = self._deadlines.create(self._source.acknowledgement_timeout)
         try:
             async with timeout:
                 yield
-        except TimeoutError:
-            if self.draining.is_set() and (not_now := self._admission.check_ready()) is not None:
-                raise RefusedError(not_now) from None
-            raise refusal(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                f"the records were not registered within acknowledgement_timeout ({seconds:g} s), and may be yet: send "
-                "again with the same Idempotency-Key",
-                retry_after=AWAY_RETRY_SECONDS,
-            ) from None
-        except AcknowledgementClosedError as error:
-            raise refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error), retry_after=RETRY_SECONDS) from error
         except Exception as error:
-            # For example fenced: another process has the receiver, or will have it.
-            _log.warning("requests could not be registered", error=str(error))
-            raise refusal(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                "this receiver can't register records any more, another takes over: send again",
-                retry_after=RETRY_SECONDS,
-                connection="close",
-            ) from error
+            raise self.not_registered(error) from error
         finally:
             self._deadlines.discard(timeout)
+
+    def not_registered(self, error: BaseException) -> RefusedError:
+        """Return the refusal of a request whose records this error keeps from being registered in time."""
+        if isinstance(error, TimeoutError):
+            if self.draining.is_set() and (not_now := self.admission.check_ready()) is not None:
+                return RefusedError(not_now)
+            return refusal(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                f"the records were not registered within acknowledgement_timeout "
+                f"({self._source.acknowledgement_timeout:g} s), and may be yet: send again with the same "
+                "Idempotency-Key",
+                retry_after=AWAY_RETRY_SECONDS,
+            )
+        if isinstance(error, AcknowledgementClosedError):
+            return refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error), retry_after=RETRY_SECONDS)
+        # For example fenced: another process has the receiver, or will have it.
+        _log.warning("requests could not be registered", error=str(error))
+        return refusal(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            "this receiver can't register records any more, another takes over: send again",
+            retry_after=RETRY_SECONDS,
+            connection="close",
+        )
 
     def _buffer(self, waiting: Waiting) -> None:
         """Hand the records to the block generator, as a block of their own that a successor's salvage registers."""
@@ -460,27 +479,8 @@ def _is_buffered(query: bytes) -> bool:
     return ack == "buffered"
 
 
-def _key_of(given: str | None) -> str | None:
-    """Return the request's key. It comes in quotes, as the header's draft says, or without, as most senders send it."""
-    if given is None:
-        return None
-    key = given[1:-1] if len(given) > 1 and given[0] == given[-1] == '"' else given
-    if not _KEY.fullmatch(key):
-        raise refusal(
-            HTTPStatus.BAD_REQUEST, f"Idempotency-Key: {given!r:.100} is no key: send 1 to 255 printable characters"
-        )
-    return key
-
-
 def _retry_header(refused: Refused) -> dict[str, str]:
     return {} if refused.retry_after is None else {"retry-after": str(refused.retry_after)}
-
-
-def _with_retry(reply: Reply, refused: Refused) -> Reply:
-    if refused.retry_after is None:
-        return reply
-    more = (*reply.headers, ("retry-after", str(refused.retry_after)))
-    return Reply(reply.status, reply.content_type, reply.body, more)
 
 
 async def _send(send: Send, reply: Reply, *, close: bool) -> None:

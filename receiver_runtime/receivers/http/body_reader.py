@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.http.route import Route
     from receiver_runtime.sources.http import Http
 
-# Bytes up to which a body that is not compressed is parsed on the loop: handing it to a thread would take longer.
-_PARSE_ON_LOOP_BYTES = 64 * 1024
+#: Bytes up to which a body that is not compressed is parsed on the loop: handing it to a thread would take longer.
+PARSE_ON_LOOP_BYTES = 64 * 1024
 _WORKERS = 2  # threads that decompress and parse
 # How much longer than ``parse_timeout`` to wait for a thread that is within one long step.
 _LATE_SECONDS = 1.0
@@ -191,7 +191,7 @@ class BodyReader:
             whole = decompressed(data, encoding, most_bytes=self._source.max_body_bytes, limits=limits)
             return route.parse(headers, whole, self._source, limits)
 
-        if held <= _PARSE_ON_LOOP_BYTES and encoding is None:
+        if held <= PARSE_ON_LOOP_BYTES and encoding is None:
             try:
                 return parse()
             except ParsingStoppedError:
@@ -206,7 +206,7 @@ class BodyReader:
     async def _parsed(
         self, body: RequestBody, limits: ParsingLimits, job: asyncio.Future[Pushed | Plain]
     ) -> Pushed | Plain:
-        """Wait for the thread. Drop the job where its time is over, or nobody waits for the answer any more."""
+        """Wait for the thread. Drop the job if its time is over, or no request waits for its answer any more."""
         gone = asyncio.ensure_future(body.wait_until_gone())
         # It waits longer than the job may take: a job says best itself why it ended.
         waiting = self._deadlines.create(self._source.parse_timeout + _LATE_SECONDS)

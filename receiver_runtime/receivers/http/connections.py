@@ -5,14 +5,18 @@ peers that read no answers. A connection on trial, beyond the limits that ``acce
 the server lives, and is refused otherwise. After a whole request, it reads no more from the connection until
 that request is answered, except what came together with it. Answers keep their order, refusals too.
 
-Knows nothing of requests' contents. The application reads what follows a head, with its own time limits.
+A request that came whole with its head may be taken directly (``DirectTaker``): then it has no task, and its answer is
+one write. All others go to the application, which reads what follows a head with its own time limits.
+
+Knows nothing of requests' contents.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -21,13 +25,17 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sized
 
+    from receiver_runtime.receivers.http.pushed import Headers
+
 _MOST_HEAD_BYTES = 64 * 1024
 _TRIAL_SECONDS = 2.0  # how long a connection on trial may take to ask, and then to read its answer
 _ASKED_ON_TRIAL = re.compile(rb"[\r\n]*(?:GET|HEAD) /(?:health|ready)[ ?]")
 _MOST_AHEAD = 1000  # requests behind the one that is being answered on its connection
 _NEW_LINE = b"\r\n"
+_CLOSE_AND_END = b"connection: close\r\n\r\n"
 _END = b"\r\n\r\n"
-_UPGRADE = re.compile(rb"(?<=\r\n)(?:upgrade|http2-settings)[ \t]*:[^\r\n]*\r\n", re.IGNORECASE)
+# It begins with characters that have no case, which makes the search three times as fast.
+_UPGRADE = re.compile(rb"\r\n(?:upgrade|http2-settings)[ \t]*:[^\r\n]*(?=\r\n)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,67 @@ class _TooFarAheadError(Exception):
     """Ends parsing on a connection."""
 
 
+class DirectTaker(Protocol):
+    """Take whole requests without a task."""
+
+    #: The target of the requests that it may take, as it is in their first line.
+    target: bytes
+
+    def take(self, headers: Headers, body: bytes, exchange: Exchange) -> bool:
+        """Take a POST of HTTP/1.1 and answer its exchange later, not at once; or change nothing, and return False.
+
+        A request that is not taken goes to the application.
+        """
+        ...
+
+
+class _NoWaiter:
+    """Stand for the event of a request whose body no task waits for."""
+
+    __slots__ = ()
+
+    def set(self) -> None:
+        """Do nothing."""
+
+
+_NO_WAITER = _NoWaiter()
+
+
+class Exchange:
+    """A request that was taken directly, until it is answered. It is in the place of uvicorn's own for a request."""
+
+    __slots__ = ("_protocol", "disconnected", "keep_alive", "message_event", "more_body", "response_complete")
+
+    def __init__(self, protocol: LimitedProtocol, *, keep_alive: bool) -> None:
+        self._protocol = protocol
+        self.keep_alive = keep_alive
+        self.disconnected = False
+        self.response_complete = False
+        # Its body is whole.
+        self.more_body = False
+        self.message_event = _NO_WAITER
+
+    def answer(self, status_line: bytes, headers: bytes, content: bytes, *, close: bool = False) -> None:
+        """Answer, unless the connection has ended.
+
+        Args:
+            status_line: with its newline.
+            headers: those of the content, a line each, with their newlines.
+            content: as long as the headers say.
+            close: end the connection after the answer.
+        """
+        self.response_complete = True
+        if self.disconnected:
+            return
+        protocol = self._protocol
+        ends = close or not self.keep_alive
+        between = _CLOSE_AND_END if ends else _NEW_LINE
+        protocol.transport.write(b"".join((status_line, protocol.default_head(), headers, between, content)))
+        if ends:
+            protocol.transport.close()
+        protocol.on_response_complete()
+
+
 class _Flow(FlowControl):
     """Resume reading when uvicorn says so, unless the protocol holds it back."""
 
@@ -89,6 +158,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """Serve one connection. Each server has a subclass of this with its limits."""
 
     limits: ClassVar[Limits]
+    direct: ClassVar[DirectTaker]
 
     def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401  uvicorn's own
         super().__init__(*arguments, **named)
@@ -109,6 +179,10 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._turn: Any = None
         # Whether the peer has closed its side for sending.
         self._is_half_closed = False
+        # Whether a request that may be taken directly is being parsed, and the pieces of its body. Meanwhile uvicorn
+        # does not know of it.
+        self._may_be_direct = False
+        self._pieces: list[bytes] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Take the connection; on trial only for a moment."""
@@ -134,7 +208,10 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._in_head = True
         if self._is_under_way():
             self.flow.pause_reading()
-        super().on_message_begin()
+        # uvicorn's own beginning comes with the end of the head, if the request is not taken directly.
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers: list[tuple[bytes, bytes]] = []
 
     def on_headers_complete(self) -> None:
         """Note that the head was whole. Called by the parser."""
@@ -142,7 +219,65 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if len(self._queued()) >= _MOST_AHEAD:
             self._is_too_far_ahead = True
             raise _TooFarAheadError
+        self._may_be_direct = (
+            self.url == self.direct.target
+            and not self.expect_100_continue
+            and not self._is_under_way()
+            and self.on_trial is None
+            # The application waits until its peer reads.
+            and not self.flow.write_paused
+        )
+        if not self._may_be_direct:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Let uvicorn have a request's head."""
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers += headers
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of a body. Called by the parser."""
+        if self._may_be_direct:
+            self._pieces.append(body)
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Note that a request is whole. Called by the parser."""
+        if self._may_be_direct:
+            if self._take_directly():
+                return
+            self._go_to_application()
+        super().on_message_complete()
+
+    def _take_directly(self) -> bool:
+        """Have the request taken without a task; return whether that was done."""
+        parser = self.parser
+        if parser.get_method() != b"POST" or parser.get_http_version() != "1.1" or parser.should_upgrade():
+            return False
+        exchange = Exchange(self, keep_alive=parser.should_keep_alive())
+        pieces = self._pieces
+        if not self.direct.take(self.headers, pieces[0] if len(pieces) == 1 else b"".join(pieces), exchange):
+            return False
+        self._turn = self.cycle = exchange
+        self._may_be_direct = False
+        pieces.clear()
+        return True
+
+    def _go_to_application(self) -> None:
+        """Let uvicorn have the request that is being parsed, as far as it came."""
+        self._may_be_direct = False
+        pieces, self._pieces = self._pieces, []
+        self._begin()
+        for piece in pieces:
+            super().on_body(piece)
+
+    def default_head(self) -> bytes:
+        """Return the headers that each answer has, a line each."""
+        return _head_of(tuple(self.server_state.default_headers))
 
     def send_400_response(self, msg: str) -> None:
         """Refuse bytes that can't be parsed. Called by uvicorn.
@@ -150,6 +285,8 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         The refusal follows the answers of the requests under way: sent earlier, it would be taken for one of theirs.
         """
         del msg
+        if self._may_be_direct:
+            self._go_to_application()
         self.limits.on_invalid(self._peer())
         refusal = _TOO_FAR_AHEAD if self._is_too_far_ahead else _INVALID
         if self._queued() if self._is_broken() else self._is_under_way():
@@ -198,12 +335,12 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if self._is_refused or self._refusal or self.transport.is_closing():
             return
         if self._is_under_way():
-            super().data_received(data)
+            self._feed(data)
         elif self._in_head:
             # The head began behind another request's body.
             self._arm()
             self._late_bytes += len(data)
-            super().data_received(data)
+            self._feed(data)
             if not self._in_head:
                 self._late_bytes = 0
                 self._disarm()
@@ -211,15 +348,13 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
                 self._end(_HEAD_TOO_LARGE)
         elif not self._head and not data.strip(_NEW_LINE):
             # Newlines before a request mean nothing.
-            super().data_received(data)
+            self._feed(data)
         else:
             self._gather(data)
 
     def _gather(self, data: bytes) -> None:
         """Gather the bytes of a head until it is whole, then parse it."""
-        if not self._head and self.on_trial is None:
-            self._disarm()
-            self._arm()
+        is_first = not self._head and self.on_trial is None
         searched = max(0, len(self._head) - len(_END) + 1)
         self._head = self._head + data if self._head else data
         begin = len(self._head) - len(self._head.lstrip(_NEW_LINE))
@@ -235,7 +370,16 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
                 # Only this one question is answered, whatever comes behind it.
                 whole = whole[: end + len(_END)]
                 self._is_refused = True
-            super().data_received(_without_upgrade(whole, end))
+            self._feed(_without_upgrade(whole, end))
+        elif is_first:
+            self._disarm()
+            self._arm()
+
+    def _feed(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._may_be_direct:
+            # Its body is not whole yet.
+            self._go_to_application()
 
     def _peer(self) -> str:
         peer = self.transport.get_extra_info("peername")
@@ -318,7 +462,12 @@ def _without_upgrade(data: bytes, end: int) -> bytes:
     return _UPGRADE.sub(b"", data[: end + len(_END)]) + data[end + len(_END) :]
 
 
-def limited_protocol(limits: Limits) -> type[asyncio.Protocol]:
+@lru_cache(maxsize=4)
+def _head_of(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    return b"".join(b"%s: %s\r\n" % named for named in headers)
+
+
+def limited_protocol(limits: Limits, direct: DirectTaker) -> type[asyncio.Protocol]:
     """Return a protocol class with these limits, for uvicorn's configuration."""
-    made: type[asyncio.Protocol] = type("LimitedProtocol", (LimitedProtocol,), {"limits": limits})
+    made: type[asyncio.Protocol] = type("LimitedProtocol", (LimitedProtocol,), {"limits": limits, "direct": direct})
     return made

@@ -8,7 +8,6 @@ ends soon. This module never parses, and never answers a request.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -55,15 +54,16 @@ class ParsingLimits:
         self._until = clock() + seconds
         self._on_grown = on_grown
         self._clock = clock
-        self._stopped = threading.Event()
+        # Written once, by ``stop``: an event would cost more than to parse a small body.
+        self._stopped = False
 
     def stop(self) -> None:
         """End the parsing at its next check."""
-        self._stopped.set()
+        self._stopped = True
 
     def check(self) -> None:
         """Raise ParsingStoppedError if the parsing is to end."""
-        if self._stopped.is_set() or self._clock() > self._until:
+        if self._stopped or self._clock() > self._until:
             raise ParsingStoppedError(ParsingStoppedError.__doc__)
 
     def grown(self, nbytes: int) -> None:

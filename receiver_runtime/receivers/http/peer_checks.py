@@ -37,6 +37,9 @@ def check_origin(headers: Headers, source: Http) -> None:
     Raises:
         RefusedError: 403.
     """
+    if not any(name == b"origin" for name, _ in headers):
+        # Most senders are no browsers.
+        return
     hosts = [value.strip().lower() for name, value in headers if name == b"host"]
     if is_written_as_loopback(source.listen_address[0]):
         own = [host for host in hosts if is_written_as_loopback(host_name(host.decode("latin-1")))]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def header(headers: Headers, name: bytes) -> str | None:
     return found[0].decode("latin-1").strip() if found else None
 
 
+@lru_cache(maxsize=256)
 def media_type(content_type: str | None) -> tuple[str, str | None]:
     """Return a Content-Type as (media type, charset), both in lower case."""
     kind, *parameters = (content_type or "").split(";")

@@ -12,10 +12,9 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
+import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.json
 
 from receiver_runtime.block_store.frame import DeadLetterReason
 from receiver_runtime.receivers.http.parsing_limits import UNLIMITED, ParsingLimits
@@ -23,6 +22,8 @@ from receiver_runtime.receivers.http.pushed import MOST_REJECTED, PushRefusedErr
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy.typing as npt
 
     from receiver_runtime.receivers.http.pushed import Headers
 
@@ -36,14 +37,14 @@ _NDJSON = frozenset(
         "application/json-lines",
     }
 )
+_UTF8 = frozenset({None, "utf-8", "utf8", "us-ascii"})
 _BLANKS = b" \t\r\n"
 _LAST_BLANK, _LINE_FEED, _OPENING, _CLOSING = b" \n{}"
-# NaN or Infinity where a value may begin. It also matches within a string.
-_NO_NUMBER = re.compile(rb"[:,\[\s]-?(?:NaN|Inf)")
 _BLANK = re.compile(r"[ \t\r\n]*")
-_NO_COLUMNS = pa.schema([])
-_LEAST_JSON_BLOCK = 2**16
+# Checks values and builds none. It takes no NaN, and no half of a surrogate pair.
+_UNBUILT = msgspec.json.Decoder(msgspec.Raw)
 _LEAST_AT_ONCE = 50  # fewer lines are parsed faster one by one
+_SHORT_BODY = 2**12  # bytes of a body up to which its lines are counted before anything else
 _LONG_LINE = 2**16  # bytes of a line from which on its values are counted before it is parsed
 _CHECK_EVERY = 1024  # how many records to cut before the time is checked again
 
@@ -85,8 +86,22 @@ def parse_plain(headers: Headers, body: bytes, *, most_bytes: int, limits: Parsi
     return Plain([body], content_type)
 
 
+def lines_at_once(headers: Headers, body: bytes, *, most_bytes: int) -> Plain | None:
+    """Return the records of a body of lines that vector code cuts and checks as a whole, which takes microseconds.
+
+    None: it is no such body, and ``parse_plain`` says what it is.
+    """
+    content_type = header(headers, b"content-type")
+    kind, charset = media_type(content_type)
+    is_json = kind in _NDJSON
+    if (not is_json and kind != "text/plain") or (is_json and charset not in _UTF8):
+        return None
+    column = _column(body, most_bytes, is_json=is_json)
+    return None if column is None else Plain(column, "application/json" if is_json else content_type)
+
+
 def _expect_utf8(kind: str, charset: str | None) -> None:
-    if charset not in {None, "utf-8", "utf8", "us-ascii"}:
+    if charset not in _UTF8:
         raise PushRefusedError(415, f"Content-Type: {kind} in charset {charset} is not read here: send UTF-8")
 
 
@@ -143,55 +158,53 @@ def _column(body: bytes, most_bytes: int, *, is_json: bool) -> pa.BinaryArray | 
     None: the body has another form, and may be good or bad; the caller must check it line by line.
     """
     end = len(body) - body.endswith(b"\n")
+    if (len(body) < _SHORT_BODY and body.count(b"\n", 0, end) + 1 < _LEAST_AT_ONCE) or b"\r" in body:
+        return None
     data = np.frombuffer(body, np.uint8, end)
     feeds = np.flatnonzero(data == _LINE_FEED)
-    if len(feeds) + 1 < _LEAST_AT_ONCE or b"\r" in body:
+    if len(feeds) + 1 < _LEAST_AT_ONCE:
         return None
     begins, ends = np.append(0, feeds + 1), np.append(feeds, end)
     if (ends - begins).max() > most_bytes or begins[-1] == end:
         return None
-    if is_json:
-        if not ((data[begins] == _OPENING).all() and (data[ends - 1] == _CLOSING).all()):
-            return None
-        if not _are_objects(len(begins), body):
-            return None
-    elif (data[begins] <= _LAST_BLANK).any():
-        return None
-    column: pa.BinaryArray = pc.split_pattern(pa.scalar(body[:end], pa.binary()), b"\n").values
+    good = (
+        _have_braces(data, begins, ends) and _are_objects(len(begins), body)
+        if is_json
+        else (not (data[begins] <= _LAST_BLANK).any())
+    )
+    return _column_of(body, feeds, end) if good else None
+
+
+def _have_braces(data: npt.NDArray[np.uint8], begins: npt.NDArray[np.intp], ends: npt.NDArray[np.intp]) -> bool:
+    return bool((data[begins] == _OPENING).all() and (data[ends - 1] == _CLOSING).all())
+
+
+def _column_of(body: bytes, feeds: npt.NDArray[np.intp], end: int) -> pa.BinaryArray:
+    """Return the lines between these line feeds, up to ``end``. This takes half the time of Arrow's own splitting."""
+    offsets = np.empty(len(feeds) + 2, np.int32)
+    offsets[0] = 0
+    # Without the feeds, a line begins as many bytes earlier as there are feeds before it.
+    offsets[1:-1] = feeds - np.arange(len(feeds))
+    offsets[-1] = end - len(feeds)
+    column: pa.BinaryArray = pa.BinaryArray.from_buffers(
+        pa.binary(), len(feeds) + 1, [None, pa.py_buffer(offsets), pa.py_buffer(body.replace(b"\n", b""))]
+    )
     return column
 
 
 def _are_objects(lines: int, body: bytes) -> bool:
-    """Return whether Arrow's parser finds one valid JSON object in each of ``lines`` lines. False: check each line.
+    """Return whether the parser finds one valid JSON object in each of ``lines`` lines. False: check each line.
 
     Every line must begin and end with a brace. The parser does not know lines. But a line that begins with a brace
     begins at the top level: the line before it ended with a brace, and within a value no opening brace may follow one.
     So each line has at least one object, and if there are as many objects as lines, each line has exactly one.
     """
-    if (_has(body, b"NaN") or _has(body, b"Inf")) and _NO_NUMBER.search(body):
-        # Arrow's parser may take them for numbers.
-        return False
     try:
+        # The parser checks no UTF-8 in what it only skips.
         body.decode()
-        table = pyarrow.json.read_json(
-            pa.BufferReader(body),
-            read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=max(len(body) + 1, _LEAST_JSON_BLOCK)),
-            parse_options=pyarrow.json.ParseOptions(
-                explicit_schema=_NO_COLUMNS, newlines_in_values=False, unexpected_field_behavior="ignore"
-            ),
-        )
-    except (UnicodeDecodeError, pa.ArrowException):
+        return len(_UNBUILT.decode_lines(body)) == lines
+    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
         return False
-    return bool(table.num_rows == lines)
-
-
-def _has(body: bytes, word: bytes) -> bool:
-    """Return ``word in body`` for a word of three bytes, in a fifth of the time."""
-    data = np.frombuffer(body, np.uint8)
-    found = data[:-2] == word[0]
-    found &= data[1:-1] == word[1]
-    found &= data[2:] == word[2]
-    return bool(found.any())
 
 
 def _fault_of(line: bytes, limits: ParsingLimits) -> str | None:

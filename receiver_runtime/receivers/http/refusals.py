@@ -12,6 +12,8 @@ from receiver_runtime.receivers.http.route import Refused
 RETRY_SECONDS = 1
 #: Seconds until a sender tries again while the driver log does not answer: an outage takes longer.
 AWAY_RETRY_SECONDS = 5
+#: Seconds until a sender tries again while a person has paused the receiver: that lasts for minutes.
+PAUSED_RETRY_SECONDS = 10
 
 
 class RefusedError(Exception):

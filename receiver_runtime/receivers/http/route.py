@@ -53,6 +53,7 @@ class Reply:
 
 
 Parser = Callable[[Headers, bytes, "Http", ParsingLimits], Pushed | Plain]
+QuickParser = Callable[[Headers, bytes, "Http"], Plain | None]
 
 
 def answer_json(_: Headers, answered: Answered) -> Reply:
@@ -75,11 +76,21 @@ def refuse_by_problem(_: Headers, refused: Refused) -> Reply:
     return Reply(refused.status, "application/problem+json", json.dumps(problem).encode(), refused.headers)
 
 
+def with_retry(reply: Reply, refused: Refused) -> Reply:
+    """Return the answer to a refused request, with the time after which to send it again, if that helps."""
+    if refused.retry_after is None:
+        return reply
+    more = (*reply.headers, ("retry-after", str(refused.retry_after)))
+    return Reply(reply.status, reply.content_type, reply.body, more)
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """One kind of request. ``refuse`` makes the answer to a refused request of this route.
 
     ``media_types`` are those that the OpenAPI document names (``description``); the parser decides what is taken.
+    ``parse_at_once`` takes well under a millisecond for 256 KiB, and returns None where it can't say
+    so soon what the body is.
     """
 
     path: str
@@ -88,3 +99,4 @@ class Route:
     answer: Callable[[Headers, Answered], Reply] = answer_json
     refuse: Callable[[Headers, Refused], Reply] = refuse_by_problem
     media_types: Sequence[str] = ()
+    parse_at_once: QuickParser | None = None

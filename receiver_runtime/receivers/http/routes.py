@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.http.cloud_events import BATCHED, STRUCTURED, is_cloud_event, parse_cloud_events
-from receiver_runtime.receivers.http.records import Plain, parse_plain
+from receiver_runtime.receivers.http.records import Plain, lines_at_once, parse_plain
 from receiver_runtime.receivers.http.route import Route
 from receiver_runtime.receivers.missing_client import missing_client
 
@@ -35,6 +35,10 @@ def _parse_plain(headers: Headers, body: bytes, source: Http, limits: ParsingLim
     return parse_plain(headers, body, most_bytes=source.max_record_bytes, limits=limits)
 
 
+def _lines_at_once(headers: Headers, body: bytes, source: Http) -> Plain | None:
+    return lines_at_once(headers, body, most_bytes=source.max_record_bytes)
+
+
 def _parse_events(headers: Headers, body: bytes, source: Http, limits: ParsingLimits) -> Pushed:
     return parse_cloud_events(headers, body, most_bytes=source.max_record_bytes, limits=limits)
 
@@ -47,7 +51,7 @@ def routes_of(source: Http) -> Sequence[Route]:
     """
     routes = [
         Route(STREAM_PATH, is_cloud_event, _parse_events, media_types=(STRUCTURED, BATCHED)),
-        Route(STREAM_PATH, _is_any, _parse_plain, media_types=_PLAIN_TYPES),
+        Route(STREAM_PATH, _is_any, _parse_plain, media_types=_PLAIN_TYPES, parse_at_once=_lines_at_once),
     ]
     return [_logs_route(), *routes] if source.opentelemetry else routes
 

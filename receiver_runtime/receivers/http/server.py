@@ -4,6 +4,8 @@ At a stop the socket is closed first, so that a load balancer sends elsewhere. R
 their blocks are registered, and each connection is closed after its answer. Requests that are still not answered after
 a few seconds, because the driver log is unavailable, are answered 503: their records are stored, and will be registered
 later or sent again.
+
+While an operator pauses the receiver, a server of its own has the socket: it takes no record, and answers 503.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import uvicorn
 
 from receiver_runtime.receivers.connection_places import ConnectionPlaces
 from receiver_runtime.receivers.http.accepting import Acceptor
-from receiver_runtime.receivers.http.acknowledgement import Acknowledgement
+from receiver_runtime.receivers.http.acknowledgement import Acknowledgement, Waiting, batch_of
 from receiver_runtime.receivers.http.app import HttpApp
 from receiver_runtime.receivers.http.buffering import BufferedHandOver
 from receiver_runtime.receivers.http.connections import Limits, limited_protocol
@@ -47,7 +49,21 @@ _DRAIN_SHARE = 0.6  # the part of the time that a supervisor gives on_stop in wh
 class HttpServer:
     """See the module. Call ``start`` and ``stop`` once each."""
 
-    def __init__(self, receiver: Receiver, source: Http, routes: Sequence[Route]) -> None:
+    def __init__(
+        self,
+        receiver: Receiver,
+        source: Http,
+        routes: Sequence[Route],
+        *,
+        listener: socket.socket | None = None,
+        is_paused: bool = False,
+    ) -> None:
+        """Take over ``listener``, if there is one; with ``is_paused``, answer every request 503."""
+        self._given = listener
+        self._is_paused = is_paused
+        # The socket, once the thread has ended, if it is to stay open.
+        self._kept: socket.socket | None = None
+        self._keeps = False
         self._receiver = receiver
         self._source = source
         self._routes = routes
@@ -66,8 +82,24 @@ class HttpServer:
 
     def stop(self) -> None:
         """Drain and end; returns when all requests are answered, the port is free, and records taken are registered."""
+        self._stop(keep=False)
+
+    def take_over(self, listener: socket.socket) -> None:
+        """Serve this listening socket; to be called before ``start``."""
+        self._given = listener
+
+    def stop_listening(self) -> socket.socket | None:
+        """Do as ``stop``, except that the port stays open: return its socket, where new connections wait.
+
+        None if there is none, because it could not listen.
+        """
+        self._stop(keep=True)
+        return self._kept
+
+    def _stop(self, *, keep: bool) -> None:
         with self._lock:
             self._stopping = True
+            self._keeps = keep
             if self._wake is not None:
                 self._wake()
         self._thread.join()
@@ -78,22 +110,42 @@ class HttpServer:
     # -- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        listener: socket.socket | None = self._given
         try:
             tokens = [(token, secret.reference) for secret in self._source.tokens for token in _tokens_of(secret)]
             context = None if self._source.tls is None else server_context(self._source.tls)
-            listener = self._listen()
+            # Arrow loads pandas, where that is installed, for the first column that it makes of Python's values. On the
+            # loop that would keep all senders waiting for half a second.
+            batch_of([Waiting([b""], "", 0)])
+            listener = listener or self._listen()
         except (OSError, SecretError) as error:
-            self._receiver.restart(f"Error listening on {self._source.listen}", error)
+            if listener is not None:
+                listener.close()
+            self._fail(f"Error listening on {self._source.listen}", error)
             return
         try:
-            with listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 runner.run(self._serve(listener, context, tokens))
         except BaseException as error:  # noqa: BLE001  a thread that dies silently would receive nothing for ever
             with self._lock:
                 stopping = self._stopping
             if not stopping:
-                self._receiver.restart("the HTTP server failed", error)
+                self._fail("the HTTP server failed", error)
             _log.exception("an HTTP server failed")
+        finally:
+            with self._lock:
+                keeps = self._keeps
+            if keeps and listener.fileno() >= 0:
+                self._kept = listener
+            else:
+                listener.close()
+
+    def _fail(self, message: str, error: BaseException) -> None:
+        # A receiver that is paused is not restarted: its senders are refused connections until it goes on.
+        if self._is_paused:
+            self._receiver.report_error(message, error)
+        else:
+            self._receiver.restart(message, error)
 
     def _listen(self) -> socket.socket:
         host, port = self._source.listen_address
@@ -119,7 +171,15 @@ class HttpServer:
             self._wake = lambda: _call(loop, wake.set)
         acknowledgement = Acknowledgement(self._receiver.supervisor, loop, on_failed=self._on_failed)
         self._acknowledgement = acknowledgement
-        app = HttpApp(self._receiver, self._source, acknowledgement, self._buffering, self._routes, tokens=tokens)
+        app = HttpApp(
+            self._receiver,
+            self._source,
+            acknowledgement,
+            self._buffering,
+            self._routes,
+            tokens=tokens,
+            is_paused=self._is_paused,
+        )
         config = self._configuration(app)
         server = uvicorn.Server(config)
         make_protocol = cast("Callable[..., AcceptedProtocol]", config.http_protocol_class)
@@ -135,7 +195,8 @@ class HttpServer:
             on_exhausted=self._on_exhausted,
         )
         host, port = listener.getsockname()[:2]
-        self._receiver.report_listening(address_of(host, port))
+        if not self._is_paused:
+            self._receiver.report_listening(address_of(host, port))
         # It has no socket of its own: the acceptor gives it its connections.
         serving = asyncio.ensure_future(server.serve(sockets=[]))
         acceptor.start()
@@ -147,7 +208,10 @@ class HttpServer:
                 raise RuntimeError("the server ended without being stopped")
             app.draining.set()
             acceptor.close()
-            listener.close()
+            with self._lock:
+                keeps = self._keeps
+            if not keeps:
+                listener.close()
             await self._drain(app, acknowledgement)
             server.should_exit = True
             await serving
@@ -174,7 +238,8 @@ class HttpServer:
                     idle_seconds=self._source.idle_timeout,
                     on_refused=self._on_refused,
                     on_invalid=self._on_invalid,
-                )
+                ),
+                app.direct,
             ),
             lifespan="off",
             log_config=None,

@@ -12,13 +12,14 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from forebay.cli import batch_replay
+from forebay.cli import batch_replay, replay_following
 from forebay.cli.dagster_home import URL_FILE
 from forebay.cli.main import app
 from orchestration.settings import Settings
 from tests.driver_log import INTERVAL, NOON, Log, make_log
 from tracker_store import batches, outputs
 from tracker_store.engine import connect
+from tracker_store.pipelines import apply_pipeline
 from tracker_store.processes import register_process
 from tracker_store.states import ProcessKind
 
@@ -43,6 +44,11 @@ class Dagster(ThreadingHTTPServer):
         self.log = log
         self.launched: list[dict[str, Any]] = []
         self.sensors = [SENSOR]
+        # Whether the answer to a launch, and each answer about a run, is lost.
+        self.loses_launches = False
+        self.loses_statuses = False
+        self.makes_runs = True
+        self.asked: list[str] = []
 
     @property
     def url(self) -> str:
@@ -54,6 +60,12 @@ class Dagster(ThreadingHTTPServer):
             return {"repositoriesOrError": {"__typename": "RepositoryConnection", "nodes": [node]}}
         if "RunStatus" in request["query"]:
             return {"runOrError": {"__typename": "Run", "status": "FAILURE"}}
+        if "RunsWithTags" in request["query"]:
+            wanted = request["variables"]["tags"]
+            runs = [{"runId": "r1"} for params in self.launched if has_tags(params, wanted)]
+            return {"runsOrError": {"__typename": "Runs", "results": runs}}
+        if not self.makes_runs:
+            return {}
         self.launched.append(request["variables"]["params"])
         with connect(self.engine) as connection:
             process = register_process(connection, kind=ProcessKind.BATCH_RUN, name="n", host="h", pid=1)
@@ -75,13 +87,25 @@ class Dagster(ThreadingHTTPServer):
                 batches.complete_replay(connection, **batch, attempt=number, outputs=["counts"], due=["counts"])
         return {"launchRun": {"__typename": "LaunchRunSuccess", "run": {"runId": "r1"}}}
 
+    def loses(self, query: str) -> bool:
+        return (self.loses_launches and "LaunchBatch" in query) or (self.loses_statuses and "RunStatus" in query)
+
+
+def has_tags(params: dict[str, Any], wanted: list[dict[str, str]]) -> bool:
+    return all(tag in params["executionMetadata"]["tags"] for tag in wanted)
+
 
 class Handler(BaseHTTPRequestHandler):
     server: Dagster
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        body = json.dumps({"data": self.server.answer(request)}).encode()
+        self.server.asked.append(request["query"])
+        data = self.server.answer(request)
+        if self.server.loses(request["query"]):
+            self.close_connection = True
+            return
+        body = json.dumps({"data": data}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -99,6 +123,8 @@ def dagster(engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("COLUMNS", "200")
     with connect(engine) as connection:
         log = make_log(connection)
+        declare = sa.text("UPDATE forebay.pipelines SET declaration = declaration || CAST(:outputs AS jsonb)")
+        connection.execute(declare, {"outputs": '{"outputs": {"counts": {}}}'})
         process = register_process(connection, kind=ProcessKind.BATCH_RUN, name="n", host="h", pid=1)
         for time in (T1, T2, T3):
             log.add_at(log.receiver_ids[0], time - timedelta(seconds=1))
@@ -106,6 +132,14 @@ def dagster(engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: p
             batch: dict[str, Any] = {"pipeline_id": log.pipeline_id, "batch_time": time}
             batches.claim_attempt(connection, **batch, attempt=1, run_id="run", process_id=process)
             batches.complete_batch(connection, **batch, attempt=1, outputs=[])
+        # Declared once the batches are complete, so that they need no commit.
+        apply_pipeline(
+            connection,
+            name="words",
+            declaration={"max_attempts": 3, "streams": ["lines"], "outputs": {"counts": {"inputs": ["lines"]}}},
+            stream_ids=[log.stream_id],
+            interval=INTERVAL,
+        )
         server = Dagster(engine, log)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -139,6 +173,13 @@ def test_it_launches_the_replay_job_and_reports_every_batch(dagster: Dagster) ->
     }
 
 
+def test_an_output_that_is_not_declared_is_refused_before_dagster_is_asked(dagster: Dagster) -> None:
+    answer = CliRunner().invoke(app, ["batches", "replay", "words", "--output", "nope"])
+    assert (answer.exit_code, "no output 'nope'" in answer.stdout) == (1, True)
+    assert dagster.asked == []
+    assert dagster.launched == []
+
+
 def test_it_launches_the_replay_job_for_failed_outputs_only(dagster: Dagster) -> None:
     with connect(dagster.engine) as connection:
         # As if its attempts had been used up, with other outputs committed.
@@ -158,6 +199,53 @@ def test_an_unknown_pipeline_or_an_unreachable_dagster_is_reported_with_the_way_
     monkeypatch.setenv("FOREBAY_DAGSTER_URL", "http://127.0.0.1:1")
     answer = CliRunner().invoke(app, ["batches", "replay", "words"])
     assert (answer.exit_code, "--local replays in this process" in answer.stdout) == (1, True)
+
+
+def test_a_run_whose_launch_got_no_answer_is_found_and_followed(dagster: Dagster) -> None:
+    dagster.loses_launches = True
+    answer = CliRunner().invoke(app, ["batches", "replay", "words", T1.isoformat()])
+    assert answer.exit_code == 0, answer.output
+    assert "Dagster has not answered" in answer.output
+    assert "may be a run, or not" not in answer.output
+    assert f"Run r1: {dagster.url}/runs/r1" in answer.output
+    assert "replayed: attempt 2" in answer.output
+    assert len(dagster.launched) == 1
+
+
+def test_a_launch_that_made_no_run_says_so(dagster: Dagster, monkeypatch: pytest.MonkeyPatch) -> None:
+    dagster.loses_launches = True
+    dagster.makes_runs = False
+    monkeypatch.setattr(replay_following, "SEARCH_SECONDS", 0.0)
+    answer = CliRunner().invoke(app, ["batches", "replay", "words", T1.isoformat()])
+    assert answer.exit_code == 1
+    assert "it has no run of this replay" in answer.output
+    assert "forebay/replay_request=" in answer.output
+
+
+def test_a_dagster_that_stops_answering_hides_nothing_that_was_done(dagster: Dagster) -> None:
+    dagster.loses_statuses = True
+    answer = CliRunner().invoke(app, ["batches", "replay", "words", T1.isoformat(), "--json"])
+    assert answer.exit_code == 0, answer.output
+    assert [row["outcome"] for row in json.loads(answer.stdout)["batches"]] == ["replayed"]
+
+
+def test_a_batch_of_which_nothing_is_known_is_neither_replayed_nor_refused(
+    dagster: Dagster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dagster.loses_statuses = True
+    monkeypatch.setattr(replay_following, "SILENT_SECONDS", 0.0)
+    arguments = ["batches", "replay", "words", "--from", T1.isoformat(), "--to", T3.isoformat(), "--json"]
+    answer = CliRunner().invoke(app, arguments)
+    assert answer.exit_code == 1
+    assert [row["outcome"] for row in json.loads(answer.stdout)["batches"]] == ["replayed", "failed", "unknown"]
+
+
+@pytest.mark.parametrize("named", [f"{T1:%Y-%m-%dT%H:%M:%SZ}", f"{T1:%Y-%m-%d %H:%M:%S}", "latest"])
+def test_a_batch_is_named_as_other_commands_print_it(dagster: Dagster, named: str) -> None:
+    CliRunner().invoke(app, ["batches", "replay", "words", named])
+    [params] = dagster.launched
+    expected = T3 if named == "latest" else T1
+    assert params["runConfigData"]["ops"]["words__replay"]["config"]["from_time"] == expected.isoformat()
 
 
 def test_the_running_system_of_this_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

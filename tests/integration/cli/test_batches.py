@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
+from forebay.cli import confirmation
 from forebay.cli.main import app
 from orchestration.apply import apply
 from orchestration.modules import load_pipelines
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-DOCS = Path(__file__).parents[3] / "docs"
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
 
 # Fails for the word "poison" until the file `mended` exists.
 MODULE = """
@@ -167,7 +170,33 @@ def test_a_quarantined_batch_is_seen_bisected_and_replayed(
     assert json.loads(forebay("batches", "--json").stdout)["halted"] == {}
 
 
-def test_a_batch_is_discarded_only_with_a_confirmation(system: System, quarantined: tuple[Pipeline, datetime]) -> None:
+@pytest.mark.parametrize("command", [("bisect", "words", "latest"), ("replay", "words", "--failed-outputs-only")])
+def test_a_process_of_its_own_prints_progress_and_result_and_names_the_file_that_has_the_rest(
+    command: tuple[str, ...], quarantined: tuple[Pipeline, datetime], tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "forebay.cli", "batches", *command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    path = tmp_path / "logs" / f"{command[0]}-words.log"
+    assert f"What Spark prints: {path}" in done.stdout
+    assert "bad word" in done.stdout
+    assert len(done.stdout + done.stderr) < 2_000, done.stdout + done.stderr
+    assert "org.apache.spark" not in done.stdout + done.stderr
+    noise = path.read_text(encoding="utf-8")
+    assert "org.apache.spark" in noise
+    assert len(noise) > len(done.stdout)
+
+
+def test_a_batch_is_discarded_only_with_a_confirmation(
+    system: System, quarantined: tuple[Pipeline, datetime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confirmation, "is_terminal", lambda: True)
     _, time = quarantined
     name = time.isoformat()
     refused = CliRunner().invoke(app, ["batches", "discard", "words", name], input="n\n")

@@ -90,6 +90,9 @@ def test_an_older_schema_is_not_taken_for_broken_data(url: str) -> None:
     upgraded = forebay_db("upgrade")
     assert upgraded.exit_code == 0
     assert "administrator" not in upgraded.stdout
+    # Each migration, in order, as it is run.
+    told = [line.split(":")[0] for line in upgraded.stdout.splitlines() if line.startswith("  00")]
+    assert [int(revision) for revision in told] == list(range(1, int(migrate.newest_revision()) + 1))
     assert forebay_db("current").exit_code == 0
 
 

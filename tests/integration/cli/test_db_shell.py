@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from tests.driver_log import make_log
-from tracker_store import migrate
 from tracker_store.engine import connect
 from tracker_store.log_place import libpq_url, place_of_log
 
@@ -106,22 +105,3 @@ def test_psql_gets_the_password_in_its_environment_and_not_as_an_argument(
     assert forebay("db", "shell").exit_code == 0
     assert "postgresql://" in seen.read_text()
     assert str(make_url(url).password) not in seen.read_text()
-
-
-def test_an_unknown_name_says_which_driver_log_was_asked(url: str) -> None:
-    for command in (("batches", "show", "nobody", "2026-01-01"), ("receivers", "restart", "nobody")):
-        refused = forebay(*command)
-        assert refused.exit_code == 1
-        assert "nobody" in said(refused)
-        assert f"(The driver log that was asked: {place_of_log(url)}.)" in said(refused)
-
-
-@pytest.mark.parametrize("command", [("apply", "forebay.demo.pipeline"), ("pipelines",), ("batches",), ("streams",)])
-def test_a_fresh_database_needs_an_upgrade_and_no_traceback(url: str, command: tuple[str, ...]) -> None:
-    migrate.downgrade(url, "base")
-    refused = forebay(*command)
-    assert refused.exit_code == 1
-    assert said(refused).startswith(f"there is no driver log in {place_of_log(url)}. Run `forebay db upgrade`")
-    assert len(refused.output.splitlines()) <= 3
-    assert forebay("db", "upgrade").exit_code == 0
-    assert forebay(*command).exit_code == 0

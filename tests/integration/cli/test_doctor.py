@@ -7,6 +7,7 @@ import os
 import resource
 import socket
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,17 +17,21 @@ from typer.testing import CliRunner
 
 from forebay import shadowing
 from forebay.cli import doctor as doctor_module
+from forebay.cli import machine_checks
 from forebay.cli.doctor import doctor, examine
 from forebay.cli.findings import Health
 from forebay.cli.services.supervisor import Supervisor
 from orchestration.settings import Settings
 from tests.block_keys import key_id, new_key
 from tests.driver_log import NOON, make_log
+from tests.held_ports import held_port
 from tests.postgres import PostgresProcess
+from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tracker_store import migrate
 from tracker_store.commit_settings import commit_settings
 from tracker_store.embedded_postgres import BinariesMissingError, EmbeddedPostgres
 from tracker_store.engine import connect, create_engine
+from tracker_store.pipelines import apply_stream
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,6 +53,10 @@ def machine(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _finding(check: str) -> Finding:
     return next(finding for finding in examine() if finding.check == check)
+
+
+def _findings(check: str) -> list[Finding]:
+    return [finding for finding in examine() if finding.check == check]
 
 
 def _run(*arguments: str) -> Result:
@@ -225,6 +234,54 @@ def test_a_block_store_that_cant_be_synced_is_reported(monkeypatch: pytest.Monke
     assert "Input/output error" in _finding("block store").found
 
 
+def test_a_block_store_that_gives_back_other_bytes_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pathlib.Path.read_bytes", lambda _: b"\0" * 7)
+    found = _finding("block store")
+    assert (found.health, "not what is read" in found.found) == (Health.FAILED, True)
+
+
+def test_a_clock_that_is_not_the_databases_is_reported(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    assert _finding("clock").health is Health.OK
+    for seconds, said in ((90, "90.0 s ahead of"), (-90, "90.0 s behind")):
+        moved = timedelta(seconds=seconds)
+        monkeypatch.setattr(machine_checks, "now", lambda moved=moved: datetime.now(UTC) + moved)
+        found = _finding("clock")
+        # A busy machine may take a while between the two looks.
+        assert found.health is Health.WARNING
+        assert said.split(" s ")[1] in found.found
+        assert "time server" in found.way_out
+
+
+def test_an_extra_that_a_declared_stream_needs_is_named(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    engine = create_engine(database_url, application_name="tests", pool_size=1)
+    with connect(engine) as connection:
+        apply_stream(connection, name="orders", declaration={"source": {"kind": "kafka"}}, receivers=1)
+    engine.dispose()
+    assert "kafka" in _finding("extras").found
+    monkeypatch.setattr(machine_checks, "is_installed", lambda extra: extra != "kafka")
+    found = _finding("extras")
+    assert (found.health, found.way_out) == (
+        Health.WARNING,
+        "If this host shall receive it: pip install 'forebay[kafka]'",
+    )
+    assert "orders can't be received here" in found.found
+
+
+def test_an_object_store_is_written_read_and_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = MemoryObjects()
+    monkeypatch.setenv("FOREBAY_BLOCK_STORE", "s3://bucket/blocks")
+    monkeypatch.setattr("receiver_runtime.block_store.objects.open_objects", lambda _: held)
+    found = _finding("block store")
+    assert (found.health, found.found) == (Health.OK, "s3://bucket/blocks: writes, reads and deletes"), found
+    assert held.objects == {}
+    monkeypatch.setattr(held, "get", lambda *_: b"\0" * 200)
+    found = _finding("block store")
+    assert (found.health, "rights to list, read, write and delete" in found.way_out) == (Health.FAILED, True)
+    assert held.objects == {}
+
+
 def test_a_nearly_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_module, "_LITTLE_FREE_BYTES", 1 << 62)
     assert _finding("block store").health is Health.WARNING
@@ -240,8 +297,39 @@ def test_a_port_in_use_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        monkeypatch.setattr(doctor_module, "UI_PORT", other.getsockname()[1])
+        monkeypatch.setattr(machine_checks, "UI_PORT", other.getsockname()[1])
         assert _finding("ports").health is Health.WARNING
+
+
+def test_the_ports_that_are_configured_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    with held_port() as port:
+        monkeypatch.setenv("FOREBAY_UI_PORT", str(port))
+        monkeypatch.setenv("FOREBAY_TRACKER_HTTP", f"127.0.0.1:{port}")
+        with socket.create_server(("127.0.0.1", port)):
+            ui, tracker = _findings("ports")
+        assert (ui.health, tracker.health) == (Health.FAILED, Health.WARNING)
+        assert f"port {port} (FOREBAY_UI_PORT)" in ui.found
+        assert f"can't listen on 127.0.0.1:{port}" in tracker.found
+        assert {finding.health for finding in _findings("ports")} == {Health.OK}
+    monkeypatch.setenv("FOREBAY_UI_PORT", "0")
+    monkeypatch.setenv("FOREBAY_TRACKER_HTTP", "off")
+    assert [finding.found for finding in _findings("ports")] == ["Dagster's UI takes any free port (FOREBAY_UI_PORT)"]
+
+
+def test_where_forebay_up_runs_its_own_port_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as webserver:
+        webserver.bind(("127.0.0.1", 0))
+        webserver.listen()
+        port = webserver.getsockname()[1]
+        monkeypatch.setenv("FOREBAY_UI_PORT", str(port))
+        # The tracker's own default is one fixed port, where another test's system may listen.
+        monkeypatch.setenv("FOREBAY_TRACKER_HTTP", "127.0.0.1:0")
+        (home / "state" / "dagster").mkdir(parents=True)
+        (home / "state" / "dagster" / "url").write_text(f"http://127.0.0.1:{port}")
+        with Supervisor(home / "state"):
+            found = _findings("ports")
+    assert [finding.health for finding in found] == [Health.OK, Health.OK]
+    assert f"http://127.0.0.1:{port}" in found[0].found
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
+from forebay.cli import confirmation
 from forebay.cli.main import app
 from tests.driver_log import INTERVAL, NOON, Log, make_log
 from tracker_store import batches
@@ -223,7 +224,8 @@ def test_a_running_pipeline_is_not_removed(log: Log) -> None:
     assert "verbs" in said(unknown)
 
 
-def test_remove_asks_for_a_confirmation(log: Log) -> None:
+def test_remove_asks_for_a_confirmation(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confirmation, "is_terminal", lambda: True)
     log.add_at(log.receiver_ids[0], NOON + SECOND)
     stop_pipelines(log.connection)
     refused = forebay("pipelines", "remove", "words", input="n\n")

@@ -44,7 +44,9 @@ def test_a_stale_reader_is_shown_with_what_it_holds_back_and_is_removed(engine: 
         20,
         NOON.isoformat(),
     )
-    removed = forebay("readers", "remove", "counting")
+    refused = forebay("readers", "remove", "counting")
+    assert (refused.exit_code, "add --yes" in refused.output) == (1, True)
+    removed = forebay("readers", "remove", "counting", "--yes")
     assert (removed.exit_code, "is removed" in removed.stdout) == (0, True)
     again = forebay("readers", "remove", "counting")
     assert (again.exit_code, "there is no reader 'counting'" in again.output) == (1, True)

@@ -20,7 +20,9 @@ from orchestration.system_status import system_status
 from tests.cutting_proxy import CuttingProxy
 from tests.driver_log import make_log
 from tests.hanging_mount import HangingMountRefusedError, hanging_mount
+from tests.postgres import PostgresProcess
 from tracker_store.block_stores import attach_block_store
+from tracker_store.embedded_postgres import EmbeddedPostgres
 from tracker_store.engine import connect
 from tracker_store.leadership import read_leadership, take_leadership
 from tracker_store.processes import register_process
@@ -177,6 +179,25 @@ def test_an_embedded_server_that_is_not_running(tmp_path: Path) -> None:
     assert code == 1
     assert "the Postgres of this home does not run; `forebay up` starts it" in said
     assert "No space left on device" in said
+
+
+def test_an_embedded_server_that_was_stopped_has_nothing_to_explain(home: Path) -> None:
+    """Check the log of a real server after Ctrl-C: the sessions that it ends are FATAL there."""
+    (home / "logs").mkdir()
+    log = home / "logs" / "postgres.log"
+    server = EmbeddedPostgres(home / "postgres")
+    with PostgresProcess(server) as running, closing(psycopg2.connect(server.url("postgres").replace("+psycopg2", ""))):
+        server.stop()
+        running.wait()
+        log.write_bytes(running.log_file.read_bytes())
+    _, _, said = status(home, *PATIENTLY)
+    assert "the Postgres of this home was stopped, in order; `forebay up` starts it" in said
+    assert "says why" not in said
+    # The next start fails.
+    log.write_text(
+        log.read_text() + "LOG:  starting PostgreSQL 16\nFATAL:  out of room\nLOG:  database system is shut down\n"
+    )
+    assert "says why it ended: FATAL: out of room" in status(home, *PATIENTLY)[2]
 
 
 def test_a_home_without_a_server(tmp_path: Path) -> None:

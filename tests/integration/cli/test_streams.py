@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
+from forebay.cli import confirmation
 from forebay.cli.main import app
 from tests.driver_log import INTERVAL, NOON, Log, make_log
 from tracker_store.engine import connect
@@ -63,7 +64,7 @@ def test_each_stream_with_what_reads_it_and_what_it_stores(log: Log) -> None:
     assert "query (reader)" in said(forebay("streams"))
 
 
-def test_a_stream_is_removed_only_when_nothing_reads_it(log: Log) -> None:
+def test_a_stream_is_removed_only_when_nothing_reads_it(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     attach_reader(log.connection, name="query", stream="lines")
     refused = forebay("streams", "remove", "lines", "--yes")
     assert refused.exit_code == 1
@@ -73,6 +74,9 @@ def test_a_stream_is_removed_only_when_nothing_reads_it(log: Log) -> None:
     assert forebay("streams", "remove", "lines", "--yes").exit_code == 1
     give_up_pipeline(log)
     assert streams() == ["lines"]
+    assert forebay("streams", "remove", "lines", input="y\n").exit_code == 1
+    assert streams() == ["lines"], "a pipe is nobody who could be asked"
+    monkeypatch.setattr(confirmation, "is_terminal", lambda: True)
     assert forebay("streams", "remove", "lines", input="n\n").exit_code == 1
     assert streams() == ["lines"], "it asked, and was told no"
     removed = forebay("streams", "remove", "lines", input="y\n")

@@ -206,8 +206,3 @@ def test_a_new_epoch_and_a_restart_repeat_nothing(log: Log, receivers: list[Line
     receivers[1].receive(["2"])
     # The marker is a block without records.
     assert tapped.values(2) == ["2"]
-
-
-def test_bytes_are_text_where_they_are_text() -> None:
-    assert tap_module._plain("straße".encode()) == "straße"
-    assert tap_module._plain(b"stra\xdfe") == {"base64": "c3RyYd9l"}

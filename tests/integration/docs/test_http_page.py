@@ -89,7 +89,7 @@ def test_its_certificate_and_token_are_accepted(tmp_path: Path, monkeypatch: pyt
     run(make, tmp_path)
     source = declared(blocks("python")[1][1], tmp_path).source
     assert isinstance(source, Http)
-    with listening(tmp_path / "blocks", tls=source.tls, tokens=source.tokens) as made:
+    with listening(tmp_path / "blocks", stream_name="payments", tls=source.tls, tokens=source.tokens) as made:
         command = send.replace("8443", str(made.port))
         assert run(command, tmp_path) == [{"records": 1, "duplicates": 0}]
         with pytest.raises(subprocess.CalledProcessError):

@@ -13,13 +13,15 @@ import yaml
 
 from orchestration.settings import Settings
 from orchestration.tracker.http import TrackerHttpServer, TrackerView
+from orchestration.tracker.http_writes import ReplayDagster
 from orchestration.tracker.listen_address import ListenAddress
-from orchestration.tracker.metrics import FOREBAY, STREAMING_SOURCE
 from orchestration.tracker.streaming_api import STATUS
 from tests.class_file import read_class
-from tests.driver_log import make_log
+from tests.driver_log import INTERVAL, NOON, make_log
 from tests.polling import eventually
+from tests.replaying_dagster import replaying_dagster
 from tracker_store.engine import connect
+from tracker_store.pipelines import apply_pipeline
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -34,14 +36,34 @@ _YAML = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 @pytest.mark.parametrize("commands", _COMMANDS.findall(HOW_TO) + _COMMANDS.findall(REFERENCE))
 def test_commands(engine: sa.Engine, tmp_path: Path, commands: str) -> None:
     with connect(engine) as connection:
-        make_log(connection)
+        log = make_log(connection)
+        apply_pipeline(
+            connection,
+            name="words",
+            declaration={"max_attempts": 1, "streams": ["lines"], "outputs": {"counts": {"inputs": ["lines"]}}},
+            stream_ids=[log.stream_id],
+            interval=INTERVAL,
+        )
+        log.add_at(log.receiver_ids[0], NOON)
+        log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+        log.end_batch(NOON + INTERVAL, fails=True)
     view = TrackerView("host:1", lambda: 1, dict)
     address_file = tmp_path / Settings.model_fields["home"].default / "run" / "tracker.url"
-    with TrackerHttpServer(engine, view, ListenAddress("127.0.0.1", 0), address_file=address_file):
+    address = ListenAddress("127.0.0.1", 0, write_token="secret")
+    with (
+        replaying_dagster() as dagster,
+        TrackerHttpServer(
+            engine,
+            view,
+            address,
+            address_file=address_file,
+            replay_dagster=ReplayDagster(dagster.url, dagster.url),
+        ),
+    ):
         eventually(address_file.exists, "the file with the address")
         done = subprocess.run(
             ["sh", "-euc", commands],
-            env={"PATH": os.environ["PATH"]},
+            env={"PATH": os.environ["PATH"], "FOREBAY_TRACKER_WRITE_TOKEN": "secret"},
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -49,18 +71,14 @@ def test_commands(engine: sa.Engine, tmp_path: Path, commands: str) -> None:
         )
     assert done.returncode == 0, done.stderr
     assert done.stdout
+    if "/replay" in commands:
+        assert '"desiredState": "paused"' in done.stdout
+        assert '"desiredState": "running"' in done.stdout
+        assert [params["selector"]["jobName"] for params in dagster.launched] == ["words_replay"]
 
 
 def test_both_pages_have_commands() -> None:
-    assert [len(_COMMANDS.findall(page)) for page in (HOW_TO, REFERENCE)] == [1, 1]
-
-
-def test_every_metric_is_in_the_table() -> None:
-    [_, metrics] = HOW_TO.split("\n## Metrics\n")
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([\w, ]+) \| (.*) \|$", metrics, re.MULTILINE)
-    expected = [(f"streaming_{name}", "gauge", "pipeline", meaning) for name, meaning in STREAMING_SOURCE.items()]
-    expected += [(name, kind, ", ".join(labels) or "none", text) for name, (kind, labels, text) in FOREBAY.items()]
-    assert rows == expected
+    assert [len(_COMMANDS.findall(page)) for page in (HOW_TO, REFERENCE)] == [1, 2]
 
 
 def test_the_scrape_configuration_sends_the_token() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,14 +14,12 @@ import sqlalchemy as sa
 from receiver_runtime.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
 from tests.receiver_processes import eventually
+from tests.runbook_page import blocks, page
 from tracker_store.checks import check_data
 from tracker_store.engine import connect, create_engine
 
 if TYPE_CHECKING:
     from tests.postgres import TestServer
-
-PAGE = Path(__file__).parents[3] / "docs" / "runbooks" / "restore.md"
-_COMMANDS = re.compile(r"^```sh runnable\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def plain(url: str) -> str:
@@ -33,7 +30,8 @@ def plain(url: str) -> str:
 def test_blocks_that_are_newer_than_the_backup_are_registered_again(
     postgres_server: TestServer, database_url: str, tmp_path: Path
 ) -> None:
-    back_up, restore, look, look_again = _COMMANDS.findall(PAGE.read_text(encoding="utf-8"))
+    back_up, restore, look, look_again = blocks(page("restore"), "sh")
+    seen, *others = blocks(page("restore"), "sql")
     server = postgres_server.process.server
     restored_name = f"{sa.make_url(database_url).database}_restored"
     restored_url = server.url(restored_name)
@@ -89,6 +87,9 @@ def test_blocks_that_are_newer_than_the_backup_are_registered_again(
         assert "0 (0 records) waits, 0 (0 records) comes again, 0 (0 records) unknown" in look_again_said
         with connect(again.engine) as connection:
             assert [result for result in check_data(connection) if not result.passed] == []
+            assert connection.exec_driver_sql(seen.replace("%", "%%")).all(), "what was registered again is seen"
+            for statement in others:
+                connection.exec_driver_sql(statement.replace("%", "%%"))
     finally:
         rig.close()
         if again is not None:

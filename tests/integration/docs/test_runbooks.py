@@ -1,68 +1,68 @@
-"""Run every command and statement of the runbooks that is marked `runnable`, on a real driver log."""
+"""Check that each runbook has all its parts, and that each of its commands and statements is run by a test.
+
+tests/runbook_states.py makes the state that a page is about; where a procedure is tested, the page has its own test.
+"""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from orchestration.tracker.metrics import FOREBAY, STREAMING_SOURCE
 from tests.driver_log import make_log
+from tests.runbook_page import HEADINGS, RUNBOOKS, blocks, page, sections
 from tests.runbook_states import STATES
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
-    from _pytest.mark.structures import ParameterSet
 
-RUNBOOKS = Path(__file__).parents[3] / "docs" / "runbooks"
-# Commands of these runbooks are steps of one procedure, which test_restore_page.py runs in their order, or belong to a
-# state, in which test_runbook_states.py runs them.
-_PROCEDURES = {"restore", *STATES}
-_BLOCK = re.compile(r"^```(?P<language>\w+)(?P<runnable> runnable)?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def blocks(language: str) -> list[ParameterSet]:
-    """Return each block of this language, named by its runbook and first words."""
-    return [
-        pytest.param(block["text"], id=f"{runbook.stem}: {block['text'][:30].strip()}")
-        for runbook in sorted(RUNBOOKS.glob("*.md"))
-        for block in _BLOCK.finditer(runbook.read_text(encoding="utf-8"))
-        if block["language"] == language and block["runnable"]
-        if language == "sql" or runbook.stem not in _PROCEDURES
-    ]
+TESTS = Path(__file__).parents[2]
+PAGES = sorted(path.stem for path in RUNBOOKS.glob("*.md"))
+#: Pages whose state is made of more than rows, each with the test that brings a system into it and runs the page there.
+PROCEDURES = {
+    "postgres-failover": TESTS / "faults" / "test_postgres_away.py",
+    "restore": TESTS / "integration" / "docs" / "test_restore_page.py",
+    "upgrade": TESTS / "integration" / "docs" / "test_upgrade_page.py",
+}
+METRICS = FOREBAY.keys() | {f"streaming_{name}" for name in STREAMING_SOURCE} | {"up"}
+_FENCE = re.compile(r"^ *```(\w+)(.*)$", re.MULTILINE)
 
 
-def test_every_command_and_statement_is_marked_runnable() -> None:
-    for runbook in RUNBOOKS.glob("*.md"):
-        for block in _BLOCK.finditer(runbook.read_text(encoding="utf-8")):
-            assert block["runnable"] or block["language"] not in ("sql", "sh"), f"{runbook.name}: {block['text']}"
+@pytest.mark.parametrize("stem", PAGES)
+def test_a_page_has_every_part(stem: str) -> None:
+    assert list(sections(stem)) == HEADINGS
 
 
-@pytest.mark.parametrize("statement", blocks("sql"))
-def test_a_statement(engine: sa.Engine, statement: str) -> None:
+@pytest.mark.parametrize("stem", PAGES)
+def test_a_page_says_how_to_see_it_by_sql_page_alert_and_metric(stem: str) -> None:
+    parts = sections(stem)
+    seen = parts["Symptom"] + parts["How to see it"]
+    words = " ".join(seen.split())
+    assert blocks(parts["How to see it"], "sql")
+    assert "[status page](../how-to/status-page.md)" in words
+    assert re.search(r"`Forebay[A-Z]\w+`|[Nn]o alert\b", words)
+    assert METRICS & set(re.findall(r"`(\w+)`", words)) or re.search(r"[Nn]o metric\b", words)
+    named = set(re.findall(r"`((?:forebay|streaming)_[a-z]\w+)`", page(stem)))
+    assert named - {"forebay_receiver", "forebay_driver", "forebay_reader"} <= METRICS
+
+
+@pytest.mark.parametrize("stem", PAGES)
+def test_every_command_and_statement_is_run_by_a_test(stem: str) -> None:
+    for language, words in _FENCE.findall(page(stem)):
+        assert language not in ("sql", "sh") or words == " runnable"
+    if stem in PROCEDURES:
+        assert f'"{stem}"' in PROCEDURES[stem].read_text(encoding="utf-8")
+    else:
+        assert stem in STATES
+
+
+@pytest.mark.parametrize("stem", PROCEDURES)
+def test_the_statements_of_a_procedure_run_on_any_driver_log(engine: sa.Engine, stem: str) -> None:
     with connect(engine) as connection:
         make_log(connection)
-        connection.exec_driver_sql(statement.replace("%", "%%"))
-
-
-@pytest.mark.parametrize("command", blocks("sh"))
-def test_a_command(engine: sa.Engine, database_url: str, tmp_path: Path, command: str) -> None:
-    with connect(engine) as connection:
-        make_log(connection)
-    environment = {
-        **os.environ,
-        "FOREBAY_DATABASE_URL": database_url,
-        "FOREBAY_HOME": str(tmp_path),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }
-    # Allow more time on a loaded machine.
-    command = command.replace("forebay status", "forebay status --within 60")
-    done = subprocess.run(
-        ["sh", "-euc", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+        for statement in blocks(page(stem), "sql"):
+            connection.exec_driver_sql(statement.replace("%", "%%"))

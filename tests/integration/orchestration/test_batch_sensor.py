@@ -298,6 +298,9 @@ def test_the_reason_of_a_batch_given_up_says_why_its_runs_died_at_their_start(
         for event in events:
             instance.report_dagster_event(event, run.run_id)
         next_step(connection, pipeline, instance)
+        ended = instance.get_run_by_id(run.run_id)
+        assert ended is not None
+        assert ended.tags["forebay/failed_because"] == "ModuleNotFoundError: No module named 'lookup'"
         state, said = newest_attempt(log, time)
         assert state is AttemptState.LOST
         assert "(ModuleNotFoundError: No module named 'lookup')" in said
@@ -481,6 +484,7 @@ def test_a_run_whose_attempt_the_tracker_failed_is_ended_in_dagster_too(
     ended = instance.get_run_by_id(run.run_id)
     assert ended is not None
     assert ended.status is dg.DagsterRunStatus.FAILURE
+    assert ended.tags["forebay/failed_because"] == "lost", "where Dagster lists runs, it shows their tags"
 
 
 @pytest.mark.parametrize("says_so", ["the run", "nobody"])
@@ -738,6 +742,25 @@ def test_an_interval_without_records_runs_if_configured(
     pipeline = declare(run_empty_batches=True)
     _, [time] = behind(connection, pipeline, 1)
     assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 1)
+
+
+def test_empty_intervals_of_a_window_run_only_when_its_content_changes(
+    connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
+    """Check a pipeline that was down while nothing came: it catches up at once, and its result is emptied once."""
+    pipeline = Pipeline("words", interval=INTERVAL)
+    lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+    pipeline.output(inputs=[lines.window(2 * INTERVAL)], sink=ParquetSink("/out"), name="counts")(lambda frame: frame)
+    log, times = behind(connection, pipeline, 6)
+    log.add_at(log.receiver_ids[0], times[0] - SECOND)
+    launched = []
+    while isinstance(step := next_step(connection, pipeline, instance), Launch):
+        time = datetime.fromisoformat(step.batch_time)
+        claim(log, step, time, add_run(instance, step, dg.DagsterRunStatus.STARTED).run_id)
+        finish(log, step, time)
+        launched.append(time)
+    assert launched == [times[0], times[2]], "the batch with the record, and the one whose window has lost it"
+    assert "no batch due" in step.reason
 
 
 def test_a_tick_waits_for_a_boundary_that_is_near_and_for_no_other(

@@ -128,7 +128,11 @@ def test_a_committed_output_is_materialized_in_the_run_in_which_another_one_fail
     first = words.run(1)
     assert not first.success
     assert made_by(instance, first) == [("other", 1)]
-    assert "1 of 2 outputs failed: counts: ValueError: no number: 'x'" in error_of(first)
+    cause = "1 of 2 outputs failed: counts: ValueError: no number: 'x'"
+    assert cause in error_of(first)
+    run = instance.get_run_by_id(first.run_id)
+    assert run is not None
+    assert run.tags["forebay/failed_because"] == cause, "where Dagster lists runs, it shows their tags"
     words.broken = False
     second = words.run(2)
     assert second.success

@@ -34,6 +34,7 @@ def _instance(directory: Path) -> dg.DagsterInstance:
 def _ask(instance: dg.DagsterInstance) -> None:
     """Execute statements on runs, events and schedules, as Dagster's daemon does."""
     instance.get_runs(limit=1)
+    instance.get_run_records(limit=1)
     instance.get_latest_materialization_event(dg.AssetKey("counts"))
     instance.all_instigator_state()
 
@@ -60,3 +61,35 @@ def test_connections_are_kept_and_shared_and_a_restarted_server_costs_no_stateme
         _ask(instance)
         assert not set(watching.execute(_CONNECTIONS).scalars()) & kept
     watcher.dispose()
+
+
+def test_tables_are_looked_for_once_by_all_instances_of_a_process(
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ensure_dagster_schema(database_url)
+    monkeypatch.setenv(DATABASE_VARIABLE, dagster_database_url(database_url))
+    write_dagster_home(tmp_path, code_server=tmp_path / "socket")
+    statements: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_more: object) -> None:
+        statements.append(statement)
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", note)
+    try:
+        with _instance(tmp_path) as instance:
+            _ask(instance)
+            _observe(instance)
+        assert [statement for statement in statements if "pg_catalog" in statement] != []
+        statements.clear()
+        with _instance(tmp_path) as another:
+            _ask(another)
+            _observe(another)
+        assert statements != []
+        assert [statement for statement in statements if "pg_catalog" in statement] == []
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", note)
+
+
+def _observe(instance: dg.DagsterInstance) -> None:
+    """Report an event of an asset, as the observation sensor does."""
+    instance.report_runless_asset_event(dg.AssetObservation("counts"))

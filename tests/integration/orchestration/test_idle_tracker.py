@@ -153,7 +153,7 @@ def _hands_over(rig: Rig) -> None:
     "change",
     [
         lambda rig: set_desired_state(
-            rig.connection, receiver_id=rig.log.receiver_ids[0], desired=DesiredState.STOPPED
+            rig.connection, receiver_ids=[rig.log.receiver_ids[0]], desired=DesiredState.STOPPED
         ),
         lambda rig: restart_receiver(rig.connection, receiver_id=rig.log.receiver_ids[0], why="asked for"),
         lambda rig: register_process(rig.connection, kind=ProcessKind.AGENT, name="b", host="b", pid=2, slots=1),

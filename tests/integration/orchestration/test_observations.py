@@ -14,6 +14,7 @@ from forebay.dagster import build_definitions
 from forebay.sources import SocketText
 from orchestration.dagster_defs import observation_sensor, quarantined_batches
 from orchestration.dagster_defs.batch_plots import batch_metadata
+from orchestration.dagster_defs.checks import DESCRIPTIONS
 from orchestration.dagster_defs.observation_sensor import Cursor, observe
 from tests.counted_statements import buffers, counted
 from tests.driver_log import INTERVAL, NOON, Log, make_log
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 STREAM = dg.AssetKey(["forebay", "lines"])
 MINUTES = dg.AssetKey(["words", "batches_1m"])
+PROOFS = tuple(DESCRIPTIONS)
 
 
 @pytest.fixture
@@ -133,14 +135,14 @@ def test_the_statement_beside_a_batch_shows_its_blocks(connection: sa.Connection
 def test_completed_minutes_are_reported_once(
     connection: sa.Connection, pipeline: Pipeline, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observation_sensor, "database_time", lambda _: NOON + timedelta(minutes=10))
+    monkeypatch.setattr(observation_sensor, "database_time", lambda _: NOON + timedelta(minutes=10, seconds=5))
     for number, seconds in enumerate((1.0, 2.0, 6.0, 3.0), start=1):
         complete(log, NOON + number * INTERVAL, records=10 * number, started=0.5, seconds=seconds)
     complete(log, NOON + 7 * INTERVAL, records=100, started=0.5, seconds=1.0)
     cursor = Cursor(minute=NOON - timedelta(minutes=1))
 
     events, _, cursor = events_of(connection, pipeline, cursor)
-    first, second = events[MINUTES.to_user_string()]
+    first, second, quiet = events[MINUTES.to_user_string()]
     assert first.metadata["minute"].value == NOON.isoformat()
     assert first.metadata["batches"].value == 4
     assert first.metadata["records"].value == 100
@@ -148,12 +150,72 @@ def test_completed_minutes_are_reported_once(
     # Between the third and the fourth of four values, at 0.95 of the way from first to last.
     assert first.metadata["total_delay_p95_ms"].value == pytest.approx(5550.0)
     assert second.metadata["batches"].value == 1
+    # A plot joins its points: zeros show that nothing came.
+    shown = {name: value.value for name, value in quiet.metadata.items()}
+    assert shown.pop("minute") == (NOON + timedelta(minutes=9)).isoformat()
+    assert set(shown.values()) == {0}
 
     events, _, cursor = events_of(connection, pipeline, cursor)
     assert MINUTES.to_user_string() not in events
-    complete(log, NOON + 13 * INTERVAL, records=1, started=0.5, seconds=1.0)
+    complete(log, NOON + 61 * INTERVAL, records=1, started=0.5, seconds=1.0)
+    monkeypatch.setattr(observation_sensor, "database_time", lambda _: NOON + timedelta(minutes=11, seconds=5))
     events, _, _ = events_of(connection, pipeline, cursor)
     assert [event.metadata["records"].value for event in events[MINUTES.to_user_string()]] == [1]
+
+
+def test_a_pipeline_that_is_due_less_than_once_a_minute_has_no_quiet_minutes(
+    connection: sa.Connection, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observation_sensor, "database_time", lambda _: NOON + timedelta(minutes=10))
+    lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+    slow = Pipeline("words", interval="5m")
+    slow.output(inputs=[lines], sink=ParquetSink("out"), name="counts")(lambda frame: frame)
+    events, _, _ = events_of(connection, slow, Cursor(minute=NOON))
+    assert MINUTES.to_user_string() not in events
+
+
+def test_the_newest_batch_is_reported_once_if_it_was_empty(
+    connection: sa.Connection, pipeline: Pipeline, log: Log
+) -> None:
+    def empty(cursor: Cursor) -> tuple[list[tuple[object, set[object]]], Cursor]:
+        events, _, after = events_of(connection, pipeline, cursor)
+        figures = ("records", "input_rate", "scheduling_delay_ms", "processing_time_ms", "total_delay_ms")
+        found = events.get("words/batches", [])
+        return [
+            (event.metadata["batch_time"].value, {event.metadata[name].value for name in figures}) for event in found
+        ], after
+
+    complete(log, NOON + INTERVAL, records=50, started=0.5, seconds=2.0)
+    found, cursor = empty(Cursor())
+    assert found == [], "its run has reported it"
+    for number in (2, 3):
+        log.tracker.allocate_blocks_to_batch(NOON + number * INTERVAL)
+    found, cursor = empty(cursor)
+    assert found == [((NOON + 3 * INTERVAL).isoformat(), {0})]
+    assert empty(cursor)[0] == []
+    complete(log, NOON + 4 * INTERVAL, records=50, started=0.5, seconds=2.0)
+    assert empty(cursor)[0] == []
+
+
+def test_the_proofs_of_each_output_are_reported_once_while_the_log_is_short(
+    connection: sa.Connection, pipeline: Pipeline, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that no output is shown with checks that never ran, and that a long log is not read for that."""
+    complete(log, NOON + INTERVAL, records=50, started=0.5, seconds=2.0)
+
+    def proved(cursor: Cursor) -> tuple[list[tuple[str, str]], Cursor]:
+        _, checks, after = events_of(connection, pipeline, cursor)
+        return [(check.asset_key.path[-1], check.check_name) for check in checks if check.check_name in PROOFS], after
+
+    found, cursor = proved(Cursor())
+    assert found == [("counts", name) for name in PROOFS]
+    assert proved(cursor)[0] == []
+    pipeline.output(inputs=pipeline.streams, sink=ParquetSink("other"), name="others")(lambda frame: frame)
+    found, cursor = proved(cursor)
+    assert {output for output, _ in found} == {"counts", "others"}
+    monkeypatch.setattr(observation_sensor, "MOST_PROVED", 1)
+    found, cursor = proved(Cursor())
+    assert found == []
 
 
 def test_after_a_long_outage_only_the_minutes_that_a_plot_shows_are_reported(
@@ -176,8 +238,9 @@ def test_after_a_long_outage_only_the_minutes_that_a_plot_shows_are_reported(
         {"t": NOON + 2 * INTERVAL},
     ).scalar_one()
     assets, _, _ = events_of(connection, pipeline, Cursor(minute=recent - timedelta(days=4)))
-    [only] = assets[MINUTES.to_user_string()]
+    only, quiet = assets[MINUTES.to_user_string()]
     assert only.metadata["minute"].value == recent.isoformat()
+    assert quiet.metadata["batches"].value == 0, "of the minutes without batches only the newest: a plot shows it now"
 
 
 def test_a_batch_that_waits_for_its_store_counts_as_waiting(connection: sa.Connection, log: Log) -> None:
@@ -221,7 +284,7 @@ def test_a_check_is_reported_when_it_changes_and_every_few_minutes(
 ) -> None:
     connection.execute(sa.text("UPDATE forebay.receivers SET state = 'ACTIVE'"))
     _, checks, cursor = events_of(connection, pipeline, Cursor())
-    names = {check.check_name for check in checks}
+    names = {check.check_name for check in checks if check.check_name not in PROOFS}
     assert names == {"total_delay", "queue_depth", "none_quarantined", "receivers_active"}
     _, checks, cursor = events_of(connection, pipeline, cursor)
     assert checks == []

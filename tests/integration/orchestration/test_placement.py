@@ -497,7 +497,7 @@ def test_the_command_lists_drains_and_undrains(url: str, fleet: Fleet) -> None:
     assert forebay_agents("undrain", "a").exit_code == 0
     fleet.tick()
     assert fleet.where() == ["a", "b", None]
-    forgot = forebay_agents("forget", "c")
+    forgot = forebay_agents("forget", "c", "--yes")
     assert "1 receiver(s) of its own removed, 0 listener(s)" in forgot.stdout
     fleet.tick()
     assert fleet.where() == ["a", "b"]
@@ -509,8 +509,8 @@ def test_an_unknown_or_living_agent_is_exit_code_1_with_the_way_out(url: str, fl
     for arguments, says in [
         (("drain", "nobody"), "forebay agents"),
         (("undrain", "nobody"), "'nobody'"),
-        (("forget", "nowhere"), "'nowhere'"),
-        (("forget", "a"), "stop it first"),
+        (("forget", "nowhere", "--yes"), "'nowhere'"),
+        (("forget", "a", "--yes"), "stop it first"),
     ]:
         answer = forebay_agents(*arguments)
         assert answer.exit_code == 1

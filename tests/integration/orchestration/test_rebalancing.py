@@ -265,7 +265,7 @@ def test_the_process_before_falls_silent_and_the_new_one_keeps_the_receiver(flee
 
 def test_a_receiver_that_is_to_stop_is_not_taken_over(fleet: Fleet) -> None:
     offer = begin(fleet)
-    set_desired_state(fleet.connection, receiver_id=offer.receiver_id, desired=DesiredState.STOPPED)
+    set_desired_state(fleet.connection, receiver_ids=[offer.receiver_id], desired=DesiredState.STOPPED)
     assert not fleet.take(offer)
     assert [one.receiver_id for one in fleet.rebalance()] != [offer.receiver_id]
 

@@ -132,7 +132,7 @@ def test_k04_w15_no_endless_loop_a_pause_that_doubles_then_a_person(connection: 
     assert pause_before(2) == 2 * pause_before(1)
     fail(connection)
     assert sensor(pipeline)(dg.build_sensor_context()) == dg.SkipReason(
-        "lines/1 stays FAILED, 2 of 2 restarts of this hour are used: no such host; when that is mended: "
+        "lines/1 stays FAILED, 2 of 2 restarts of this hour are used: no such host; when that is fixed: "
         "forebay receivers restart lines/1"
     )
     # An hour later it may be restarted again.

@@ -11,7 +11,8 @@ from forebay import ParquetSink
 from forebay.dagster import build_definitions
 from orchestration.apply import apply
 from orchestration.dagster_defs.replay_job import ReplayConfig
-from orchestration.replay import ReplayError, batches_to_replay, parsed_time
+from orchestration.replay_choice import ReplayError, batches_to_replay, parsed_time
+from tests.driver_log import Log
 from tests.integration.orchestration.batch_rig import System, local_spark
 from tracker_store.engine import connect
 from tracker_store.pipelines import get_pipeline
@@ -103,6 +104,23 @@ def test_the_newest_completed_batch_is_replayed_as_the_launchpad_stands(system: 
         "forebay/replays_to": newest,
         "forebay/replays": "1",
     }
+
+
+def test_as_the_launchpad_stands_the_newest_failed_batch_comes_before_the_newest_completed_one(system: System) -> None:
+    words = Words(system)
+    pipeline_id = get_pipeline(system.connection, "words").pipeline_id
+    log = Log(system.connection, 0, pipeline_id, [])
+    system.receive(["c"])
+    failed = system.allocate(3)
+    log.end_batch(failed, fails=True)
+    system.receive(["d"])
+    system.run(words.pipeline, system.allocate(4), 1)
+    job = words.job("words_replay")
+    assert job.run_config is not None
+    assert job.run_config["ops"]["words__replay"]["config"]["from_time"] == "newest_failed", "what the launchpad shows"
+    result = job.execute_in_process()
+    assert {made[1] for made in materializations(result)} == {failed.isoformat()}
+    assert system.state(failed)[0] is BatchState.COMPLETED
 
 
 def test_all_batches_of_a_range_and_one_output_of_two(system: System) -> None:

@@ -32,7 +32,8 @@ RUNBOOK = Path(__file__).parents[3] / "docs" / "runbooks" / "receiver-killed.md"
 
 def runbook_statement(verb: str, *, within: str) -> str:
     """Return the page's only statement of this kind under the heading."""
-    [section] = [part for part in RUNBOOK.read_text(encoding="utf-8").split("\n## ") if within in part.split("\n")[0]]
+    parts = re.split(r"\n##+ ", RUNBOOK.read_text(encoding="utf-8"))
+    [section] = [part for part in parts if within in part.split("\n")[0]]
     found: list[str] = re.findall(rf"^```sql runnable\n({verb} .*?)^```", section, re.MULTILINE | re.DOTALL)
     [statement] = found
     return statement

@@ -261,6 +261,22 @@ def test_a_stream_that_left_its_pipeline_keeps_the_blocks_of_unfinished_batches(
     assert left(log, receiver_id) == [1, 3]
 
 
+def test_what_a_quarantined_batch_released_goes_within_the_bound_of_a_call(log: Log, receiver_id: int) -> None:
+    log.add_at(receiver_id, *(NOON + number * SECOND for number in range(3)), T1 + SECOND, T2 + SECOND)
+    log.tracker.allocate_blocks_to_batch(T1)
+    fail(log, T1, max_attempts=1)
+    finish(log, T2)
+    assert clean(log, receiver_id).blocks == 5
+    assert left(log, receiver_id) == [1, 2, 3, 4, 6]
+    batches.discard_batch(log.connection, pipeline_id=log.pipeline_id, batch_time=T1)
+    # The marker, which stays, is one of the four. They were counted when the low mark passed them.
+    for rows in ([1, 2, 3, 4, 6], [1, 3, 4, 6], [1, 4, 6], [1, 6]):
+        call = clean(log, receiver_id, max_rows=1)
+        assert (call.blocks, call.more) == (0, True), "only the next call knows whether a full one was the last"
+        assert left(log, receiver_id) == rows
+    assert not clean(log, receiver_id, max_rows=1).more
+
+
 def test_a_quarantined_batch_does_not_block_clean_up_and_keeps_its_blocks(log: Log, receiver_id: int) -> None:
     claimed = log.add_at(receiver_id, NOON + SECOND, T1 + SECOND, T2 + SECOND)
     log.tracker.allocate_blocks_to_batch(T1)

@@ -10,12 +10,13 @@ import pytest
 import sqlalchemy as sa
 
 from orchestration.tracker.streaming_progress import StreamingProgress
+from tests.counted_statements import counted
 from tests.driver_log import INTERVAL, NOON, make_log
 from tests.filled_receivers import fill
 from tests.statement_cost import NestedStatement, buffers, nodes_of, visited_rows
 from tracker_store.engine import connect
 from tracker_store.receivers import placements_on_agent
-from tracker_store.status import pipeline_status, pipeline_status_with, stream_lag
+from tracker_store.status import pipeline_status, pipeline_status_with, processing_times, stream_lag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,6 +98,30 @@ def test_a_look_grows_with_what_it_shows_and_no_faster(connection: sa.Connection
         connection.exec_driver_sql("VACUUM ANALYZE")
         visited.append(visited_rows(nodes_of(connection, f"SELECT * FROM forebay.{view}")))
     assert visited[1] <= 12 * visited[0] + 100, visited
+
+
+def test_the_newest_processing_times_cost_no_history(connection: sa.Connection) -> None:
+    for number in range(20):
+        make_log(connection, pipeline=f"words{number}", stream=f"lines{number}")
+    add_history(connection)
+    connection.exec_driver_sql("""
+        INSERT INTO forebay.batches (pipeline_id, batch_time, oldest_time, state, records, bytes, blocks, allocated_at,
+            completed_at, attempt)
+        SELECT p.id, t, t, 'COMPLETED', 1, 1, 1, t, t + interval '2 s', 1
+        FROM forebay.pipelines p, LATERAL (SELECT date_trunc('second', clock_timestamp()) - interval '20 s') AS at(t)
+    """)
+    connection.exec_driver_sql("""
+        INSERT INTO forebay.batch_attempts (pipeline_id, batch_time, attempt, kind, run_id, state, started_at, ended_at)
+        SELECT b.pipeline_id, b.batch_time, 1, 'run', 'run', 'SUCCEEDED', b.batch_time, b.completed_at
+        FROM forebay.batches b
+    """)
+    connection.exec_driver_sql("UPDATE forebay.batches SET attempt = 1")
+    connection.exec_driver_sql("VACUUM ANALYZE")
+    with counted(connection) as sent:
+        found = processing_times(connection, seconds=60)
+    assert [row.times for row in found] == [[timedelta(seconds=2)]] * 20
+    [query] = sent.queries
+    assert visited_rows(nodes_of(connection, query.replace(":", "\\:"))) <= 20 * 100  # the history has 5,000 each
 
 
 def test_the_lag_of_many_pipelines_does_not_compare_each_with_every_stream(connection: sa.Connection) -> None:

@@ -177,7 +177,7 @@ def changes_its_declaration(moving: Moving) -> None:
 
 
 def stops(moving: Moving) -> None:
-    set_desired_state(moving.connection, receiver_id=moving.receiver_id, desired=DesiredState.STOPPED)
+    set_desired_state(moving.connection, receiver_ids=[moving.receiver_id], desired=DesiredState.STOPPED)
 
 
 def fails(moving: Moving) -> None:

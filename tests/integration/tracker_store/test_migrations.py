@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
 from tests.driver_log import make_log, wait_until_blocked
+from tests.polling import eventually
 from tracker_store import migrate
 from tracker_store.checks import functions_are_the_files, revision_is_the_newest
 from tracker_store.engine import connect
@@ -93,20 +95,9 @@ def test_functions_and_views_of_another_version_are_replaced(engine: sa.Engine, 
 
 def test_two_processes_may_upgrade_at_once(engine: sa.Engine, database_url: str) -> None:
     migrate.downgrade(database_url, "base")
-    failures: list[BaseException] = []
-
-    def upgrade() -> None:
-        try:
-            migrate.upgrade(database_url)
-        except BaseException as error:  # noqa: BLE001  shown below
-            failures.append(error)
-
-    threads = [threading.Thread(target=upgrade) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert failures == []
+    with ThreadPoolExecutor(2) as pool:
+        for upgrade in [pool.submit(migrate.upgrade, database_url) for _ in range(2)]:
+            upgrade.result(60)
     with connect(engine) as connection:
         assert migrate.current_revision(connection) == migrate.newest_revision()
 
@@ -134,24 +125,18 @@ def test_an_upgrade_waits_for_a_transaction_and_not_the_other_way_round_too(
 ) -> None:
     """Check with two statements of one function, in its order: processes of the version before go on meanwhile."""
     migrate.downgrade(database_url, "0001")
-    failures: list[BaseException] = []
-
-    def upgrade() -> None:
-        try:
-            migrate.upgrade(database_url)
-        except BaseException as error:  # noqa: BLE001  shown below
-            failures.append(error)
-
-    thread = threading.Thread(target=upgrade)
-    with engine.connect().execution_options(isolation_level="READ COMMITTED") as writer, connect(engine) as looker:
+    with (
+        ThreadPoolExecutor(1) as pool,
+        engine.connect().execution_options(isolation_level="READ COMMITTED") as writer,
+        connect(engine) as looker,
+    ):
         first, second = statements
         writer.execute(sa.text(first))
-        thread.start()
+        upgrade = pool.submit(migrate.upgrade, database_url)
         wait_until_blocked(looker)
         writer.execute(sa.text(second))
         writer.commit()
-        thread.join(60)
-        assert failures == []
+        upgrade.result(60)
         assert migrate.current_revision(looker) == migrate.newest_revision()
 
 
@@ -184,7 +169,6 @@ def test_a_migration_goes_on_when_the_session_that_blocked_it_has_ended(
 ) -> None:
     """Check that others go on meanwhile: they wait behind the migration for the time of one lock only."""
     migrate.downgrade(database_url, "0005")
-    failures: list[BaseException] = []
     paused = threading.Event()
 
     def pause(_: float) -> None:
@@ -193,20 +177,38 @@ def test_a_migration_goes_on_when_the_session_that_blocked_it_has_ended(
 
     monkeypatch.setattr(migrate, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
 
-    def upgrade() -> None:
-        try:
-            migrate.upgrade(database_url)
-        except BaseException as error:  # noqa: BLE001  shown below
-            failures.append(error)
-
-    thread = threading.Thread(target=upgrade)
-    with reading_person(database_url):
-        thread.start()
-        assert paused.wait(60), "the migration gave the table free between two attempts"
-    thread.join(60)
-    assert failures == []
+    with ThreadPoolExecutor(1) as pool:
+        with reading_person(database_url):
+            upgrade = pool.submit(migrate.upgrade, database_url)
+            assert paused.wait(60), "the migration gave the table free between two attempts"
+        upgrade.result(60)
     with connect(engine) as connection:
         assert migrate.current_revision(connection) == migrate.newest_revision()
+
+
+def test_a_migration_that_deadlocks_with_a_writer_is_run_again(engine: sa.Engine, database_url: str) -> None:
+    """Check this because a writer that is called all the time met a migration that takes tables in another order."""
+    migrate.downgrade(database_url, "0005")
+
+    def migration_waits_for_segments(looker: sa.Connection) -> bool:
+        table = "relation = 'forebay.log_segments'::regclass"
+        waiting = looker.exec_driver_sql(f"SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND {table})")
+        return bool(waiting.scalar_one())
+
+    with (
+        ThreadPoolExecutor(1) as pool,
+        engine.connect().execution_options(isolation_level="READ COMMITTED") as writer,
+        connect(engine) as looker,
+    ):
+        # So that the server ends the migration's transaction, and not this one.
+        writer.exec_driver_sql("SET deadlock_timeout = '60s'")
+        writer.exec_driver_sql("SELECT FROM forebay.log_segments FOR UPDATE")
+        upgrade = pool.submit(migrate.upgrade, database_url)
+        eventually(lambda: migration_waits_for_segments(looker), "the migration waits for the writer's table")
+        writer.exec_driver_sql("SELECT FROM forebay.dead_letters")
+        writer.commit()
+        upgrade.result(60)
+        assert migrate.current_revision(looker) == migrate.newest_revision()
 
 
 def test_every_function_view_and_table_exists_with_a_comment(engine: sa.Engine) -> None:

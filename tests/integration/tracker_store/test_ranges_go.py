@@ -78,7 +78,7 @@ def replay(log: Log, time: datetime, reach: timedelta = timedelta(0)) -> int:
 # -- never twice -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("first", "after"), [(5, 6), (2, 6), (9, 12), (1, 20), (5, 10), (1, 6)], ids=str)
+@pytest.mark.parametrize(("first", "after"), [(5, 6), (2, 6), (9, 12), (1, 20), (5, 10), (1, 6), (28, 29)], ids=str)
 def test_a_range_that_overlaps_is_refused_wherever_it_begins(log: Log, first: int, after: int) -> None:
     for at, (begin, end) in {T1: (5, 10), T2: (10, 12), T3: (20, 30)}.items():
         log.connection.execute(INSERT, {"t": at, "a": begin, "b": end})

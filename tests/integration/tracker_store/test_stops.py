@@ -144,12 +144,12 @@ def test_a_stop_asked_for_again_changes_nothing_and_a_start_takes_it_back(log: L
 
 def test_an_operators_desired_state_of_a_receiver_applies_again_after_the_start(log: Log, term: int) -> None:
     [receiver] = log.receiver_ids
-    set_desired_state(log.connection, receiver_id=receiver, desired=DesiredState.PAUSED)
+    set_desired_state(log.connection, receiver_ids=[receiver], desired=DesiredState.PAUSED)
     stop_pipelines(log.connection)
     advance_stops(log.connection, term=term)
     assert (state(log), desired(log)) == (PipelineState.STOPPED, DesiredState.STOPPED)
     with pytest.raises(PipelinesStoppedError, match="forebay start"):
-        set_desired_state(log.connection, receiver_id=receiver, desired=DesiredState.RUNNING)
+        set_desired_state(log.connection, receiver_ids=[receiver], desired=DesiredState.RUNNING)
     start_pipelines(log.connection, names=["words"])
     advance_stops(log.connection, term=term)
     assert desired(log) is DesiredState.PAUSED
@@ -283,7 +283,7 @@ def test_k04_a_failed_receiver_is_restarted_once_an_episode_and_the_restarts_are
     assert restart_receiver(log.connection, receiver_id=receiver, why="restarted by an operator")
     log.connection.execute(sa.text("UPDATE forebay.receivers SET state = 'FAILED'"))
     assert failed_receivers(log.connection, ["lines"])[0].restarts == 1
-    set_desired_state(log.connection, receiver_id=receiver, desired=DesiredState.STOPPED)
+    set_desired_state(log.connection, receiver_ids=[receiver], desired=DesiredState.STOPPED)
     assert failed_receivers(log.connection, ["lines"]) == []
     assert not restart_receiver(log.connection, receiver_id=receiver, why="asked for"), "its desired state is STOPPED"
 

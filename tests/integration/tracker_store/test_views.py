@@ -16,8 +16,9 @@ from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters
 from tracker_store.engine import connect
 from tracker_store.outputs import commit_output
 from tracker_store.receivers import report_event
-from tracker_store.segments import left_segments, seal_segment
+from tracker_store.segments import CodecSum, left_segments, open_segment, seal_segment
 from tracker_store.states import LinkKind, ReceiverEventKind
+from tracker_store.streaming_statistics import StreamCodec, stream_codecs
 from tracker_store.views import VIEWS
 
 if TYPE_CHECKING:
@@ -282,6 +283,39 @@ def test_the_storage_of_each_receiver(connection: sa.Connection) -> None:
     # With those that were counted and not kept.
     assert status["dead_letters"] == 10
     assert (unused["receiver_id"], unused["blocks"], unused["segment_bytes"]) == (two, 0, 0)
+
+
+def test_the_codecs_of_stored_blocks(connection: sa.Connection) -> None:
+    log = make_log(connection, receivers=2)
+    one, two = log.receiver_ids
+
+    def seal(receiver: int, number: int, *codecs: CodecSum) -> int:
+        segment = open_segment(
+            connection, receiver_id=receiver, epoch=1, path=f"{receiver}/{number}", source_rule="not_sent_again"
+        )
+        for _ in range(2):
+            seal_segment(connection, segment_id=segment, length=1000, codecs=codecs)
+        return segment
+
+    def uncompressed() -> list[int]:
+        used = rows(connection, "SELECT * FROM forebay.storage_usage ORDER BY ordinal")
+        return [row["uncompressed_bytes"] for row in used]
+
+    assert rows(connection, "SELECT * FROM forebay.stream_status")[0]["uncompressed_share"] is None
+    # By a process of the version before, which does not say it.
+    seal(one, 1)
+    assert (uncompressed(), stream_codecs(connection)) == ([0, 0], [])
+    first = seal(one, 2, CodecSum("lz4", 3, 300), CodecSum("none", 4, 600))
+    seal(one, 3, CodecSum("none", 1, 100))
+    seal(two, 1, CodecSum("lz4", 10, 1000))
+    assert uncompressed() == [700, 0]
+    assert stream_codecs(connection) == [StreamCodec("lines", "lz4", 13, 1300), StreamCodec("lines", "none", 5, 700)]
+    assert rows(connection, "SELECT * FROM forebay.stream_status")[0]["uncompressed_share"] == 0.35
+    # What is deleted uses the disk no more, and was stored.
+    connection.execute(sa.text("UPDATE forebay.log_segments SET state = 'DELETING' WHERE id = :id"), {"id": first})
+    connection.execute(sa.text("DELETE FROM forebay.log_segments WHERE id = :id"), {"id": first})
+    assert uncompressed() == [100, 0]
+    assert rows(connection, "SELECT * FROM forebay.stream_status")[0]["uncompressed_share"] == 0.35
 
 
 def test_segments_that_no_process_will_salvage_are_reported(connection: sa.Connection) -> None:

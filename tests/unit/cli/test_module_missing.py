@@ -1,4 +1,4 @@
-"""Test that no command takes the demo's pipelines, or any others, when the user has named no module."""
+"""Test commands of a user who has named no module, or no driver log: none takes the demo's, each says what to do."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
+from orchestration.settings import DatabaseUrlMissingError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,8 +35,20 @@ def test_a_command_that_needs_a_module_refuses_to_guess_one(nothing_named: Path,
     result = CliRunner().invoke(app, command)
     said = " ".join(result.output.split())
     assert result.exit_code == 2, said
-    assert "No module of pipelines is named: give one (`forebay up my_pipeline`), or set FOREBAY_MODULE." in said
+    assert (
+        "No module of pipelines is named: give one (`forebay up my_pipeline`), set FOREBAY_MODULE, or begin a project."
+        in said
+    )
     assert not nothing_named.exists(), "nothing was started"
+
+
+@pytest.mark.parametrize("command", ["agent", "batch-driver", "batches", "db upgrade", "events", "pipelines", "top"])
+def test_without_a_driver_log_a_command_says_what_to_do(nothing_named: Path, command: str) -> None:
+    result = CliRunner().invoke(app, command.split())
+    said = " ".join(result.output.split())
+    assert (result.exit_code, isinstance(result.exception, SystemExit)) == (1, True), result.exception
+    assert said == DatabaseUrlMissingError.__doc__
+    assert not nothing_named.exists()
 
 
 def test_an_empty_name_is_no_name(nothing_named: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.cli.console import Console
+from forebay.cli.findings import Finding, Health, findings_table
 from forebay.cli.tables import print_table
 
 LONG = "departures_by_carrier_and_origin_of_each_hour"
@@ -61,3 +62,22 @@ def test_no_cell_is_broken_or_cut_off_at_any_width(rows: list[list[str]], width:
 def test_a_line_is_only_longer_than_the_terminal_if_one_cell_is(width: int) -> None:
     rows = [["words", *["x" * 25] * 3], [LONG, *["y" * 9] * 3]]
     assert max(map(len, shown(["name", "a", "b", "c"], rows, width=width))) <= width
+
+
+def test_findings_are_below_each_other_with_the_way_out_on_a_line_of_its_own() -> None:
+    """Check 80 columns: in columns, a path and its advice were broken into shards."""
+    path = "/srv/forebay/of-this-department/blocks"
+    found = [
+        Finding("ports", Health.OK, "port 3000 is free for Dagster's UI", "not shown"),
+        Finding(
+            "block store", Health.FAILED, f"{path} can't be written: [Errno 13]", "Name another in FOREBAY_BLOCK_STORE."
+        ),
+    ]
+    out = io.StringIO()
+    Console(file=out, highlight=False, width=80).print(findings_table(found))
+    assert [line.rstrip() for line in out.getvalue().splitlines()] == [
+        "ok      ports: port 3000 is free for Dagster's UI",
+        f"failed  block store: {path} can't be written:",
+        "        [Errno 13]",
+        "        Name another in FOREBAY_BLOCK_STORE.",
+    ]

@@ -59,6 +59,8 @@ def test_an_alert_names_its_page_and_a_runbook_names_its_alert(rule: dict[str, A
     annotations = rule["annotations"]
     page = ROOT / annotations["runbook"]
     assert page.is_file()
+    if page.parent.name == "runbooks":
+        assert f"`{rule['alert']}`" in page.read_text(encoding="utf-8")
     assert set(re.findall(r"\$labels\.(\w+)", annotations["summary"])) <= {
         label for metric in _NAME.findall(rule["expr"]) for label in LABELS[metric]
     }

@@ -120,6 +120,31 @@ def test_services_and_budgets_select_pods_that_exist() -> None:
             assert selector["app.kubernetes.io/name"] in labels, document["metadata"]["name"]
 
 
+def test_agents_are_probed_and_only_one_at_a_time_is_taken_away() -> None:
+    [budget] = [document for document in DOCUMENTS if document["kind"] == "PodDisruptionBudget"]
+    [agents] = [document for document in DOCUMENTS if document["kind"] == "StatefulSet"]
+    assert budget["spec"]["maxUnavailable"] == 1
+    assert budget["spec"]["selector"] == agents["spec"]["selector"]
+    [agent] = agents["spec"]["template"]["spec"]["containers"]
+    assert {probe: agent[probe]["httpGet"]["path"] for probe in agent if probe.endswith("Probe")} == {
+        "startupProbe": "/health",
+        "livenessProbe": "/health",
+        "readinessProbe": "/ready",
+    }
+    # A batch driver answers nobody: the leading tracker watches its heartbeat.
+    unwatched = {container["name"] for container in containers() if not any("Probe" in key for key in container)}
+    jobs = {
+        container["name"]
+        for document in DOCUMENTS
+        if document["kind"] == "Job"
+        for container in [
+            *document["spec"]["template"]["spec"].get("initContainers", []),
+            *document["spec"]["template"]["spec"]["containers"],
+        ]
+    }
+    assert unwatched - jobs == {"driver"}
+
+
 def test_an_agent_has_time_to_drain_everywhere() -> None:
     [agents] = [document for document in DOCUMENTS if document["kind"] == "StatefulSet"]
     agents_unit = unit(DEPLOY / "systemd" / "forebay-agent.service")["Service"]

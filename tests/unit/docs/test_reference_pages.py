@@ -1,18 +1,22 @@
-"""Hold the generated pages of docs/reference to the commands, the settings and the exit codes."""
+"""Hold the generated pages of docs/reference to the program."""
 
 from __future__ import annotations
 
 import ast
+import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from forebay.cli.api_reference import MODULES
 from forebay.cli.exit_codes import EXIT_CODES, FINDINGS
 from forebay.cli.main import app
 from forebay.cli.reference import Page, describe
 from orchestration.settings import Settings
+from orchestration.tracker.metrics import FOREBAY, STREAMING_SOURCE
 
 ROOT = Path(__file__).parents[3]
 REFERENCE = ROOT / "docs" / "reference"
@@ -36,6 +40,29 @@ def test_the_pages_have_every_command_and_setting() -> None:
         assert f" forebay {name}\n" in cli
     assert "forebay receiver\n" not in cli, "an agent starts it, not a person"
     assert all(f"`FOREBAY_{name.upper()}`" in settings for name in Settings.model_fields)
+
+
+def test_the_page_of_metrics_has_each_with_its_labels() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([\w, ]+) \| (.*) \|$", describe(Page.METRICS), re.MULTILINE)
+    expected = [(f"streaming_{name}", "gauge", "pipeline", meaning) for name, meaning in STREAMING_SOURCE.items()]
+    expected += [(name, kind, ", ".join(labels) or "none", text) for name, (kind, labels, text) in FOREBAY.items()]
+    assert rows == expected
+
+
+def test_the_page_of_the_python_api_has_each_public_name_and_parameter() -> None:
+    sections = re.split(r"^## (.+)$", describe(Page.PYTHON_API), flags=re.MULTILINE)[1:]
+    described = dict(zip(sections[::2], sections[1::2], strict=True))
+    assert list(described) == list(MODULES)
+    public = {path.stem for path in (ROOT / "forebay").glob("*.py")} - {"__init__", "shadowing"}
+    assert {module.partition(".")[2] for module in MODULES} - {""} == public
+    for module, section in described.items():
+        assert re.findall(r"^### (\w+)$", section, re.MULTILINE) == sorted(import_module(module).__all__)
+    assert "catch_up: CatchUp = 'each'," in described["forebay"]
+    assert "- `catch_up`: behind schedule, make" in described["forebay"]
+    assert "head_timeout: Seconds = 10.0," in described["forebay.sources"]
+    assert "#### `on_start()`" in described["forebay.receiver"]
+    # What differs from run to run, or is not for users.
+    assert not re.search(r"0x[0-9a-f]{6}|Annotated\[|\b_blocks\b", "".join(described.values()))
 
 
 def test_each_command_with_an_answer_in_its_exit_code_exists() -> None:

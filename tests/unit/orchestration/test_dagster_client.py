@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import dagster as dg
 import pytest
+from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 from dagster._core.storage.tags import RUN_KEY_TAG, SENSOR_NAME_TAG
 from dagster._daemon.sensor import fetch_existing_runs
 from dagster_graphql.schema import create_schema
@@ -84,8 +85,15 @@ def webserver(
 def test_queries_fit_dagsters_schema() -> None:
     """Check the queries: Dagster's version is pinned, and a release that changes the schema fails here."""
     schema = create_schema().graphql_schema
-    for query in (dagster_client._SENSORS, dagster_client._LAUNCH, dagster_client._STATUS, dagster_client._RUNS):
+    for query in (
+        dagster_client._SENSORS,
+        dagster_client._LAUNCH,
+        dagster_client._STATUS,
+        dagster_client._RUNS,
+        dagster_client._UNFINISHED,
+    ):
         assert validate(schema, parse(query)) == []
+    assert set(dagster_client._UNFINISHED_STATUSES) == {status.value for status in NOT_FINISHED_STATUSES}
 
 
 def test_a_run_is_launched_as_the_sensor_would() -> None:

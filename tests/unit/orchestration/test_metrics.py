@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from orchestration.tracker.metrics import MAX_RECEIVERS, prometheus_text
 from orchestration.tracker.streaming_progress import Progress, ReceiverProgress
 from tracker_store.states import ReceiverState
-from tracker_store.streaming_statistics import ReceiverCounters
+from tracker_store.streaming_statistics import ReceiverCounters, StreamCodec
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -74,6 +74,14 @@ def test_a_stream_s_sums_are_of_all_its_receivers() -> None:
     assert found["forebay_stream_restarts_total", "lines"] == 3
     assert found["forebay_stream_dead_letters_total", "lines"] == 9
     assert not any(name.startswith("forebay_receiver_") for name, *_ in found)
+
+
+def test_what_a_stream_stored_is_counted_by_codec() -> None:
+    codecs = [StreamCodec("lines", "lz4", 7, 700), StreamCodec("lines", "none", 3, 600)]
+    text = prometheus_text(Progress([], [], [], [], [], codecs), term=None, lease_ages={}).decode()
+    for codec, blocks, nbytes in (("lz4", 7, 700), ("none", 3, 600)):
+        assert f'forebay_stream_stored_blocks_total{{codec="{codec}",stream="lines"}} {blocks}.0' in text
+        assert f'forebay_stream_stored_bytes_total{{codec="{codec}",stream="lines"}} {nbytes}.0' in text
 
 
 def test_every_receiver_has_series_by_default_until_there_are_very_many() -> None:

@@ -22,6 +22,7 @@ from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.write_ahead_log import WriteAheadLog
 from tests.unit.receiver_runtime.support import FaultyFiles, ManualClock, MemoryBlockLog, MemorySegments, eventually
 from tracker_store.blocks import Claim
+from tracker_store.states import DesiredState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -135,6 +136,8 @@ def rig(
     keys: KnownKeys | None = None,
     positions: SourcePositions | None = None,
     reporter: RecordingReporter | None = None,
+    desired_state: DesiredState = DesiredState.RUNNING,
+    stream_name: str = "",
     **settings: object,
 ) -> Iterator[Rig]:
     files = FaultyFiles()
@@ -158,6 +161,7 @@ def rig(
     supervisor = ReceiverSupervisor(
         receiver,
         stream_id=3,
+        stream_name=stream_name,
         claim=Claim(1, 5, 1, server="7/1"),
         assignment=1,
         settings=wanted,
@@ -167,6 +171,7 @@ def rig(
         reporter=reporter,
         keys=keys,
         positions=positions,
+        desired_state=desired_state,
         clock=clock,
     )
     registrar.start()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from receiver_runtime.block_store.encryption import FrameEncryptor
     from tracker_store.dead_letters import StoredDeadLetter
+    from tracker_store.segments import CodecSum
 
 DEADLINE_SECONDS = 60.0
 
@@ -153,6 +154,7 @@ class MemorySegments:
     def __init__(self) -> None:
         self.paths: dict[int, str] = {}
         self.lengths: dict[int, int] = {}
+        self.codecs: dict[int, Sequence[CodecSum]] = {}
         self.rules: dict[int, str] = {}
         self.dead_letters: list[StoredDeadLetter] = []
         self.dead_letter_calls = 0
@@ -165,11 +167,12 @@ class MemorySegments:
         self.rules[segment_id] = source_rule
         return segment_id
 
-    def seal_segment(self, segment_id: int, length: int, sequence: int) -> None:
+    def seal_segment(self, segment_id: int, length: int, sequence: int, codecs: Sequence[CodecSum]) -> None:
         del sequence
         if self.fail_seals:
             raise ConnectionError("away")
         self.lengths[segment_id] = length
+        self.codecs[segment_id] = codecs
 
     def add_dead_letters(self, letters: Sequence[StoredDeadLetter]) -> None:
         self.dead_letter_calls += 1

@@ -12,6 +12,7 @@ import pytest
 
 from receiver_runtime import batch_drivers
 from receiver_runtime.batch_drivers import HEALTHY_AFTER_SECONDS, BatchDrivers
+from receiver_runtime.process_ends import ProcessEnds
 from tests.polling import eventually
 
 if TYPE_CHECKING:
@@ -111,16 +112,17 @@ def test_a_killed_driver_is_reported_and_started_again(rig: Rig) -> None:
 def test_a_driver_that_ran_for_a_while_is_restarted_at_once(rig: Rig) -> None:
     rig.until("it is ready", rig.ready)
     old = rig.pids()[0]
-    assert not rig.drivers.has_ended()
     rig.ahead = HEALTHY_AFTER_SECONDS
-    psutil.Process(old).kill()
-    eventually(rig.drivers.has_ended, "its end is noticed without a tick")
-    rig.tick()
-    assert rig.ended == [old]
-    assert rig.pids(), "the tick that finds it gone starts the next"
-    # This driver has hardly run.
-    psutil.Process(rig.pids()[0]).kill()
-    eventually(rig.drivers.has_ended, "its end is noticed")
+    with ProcessEnds() as ends:
+        assert not ends.wait(rig.drivers.processes(), 0)
+        psutil.Process(old).kill()
+        assert ends.wait(rig.drivers.processes(), 60), "its end is noticed without a tick"
+        rig.tick()
+        assert rig.ended == [old]
+        assert rig.pids(), "the tick that finds it gone starts the next"
+        # This driver has hardly run.
+        psutil.Process(rig.pids()[0]).kill()
+        assert ends.wait(rig.drivers.processes(), 60), "its end is noticed"
     rig.tick()
     assert not rig.pids()
 

@@ -11,10 +11,12 @@ from receiver_runtime.block_handler import BlockHandler
 from receiver_runtime.block_store.frame import FrameKind, SourceRule
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.block_store.segment import IntactFrame
+from receiver_runtime.codec_choice import LEAST_BLOCKS
 from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.write_ahead_log import WriteAheadLog
 from tests.unit.receiver_runtime.support import ManualClock, MemorySegments
 from tracker_store.blocks import Claim
+from tracker_store.segments import CodecSum
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +39,7 @@ class Setup:
             segment_interval=INTERVAL,
             clock=self.clock,
         )
-        self.handler = BlockHandler(log, SCHEMA)
+        self.handler = BlockHandler(log, SCHEMA, compression="auto")
 
     def keep(self, sequence: int, registered_through: int = 0) -> None:
         batch = pa.record_batch([pa.array(["a"], pa.string())], schema=SCHEMA)
@@ -99,3 +101,20 @@ def test_a_segment_that_needs_no_note_is_closed_at_its_age(tmp_path: Path, rule:
     setup.keep(2, registered_through=1)
     assert len(setup.rows.paths) == 2
     assert list(setup.rows.lengths) == [1]
+
+
+def test_a_segment_is_sealed_with_its_blocks_by_codec(tmp_path: Path) -> None:
+    setup = Setup(tmp_path, SourceRule.NOT_SENT_AGAIN)
+    handler = setup.handler
+    batch = pa.record_batch([pa.array(["a" * 10_000], pa.string())], schema=SCHEMA)
+    sizes = [handler.store_block(handler.encode([batch], queued=True), sequence=1).bytes]
+    for _ in range(LEAST_BLOCKS):
+        handler.codec.observe(batch.nbytes, seconds=0.03, waited=0.02)
+    sizes += [handler.store_block(handler.encode([batch], queued=True), sequence=number).bytes for number in (2, 3)]
+    # What no queue precedes is compressed.
+    sizes += [handler.store_block([batch], sequence=4).bytes]
+    assert sizes[0] == sizes[3] < batch.nbytes / 10 < batch.nbytes < sizes[1] == sizes[2]
+    setup.registered(4)
+    handler.close()
+    [counted] = setup.rows.codecs.values()
+    assert counted == (CodecSum("lz4", 2, 2 * sizes[0]), CodecSum("none", 2, 2 * sizes[1]))

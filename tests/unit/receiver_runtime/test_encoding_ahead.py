@@ -6,12 +6,13 @@ import threading
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pytest
 
 from receiver_runtime.block_generator import Block, BlockGenerator
 from receiver_runtime.block_handler import EncodedBlock
 from receiver_runtime.block_store.payload import decode_batches, encode_batches
 from receiver_runtime.rate_limiter import RateLimiter
-from tests.unit.receiver_runtime.support import eventually
+from tests.unit.receiver_runtime.support import ManualClock, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,3 +108,55 @@ def test_a_block_that_could_not_be_encoded_ahead_is_pushed_unencoded() -> None:
     assert [batch.column(0).to_pylist() for batch in first.batches] == [["first"]]
     assert listener.errors == ["block 1 could not be encoded, it is tried again when it is pushed: no room"]
     assert second.encoded is not None
+
+
+def _full_block() -> pa.RecordBatch:
+    return pa.record_batch([pa.array(["x" * 1000])], schema=SCHEMA)
+
+
+def test_a_block_says_how_long_it_waited_for_the_encoder_and_not_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener, clock, gate = Listener(), ManualClock(), threading.Semaphore(0)
+    cut: list[Block] = []
+    monkeypatch.setattr(listener, "on_generate_block", cut.append)
+
+    def encode(batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
+        assert gate.acquire(timeout=30)
+        return EncodedBlock([encode_batches(SCHEMA, batches)], sum(batch.num_rows for batch in batches))
+
+    made = BlockGenerator(
+        listener,
+        SCHEMA,
+        limiter=RateLimiter(clock=clock),
+        queue_size=1,
+        max_block_bytes=_full_block().nbytes,
+        encode=encode,
+        clock=clock,
+    )
+    made.start()
+    try:
+        made.add_multiple_data(_full_block())
+        eventually(lambda: len(cut) == 1)
+        # It is full while the first one is being encoded.
+        made.add_multiple_data(_full_block())
+        clock.advance(0.05)
+        gate.release()
+        eventually(lambda: len(cut) == 2)
+        assert (cut[0].seconds, cut[0].waited, cut[1].seconds, cut[1].waited) == pytest.approx((0, 0, 0.05, 0.05))
+        # The first is being pushed and the second waits on the queue; so the third, and what comes after it, waits.
+        assert listener.waits.wait(30)
+        gate.release()
+        eventually(lambda: made.waiting_blocks == 1)
+        made.add_multiple_data(_full_block())
+        eventually(lambda: len(cut) == 3)
+        gate.release()
+        eventually(lambda: made._held is not None)
+        made.add_multiple_data(_full_block())
+        clock.advance(0.1)
+        listener.gate.set()
+        eventually(lambda: len(cut) == 4)
+        assert (cut[3].seconds, cut[3].waited) == pytest.approx((0.1, 0))
+        assert [block.behind_full_queue for block in cut] == [False, False, False, True]
+    finally:
+        listener.gate.set()
+        gate.release(10)
+        made.abort()

@@ -22,7 +22,10 @@ from receiver_runtime.write_ahead_log import WriteAheadLog
 from tracker_store.blocks import Claim
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from tracker_store.segments import CodecSum
 
 CODECS: tuple[Compression, ...] = get_args(Compression)
 SCHEMA = pa.schema([("value", pa.string()), ("offset", pa.int64())])
@@ -43,8 +46,8 @@ class Rows:
         del path, source_rule
         return 1
 
-    def seal_segment(self, segment_id: int, length: int, sequence: int) -> None:
-        del segment_id, length, sequence
+    def seal_segment(self, segment_id: int, length: int, sequence: int, codecs: Sequence[CodecSum]) -> None:
+        del segment_id, length, sequence, codecs
 
 
 def test_batches_survive_every_compression() -> None:
@@ -94,10 +97,13 @@ def test_a_payload_of_another_writer_is_read_whatever_its_options_are() -> None:
 
 
 def test_the_setting_and_the_payload_know_the_same_compressions() -> None:
-    assert ReceiverSettings().compression == "lz4"
+    assert ReceiverSettings().compression == "auto"
+    # Receivers of the version before don't know it, and refuse what they don't know.
+    assert "compression" not in ReceiverSettings().to_row()
     for compression in CODECS:
-        assert ReceiverSettings.of_row({"compression": compression}).compression == compression
-    with pytest.raises(ValueError, match="'lz4', 'zstd' or 'none'"):
+        row = ReceiverSettings(compression=compression).to_row()
+        assert ReceiverSettings.of_row(row).compression == row["compression"] == compression
+    with pytest.raises(ValueError, match="'auto', 'lz4', 'zstd' or 'none'"):
         ReceiverSettings.model_validate({"compression": "gzip"})
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from receiver_runtime.block_store.frame import SourceRule
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.receivers import keyed_hand_over
 from receiver_runtime.receivers.keyed_hand_over import HandedOver, HandOverClosedError, KeyedHandOver, _cuts
 from receiver_runtime.records import RecordTypeError
 from receiver_runtime.write_ahead_log import WriteAheadLogError
@@ -549,3 +550,50 @@ def test_rows_whose_earlier_key_is_known_are_left_out(running: Rig, log: KeyedBl
     hand_over.close()
     assert values(running) == ["a", "b", "e"]
     assert {key for key in log.keys if not key.startswith("warm")} == {"2", "s 1", "s 3"}
+
+
+def test_a_submit_of_requests_says_what_was_done_with_the_rows_of_each(tmp_path: Path, log: KeyedBlockLog) -> None:
+    log.keys |= {"2"}
+    with made(tmp_path, log, max_block_bytes=1024) as one:
+        hand_over = KeyedHandOver(one.supervisor)
+        assert hand_over.submit(batch("a", "b"), None, requests=[1, 0, 1]).result(DEADLINE).requests == [
+            (1, 0),
+            (0, 0),
+            (1, 0),
+        ]
+        rows = [f"{n:0100d}" for n in range(40)]
+        keys = ["1"] * 15 + ["2"] * 5 + [None] * 5 + ["3"] * 15
+        handed = hand_over.submit(batch(*rows), keys, requests=[15, 5, 5, 15]).result(DEADLINE)
+        assert (handed.added, handed.duplicates) == (35, 5)
+        assert handed.requests == [(15, 0), (0, 5), (5, 0), (15, 0)]
+        # More than one block, each with all rows of its keys.
+        assert [block.keys for block in log.chain(1) if block.keys] == [("1",), ("3",)]
+        assert one.values() == ["a", "b", *rows[:15], *rows[20:]]
+        with pytest.raises(ValueError, match="requests of 3 rows for 1 rows"):
+            hand_over.submit(batch("a"), None, requests=[3])
+
+
+def test_keys_of_two_scopes_with_one_earlier_form_are_both_left_out(running: Rig, log: KeyedBlockLog) -> None:
+    log.keys |= {"1"}
+    hand_over = KeyedHandOver(running.supervisor)
+    optimistic(hand_over, log)
+    keys, earlier = pa.array(["s 1", "t 1", "t 2"]), pa.array(["1", "1", "2"])
+    handed = hand_over.submit(batch("a", "b", "c"), keys, earlier_keys=earlier, requests=[1, 1, 1]).result(DEADLINE)
+    assert handed.requests == [(0, 1), (0, 1), (1, 0)]
+    assert values(running) == ["c"]
+
+
+def test_many_messages_do_not_wait_for_the_next_blocks_time(
+    tmp_path: Path, log: KeyedBlockLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyed_hand_over, "_GATHERING_SECONDS", 2 * DEADLINE)
+    with made(tmp_path, log, block_interval=2 * DEADLINE) as one:
+        hand_over = KeyedHandOver(one.supervisor)
+        assert answer(hand_over.submit(batch("first"), None)) == (1, 0)
+        few = hand_over.submit(batch("a"), None)
+        more = [hand_over.submit(batch(f"b{n}"), None) for n in range(keyed_hand_over._MANY_MESSAGES - 2)]
+        with pytest.raises(TimeoutError):
+            few.result(0.1)
+        # A request of many rows is one message.
+        last = hand_over.submit(batch(*["c"] * 100), None, requests=[100])
+        assert [answer(future) for future in [few, *more, last]] == [(1, 0)] * (len(more) + 1) + [(100, 0)]

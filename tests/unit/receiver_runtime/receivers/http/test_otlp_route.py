@@ -64,7 +64,7 @@ def test_a_repeated_request_is_stored_once(tmp_path: Path) -> None:
 
 
 def test_without_opentelemetry_the_path_belongs_to_a_stream_called_logs(tmp_path: Path) -> None:
-    with listening(tmp_path) as made:
+    with listening(tmp_path, stream_name="logs") as made:
         assert made.post(b'{"a": 1}', path="/v1/logs").json() == {"records": 1, "duplicates": 0}
         assert made.bodies() == [b'{"a": 1}']
 

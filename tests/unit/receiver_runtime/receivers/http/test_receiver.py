@@ -20,12 +20,16 @@ import zstandard
 from receiver_runtime.block_store.frame import FrameKind, SourceRule
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.receiver_registry import make_receiver
+from receiver_runtime.sources.http import Http
 from receiver_runtime.sources.tcp import Tls
 from tests.held_ports import held_port
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 from tests.unit.receiver_runtime.receivers.http.http_client import JSON, LINES, Answer, HandedIn, Listening, listening
+from tests.unit.receiver_runtime.receivers.test_keyed_hand_over import KeyedBlockLog
+from tests.unit.receiver_runtime.rig import rig
 from tests.unit.receiver_runtime.support import eventually
-from tracker_store.states import ReceiverEventKind
+from tracker_store.states import DesiredState, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -622,3 +626,78 @@ def test_large_bodies_do_not_delay_others(one: Listening) -> None:
 def test_health_and_ready(one: Listening) -> None:
     assert json.loads(one.ask("GET", "/health").body) == {"status": "ok"}
     assert json.loads(one.ask("GET", "/ready").body) == {"status": "ready"}
+
+
+def pause(made: Listening, wanted: DesiredState, state: ReceiverState) -> None:
+    """Pause or resume the receiver, as an operator does."""
+    reports = len(made.rig.reporter.states)
+    made.log.desired[1] = wanted
+    eventually(lambda: [one for one, _ in made.rig.reporter.states[reports:]] == [state])
+
+
+def test_a_paused_receiver_keeps_its_port_and_answers_503_until_it_goes_on(tmp_path: Path) -> None:
+    with listening(tmp_path) as made, contextlib.closing(made.connect()) as open_before:
+        assert made.post(b"1", on=open_before).status == 200
+        port = made.port
+        pause(made, DesiredState.PAUSED, ReceiverState.PAUSED)
+        answer = made.post(b"2")
+        assert (answer.status, answer.headers["retry-after"]) == (503, "10")
+        assert "an operator has paused this stream" in answer.json()["detail"]
+        assert made.ask("GET", "/ready").status == 503
+        assert made.ask("GET", "/health").status == 200, "the server lives: nothing is to be restarted"
+        pause(made, DesiredState.RUNNING, ReceiverState.ACTIVE)
+        eventually(lambda: made.post(b"3").status == 200)
+        assert made.port == port
+        assert made.bodies() == [b"1", b"3"]
+        made.rig.stop()
+        with pytest.raises(ConnectionRefusedError):
+            made.post(b"4")
+
+
+def test_no_connection_is_refused_while_a_receiver_is_paused_and_resumed(tmp_path: Path) -> None:
+    """Check senders that open a connection for each request: each one is answered, 200 or 503."""
+    with listening(tmp_path) as made, ThreadPoolExecutor(4) as pool:
+        over = threading.Event()
+
+        def send() -> list[int]:
+            answers = []
+            while not over.is_set():
+                answers.append(made.post(b"1").status)
+            return answers
+
+        senders = [pool.submit(send) for _ in range(4)]
+        try:
+            for _ in range(3):
+                pause(made, DesiredState.PAUSED, ReceiverState.PAUSED)
+                pause(made, DesiredState.RUNNING, ReceiverState.ACTIVE)
+        finally:
+            over.set()
+        answers = [status for sender in senders for status in sender.result(60)]
+        assert set(answers) <= {200, 503}
+        assert len(made.bodies()) == answers.count(200)
+
+
+def test_a_receiver_that_starts_paused_answers_503_and_frees_the_port_when_it_ends(tmp_path: Path) -> None:
+    log = KeyedBlockLog()
+    log.desired[1] = DesiredState.PAUSED
+    with held_port() as port:
+        receiver = make_receiver(Http(listen=f"127.0.0.1:{port}"))
+
+        def answer() -> int:
+            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as sender:
+                sender.request("POST", "/v1/orders", b"1", JSON)
+                return sender.getresponse().status
+
+        with rig(tmp_path, receiver, log=log, keys=log, desired_state=DesiredState.PAUSED) as made:
+            eventually(lambda: [state for state, _ in made.reporter.states] == [ReceiverState.PAUSED])
+            eventually(lambda: _answers(port))
+            assert answer() == 503
+            made.stop()
+            with pytest.raises(ConnectionRefusedError):
+                answer()
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), timeout=30):
+        return True
+    return False

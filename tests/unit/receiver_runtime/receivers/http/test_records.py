@@ -60,7 +60,7 @@ def are_objects(lines: Sequence[bytes], body: bytes) -> bool:
 def test_objects_are_parsed_at_once(found: Sequence[object], ascii_only: bool) -> None:
     lines = [json.dumps(value, ensure_ascii=ascii_only).encode() for value in found]
     body = b"\n".join(lines)
-    # What Arrow does not accept, such as half of a surrogate pair, is parsed line by line.
+    # What the parser of bodies does not accept, such as half of a surrogate pair, is parsed line by line.
     if are_objects(lines, body):
         assert all(is_json(line) for line in lines)
     assert parse_plain(LINES, body, most_bytes=MOST).bodies == lines
@@ -72,6 +72,9 @@ def test_objects_are_parsed_at_once(found: Sequence[object], ascii_only: bool) -
 @example([b'{"a":{}', b'{"b":1}}', b"{}{}"])
 @example([b'{"a":"}', b'{"}'])
 @example([b'{"a": NaN}', b'{"b": -Infinity}'])
+@example([b'{"a":[{}', b"{}]}", b"{},{}"])
+@example([b'{"a": "\xff"}'])
+@example([b'{"a":' * 100_000 + b"{}" + b"}" * 100_000])
 def test_the_fast_path_takes_only_lines_that_are_valid_json(scrap: Sequence[bytes]) -> None:
     lines = [stripped for line in b"\n".join(scrap).split(b"\n") if (stripped := line.strip(b" \t\r\n"))]
     if lines and are_objects(lines, b"\n".join(lines)):

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from receiver_runtime.receivers.http import acknowledgement
 from receiver_runtime.receivers.http.app import HttpApp
+from receiver_runtime.receivers.http.direct import DirectRequests
 from tests.unit.receiver_runtime.receivers.http.http_client import JSON, LINES, Answer, HandedIn, Listening, listening
 from tests.unit.receiver_runtime.support import eventually
 from tracker_store.errors import OutcomeUnknownError
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from receiver_runtime.receivers.http.acknowledgement import Waiting
+    from receiver_runtime.receivers.http.acknowledgement import Stored, Waiting
     from receiver_runtime.receivers.http.pushed import Pushed
     from receiver_runtime.receivers.http.records import Plain
     from tracker_store.dead_letters import StoredDeadLetter
@@ -102,6 +104,30 @@ def test_a_stop_does_not_wait_indefinitely_for_dead_letters(
                 assert post.result(15).status == 503
         finally:
             held.let_go()
+
+
+def test_a_request_that_can_not_be_answered_holds_up_no_other(
+    tmp_path: Path, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check two requests of one group, of which the first breaks while its answer is written."""
+    monkeypatch.setattr(acknowledgement, "_FULL_GROUP", 2)
+    monkeypatch.setattr(acknowledgement, "_GATHER_SECONDS", 60.0)
+    broken: list[bytes] = []
+    on_answered = DirectRequests._on_answered
+
+    def broken_first(direct: DirectRequests, waiting: Waiting, outcome: Stored | BaseException) -> None:
+        if not broken:
+            broken.append(b"first")
+            on_answered(direct, waiting, outcome)
+            raise RuntimeError("as if the connection's state did not allow it")
+        on_answered(direct, waiting, outcome)
+
+    monkeypatch.setattr(DirectRequests, "_on_answered", broken_first)
+    with listening(tmp_path) as made:
+        posts = [pool.submit(made.post, body) for body in (b"1", b"2")]
+        assert [post.result(30).status for post in posts] == [200, 200]
+        assert broken == [b"first"]
+        assert sorted(made.bodies()) == [b"1", b"2"]
 
 
 def test_who_asks_for_202_never_waits(tmp_path: Path) -> None:

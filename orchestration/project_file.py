@@ -1,0 +1,38 @@
+"""A user's project file: `[tool.forebay]` of the pyproject.toml in the working directory, which names the module.
+
+It is read, and never written. All other settings are environment variables: a checkout must not decide where data goes.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+PROJECT_FILE = "pyproject.toml"
+_TABLE = "[tool.forebay]"
+
+
+class ProjectFileError(Exception):
+    """The project file can't be used. The message names it, and what is wrong."""
+
+
+def project_module() -> str | None:
+    """Return the module that the project in the working directory names; None: it names none, or there is no project.
+
+    Raises ProjectFileError.
+    """
+    path = Path.cwd() / PROJECT_FILE
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ProjectFileError(f"{path}: {error}: correct it, or name the module (`forebay up my_pipeline`)") from error
+    tool = found.get("tool", {})
+    table = tool.get("forebay", {}) if isinstance(tool, dict) else {}
+    if not isinstance(table, dict) or table.keys() - {"module"}:
+        raise ProjectFileError(f'{path}: {_TABLE} has one setting, module = "my_pipeline"; others are FOREBAY_…')
+    module = table.get("module")
+    if module is not None and not (isinstance(module, str) and module):
+        raise ProjectFileError(f"{path}: {_TABLE}: module = {module!r} is no name of a module")
+    return module

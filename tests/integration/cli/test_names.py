@@ -1,0 +1,92 @@
+"""Test the names that a shell is offered: those of the driver log, within a second, or none."""
+
+from __future__ import annotations
+
+import socket
+import time
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from forebay.cli import names
+from orchestration.replay_choice import parsed_time
+from tests.driver_log import INTERVAL, NOON, make_log
+from tests.postgres import PostgresProcess
+from tracker_store import migrate
+from tracker_store.embedded_postgres import EmbeddedPostgres
+from tracker_store.engine import connect, create_engine
+from tracker_store.pipelines import apply_stream
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import sqlalchemy as sa
+    import typer
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait longer than a shell: this machine may be busy."""
+    monkeypatch.setattr(names, "PATIENCE_SECONDS", 30.0)
+
+
+def after(pipeline: str) -> typer.Context:
+    return cast("typer.Context", SimpleNamespace(params={"pipeline": pipeline}))
+
+
+def test_names_begin_as_written(engine: sa.Engine, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", f"{database_url}{'&' if '?' in database_url else '?'}pool_mode=session")
+    with connect(engine) as connection:
+        log = make_log(connection, receivers=11)
+        apply_stream(connection, name="orders", declaration={"source": {}, "settings": {}}, receivers=1)
+        for number in (1, 2):
+            log.tracker.allocate_blocks_to_batch(NOON + number * INTERVAL)
+        log.tracker.allocate_blocks_to_batch(NOON + 3 * INTERVAL + timedelta(milliseconds=250))
+    assert names.streams("") == ["lines", "orders"]
+    assert names.streams("or") == ["orders"]
+    assert names.pipelines("w") == ["words"]
+    assert names.pipelines("%") == []
+    assert names.receivers("or") == ["orders", "orders/1"]
+    assert names.receivers("lines/1") == ["lines/1", "lines/10", "lines/11"]
+    times = names.batches(after("words"), "2026")
+    assert times == ["20260101T120030.250000Z", "20260101T120020Z", "20260101T120010Z"]
+    assert [parsed_time(time) for time in times[1:]] == [NOON + 2 * INTERVAL, NOON + INTERVAL]
+    assert parsed_time(times[0]) == datetime(2026, 1, 1, 12, 0, 30, 250_000, tzinfo=UTC)
+    assert names.batches(after("others"), "") == []
+
+
+def test_the_embedded_server_of_this_home_is_asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FOREBAY_DATABASE_URL", raising=False)
+    monkeypatch.setenv("FOREBAY_HOME", str(home))
+    assert names.streams("") == []
+    server = EmbeddedPostgres(home / "postgres")
+    with PostgresProcess(server):
+        server.ensure_database()
+        migrate.upgrade(server.url())
+        server.ensure_services_login()
+        engine = create_engine(server.services_url(), application_name="test", pool_size=1)
+        with connect(engine) as connection:
+            apply_stream(connection, name="lines", declaration={"source": {}, "settings": {}}, receivers=1)
+        engine.dispose()
+        assert names.streams("") == ["lines"]
+    assert names.streams("") == []
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "PATIENCE_SECONDS", 0.2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        monkeypatch.setenv("FOREBAY_DATABASE_URL", f"postgresql://127.0.0.1:{silent.getsockname()[1]}/none")
+        began = time.monotonic()
+        assert names.streams("") == []
+        assert time.monotonic() - began < 1.5, "libpq itself waits two seconds"
+
+
+@pytest.mark.parametrize("url", ["mysql://nowhere", "postgresql://127.0.0.1:1/none", "://"])
+def test_an_address_that_is_none_is_no_error(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", url)
+    found: list[Any] = names.pipelines("")
+    assert found == []

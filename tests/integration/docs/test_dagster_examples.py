@@ -1,0 +1,61 @@
+"""Test that Dagster's own command loads every example of a code location in the documentation, as it stands there.
+
+To import an example is not enough: Dagster also refuses a module with two `Definitions` at its top level.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+_FILE = re.compile(r"^```python file=(\S+)\.py\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = {
+    str(page.relative_to(ROOT / "docs")): dict(_FILE.findall(page.read_text(encoding="utf-8")))
+    for page in sorted((ROOT / "docs").rglob("*.md"))
+}
+# The examples of code locations, by page. Pages share the pipelines that they name.
+EXAMPLES = {
+    page: names
+    for page, files in PAGES.items()
+    if (names := [name for name, text in files.items() if re.search(r"^defs = ", text, re.MULTILINE)])
+}
+
+
+def test_the_pages_with_examples() -> None:
+    assert EXAMPLES == {
+        "how-to/clusters.md": ["definitions"],
+        "how-to/dagster.md": ["existing", "second", "downstream", "session", "failures", "owners"],
+        "how-to/from-dstreams.md": ["listener"],
+        "how-to/listeners.md": ["listeners"],
+    }
+
+
+@pytest.mark.parametrize("option", ["-f", "-m"])
+def test_dagsters_own_command_loads_each_as_a_file_and_as_a_module(option: str, tmp_path: Path) -> None:
+    for page in EXAMPLES:
+        for name, text in PAGES[page].items():
+            (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    suffix = ".py" if option == "-f" else ""
+    examples = [name for names in EXAMPLES.values() for name in names]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
+    finished = subprocess.run(
+        [
+            *(sys.executable, "-m", "dagster", "definitions", "validate"),
+            *(word for name in examples for word in (option, f"{name}{suffix}")),
+        ],
+        cwd=tmp_path,
+        env=environment | {"DAGSTER_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    output = finished.stdout + finished.stderr
+    assert finished.returncode == 0, output
+    assert output.count("Validation successful for code location") == len(examples), output

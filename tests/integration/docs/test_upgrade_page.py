@@ -1,0 +1,68 @@
+"""Run docs/runbooks/upgrade.md in its order, on a driver log at an earlier revision."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.runbook_page import blocks, sections
+from tests.runbook_states import make_healthy_log
+from tracker_store import migrate
+from tracker_store.engine import connect
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+REVISION_BEFORE = "0010"
+
+
+def test_the_page_brings_a_driver_log_to_this_version(engine: sa.Engine, database_url: str, tmp_path: Path) -> None:
+    parts = sections("upgrade")
+    see, (before, upgrade), after = (
+        "\n".join(blocks(parts["How to see it"], "sh")),
+        blocks(parts["Cure"], "sh"),
+        "\n".join(blocks(parts["How to know that it is cured"], "sh")),
+    )
+    environment = {
+        **os.environ,
+        "FOREBAY_DATABASE_URL": database_url,
+        "FOREBAY_HOME": str(tmp_path),
+        "COLUMNS": "200",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+
+    def run(commands: str) -> str:
+        done = subprocess.run(
+            # Allow more time on a loaded machine.
+            ["sh", "-euc", commands.replace("forebay status", "forebay status --within 60")],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def revision() -> str:
+        [statement] = blocks(parts["How to see it"], "sql")
+        with connect(engine) as connection:
+            found: str = connection.exec_driver_sql(statement).scalar_one()
+        return found
+
+    with connect(engine) as connection:
+        make_healthy_log(connection)
+    # As the version before is run by itself: everything works, and nothing blocks a migration.
+    run(before)
+    with connect(engine) as connection:
+        for statement in blocks(parts["Cure"], "sql"):
+            assert connection.exec_driver_sql(statement.replace("%", "%%")).all() == []
+    migrate.downgrade(database_url, REVISION_BEFORE)
+    assert REVISION_BEFORE in run(see)
+    assert revision() == REVISION_BEFORE
+    run(upgrade)
+    assert revision() == migrate.newest_revision()
+    assert migrate.newest_revision() in run(after)

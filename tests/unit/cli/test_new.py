@@ -1,0 +1,104 @@
+"""Test `forebay new`: the files that it makes, and the names and directories that it refuses."""
+
+from __future__ import annotations
+
+import ast
+import json
+import tomllib
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from forebay.cli.main import app
+from forebay.cli.new import ProjectError, make_project, module_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILES = {
+    ".gitignore",
+    "README.md",
+    "dagster.yaml",
+    "definitions.py",
+    "my_shop.py",
+    "pyproject.toml",
+    "test_my_shop.py",
+    "workspace.yaml",
+}
+
+
+def test_the_files_of_a_project(tmp_path: Path) -> None:
+    directory = tmp_path / "below" / "my-shop"
+    assert {str(path) for path in make_project(directory)} == FILES
+    assert {path.name for path in directory.iterdir()} == FILES
+    for path in directory.iterdir():
+        text = path.read_text(encoding="utf-8")
+        assert "$" not in text, path
+        if path.suffix == ".py":
+            ast.parse(text)
+    assert tomllib.loads((directory / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"] == "my-shop"
+
+
+@pytest.mark.parametrize("command", ["new", "init"])
+def test_it_says_what_it_made_and_what_to_do_next(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, [command, "My Shop"])
+    assert result.exit_code == 0, result.output
+    assert "+ My Shop/my_shop.py\n" in result.output
+    assert "    cd 'My Shop'\n    pytest\n    forebay up\n" in result.output
+
+
+def test_an_empty_directory_that_one_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my-shop").mkdir()
+    monkeypatch.chdir(tmp_path / "my-shop")
+    result = CliRunner().invoke(app, ["new", ".", "--json"])
+    assert result.exit_code == 0, result.output
+    made = json.loads(result.stdout)
+    assert (made["directory"], made["module"]) == (str(tmp_path / "my-shop"), "my_shop")
+    assert set(made["files"]) == FILES
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("9-lives", "can't be the name of a Python module"),
+        ("class", "can't be the name of a Python module"),
+        ("caffè", "can't be the name of a Python module"),
+        ("email", "already"),
+        ("forebay", "already"),
+        ("Orchestration", "already"),
+        ("tracker-store", "already"),
+        ("dagster", "already"),
+        ("setuptools", "already"),
+        ("pip", "already"),
+        ("definitions", "another of its files"),
+        ("test-shop", "another of its files"),
+    ],
+)
+def test_a_name_that_is_refused(name: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ProjectError, match=reason):
+        module_name(name)
+    result = CliRunner().invoke(app, ["new", str(tmp_path / name)])
+    assert result.exit_code == 1
+    assert result.output.count("\n") == 1
+    assert not (tmp_path / name).exists()
+
+
+def test_a_directory_with_files_is_refused_and_kept(tmp_path: Path) -> None:
+    directory = tmp_path / "my-shop"
+    directory.mkdir()
+    (directory / "notes").write_text("mine", encoding="utf-8")
+    result = CliRunner().invoke(app, ["new", str(directory)])
+    assert result.exit_code == 1
+    assert "exists and is not an empty directory" in result.output
+    assert [path.name for path in directory.iterdir()] == ["notes"]
+
+
+def test_a_file_of_that_name_is_refused_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "my-shop").write_text("mine", encoding="utf-8")
+    with pytest.raises(ProjectError, match="not an empty directory"):
+        make_project(tmp_path / "my-shop")
+    assert (tmp_path / "my-shop").read_text(encoding="utf-8") == "mine"
