@@ -9,9 +9,15 @@ import sys
 from typing import TYPE_CHECKING
 
 from orchestration.java import find_java_home
+from tests.polling import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+# On a busy machine Spark's start alone takes a minute.
+_DEADLINE_SECONDS = 300.0
+_SHOWN_LOG_CHARACTERS = 8000
 
 
 class StreamingProgram:
@@ -20,7 +26,8 @@ class StreamingProgram:
     def __init__(self, name: str, text: str, environment: dict[str, str], directory: Path) -> None:
         program = directory / f"{name}.py"
         program.write_text(text, encoding="utf-8")
-        self._log = (directory / f"{name}.log").open("ab")
+        self._log_path = directory / f"{name}.log"
+        self._log = self._log_path.open("ab")
         java = {"JAVA_HOME": str(find_java_home(directory / "java"))}
         self._process = subprocess.Popen(
             [sys.executable, str(program)],
@@ -36,5 +43,15 @@ class StreamingProgram:
         self._process.wait(30)
         self._log.close()
 
-    def lives(self) -> bool:
-        return self._process.poll() is None
+    def until(self, predicate: Callable[[], object], what: str) -> None:
+        """Return as soon as `predicate` is true; fail, with the log's end, if the program ends or it takes too long."""
+
+        def reached() -> bool:
+            assert self._process.poll() is None, f"the program ended with {self._process.returncode}"
+            return bool(predicate())
+
+        try:
+            eventually(reached, what, seconds=_DEADLINE_SECONDS, step=0.2)
+        except AssertionError as error:
+            log = self._log_path.read_text(encoding="utf-8", errors="replace")
+            raise AssertionError(f"{error}; its log ends:\n{log[-_SHOWN_LOG_CHARACTERS:]}") from error

@@ -22,7 +22,6 @@ from tests.driver_log import make_log
 from tests.integration.docs.streaming_program import StreamingProgram
 from tests.integration.orchestration.batch_rig import System, local_spark
 from tests.integration.orchestration.target_database import TIME, Target
-from tests.polling import eventually
 from tracker_store.engine import connect
 from tracker_store.states import BatchState
 
@@ -225,7 +224,7 @@ def total(target: Target) -> dict[str, int]:
 
 @pytest.mark.spark
 @pytest.mark.cluster
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1250)
 def test_a_streaming_querys_totals_are_exact_even_if_it_is_killed(
     environment: dict[str, str], lines: LineReceiver, tmp_path: Path, target: Target
 ) -> None:
@@ -245,18 +244,12 @@ def test_a_streaming_querys_totals_are_exact_even_if_it_is_killed(
         query = StreamingProgram("totals", PROGRAMS["totals"], environment, tmp_path)
         try:
             least = sum(total(target).values())
-            eventually(
-                lambda: receive() and sum(total(target).values()) >= least + 120,  # noqa: B023
-                "progress",
-                seconds=150,
-                step=0.2,
-            )
-            assert query.lives()
+            query.until(lambda: receive() and sum(total(target).values()) >= least + 120, "progress")  # noqa: B023
         finally:
             query.kill()
     query = StreamingProgram("totals", PROGRAMS["totals"], environment, tmp_path)
     try:
-        eventually(lambda: total(target) == wanted, "the rest", seconds=150, step=0.2)
+        query.until(lambda: total(target) == wanted, "the rest")
     finally:
         query.kill()
 

@@ -13,7 +13,6 @@ import sqlalchemy as sa
 
 from orchestration.spark import stream_reader
 from tests.integration.docs.streaming_program import StreamingProgram
-from tests.polling import eventually
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def counts(directory: Path) -> dict[str, int]:
 
 @pytest.mark.spark
 @pytest.mark.cluster
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1250)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_each_record_comes_out_once_even_if_the_query_is_killed(
     name: str, environment: dict[str, str], lines: LineReceiver, tmp_path: Path
@@ -62,13 +61,12 @@ def test_each_record_comes_out_once_even_if_the_query_is_killed(
         try:
             # Kill it while it works: it continues reading while more records come.
             least = total()
-            eventually(lambda: receive() and total() >= least + 60, "progress", seconds=150, step=0.2)  # noqa: B023
-            assert query.lives()
+            query.until(lambda: receive() and total() >= least + 60, "progress")  # noqa: B023
         finally:
             query.kill()
     query = StreamingProgram(name, PROGRAMS[name], environment, tmp_path)
     try:
-        eventually(lambda: total() >= len(wanted), "the rest", seconds=150, step=0.2)
+        query.until(lambda: total() >= len(wanted), "the rest")
     finally:
         query.kill()
     if name == "live":
