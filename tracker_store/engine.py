@@ -70,6 +70,7 @@ def create_engine(
     *,
     application_name: str,
     pool_size: int = 2,
+    max_overflow: int = 2,
     statement_timeout: str = STATEMENT_TIMEOUT,
     lock_timeout: str = LOCK_TIMEOUT,
     connect_timeout: int = CONNECT_TIMEOUT_SECONDS,
@@ -77,6 +78,7 @@ def create_engine(
 ) -> sa.Engine:
     """Return an engine on the driver log at `url`; `application_name` shows in ``pg_stat_activity``.
 
+    `pool_size`, `max_overflow`: how many connections it keeps, and how many more it may have (-1: no bound).
     `connect_timeout`: seconds, for each address of the URL. `search_path`: a schema; None: the server's.
     """
     mode = pool_mode(url)
@@ -90,7 +92,7 @@ def create_engine(
         psycopg2_url(url),
         isolation_level="AUTOCOMMIT",
         pool_size=pool_size,
-        max_overflow=2,
+        max_overflow=max_overflow,
         pool_pre_ping=True,
         connect_args={
             "application_name": application_name,

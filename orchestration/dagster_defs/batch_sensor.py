@@ -34,7 +34,6 @@ from orchestration.batch_schedule import (
 )
 from orchestration.dagster_defs.run_errors import tag_cause, why_failed
 from orchestration.settings import DatabaseUrlMissingError, Settings
-from tracker_store.engine import connect_once
 from tracker_store.errors import DriverLogError
 from tracker_store.pipelines import get_pipeline, list_pipelines
 
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
     from orchestration.batch_schedule import Launch
+    from orchestration.dagster_defs.sensor_connections import SensorConnections
     from orchestration.pipeline import Pipeline
 
 __all__ = ["ATTEMPT_TAG", "BATCH_TIME_TAG", "PIPELINE_TAG", "DagsterRuns", "batch_sensor", "tick", "wait_seconds"]
@@ -159,7 +159,9 @@ def _launcher(context: dg.SensorEvaluationContext) -> str:
     return SENSOR_LAUNCHER if origin is None else f"{SENSOR_LAUNCHER} of {origin.location_name}"
 
 
-def batch_sensor(pipeline: Pipeline, job: UnresolvedAssetJobDefinition) -> dg.SensorDefinition:
+def batch_sensor(
+    pipeline: Pipeline, job: UnresolvedAssetJobDefinition, connections: SensorConnections
+) -> dg.SensorDefinition:
     """Return the sensor `PIPELINE_batches`, which runs by default."""
 
     @dg.sensor(
@@ -183,7 +185,7 @@ def batch_sensor(pipeline: Pipeline, job: UnresolvedAssetJobDefinition) -> dg.Se
         except DatabaseUrlMissingError as error:
             return dg.SkipReason(str(error))
         try:
-            with connect_once(database_url, application_name=f"forebay batch sensor {pipeline.name}") as connection:
+            with connections.connect(database_url) as connection:
                 steps = tick(
                     connection,
                     pipeline,

@@ -23,6 +23,7 @@ from orchestration.dagster_defs.observation_sensor import observation_sensor
 from orchestration.dagster_defs.receiver_sensor import owned_streams, receiver_sensor, restart_job
 from orchestration.dagster_defs.replay_job import replay_job
 from orchestration.dagster_defs.scaling_schedule import scaling_job, scaling_schedule
+from orchestration.dagster_defs.sensor_connections import SensorConnections
 from orchestration.dagster_defs.spark_resource import SPARK_RESOURCE, spark_resource
 from orchestration.dagster_defs.stream_assets import stream_asset
 from orchestration.dagster_defs.stream_jobs import stream_jobs
@@ -56,6 +57,7 @@ def build_definitions(*pipelines: Pipeline, spark: SparkResource | None = None) 
         checks[pipeline].append(stream_checks(pipeline, streams))
     scalings = {pipeline: scaling_job(pipeline) for pipeline in pipelines}
     compactions = {pipeline: compaction_job(pipeline) for pipeline in pipelines if has_compaction(pipeline)}
+    connections = SensorConnections()
     maintenance = [maintenance_job(pipelines)] if pipelines else []
     return dg.Definitions(
         assets=[
@@ -81,8 +83,11 @@ def build_definitions(*pipelines: Pipeline, spark: SparkResource | None = None) 
         ],
         resources={SPARK_RESOURCE: session},
         sensors=[
-            *(batch_sensor(pipeline, jobs[pipeline.name]) for pipeline in pipelines),
-            *(observation_sensor(pipeline, owned.get(pipeline, [])) for pipeline in pipelines),
-            *(receiver_sensor(pipeline, streams, restarts[pipeline]) for pipeline, streams in owned.items()),
+            *(batch_sensor(pipeline, jobs[pipeline.name], connections) for pipeline in pipelines),
+            *(observation_sensor(pipeline, owned.get(pipeline, []), connections) for pipeline in pipelines),
+            *(
+                receiver_sensor(pipeline, streams, restarts[pipeline], connections)
+                for pipeline, streams in owned.items()
+            ),
         ],
     )

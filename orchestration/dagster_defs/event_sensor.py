@@ -17,8 +17,8 @@ import sqlalchemy as sa
 from pydantic import BaseModel
 
 from orchestration.dagster_defs.batch_sensor import PIPELINE_TAG
+from orchestration.dagster_defs.sensor_connections import SensorConnections
 from orchestration.settings import DatabaseUrlMissingError, Settings
-from tracker_store.engine import connect_once
 from tracker_store.errors import DriverLogError
 from tracker_store.listener_events import START, EventKind, ListenerEvent, Position, events_after, newest_position
 
@@ -154,6 +154,7 @@ def event_sensor(
         raise ValueError(message)
     name = name or function.__name__
     job = _event_job(name, function, retry_policy)
+    connections = SensorConnections()
 
     @dg.sensor(
         name=name,
@@ -169,7 +170,7 @@ def event_sensor(
         except DatabaseUrlMissingError as error:
             return dg.SkipReason(str(error))
         try:
-            with connect_once(database_url, application_name=f"forebay event sensor {name}") as connection:
+            with connections.connect(database_url) as connection:
                 if context.cursor:
                     before = Cursor.model_validate_json(context.cursor).position
                 elif start == "earliest":

@@ -27,7 +27,6 @@ from tracker_store.batch_statistics import (
     newest_empty_batch,
 )
 from tracker_store.checks import is_short
-from tracker_store.engine import connect_once
 from tracker_store.errors import DriverLogError, NotAppliedError
 from tracker_store.pipelines import get_pipeline
 from tracker_store.states import ReceiverState
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
+    from orchestration.dagster_defs.sensor_connections import SensorConnections
     from orchestration.pipeline import Pipeline, Stream
     from tracker_store.status import ReceiverStatus, StreamLag
 
@@ -217,7 +217,9 @@ def _evaluation(result: dg.AssetCheckResult) -> dg.AssetCheckEvaluation:
     )
 
 
-def observation_sensor(pipeline: Pipeline, streams: Sequence[Stream]) -> dg.SensorDefinition:
+def observation_sensor(
+    pipeline: Pipeline, streams: Sequence[Stream], connections: SensorConnections
+) -> dg.SensorDefinition:
     """Return the sensor `PIPELINE_observations`, which runs by default.
 
     `streams`: those that no other pipeline's sensor observes.
@@ -238,9 +240,7 @@ def observation_sensor(pipeline: Pipeline, streams: Sequence[Stream]) -> dg.Sens
         except DatabaseUrlMissingError as error:
             return dg.SkipReason(str(error))
         try:
-            with connect_once(
-                database_url, application_name=f"forebay observation sensor {pipeline.name}"
-            ) as connection:
+            with connections.connect(database_url) as connection:
                 events, cursor = observe(connection, pipeline, streams, Cursor.parse(context.cursor))
         except NotAppliedError as error:
             return dg.SkipReason(f"{error}: run `forebay apply`")

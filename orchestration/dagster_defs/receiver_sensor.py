@@ -17,6 +17,7 @@ import dagster as dg
 import sqlalchemy as sa
 
 from orchestration.dagster_defs.batch_sensor import PIPELINE_TAG
+from orchestration.dagster_defs.sensor_connections import SensorConnections
 from orchestration.pipeline import Pipeline, Stream
 from orchestration.settings import DatabaseUrlMissingError, Settings
 from tracker_store.engine import connect_once
@@ -144,7 +145,9 @@ def restart_job(pipeline: Pipeline) -> dg.JobDefinition:
     return restart_receiver_job
 
 
-def receiver_sensor(pipeline: Pipeline, streams: Sequence[Stream], job: dg.JobDefinition) -> dg.SensorDefinition:
+def receiver_sensor(
+    pipeline: Pipeline, streams: Sequence[Stream], job: dg.JobDefinition, connections: SensorConnections
+) -> dg.SensorDefinition:
     """Return the sensor `PIPELINE_receivers`, which runs by default."""
 
     @dg.sensor(
@@ -161,7 +164,7 @@ def receiver_sensor(pipeline: Pipeline, streams: Sequence[Stream], job: dg.JobDe
         except DatabaseUrlMissingError as error:
             return dg.SkipReason(str(error))
         try:
-            with connect_once(database_url, application_name=f"forebay receiver sensor {pipeline.name}") as connection:
+            with connections.connect(database_url) as connection:
                 due, waiting = due_restarts(connection, streams)
         except DriverLogError as error:
             return dg.SkipReason(f"the driver log can't be asked, trying again: {error}")

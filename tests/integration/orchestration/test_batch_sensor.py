@@ -28,6 +28,7 @@ from orchestration.batch_schedule import (
 )
 from orchestration.dagster_defs.batch_sensor import batch_sensor, tick, wait_seconds
 from orchestration.dagster_defs.jobs import batch_job
+from orchestration.dagster_defs.sensor_connections import SensorConnections
 from orchestration.settings import Settings
 from tests.driver_log import INTERVAL as LOG_INTERVAL
 from tests.driver_log import Log, make_log, oldest_unfinished_batch
@@ -103,7 +104,7 @@ def sensor_with_one_due(connection: sa.Connection) -> tuple[dg.SensorDefinition,
     pipeline = declare()
     log, [time] = behind(connection, pipeline, 1)
     log.add_at(log.receiver_ids[0], time - SECOND)
-    return batch_sensor(pipeline, batch_job(pipeline)), time
+    return batch_sensor(pipeline, batch_job(pipeline), SensorConnections()), time
 
 
 def next_step(connection: sa.Connection, pipeline: Pipeline, instance: dg.DagsterInstance) -> Launch | Wait:
@@ -445,7 +446,9 @@ def test_a_driver_log_that_is_away_is_a_skip_that_says_so(
 ) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/none")
     pipeline = declare()
-    data = batch_sensor(pipeline, batch_job(pipeline)).evaluate_tick(dg.build_sensor_context(instance=instance))
+    data = batch_sensor(pipeline, batch_job(pipeline), SensorConnections()).evaluate_tick(
+        dg.build_sensor_context(instance=instance)
+    )
     assert not data.run_requests
     assert "trying again" in (data.skip_message or "")
 
@@ -455,7 +458,9 @@ def test_without_a_driver_log_the_skip_names_the_command(
 ) -> None:
     monkeypatch.delenv("FOREBAY_DATABASE_URL", raising=False)
     pipeline = declare()
-    data = batch_sensor(pipeline, batch_job(pipeline)).evaluate_tick(dg.build_sensor_context(instance=instance))
+    data = batch_sensor(pipeline, batch_job(pipeline), SensorConnections()).evaluate_tick(
+        dg.build_sensor_context(instance=instance)
+    )
     assert "run `forebay up`" in (data.skip_message or "")
 
 
@@ -535,7 +540,7 @@ def test_a_run_killed_when_its_batch_ended_is_ended_in_dagster_after_a_while(
     """Check this because no further attempt is requested, which would have ended the run."""
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     pipeline = declare()
-    sensor = batch_sensor(pipeline, batch_job(pipeline))
+    sensor = batch_sensor(pipeline, batch_job(pipeline), SensorConnections())
     log, [time] = behind(connection, pipeline, 1)
     log.add_at(log.receiver_ids[0], time - SECOND)
     launch = next_step(connection, pipeline, instance)
