@@ -19,6 +19,7 @@ from forebay.cli.database import driver_log
 from forebay.cli.names import receivers
 from forebay.cli.record_lines import record_line
 from forebay.cli.stored_letters import read_letters
+from forebay.cli.tables import print_table
 from orchestration.attached_store import open_attached_store
 from orchestration.block_verification import BlockReport, repair_blocks, verify_blocks
 from orchestration.settings import Settings
@@ -28,6 +29,7 @@ from receiver_runtime.block_store.identity import identity_of, make_identity
 from receiver_runtime.block_store.roots import root_names
 from receiver_runtime.block_store.stores import open_block_store, replicas_of
 from tracker_store.block_stores import list_block_stores
+from tracker_store.newest_blocks import blocks_after
 from tracker_store.receivers import receivers_named
 from tracker_store.stored_blocks import count_stored_blocks, find_stored_block
 from tracker_store.terminal_text import escaped
@@ -42,10 +44,11 @@ if TYPE_CHECKING:
 APPLICATION = "forebay blocks"
 
 app = typer.Typer(
-    help="Stored blocks: verify, repair, print records, dead letters; adopt a block store.", no_args_is_help=True
+    help="Stored blocks: list, verify, repair, print records, dead letters; adopt a block store.", no_args_is_help=True
 )
 
 _SHOWN = 20
+_MOST_LISTED = 10_000
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
@@ -119,6 +122,62 @@ def _as_json(report: BlockReport) -> dict[str, object]:
             for replica in report.replicas
         ],
     }
+
+
+@app.command("list")
+def list_blocks(
+    name: Annotated[
+        str, typer.Argument(metavar="STREAM[/N]", help="Of this stream, or of this receiver.", autocompletion=receivers)
+    ],
+    newest: Annotated[int, typer.Option("-n", min=1, max=_MOST_LISTED, help="The newest N blocks.")] = _SHOWN,
+    as_json: AsJson = False,  # noqa: FBT002
+) -> None:
+    """List the newest blocks of a stream, oldest first: their receiver, number, records, and file.
+
+    `forebay blocks records` prints the records of one. A marker, with which each epoch of a receiver begins, is no
+    block. Times are UTC, by the database's clock.
+
+    For example:
+
+        forebay blocks list orders
+        forebay blocks list orders/1 -n 100 --json
+    """
+    console = Console(highlight=False, stderr=as_json)
+    with driver_log(console, application_name=APPLICATION) as connection:
+        places = {place.receiver_id: place for place in receivers_named(connection, name)}
+        found = blocks_after(connection, dict.fromkeys(places, 0), each=newest, limit=newest, newest=True)
+    listed = [
+        (f"{places[block.receiver_id].stream_name}/{block.ordinal}", block, block.handle, block.path)
+        for block in found
+        if block.handle is not None and block.path is not None
+    ]
+    if as_json:
+        rows = [
+            {
+                "receiver": receiver,
+                "sequence": block.sequence,
+                "added_at": block.added_at.isoformat(),
+                "records": block.records,
+                "segment": path,
+                "offset": handle.offset,
+                "length": handle.length,
+            }
+            for receiver, block, handle, path in listed
+        ]
+        typer.echo(json.dumps({"blocks": rows}))
+        return
+    cells = [
+        (
+            receiver,
+            f"{block.sequence}",
+            f"{block.added_at:%Y-%m-%d %H:%M:%S}",
+            f"{block.records:,}",
+            f"{handle.length:,}",
+            path,
+        )
+        for receiver, block, handle, path in listed
+    ]
+    print_table(console, ("receiver", "no.", "added", "records", "bytes", "segment"), cells)
 
 
 @app.command()

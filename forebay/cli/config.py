@@ -15,6 +15,7 @@ from rich.text import Text
 
 from forebay.cli.console import Console
 from forebay.cli.setting_values import PREFIX, UNSET, Origin, as_rows, setting_values, unknown_variables
+from orchestration.project_file import ProjectFileError
 from orchestration.settings import Settings
 from tracker_store.terminal_text import escaped
 
@@ -71,7 +72,11 @@ def config(
             markup=False,
         )
         raise typer.Exit(1) from error
-    values = _chosen(setting_values(settings, os.environ), names or ())
+    try:
+        values = _chosen(setting_values(settings, os.environ), names or ())
+    except ProjectFileError as error:
+        console.print(str(error), style="bold red", markup=False)
+        raise typer.Exit(1) from error
     unknown = unknown_variables(os.environ)
     if as_json:
         typer.echo(json.dumps({"settings": as_rows(values), "unknown": [asdict(one) for one in unknown]}))

@@ -99,6 +99,8 @@ def _nothing() -> None:
 
 
 # Commands that run until they are stopped, with their output in a file on a disk that may be full.
+# Commands whose files are the user's, as those of an editor: the mask of the shell holds.
+_OWN_FILES = frozenset({"new", "init"})
 _SERVICES = frozenset({"agent", "batch-driver", "receiver", "tracker", "up"})
 
 app = typer.Typer(
@@ -133,8 +135,9 @@ def main(
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log debug messages too.")] = False,  # noqa: FBT002
 ) -> None:
-    """Configure the log, and let nothing that is written be readable by other accounts."""
-    mask_new_files()
+    """Configure the log, and let nothing that is written be readable by other accounts, but for a new project."""
+    if context.invoked_subcommand not in _OWN_FILES:
+        mask_new_files()
     if context.invoked_subcommand in _SERVICES:
         keep_output_from_failing()
     configure_log(logging.DEBUG if verbose else logging.INFO)

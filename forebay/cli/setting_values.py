@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forebay.cli.dagster_home import DATABASE_VARIABLE, TOKEN_FILE, kept_token
 from forebay.cli.services.run_files import TOKEN_VARIABLE
+from orchestration.project_file import PROJECT_FILE, project_module
 from orchestration.settings import Settings
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.units import duration_text
@@ -38,7 +40,10 @@ _SECRET = re.compile(r"secret|password|passwd|token|credential|(access|account|p
 
 
 class Origin(StrEnum):
-    """Where a setting's value comes from. FILE: a file below FOREBAY_HOME that `forebay up` has written."""
+    """Where a setting's value comes from.
+
+    FILE: a file below FOREBAY_HOME that `forebay up` has written, or the project's pyproject.toml.
+    """
 
     ENVIRONMENT = "environment"
     FILE = "file"
@@ -69,7 +74,10 @@ class UnknownVariable:
 
 
 def setting_values(settings: Settings, environment: Mapping[str, str]) -> list[SettingValue]:
-    """Return every setting in the order of its declaration. `environment`: the one that the settings were read from."""
+    """Return every setting in the order of its declaration. `environment`: the one that the settings were read from.
+
+    Raises ProjectFileError.
+    """
     # pydantic-settings reads a variable in any case.
     given = {name.upper(): name for name in environment}
     found = []
@@ -81,6 +89,8 @@ def setting_values(settings: Settings, environment: Mapping[str, str]) -> list[S
             value, origin, where = shown(getattr(settings, name)), Origin.ENVIRONMENT, given[variable]
         elif name == "dagster_token" and kept_token(directory := settings.home.absolute() / "dagster") is not None:
             value, origin, where = _MASK, Origin.FILE, str(directory / TOKEN_FILE)
+        elif name == "module" and (module := project_module()) is not None:
+            value, origin, where = module, Origin.FILE, str(Path.cwd() / PROJECT_FILE)
         found.append(SettingValue(variable, value, origin, where, default, field.description or ""))
     return found
 

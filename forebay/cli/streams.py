@@ -13,6 +13,7 @@ from forebay.cli.confirmation import Yes, confirm
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
 from forebay.cli.tables import print_table
+from receiver_runtime.sources.units import duration_text
 from tracker_store import streams as store
 from tracker_store.errors import NotAppliedError
 
@@ -51,7 +52,7 @@ def streams(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: F
             f"{row.active_receivers} of {row.receivers}",
             "\n".join([*row.pipelines, *(f"{name} (reader)" for name in row.readers)]) or "nothing",
             f"{row.stored_records:,}",
-            str(row.retention),
+            duration_text(row.retention.total_seconds()),
         )
         for row in rows
     ]

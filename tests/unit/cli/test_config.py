@@ -97,6 +97,21 @@ def test_the_token_that_up_has_made_comes_from_a_file(tmp_path: Path) -> None:
     assert (row["from"], row["where"], row["value"]) == ("file", str(tmp_path / "dagster" / "token"), "**********")
 
 
+def test_the_module_of_the_project_comes_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    project = tmp_path / "pyproject.toml"
+    project.write_text('[tool.forebay]\nmodule = "shop"\n', encoding="utf-8")
+    row = rows()["FOREBAY_MODULE"]
+    assert (row["from"], row["where"], row["value"]) == ("file", str(project), "shop")
+    monkeypatch.setenv("FOREBAY_MODULE", "other")
+    assert rows()["FOREBAY_MODULE"]["value"] == "other"
+    monkeypatch.delenv("FOREBAY_MODULE")
+    project.write_text("[tool.forebay]\nmodul = 1\n", encoding="utf-8")
+    done = forebay()
+    assert done.exit_code == 1
+    assert f"{project}: [tool.forebay] has one setting" in done.output
+
+
 def test_a_misspelled_name_is_reported_without_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY_DATABSE_URL", "pl4nted")
     monkeypatch.setenv("FOREBAY_DEMO_PORT", "1")
