@@ -132,10 +132,10 @@ def list_blocks(
     newest: Annotated[int, typer.Option("-n", min=1, max=_MOST_LISTED, help="The newest N blocks.")] = _SHOWN,
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
-    """List the newest blocks of a stream, oldest first: their receiver, number, records, and file.
+    """List the newest blocks of a stream, oldest first: their receiver, number, records and size.
 
-    `forebay blocks records` prints the records of one. A marker, with which each epoch of a receiver begins, is no
-    block. Times are UTC, by the database's clock.
+    JSON has their file too. `forebay blocks records` prints the records of one. A marker, with which each epoch of a
+    receiver begins, is no block. Times are UTC, by the database's clock.
 
     For example:
 
@@ -169,15 +169,14 @@ def list_blocks(
     cells = [
         (
             receiver,
-            f"{block.sequence}",
+            str(block.sequence),
             f"{block.added_at:%Y-%m-%d %H:%M:%S}",
             f"{block.records:,}",
             f"{handle.length:,}",
-            path,
         )
-        for receiver, block, handle, path in listed
+        for receiver, block, handle, _ in listed
     ]
-    print_table(console, ("receiver", "no.", "added", "records", "bytes", "segment"), cells)
+    print_table(console, ("receiver", "no.", "added", "records", "bytes"), cells)
 
 
 @app.command()

@@ -63,7 +63,9 @@ def test_a_listed_block_can_be_printed_by_its_receiver_and_number() -> None:
     [block] = listed("lines/2")
     done = forebay("records", block["receiver"], str(block["sequence"]))
     assert json.loads(done.stdout)["value"] == "b1"
-    assert block["segment"] in forebay("list", "lines/2").stdout
+    words = forebay("list", "lines/2").stdout.split()
+    assert words[words.index("lines/2") + 1] == str(block["sequence"])
+    assert (Settings().home / "blocks" / block["segment"]).is_file()
 
 
 def test_an_unknown_stream_is_named() -> None:
