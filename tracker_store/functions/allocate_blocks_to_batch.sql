@@ -110,17 +110,16 @@ BEGIN
                AND (share.bytes IS NULL OR w.head_bytes <= w.base_bytes + share.bytes) AS whole
         FROM waiting w CROSS JOIN share
     ), search (receiver_id, cursor_row, inside, outside, next_sequence, base_records, base_bytes, cut_time,
-               records_limit, bytes_limit, whole, head_records, head_bytes) AS (
+               records_limit, bytes_limit) AS (
         -- Everything up to `inside` is before the cut, everything above `outside` is not: halve what is between. Each
         -- step carries what the range needs: looking it up among the receivers would take a step per pair of them.
-        SELECT h.receiver_id, h.cursor_row, CASE WHEN h.whole THEN h.head ELSE h.next_sequence - 1 END,
-               CASE WHEN h.whole THEN h.head ELSE h.head - 1 END, h.next_sequence, h.base_records, h.base_bytes,
-               h.cut_time, h.records_limit, h.bytes_limit, h.whole, h.head_records, h.head_bytes
-        FROM heads h
+        SELECT h.receiver_id, h.cursor_row, h.next_sequence - 1, h.head - 1, h.next_sequence, h.base_records,
+               h.base_bytes, h.cut_time, h.records_limit, h.bytes_limit
+        FROM heads h WHERE NOT h.whole
         UNION ALL
         SELECT s.receiver_id, s.cursor_row, CASE WHEN probe.before_cut THEN middle.m ELSE s.inside END,
                CASE WHEN probe.before_cut THEN s.outside ELSE middle.m - 1 END, s.next_sequence, s.base_records,
-               s.base_bytes, s.cut_time, s.records_limit, s.bytes_limit, s.whole, s.head_records, s.head_bytes
+               s.base_bytes, s.cut_time, s.records_limit, s.bytes_limit
         FROM search s
         CROSS JOIN LATERAL (SELECT s.inside + (s.outside - s.inside + 1) / 2) AS middle(m)
         CROSS JOIN LATERAL (
@@ -130,11 +129,10 @@ BEGIN
             WHERE b.receiver_id = s.receiver_id AND b.sequence = middle.m OFFSET 0) AS probe
         WHERE s.inside < s.outside
     ), cut AS MATERIALIZED (
-        SELECT s.receiver_id, s.cursor_row, s.next_sequence, s.base_records, s.base_bytes, s.whole, s.head_records,
-               s.head_bytes, greatest(
+        SELECT s.receiver_id, s.cursor_row, s.next_sequence, s.base_records, s.base_bytes, greatest(
                    s.inside,
                    -- At least one block with records, however small the limit (a marker is none).
-                   CASE WHEN NOT s.whole AND (s.records_limit IS NOT NULL OR s.bytes_limit IS NOT NULL) THEN (
+                   CASE WHEN s.records_limit IS NOT NULL OR s.bytes_limit IS NOT NULL THEN (
                        SELECT b.sequence FROM (
                            SELECT f.sequence, f.added_at FROM blocks f
                            WHERE f.receiver_id = s.receiver_id AND f.sequence >= s.next_sequence AND f.records > 0
@@ -142,15 +140,16 @@ BEGIN
                        WHERE b.added_at < s.cut_time) END) AS last_sequence
         FROM search s WHERE s.inside >= s.outside
     ), ranges AS MATERIALIZED (
+        SELECT h.receiver_id, h.cursor_row, h.next_sequence, h.head AS last_sequence,
+               h.head_records - h.base_records AS records, h.head_bytes - h.base_bytes AS bytes
+        FROM heads h WHERE h.whole
+        UNION ALL
         SELECT k.receiver_id, k.cursor_row, k.next_sequence, k.last_sequence,
-               l.total_records - k.base_records AS records, l.total_bytes - k.base_bytes AS bytes
+               l.total_records - k.base_records, l.total_bytes - k.base_bytes
         FROM cut k
         CROSS JOIN LATERAL (
-            -- The head's totals are known.
-            SELECT k.head_records AS total_records, k.head_bytes AS total_bytes WHERE k.whole
-            UNION ALL
             SELECT b.total_records, b.total_bytes FROM blocks b
-            WHERE NOT k.whole AND b.receiver_id = k.receiver_id AND b.sequence = k.last_sequence) AS l
+            WHERE b.receiver_id = k.receiver_id AND b.sequence = k.last_sequence OFFSET 0) AS l
         WHERE k.last_sequence >= k.next_sequence
     ), inserted AS (
         INSERT INTO batch_allocations (pipeline_id, batch_time, receiver_id, sequences, records, bytes)
