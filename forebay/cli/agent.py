@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.cli.console import Console
 from forebay.cli.failures import clear_errors
 from forebay.cli.services.parent_pipe import stop_event
 from forebay.cli.services.private_home import make_home_private
@@ -96,7 +95,6 @@ def agent(
     from receiver_runtime.agent import Agent  # noqa: PLC0415  other commands need none of it
     from receiver_runtime.batch_drivers import BatchDrivers  # noqa: PLC0415
     from receiver_runtime.block_store.encryption import check_block_key  # noqa: PLC0415
-    from receiver_runtime.block_store.errors import BlockStoreError  # noqa: PLC0415
     from receiver_runtime.left_processes import LeftProcesses  # noqa: PLC0415
     from receiver_runtime.service_manager import ServiceManager  # noqa: PLC0415
     from receiver_runtime.store_attachment import attach  # noqa: PLC0415
@@ -104,28 +102,23 @@ def agent(
     settings = Settings()
     wanted = _roles(roles)
     if "batch-driver" in wanted:
-        with clear_errors(Console(stderr=True, highlight=False, soft_wrap=True)):
+        with clear_errors():
             settings.require_module()
     if "tracker" in wanted:
         # Report a wrong address here, once: the tracker is a child, and would log it at every restart.
-        with clear_errors(Console(stderr=True, highlight=False, soft_wrap=True)):
+        with clear_errors():
             listen_address(settings.tracker_http, settings.tracker_token, settings.tracker_write_token)
-    with clear_errors(Console(stderr=True, highlight=False, soft_wrap=True)):
+    with clear_errors():
         url = settings.require_database_url()
     stop = stop_event(parent_pipe=parent_pipe)
     engine = create_engine(url, application_name="forebay agent")
     here = host or socket.gethostname()
     has_receivers = "receivers" in wanted and slots > 0
     if has_receivers:
-        console = Console(stderr=True, highlight=False, soft_wrap=True)
-        with clear_errors(console):
-            try:
-                # Report it here, once: each receiver would be FAILED for the same reason.
-                check_block_key(settings.block_key)
-                attach(engine, host=here, block_store=settings.block_store_roots, stop=stop)
-            except BlockStoreError as error:
-                console.print(str(error), style="bold red", markup=False)
-                raise typer.Exit(1) from error
+        # Report it here, once: each receiver would be FAILED for the same reason.
+        with clear_errors():
+            check_block_key(settings.block_key)
+            attach(engine, host=here, block_store=settings.block_store_roots, stop=stop)
     command = [sys.executable, "-m", "forebay.cli"]
 
     def receiver_command(receivers: Sequence[tuple[int, int]]) -> list[str]:
@@ -181,7 +174,7 @@ def tracker() -> None:
     settings = Settings()
     # Report a wrong setting now, and not at the first clean-up.
     open_block_store(settings.block_store_roots)
-    with clear_errors(Console(stderr=True, highlight=False, soft_wrap=True)):
+    with clear_errors():
         address = listen_address(settings.tracker_http, settings.tracker_token, settings.tracker_write_token)
     stop = stop_event(parent_pipe=True)
     engine = create_engine(settings.require_database_url(), application_name="forebay tracker")

@@ -13,7 +13,6 @@ from typing import Annotated
 import structlog
 import typer
 
-from forebay.cli.console import Console
 from forebay.cli.dagster_home import LOCATION
 from forebay.cli.failures import clear_errors
 from orchestration.settings import Settings
@@ -49,7 +48,7 @@ def batch_driver(
         # Import from the working directory, as `python -m` does.
         sys.path.insert(0, "")
     settings = Settings()
-    with clear_errors(Console(stderr=True, highlight=False, soft_wrap=True)):
+    with clear_errors():
         url = settings.require_database_url()
         settings.require_module()
     engine = create_engine(url, application_name="forebay batch driver", pool_size=1)

@@ -3,6 +3,23 @@
 from __future__ import annotations
 
 import os
+import sys
+
+
+def load_structlog_without_rich() -> None:
+    """Import structlog as it is where rich is not installed.
+
+    Else it loads rich and pygments, 4 MiB of each process, for tracebacks that Forebay's log does not have
+    (``tracker_store.process_output``). Commands that print with rich import it later, as ever.
+    """
+    if "rich" in sys.modules:
+        return
+    # None: an import of it fails.
+    sys.modules["rich"] = None  # type: ignore[assignment]
+    try:
+        import structlog  # noqa: F401, PLC0415  loaded for those that import it later
+    finally:
+        del sys.modules["rich"]
 
 
 def main() -> None:
@@ -12,6 +29,7 @@ def main() -> None:
 
         complete()
         return
+    load_structlog_without_rich()
     from forebay.cli.main import app  # noqa: PLC0415  only where a command runs
 
     app(prog_name="forebay")

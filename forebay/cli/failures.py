@@ -20,9 +20,11 @@ def _known_errors() -> tuple[type[Exception], ...]:
     from orchestration.replay_choice import ReplayError  # noqa: PLC0415
     from orchestration.settings import DatabaseUrlMissingError, ModuleMissingError  # noqa: PLC0415
     from orchestration.tracker.listen_address import ListenAddressError  # noqa: PLC0415
+    from receiver_runtime.block_store.errors import BlockStoreError  # noqa: PLC0415
     from tracker_store.errors import DriverLogError  # noqa: PLC0415
 
     return (
+        BlockStoreError,
         DatabaseUrlMissingError,
         DriverLogError,
         ListenAddressError,
@@ -41,13 +43,20 @@ def _exit_code(error: Exception) -> int:
 
 
 @contextmanager
-def clear_errors(console: Console) -> Iterator[None]:
-    """Print a known error and exit with 1, or 2; any other error is a bug and keeps its stack trace."""
+def clear_errors(console: Console | None = None) -> Iterator[None]:
+    """Print a known error and exit with 1, or 2; any other error is a bug and keeps its stack trace.
+
+    `console`: None: standard error, of a process that prints nothing else and so need not load rich.
+    """
     try:
         yield
     except Exception as error:
         if not isinstance(error, _known_errors()):
             raise
+        if console is None:
+            from forebay.cli.console import Console  # noqa: PLC0415  as above
+
+            console = Console(stderr=True, highlight=False)
         # The terminal wraps it: a name that is copied from it must be whole.
         console.print(str(error), style="bold red", markup=False, soft_wrap=True)
         raise typer.Exit(_exit_code(error)) from error

@@ -98,9 +98,9 @@ def _nothing() -> None:
     """Do nothing: a Typer with a callback is a group, even with one command."""
 
 
-# Commands that run until they are stopped, with their output in a file on a disk that may be full.
 # Commands whose files are the user's, as those of an editor: the mask of the shell holds.
 _OWN_FILES = frozenset({"new", "init"})
+# Commands that run until they are stopped, with their output in a file on a disk that may be full.
 _SERVICES = frozenset({"agent", "batch-driver", "receiver", "tracker", "up"})
 
 app = typer.Typer(

@@ -105,6 +105,20 @@ def test_process_that_reads_no_blocks_opens_their_store_without_arrow(role: str,
     assert [module for module in loaded if module.partition(".")[0] in needless] == []
 
 
+def test_a_command_that_prints_no_table_loads_neither_rich_nor_pygments() -> None:
+    program = (
+        "import sys\n"
+        "from forebay.cli.entry import main\n"
+        "sys.argv = ['forebay', '--version']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print([name for name in ('rich', 'pygments', 'structlog') if name in sys.modules])\n"
+        "from rich.console import Console\n"
+        "Console().print('printed by rich')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1:] == ["['structlog']", "printed by rich"]
+
+
 def test_check_of_loaded_modules_can_fail() -> None:
     assert "dagster" in _loaded_by("dagster")
 
