@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import re
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,7 @@ from orchestration.request_origin import RequestHeaders, foreign_origin, foreign
 from orchestration.tracker.dagster_client import DagsterClient, DagsterError, DagsterUnansweredError
 from tracker_store import receivers
 from tracker_store.declarations import PipelineDeclaration
+from tracker_store.idempotency_key import WANTED, idempotency_key
 from tracker_store.states import DesiredState
 
 if TYPE_CHECKING:
@@ -55,8 +55,6 @@ _LAUNCH_SECONDS = 20.0
 # How long a replay waits for the launch of another one; and when its sender may come again, in seconds.
 _WAIT_SECONDS = 10.0
 _RETRY_SECONDS = 10
-
-_KEY = re.compile(r"[\x20-\x7e]{1,255}")
 
 log = structlog.get_logger(__name__)
 
@@ -178,7 +176,7 @@ class Writes:
             raise HTTPException(HTTPStatus.BAD_REQUEST, f"outputs: {outputs!r:.200} is no list of names")
         if not isinstance(failed_only, bool):
             raise HTTPException(HTTPStatus.BAD_REQUEST, f"failedOutputsOnly: {failed_only!r:.200} is not true or false")
-        key = _idempotency_key(request)
+        key = _key_of(request)
         wanted = await run_in_threadpool(self._wanted, request, tuple(outputs), failed_only)
         try:
             await asyncio.wait_for(self._launching.acquire(), _WAIT_SECONDS)
@@ -280,16 +278,16 @@ def _only(body: dict[str, Any], *names: str) -> dict[str, Any]:
     return body
 
 
-def _idempotency_key(request: Request) -> str | None:
+def _key_of(request: Request) -> str | None:
     """Return the request's key, with its quotes, if it has any, taken off. Raises HTTPException: it is no key."""
     headers = RequestHeaders(request.scope)
     values = headers.all(b"idempotency-key")
     if not values:
         return None
     given = values[0].decode("latin-1")
-    key = given[1:-1] if len(given) > 1 and given[0] == given[-1] == '"' else given
-    if len(values) > 1 or not _KEY.fullmatch(key):
-        message = f"Idempotency-Key: {given!r:.100} is no key: send one, of 1 to 255 printable characters"
+    key = idempotency_key(given)
+    if len(values) > 1 or key is None:
+        message = f"Idempotency-Key: {given!r:.100} is no key: send one, of {WANTED}"
         raise HTTPException(HTTPStatus.BAD_REQUEST, message)
     return key
 

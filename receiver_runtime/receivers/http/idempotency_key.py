@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from http import HTTPStatus
 
 from receiver_runtime.receivers.http.refusals import refusal
-
-_KEY = re.compile(r"[\x20-\x7e]{1,255}")
+from tracker_store.idempotency_key import WANTED, idempotency_key
 
 
 def key_of(given: str | None) -> str | None:
-    """Return the request's key. It comes in quotes, as the header's draft says, or without, as most senders send it.
+    """Return the request's key; None: it has none.
 
     Raises:
         RefusedError: 400, it is no key.
     """
     if given is None:
         return None
-    key = given[1:-1] if len(given) > 1 and given[0] == given[-1] == '"' else given
-    if not _KEY.fullmatch(key):
-        raise refusal(
-            HTTPStatus.BAD_REQUEST, f"Idempotency-Key: {given!r:.100} is no key: send 1 to 255 printable characters"
-        )
+    key = idempotency_key(given)
+    if key is None:
+        raise refusal(HTTPStatus.BAD_REQUEST, f"Idempotency-Key: {given!r:.100} is no key: send {WANTED}")
     return key

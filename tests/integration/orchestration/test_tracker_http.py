@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
-from prometheus_client.parser import text_string_to_metric_families
 
 from orchestration.tracker.http import STATEMENT_TIMEOUT, TrackerHttpServer, TrackerView
 from orchestration.tracker.listen_address import ListenAddress
@@ -21,6 +18,7 @@ from orchestration.tracker.tracker import Tracker
 from tests.driver_log import INTERVAL, NOON, Log, make_log
 from tests.held_ports import held_port
 from tests.polling import eventually
+from tests.tracker_answers import Answer, answer_to
 from tracker_store import batches, outputs
 from tracker_store.batch_outputs import fail_output
 from tracker_store.engine import connect, create_engine
@@ -42,34 +40,8 @@ NOON_MS = 1767268800000
 LOOPBACK = ListenAddress("127.0.0.1", 0)
 
 
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    text: str
-    headers: dict[str, str]
-
-    @property
-    def json(self) -> Any:  # noqa: ANN401  whatever it is
-        return json.loads(self.text)
-
-    @property
-    def samples(self) -> dict[tuple[str, ...], float]:
-        """Return the samples of the text format: (name, labels' values in the order of their names) and the value."""
-        return {
-            (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
-            for family in text_string_to_metric_families(self.text)
-            for sample in family.samples
-        }
-
-
 def ask(url: str, path: str, **headers: str) -> Answer:
-    request = urllib.request.Request(url + path, headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            return Answer(answer.status, answer.read().decode(), dict(answer.headers))
-    except urllib.error.HTTPError as error:
-        with error:
-            return Answer(error.code, error.read().decode(), dict(error.headers))
+    return answer_to(urllib.request.Request(url + path, headers=headers))
 
 
 class Ticking:

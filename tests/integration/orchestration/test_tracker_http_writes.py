@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
@@ -20,6 +18,7 @@ from orchestration.tracker.listen_address import ListenAddress
 from tests.driver_log import INTERVAL, NOON, Log, make_log
 from tests.polling import eventually
 from tests.replaying_dagster import ReplayingDagster, replaying_dagster
+from tests.tracker_answers import Answer, answer_to
 from tracker_store.engine import connect
 from tracker_store.listener_events import newest_events
 from tracker_store.pipelines import apply_pipeline
@@ -36,17 +35,6 @@ PAUSE = "/api/v1/streams/lines/receivers/1/pause"
 REPLAY = f"/api/v1/applications/words/streaming/batches/{int(T1.timestamp() * 1000)}/replay"
 
 
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    text: str
-    headers: dict[str, str]
-
-    @property
-    def json(self) -> Any:  # noqa: ANN401  whatever it is
-        return json.loads(self.text)
-
-
 def post(url: str, path: str, body: bytes = b"", method: str = "POST", **headers: str) -> Answer:
     sent = {**WRITE, **headers}
     request = urllib.request.Request(
@@ -54,12 +42,7 @@ def post(url: str, path: str, body: bytes = b"", method: str = "POST", **headers
     )
     # Without this, urllib adds a type of its own.
     request.unredirected_hdrs.setdefault("Content-type", sent.get("Content-Type") or "text/none")
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return Answer(answer.status, answer.read().decode(), dict(answer.headers))
-    except urllib.error.HTTPError as error:
-        with error:
-            return Answer(error.code, error.read().decode(), dict(error.headers))
+    return answer_to(request)
 
 
 @pytest.fixture
