@@ -8,7 +8,7 @@ never do is to measure time.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -190,20 +190,22 @@ class Read:
     """What was read of the driver log's tables and their indexes.
 
     The server counts a row that was found by an index with the index: `rows` are those of scans without one, `entries`
-    are those of indexes.
+    are those of indexes. `of`: both, by the name of the table or index.
     """
 
     rows: int = 0
     buffers: int = 0
     entries: int = 0
+    of: dict[str, int] = field(default_factory=dict)
 
 
 # Counters of the transaction itself: exact, at once, and of nobody else.
 _COUNTED = """
-    SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(c.oid)) FILTER (WHERE c.relkind = 'r'), 0)
-         + coalesce(sum(pg_stat_get_xact_tuples_fetched(c.oid)) FILTER (WHERE c.relkind = 'r'), 0) AS rows,
-           coalesce(sum(pg_stat_get_xact_blocks_fetched(c.oid)), 0) AS buffers,
-           coalesce(sum(pg_stat_get_xact_tuples_returned(c.oid)) FILTER (WHERE c.relkind = 'i'), 0) AS entries
+    SELECT c.relname,
+           CASE c.relkind WHEN 'r'
+               THEN pg_stat_get_xact_tuples_returned(c.oid) + pg_stat_get_xact_tuples_fetched(c.oid) ELSE 0 END AS rows,
+           pg_stat_get_xact_blocks_fetched(c.oid) AS buffers,
+           CASE c.relkind WHEN 'i' THEN pg_stat_get_xact_tuples_returned(c.oid) ELSE 0 END AS entries
     FROM pg_class c WHERE c.relnamespace = 'forebay'::regnamespace AND c.relkind IN ('r', 'i')
 """
 
@@ -217,12 +219,19 @@ def reading(connection: sa.Connection, *, keep: bool = False) -> Iterator[Read]:
     read = Read()
     connection.exec_driver_sql("BEGIN")
     try:
-        before = connection.exec_driver_sql(_COUNTED).one()
+        before = _counted(connection)
         yield read
-        after = connection.exec_driver_sql(_COUNTED).one()
-        read.rows, read.buffers = int(after.rows - before.rows), int(after.buffers - before.buffers)
-        read.entries = int(after.entries - before.entries)
+        for name, after in _counted(connection).items():
+            rows, buffers, entries = (now - then for now, then in zip(after, before.get(name, (0, 0, 0)), strict=True))
+            read.rows, read.buffers, read.entries = read.rows + rows, read.buffers + buffers, read.entries + entries
+            if rows + entries:
+                read.of[name] = rows + entries
     except BaseException:
         connection.exec_driver_sql("ROLLBACK")
         raise
     connection.exec_driver_sql("COMMIT" if keep else "ROLLBACK")
+
+
+def _counted(connection: sa.Connection) -> dict[str, tuple[int, int, int]]:
+    found = connection.exec_driver_sql(_COUNTED)
+    return {row.relname: (int(row.rows), int(row.buffers), int(row.entries)) for row in found}

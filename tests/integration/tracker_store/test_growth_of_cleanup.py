@@ -318,4 +318,4 @@ def test_an_idle_round_reads_a_few_rows_of_each_receiver_in_as_many_statements_a
     for name, (read, statements) in many.items():
         assert statements == few[name][1], name
         rows = (read.rows + read.entries - few[name][0].rows - few[name][0].entries) / more
-        assert rows < ROWS_OF_A_RECEIVER, name
+        assert rows < ROWS_OF_A_RECEIVER, f"{name}: {read.of} and, of few receivers, {few[name][0].of}"

@@ -124,8 +124,10 @@ def test_a_request_that_can_not_be_answered_holds_up_no_other(
 
     monkeypatch.setattr(DirectRequests, "_on_answered", broken_first)
     with listening(tmp_path) as made:
-        posts = [pool.submit(made.post, body) for body in (b"1", b"2")]
-        assert [post.result(30).status for post in posts] == [200, 200]
+        # In one piece: a body that comes after its headers is taken by the application, and not directly.
+        head = b"POST /v1/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1\r\n"
+        posts = [pool.submit(made.raw, head + b"Connection: close\r\n\r\n" + body) for body in (b"1", b"2")]
+        assert [post.result(30)[:12] for post in posts] == [b"HTTP/1.1 200", b"HTTP/1.1 200"]
         assert broken == [b"first"]
         assert sorted(made.bodies()) == [b"1", b"2"]
 
