@@ -5,10 +5,18 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.polling import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from orchestration.tracker.http import TrackerHttpServer
 
 _SECONDS = 30.0
 
@@ -43,3 +51,14 @@ def answer_to(request: urllib.request.Request) -> Answer:
     except urllib.error.HTTPError as error:
         with error:
             return Answer(error.code, error.read().decode(), dict(error.headers))
+
+
+@contextmanager
+def served(server: TrackerHttpServer) -> Iterator[str]:
+    """Run the server; yield its URL."""
+    with server:
+        eventually(lambda: server.url, "the server's address")
+        assert server.url is not None
+        yield server.url
+    # On a machine that stands still the server may stop waiting for its thread.
+    eventually(lambda: not server.serves, "the server's end")

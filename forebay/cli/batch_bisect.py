@@ -9,7 +9,7 @@ import typer
 
 from forebay.cli import names
 from forebay.cli.allocated_blocks import block_as_json
-from forebay.cli.batch_times import LATEST, TIME_HELP, named_batch
+from forebay.cli.batch_times import LATEST, TIME_HELP, PipelineName, named_batch
 from forebay.cli.console import Console
 from forebay.cli.database import database_url, driver_log
 from forebay.cli.spark_output import spark_output_in, without_stack
@@ -53,9 +53,7 @@ def declared_pipeline(name: str, module: str | None) -> Pipeline:
 
 
 def bisect(
-    pipeline: Annotated[
-        str, typer.Argument(metavar="PIPELINE", help="The pipeline's name.", autocompletion=names.pipelines)
-    ],
+    pipeline: PipelineName,
     batch_time: Annotated[
         str,
         typer.Argument(

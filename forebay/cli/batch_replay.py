@@ -13,7 +13,7 @@ from rich.table import Table
 
 from forebay.cli import names
 from forebay.cli.batch_bisect import declared_pipeline
-from forebay.cli.batch_times import LATEST, TIME_HELP, named_batch
+from forebay.cli.batch_times import LATEST, TIME_HELP, PipelineName, named_batch
 from forebay.cli.console import Console
 from forebay.cli.dagster_home import URL_FILE, kept_token
 from forebay.cli.database import database_url, driver_log
@@ -50,9 +50,7 @@ def dagster_token(settings: Settings) -> str | None:
 
 
 def replay(
-    pipeline: Annotated[
-        str, typer.Argument(metavar="PIPELINE", help="The pipeline's name.", autocompletion=names.pipelines)
-    ],
+    pipeline: PipelineName,
     batch_time: Annotated[
         str,
         typer.Argument(

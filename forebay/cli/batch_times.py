@@ -1,14 +1,18 @@
 """Find the batch that a person names by its time, as other commands print it.
 
-Owns the forms of a batch time on the command line. It reads the driver log, and changes nothing.
+Owns the forms of a batch time on the command line, and the argument that goes before it. It reads the driver log, and
+changes nothing.
 """
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from forebay.cli import names
 from orchestration.replay_choice import ReplayError, parsed_time
 from tracker_store import batches
 
@@ -20,6 +24,10 @@ if TYPE_CHECKING:
     from tracker_store.batches import BatchRow
     from tracker_store.states import BatchState
 
+#: The argument of the commands that name a batch by its pipeline and its time.
+PipelineName = Annotated[
+    str, typer.Argument(metavar="PIPELINE", help="The pipeline's name.", autocompletion=names.pipelines)
+]
 LATEST = "latest"
 TIME_HELP = "The batch time (UTC), as `forebay batches` or `forebay status` prints it"
 # `forebay status` prints batch times of today in this way, without fractions of a second.

@@ -13,7 +13,7 @@ from forebay.cli import names
 from forebay.cli.allocated_blocks import block_as_json
 from forebay.cli.batch_bisect import bisect
 from forebay.cli.batch_replay import replay
-from forebay.cli.batch_times import LATEST, TIME_HELP, named_batch
+from forebay.cli.batch_times import LATEST, TIME_HELP, PipelineName, named_batch
 from forebay.cli.confirmation import Yes, confirm
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
@@ -38,9 +38,6 @@ APPLICATION = "forebay batches"
 _MOST_SHOWN = 20
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
-PipelineName = Annotated[
-    str, typer.Argument(metavar="PIPELINE", help="The pipeline's name.", autocompletion=names.pipelines)
-]
 BatchTime = Annotated[str, typer.Argument(metavar="TIME", help=f"{TIME_HELP}.", autocompletion=names.batches)]
 
 app = typer.Typer(help="Batches: list, show, replay, bisect, discard.", invoke_without_command=True)

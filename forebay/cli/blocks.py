@@ -54,13 +54,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standar
 
 @contextmanager
 def _log_and_store(console: Console) -> Iterator[tuple[sa.Connection, BlockStore]]:
-    """Open the driver log and its block store; report a store that is not mounted, and exit with 1."""
+    """Open the driver log and its block store; `driver_log` reports a store that is not mounted."""
     with driver_log(console, application_name=APPLICATION) as connection:
-        try:
-            yield connection, open_attached_store(connection, Settings().block_store_roots)
-        except BlockStoreError as error:
-            console.print(str(error), style="bold red", markup=False)
-            raise typer.Exit(1) from error
+        yield connection, open_attached_store(connection, Settings().block_store_roots)
 
 
 def _verify(connection: sa.Connection, store: BlockStore, console: Console) -> BlockReport:

@@ -135,7 +135,7 @@ def main(
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log debug messages too.")] = False,  # noqa: FBT002
 ) -> None:
-    """Configure the log, and let nothing that is written be readable by other accounts, but for a new project."""
+    """Configure the log, and let nothing but a new project be readable by other accounts."""
     if context.invoked_subcommand not in _OWN_FILES:
         mask_new_files()
     if context.invoked_subcommand in _SERVICES:

@@ -98,9 +98,6 @@ def tap(
                     _print(blocks, wanted, None, with_place=place)
         except KeyboardInterrupt:
             raise typer.Exit(0) from None
-        except BlockStoreError as error:
-            console.print(str(error), style="bold red", markup=False)
-            raise typer.Exit(1) from error
 
 
 class _Tap:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.runbook_page import blocks, sections
+from tests.runbook_page import blocks, run_commands, sections
 from tests.runbook_states import make_healthy_log
 from tracker_store import migrate
 from tracker_store.engine import connect
@@ -35,17 +34,7 @@ def test_the_page_brings_a_driver_log_to_this_version(engine: sa.Engine, databas
     }
 
     def run(commands: str) -> str:
-        done = subprocess.run(
-            # Allow more time on a loaded machine.
-            ["sh", "-euc", commands.replace("forebay status", "forebay status --within 60")],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        return run_commands(commands, environment, tmp_path)
 
     def revision() -> str:
         [statement] = blocks(parts["How to see it"], "sql")

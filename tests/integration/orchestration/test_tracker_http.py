@@ -18,7 +18,7 @@ from orchestration.tracker.tracker import Tracker
 from tests.driver_log import INTERVAL, NOON, Log, make_log
 from tests.held_ports import held_port
 from tests.polling import eventually
-from tests.tracker_answers import Answer, answer_to
+from tests.tracker_answers import Answer, answer_to, served
 from tracker_store import batches, outputs
 from tracker_store.batch_outputs import fail_output
 from tracker_store.engine import connect, create_engine
@@ -72,12 +72,8 @@ def serving(
         clock=Ticking(),
         dagster_url=dagster_url,
     )
-    with server:
-        eventually(lambda: server.url, "the server's address")
-        assert server.url is not None
-        yield server.url
-    # On a machine that stands still the server may stop waiting for its thread.
-    eventually(lambda: not server.serves, "the server's end")
+    with served(server) as url:
+        yield url
 
 
 @pytest.fixture

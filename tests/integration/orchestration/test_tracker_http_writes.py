@@ -16,9 +16,8 @@ from orchestration.tracker.http import TrackerHttpServer, TrackerView
 from orchestration.tracker.http_writes import ReplayDagster
 from orchestration.tracker.listen_address import ListenAddress
 from tests.driver_log import INTERVAL, NOON, Log, make_log
-from tests.polling import eventually
 from tests.replaying_dagster import ReplayingDagster, replaying_dagster
-from tests.tracker_answers import Answer, answer_to
+from tests.tracker_answers import Answer, answer_to, served
 from tracker_store.engine import connect
 from tracker_store.listener_events import newest_events
 from tracker_store.pipelines import apply_pipeline
@@ -62,11 +61,8 @@ def serving(
         address_file=home / "run" / "tracker.url",
         replay_dagster=None if dagster is None else ReplayDagster(dagster.url, "http://dagster.example:3000"),
     )
-    with server:
-        eventually(lambda: server.url, "the server's address")
-        assert server.url is not None
-        yield server.url
-    eventually(lambda: not server.serves, "the server's end")
+    with served(server) as url:
+        yield url
 
 
 @pytest.fixture
