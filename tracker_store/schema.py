@@ -933,12 +933,10 @@ batch_allocations = Table(
     Column("records", BigInteger, nullable=False, comment="Records in the range: a difference of running totals"),
     Column("bytes", BigInteger, nullable=False, comment="The same in bytes as stored"),
     PrimaryKeyConstraint("pipeline_id", "batch_time", "receiver_id"),
-    # Clean-up and kept ranges take a receiver's first or last range of a span of time by one probe.
+    # Clean-up, kept ranges and check_ranges take a receiver's first or last range of a span of time by one probe.
     Index("batch_allocations_receiver", "pipeline_id", "receiver_id", "batch_time"),
-    # A sequence begins one range; the trigger check_ranges refuses other overlaps by its neighbours in this index.
-    Index("batch_allocations_chain", "pipeline_id", "receiver_id", text("lower(sequences)"), unique=True),
     CheckConstraint("NOT isempty(sequences)", name="batch_allocations_not_empty"),
-    comment="Which blocks of which receiver belong to a batch? (Ranges of one pipeline never overlap.)",
+    comment="Which blocks of which receiver belong to a batch? (A pipeline's ranges of a receiver follow each other.)",
 )
 
 # Insert-only, by record_batch_inputs. Kept with the batch, because its links go with its blocks.

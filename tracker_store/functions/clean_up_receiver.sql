@@ -218,21 +218,20 @@ BEGIN
     GROUP BY b.segment_id
     ON CONFLICT (segment_id) DO UPDATE SET blocks = k.blocks + excluded.blocks;
     UPDATE receivers SET low_mark = goes_to WHERE id = receiver;
-    -- A pipeline's ranges of the receiver follow each other in time, too, so those that may go come before the last one
-    -- that begins below the low mark. An earlier version kept rows of blocks, by the ranges of the batch's whole window.
+    -- A pipeline's ranges of the receiver follow each other in time, too, so those that may go come before the first that
+    -- ends above the low mark. An earlier version kept rows of blocks, by the ranges of the batch's whole window.
     DELETE FROM batch_allocations d WHERE d.ctid = ANY (ARRAY(
         SELECT gone.ctid
         FROM cursors c
         CROSS JOIN LATERAL (
-            SELECT least(hour_ago, CASE WHEN upper(a.sequences) <= goes_to + 1 THEN a.batch_time + interval '1 us'
-                                        ELSE a.batch_time END) AS before
-            FROM batch_allocations a
-            WHERE a.pipeline_id = c.pipeline_id AND a.receiver_id = receiver AND lower(a.sequences) <= goes_to
-            ORDER BY lower(a.sequences) DESC LIMIT 1) AS last
+            SELECT coalesce((SELECT a.batch_time FROM batch_allocations a
+                             WHERE a.pipeline_id = c.pipeline_id AND a.receiver_id = receiver
+                               AND a.batch_time < hour_ago AND upper(a.sequences) > goes_to + 1
+                             ORDER BY a.batch_time LIMIT 1), hour_ago) AS batch_time) AS first_left
         CROSS JOIN LATERAL (
             SELECT a.ctid FROM batch_allocations a
             WHERE a.pipeline_id = c.pipeline_id AND a.receiver_id = receiver
-              AND a.batch_time < last.before
+              AND a.batch_time < first_left.batch_time
               AND NOT EXISTS (SELECT FROM kept_ranges k WHERE k.receiver_id = receiver
                               AND k.pipeline_id = c.pipeline_id AND k.sequences && a.sequences)
             ORDER BY a.batch_time LIMIT max_rows FOR UPDATE SKIP LOCKED) AS gone

@@ -544,12 +544,18 @@ class DriverLogMachine(RuleBasedStateMachine):
         return [(p, b) for p in self.live() for b in p.batches if b.state not in UNFINISHED]
 
     def is_retained(self, batch: Batch) -> bool:
-        """Return whether all records of a batch can still be read."""
-        return batch.state is BatchState.QUARANTINED or not any(
-            row.records and row.sequence <= self.receivers[receiver_id].low_mark
-            for receiver_id, (first, last) in batch.ranges.items()
-            for row in self.receivers[receiver_id].rows[first - 1 : last]
-        )
+        """Return whether all records of a batch can still be read, also because another batch keeps their blocks."""
+        if batch.state is BatchState.QUARANTINED:
+            return True
+        for receiver_id, (first, last) in batch.ranges.items():
+            receiver = self.receivers[receiver_id]
+            kept = set[int]().union(*self.kept(receiver_id).values())
+            if any(
+                row.records and row.sequence <= receiver.low_mark and row.sequence not in kept
+                for row in receiver.rows[first - 1 : last]
+            ):
+                return False
+        return True
 
     @precondition(lambda self: self.finished())
     @rule(pick=any_one)
@@ -663,6 +669,11 @@ class DriverLogMachine(RuleBasedStateMachine):
     def released(self, receiver_id: int) -> set[int]:
         """Return the sequences below the low mark that quarantined batches kept and no batch or replay needs now."""
         end = min([self.receivers[receiver_id].low_mark + 1, *self.replayed_from(receiver_id)])
+        kept = self.kept(receiver_id)
+        return {sequence for sequence in kept[True] - kept[False] if sequence < end}
+
+    def kept(self, receiver_id: int) -> dict[bool, set[int]]:
+        """Return the sequences that quarantined batches keep (False), and those that they have released (True)."""
         kept: dict[bool, set[int]] = {True: set(), False: set()}
         rows = self.connection.execute(
             sa.text(
@@ -673,7 +684,7 @@ class DriverLogMachine(RuleBasedStateMachine):
         )
         for is_released, first, after in rows:
             kept[is_released].update(range(first, after))
-        return {sequence for sequence in kept[True] - kept[False] if sequence < end}
+        return kept
 
     def keep_from(self, receiver_id: int) -> int:
         """Return the first sequence that may still be needed."""

@@ -82,14 +82,32 @@ def replay(log: Log, time: datetime, reach: timedelta = timedelta(0)) -> int:
 def test_a_range_that_overlaps_is_refused_wherever_it_begins(log: Log, first: int, after: int) -> None:
     for at, (begin, end) in {T1: (5, 10), T2: (10, 12), T3: (20, 30)}.items():
         log.connection.execute(INSERT, {"t": at, "a": begin, "b": end})
-    with pytest.raises(sa.exc.IntegrityError):
+    with pytest.raises(sa.exc.IntegrityError, match="batch_allocations_no_overlap"):
         log.connection.execute(INSERT, {"t": T4, "a": first, "b": after})
-    log.connection.execute(INSERT, {"t": T4, "a": 12, "b": 20})
+    log.connection.execute(INSERT, {"t": T4, "a": 30, "b": 40})
     with pytest.raises(sa.exc.IntegrityError, match="batch_allocations_no_overlap"):
         log.connection.execute(
-            sa.text("UPDATE forebay.batch_allocations SET sequences = int8range(11, 20) WHERE batch_time = :t"),
+            sa.text("UPDATE forebay.batch_allocations SET sequences = int8range(29, 40) WHERE batch_time = :t"),
             {"t": T4},
         )
+
+
+def test_a_range_that_is_out_of_order_is_refused(log: Log) -> None:
+    log.connection.execute(INSERT, {"t": T1, "a": 5, "b": 10})
+    log.connection.execute(INSERT, {"t": T3, "a": 20, "b": 30})
+    for at, first, after in ((T4, 12, 20), (T2, 30, 40), (T2, 1, 5), (T2, 15, 21), (T2, 9, 12)):
+        with pytest.raises(sa.exc.IntegrityError, match="batch_allocations_no_overlap"):
+            log.connection.execute(INSERT, {"t": at, "a": first, "b": after})
+    log.connection.execute(INSERT, {"t": T2, "a": 10, "b": 20})
+    assert left(log) == [T1, T2, T3]
+
+
+def test_a_range_is_compared_with_the_receivers_last_one_also_if_the_last_batch_has_none(log: Log) -> None:
+    log.connection.execute(INSERT, {"t": T1, "a": 5, "b": 10})
+    log.connection.execute(sa.text("INSERT INTO forebay.batch_allocations VALUES (1, :t, 2, '[1,2)', 0, 0)"), {"t": T2})
+    with pytest.raises(sa.exc.IntegrityError, match="batch_allocations_no_overlap"):
+        log.connection.execute(INSERT, {"t": T3, "a": 9, "b": 12})
+    log.connection.execute(INSERT, {"t": T3, "a": 10, "b": 12})
 
 
 def test_one_statement_with_two_ranges_that_overlap_is_refused(log: Log) -> None:
