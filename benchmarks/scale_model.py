@@ -103,7 +103,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The CPU of one run of an operation in milliseconds: the lower quartile of `repeats` (0: not known how many)."""
+    """The CPU of one run of an operation in milliseconds: the lowest of `repeats` (0: not known how many)."""
 
     server_ms: float
     client_ms: float

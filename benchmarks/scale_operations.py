@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import statistics
 import threading
 import time
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from tracker_store.segments import open_segment
 from tracker_store.status import batch_stats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator
 
     from benchmarks.filled_installation import FilledInstallation
     from receiver_runtime.block_store.interface import BlockStore
@@ -107,15 +106,9 @@ def _cost(run: Run, cpu: ServerCpu) -> Cost:
     # A run that is too long for warm-ups is its own.
     kept = slice(min(_WARM_UPS, len(server) - 1), None)
     per_run = 1000 / run.part
-    return Cost(_undisturbed(server[kept]) * per_run, _undisturbed(client[kept]) * per_run, len(server[kept]))
-
-
-def _undisturbed(seconds: Sequence[float]) -> float:
-    """Return the lower quartile: a host that takes a virtual machine's processor away for 10 ms is counted as its CPU.
-
-    So more than half of the runs may be too long by that, while no run is too short.
-    """
-    return statistics.quantiles(seconds, n=4, method="inclusive")[0] if len(seconds) > 1 else seconds[0]
+    # Where a virtual machine's host takes the processor away, the guest counts that as CPU: 10 ms, in more than half of
+    # the runs. That only adds, so the lowest is the operation's own (as timeit has it).
+    return Cost(min(server[kept]) * per_run, min(client[kept]) * per_run, len(server[kept]))
 
 
 @contextlib.contextmanager
