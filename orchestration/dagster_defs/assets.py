@@ -14,6 +14,7 @@ from orchestration.batch_schedule import op_name
 from orchestration.dagster_defs.batch_input_table import MOST_RANGES, input_table
 from orchestration.dagster_defs.batch_plots import batch_materialization, batch_metadata
 from orchestration.dagster_defs.committed_outputs import CommittedOutputs
+from orchestration.dagster_defs.failed_batches import observe_failure
 from orchestration.dagster_defs.page_links import page_of_batch, page_of_pipeline
 from orchestration.dagster_defs.partitions import partitions_of
 from orchestration.dagster_defs.replay_job import replay_in_dagster
@@ -139,7 +140,9 @@ def output_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         except BaseException as error:
             for result in results:
                 committed.report(batch_time, result)
-            tag_cause(context.instance, context.run.run_id, str(error) or type(error).__name__)
+            cause = str(error) or type(error).__name__
+            observe_failure(context, pipeline, batch_time, cause)
+            tag_cause(context.instance, context.run.run_id, cause)
             raise
         committed.finish()
         shown = _figures(settings, pipeline, batch_time)

@@ -6,6 +6,7 @@ An address is typed by people and kept in bookmarks: only what names a thing (a 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from orchestration.status_page.shown import time_of
@@ -15,10 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
+    from tracker_store.status_page import PageBatch
+
 # Rows of a page: receivers and batches; blocks and positions of one batch.
 PAGE_ROWS = 50
 # Finished batches that are sorted together, as many as the original retains.
 WINDOW = 1000
+# By what a batch has before it is finished.
+OPEN_ORDERS = (BatchOrder.TIME, BatchOrder.RECORDS, BatchOrder.SCHEDULING_DELAY)
 _LARGEST = 2**63 - 1
 
 
@@ -48,6 +53,28 @@ def position(text: str | None) -> tuple[int, int] | None:
     first, _, second = (text or "").partition("-")
     transaction_id, number = whole(first), whole(second)
     return None if transaction_id is None or number is None else (transaction_id, number)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAsked:
+    """In which order a page shows the batches that run or wait: the oldest first, if nothing else is asked for."""
+
+    order: BatchOrder
+    ascending: bool
+
+    @classmethod
+    def of(cls, values: Mapping[str, str]) -> OpenAsked:
+        """Read it from a query."""
+        order = values.get("open")
+        if order not in OPEN_ORDERS:
+            return cls(BatchOrder.TIME, ascending=True)
+        return cls(BatchOrder(order), values.get("open_direction") == "up")
+
+    def sorted(self, batches: Sequence[PageBatch]) -> list[PageBatch]:
+        """Return batches in this order; those without a value come last."""
+        known = [batch for batch in batches if getattr(batch, self.order) is not None]
+        known.sort(key=attrgetter(self.order), reverse=not self.ascending)
+        return known + [batch for batch in batches if getattr(batch, self.order) is None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from orchestration.status_page.requests import (
     PAGE_ROWS,
     WINDOW,
     FinishedAsked,
+    OpenAsked,
     moment,
     page_number,
     position,
@@ -132,6 +133,7 @@ class StatusPages:
 
     def _pipeline(self, request: Request) -> Response:
         wanted = FinishedAsked.of(request.query_params)
+        opened = OpenAsked.of(request.query_params)
         with self._connect() as connection:
             pipeline = _found_pipeline(connection, request)
             pipeline_id = pipeline.pipeline_id
@@ -147,7 +149,7 @@ class StatusPages:
                 offset=(wanted.page - 1) * PAGE_ROWS,
                 limit=PAGE_ROWS + 1,
             )
-            unfinished = store.unfinished(connection, pipeline_id, limit=LISTED)
+            unfinished = opened.sorted(store.unfinished(connection, pipeline_id, limit=LISTED))
             streams = store.streams_of_pipeline(connection, pipeline_id, limit=LISTED)
         return self._renderer.page(
             "pipeline",
@@ -160,6 +162,7 @@ class StatusPages:
             last=charted[-1] if charted else None,
             running=[batch for batch in unfinished if batch.state == "RUNNING"],
             waiting=[batch for batch in unfinished if batch.state != "RUNNING"],
+            open_links=_OpenLinks(addresses.pipeline(pipeline.pipeline), opened),
             finished=finished[:PAGE_ROWS],
             links=_FinishedLinks(addresses.pipeline(pipeline.pipeline), wanted, finished),
             wanted=wanted,
@@ -272,6 +275,25 @@ def _found_pipeline(connection: sa.Connection, request: Request) -> store.PagePi
     if pipeline is None:
         raise HTTPException(404, f"there is no pipeline {name!r}")
     return pipeline
+
+
+class _OpenLinks:
+    """The links that sort the batches that run or wait. They leave the finished ones in order of time."""
+
+    def __init__(self, path: str, asked: OpenAsked) -> None:
+        self._path = path
+        self._asked = asked
+
+    def sorted_by(self, order: str) -> str:
+        """Return the link of a column's heading: the largest first, and the other way round the second time."""
+        again = order == self._asked.order and not self._asked.ascending
+        return addresses.asked(self._path, open=order, open_direction="up" if again else None) + "#active"
+
+    def direction(self, order: str) -> str:
+        """Return how a column is sorted, in the words of `aria-sort`."""
+        if order != self._asked.order:
+            return "none"
+        return "ascending" if self._asked.ascending else "descending"
 
 
 class _FinishedLinks:

@@ -125,6 +125,27 @@ def test_a_database_without_a_driver_log_is_reported(
         assert _finding("driver log").health is Health.WARNING
 
 
+@pytest.mark.parametrize(
+    ("revision", "way_out"),
+    [
+        ("0001", "`forebay up` migrates it, and so does `forebay db upgrade`."),
+        ("9999", "Install the newer Forebay here."),
+    ],
+)
+def test_a_driver_log_of_another_release_is_reported(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, revision: str, way_out: str
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    engine = create_engine(database_url, application_name="tests")
+    with connect(engine) as connection:
+        connection.execute(sa.text("UPDATE forebay.alembic_version SET version_num = :of"), {"of": revision})
+    engine.dispose()
+    finding = _finding("driver log")
+    assert finding.health is Health.WARNING
+    assert finding.found == f"at revision {revision}, this code expects {migrate.newest_revision()}"
+    assert finding.way_out == way_out
+
+
 def test_a_server_that_is_too_old_is_refused(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     monkeypatch.setattr(doctor_module, "OLDEST_POSTGRES", 99)

@@ -15,12 +15,13 @@ from orchestration.dagster_defs.batch_plots import batches_key
 from orchestration.dagster_defs.committed_outputs import CommittedOutputs
 from orchestration.dagster_defs.observation_sensor import Cursor, observe
 from orchestration.dagster_defs.replay_job import ReplayConfig
+from orchestration.status_page import addresses
 from tests.integration.orchestration.batch_rig import System, local_spark
 from tracker_store.engine import connect
 from tracker_store.states import BatchState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     import sqlalchemy as sa
@@ -116,6 +117,17 @@ def made_by(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> 
     ]
 
 
+def observations(
+    instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult
+) -> list[Mapping[str, dg.MetadataValue]]:
+    """Return the metadata of what a run has observed."""
+    return [
+        entry.dagster_event.asset_observation_data.asset_observation.metadata
+        for entry in instance.all_logs(result.run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION)
+        if entry.dagster_event is not None
+    ]
+
+
 def error_of(result: dg.ExecuteInProcessResult) -> str:
     [failure] = [event for event in result.all_events if event.is_step_failure]
     return str(failure.step_failure_data.error)
@@ -133,9 +145,13 @@ def test_a_committed_output_is_materialized_in_the_run_in_which_another_one_fail
     run = instance.get_run_by_id(first.run_id)
     assert run is not None
     assert run.tags["forebay/failed_because"] == cause, "where Dagster lists runs, it shows their tags"
+    [metadata] = observations(instance, first)
+    assert metadata["failed_because"].value == cause
+    assert str(metadata["status_page"].value).endswith(addresses.batch("words", words.time))
     words.broken = False
     second = words.run(2)
     assert second.success
+    assert observations(instance, second) == []
     assert made_by(instance, second) == [("counts", 2), ("batches", 2)], "attempt 1 has reported the other output"
     assert system.state(words.time) == (BatchState.COMPLETED, 2)
 

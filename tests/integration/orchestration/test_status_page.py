@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from orchestration.status_page.shown import milliseconds
 from orchestration.tracker.listen_address import ListenAddress
 from tests.driver_log import INTERVAL, NOON
+from tests.eventful_log import COMPLETED, make_eventful_log
 from tests.filled_log import Size, fill, reading
 from tests.integration.orchestration.test_tracker_http import SECOND, ask, busy, log, serving, url
 from tracker_store import status_page as store
@@ -78,6 +79,24 @@ def test_a_batch_shows_its_blocks_attempts_and_outputs(log: Log, url: str) -> No
     ).scalars()
     for sequence in blocks:
         assert re.search(rf"lines \d+ {sequence} 2026-01-01", page)
+
+
+def test_a_batch_shows_the_source_positions_that_it_read(
+    engine: sa.Engine, connection: sa.Connection, home: Path
+) -> None:
+    make_eventful_log(connection)
+    rows = connection.execute(
+        sa.text(
+            "SELECT stream, source, partition, generation, from_offset, to_offset, positions, lost "
+            "FROM forebay.batch_input_metadata WHERE batch_time = :time"
+        ),
+        {"time": COMPLETED},
+    ).all()
+    assert rows
+    with serving(engine, home) as url:
+        page = text_of(ask(url, f"{WORDS}/batches/{milliseconds(COMPLETED)}").text)
+    for row in rows:
+        assert " ".join(f"{value:,}" if isinstance(value, int) else value for value in row) in page
 
 
 def test_a_stream_shows_its_receivers_and_what_they_said_as_text(log: Log, url: str) -> None:

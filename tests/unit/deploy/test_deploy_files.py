@@ -185,6 +185,18 @@ def test_the_code_servers_socket_is_the_workspaces() -> None:
     assert location["grpc_server"]["socket"] in shlex.split(command)
 
 
+def test_the_code_servers_address_in_kubernetes_is_the_workspaces() -> None:
+    [location] = yaml.safe_load((DEPLOY / "kubernetes" / "workspace.yaml").read_text(encoding="utf-8"))["load_from"]
+    documents = yaml.safe_load_all((DEPLOY / "kubernetes" / "dagster.yaml").read_text(encoding="utf-8"))
+    ports = {
+        (document["metadata"]["name"], port["port"])
+        for document in documents
+        if document["kind"] == "Service"
+        for port in document["spec"]["ports"]
+    }
+    assert (location["grpc_server"]["host"], location["grpc_server"]["port"]) in ports
+
+
 def test_compose_names_only_what_it_declares() -> None:
     services = COMPOSE["services"]
     for name, service in services.items():

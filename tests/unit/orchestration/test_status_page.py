@@ -14,7 +14,7 @@ from orchestration.status_page import addresses, shown
 from orchestration.status_page.addresses import DagsterPages
 from orchestration.status_page.charts import charts, histogram, input_rate
 from orchestration.status_page.rendering import POLICY, Renderer
-from orchestration.status_page.requests import WINDOW, FinishedAsked, position, whole
+from orchestration.status_page.requests import WINDOW, FinishedAsked, OpenAsked, position, whole
 from tracker_store.status_page import BatchOrder, FinishedState, PageBatch
 
 if TYPE_CHECKING:
@@ -162,3 +162,24 @@ def test_the_page_is_where_the_tracker_serves(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "run" / "tracker.url").write_text("http://127.0.0.1:5\n")
     assert pipeline_page(Settings(), "a b") == "http://127.0.0.1:5/status/pipelines/a%20b"
     assert batch_page(Settings(), "p", NOON) == f"http://127.0.0.1:5{addresses.batch('p', NOON)}"
+
+
+@pytest.mark.parametrize(
+    ("query", "numbers"),
+    [
+        ({}, [1, 2, 3]),
+        ({"open": "batch_time"}, [3, 2, 1]),
+        ({"open": "batch_time", "open_direction": "up"}, [1, 2, 3]),
+        ({"open": "records"}, [2, 3, 1]),
+        ({"open": "records", "open_direction": "up"}, [1, 3, 2]),
+        ({"open": "scheduling_delay"}, [1, 3, 2]),
+        ({"open": "total_delay"}, [1, 2, 3]),
+        ({"open": "nonsense", "direction": "up"}, [1, 2, 3]),
+    ],
+    ids=str,
+)
+def test_open_batches_are_sorted_as_asked(query: dict[str, str], numbers: list[int]) -> None:
+    # The second has not begun, and so no scheduling delay.
+    batches = [batch(1, records=1), batch(2, records=3, took=None), batch(3, records=2)]
+    times = [NOON + number * 10 * SECOND for number in numbers]
+    assert [each.batch_time for each in OpenAsked.of(query).sorted(batches)] == times
