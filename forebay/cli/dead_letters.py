@@ -9,14 +9,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 
 from forebay.cli import names
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
 from forebay.cli.dead_letter_replay import replay
 from forebay.cli.stored_letters import APPLICATION, SHOWN_BYTES, as_text, read_letters
+from forebay.cli.tables import print_table
 from receiver_runtime.block_store.frame import DeadLetterReason
 from tracker_store.dead_letters import newest_dead_letters, sum_dead_letters
 
@@ -131,40 +130,26 @@ def _receiver(name: str | None) -> tuple[str | None, int | None]:
 
 
 def _show_sums(console: Console, sums: Sequence[DeadLetterSums]) -> None:
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("receiver", overflow="fold")
-    table.add_column("reason", no_wrap=True)
-    for heading in ("records", "bytes", "dropped"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("newest", no_wrap=True)
-    table.add_column("id", justify="right", no_wrap=True)
-    for one in sums:
-        table.add_row(
+    cells = [
+        (
             f"{one.stream}/{one.ordinal}{' (removed)' if one.removed else ''}",
             one.reason,
             f"{one.letters:,}",
             f"{one.bytes:,}",
             f"{one.dropped:,}",
-            f"{one.newest_at:%m-%d %H:%M:%S}",
+            f"{one.newest_at:%m-%d %H:%M}",
             str(one.newest_id),
         )
-    if not sums:
-        table.add_row("none", *[""] * 6)
-    console.print(table)
+        for one in sums
+    ]
+    print_table(console, ("receiver", "reason", "records", "bytes", "dropped", "newest", "id"), cells)
     if sums:
         console.print("To see records: forebay dead-letters show ID")
 
 
 def _show_rows(console: Console, rows: Sequence[DeadLetterRow]) -> None:
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("id", justify="right", no_wrap=True)
-    table.add_column("receiver", overflow="fold")
-    table.add_column("reason", no_wrap=True)
-    for heading in ("part", "records", "bytes"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("recorded", no_wrap=True)
-    for row in rows:
-        table.add_row(
+    cells = [
+        (
             str(row.id),
             f"{row.stream}/{row.ordinal}",
             row.reason,
@@ -173,9 +158,9 @@ def _show_rows(console: Console, rows: Sequence[DeadLetterRow]) -> None:
             f"{row.bytes:,}",
             f"{row.added_at:%m-%d %H:%M:%S}",
         )
-    if not rows:
-        table.add_row("none", *[""] * 6)
-    console.print(table)
+        for row in rows
+    ]
+    print_table(console, ("id", "receiver", "reason", "part", "records", "bytes", "recorded"), cells)
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

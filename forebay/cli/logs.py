@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
-from rich.table import Table
 
 from forebay.cli import names
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
 from forebay.cli.log_reader import LogFollower, newest_lines
+from forebay.cli.tables import print_table
 from orchestration.settings import Settings
 from tracker_store.receivers import process_of_receiver, receivers_named
 from tracker_store.terminal_text import escaped
@@ -156,13 +155,8 @@ def _list(paths: Sequence[Path], directory: Path, *, as_json: bool) -> None:
         typer.echo(json.dumps({"directory": str(directory), "logs": rows}))
         return
     console = Console(highlight=False)
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("log", overflow="fold")
-    table.add_column("bytes", justify="right", no_wrap=True)
-    table.add_column("last written (UTC)", no_wrap=True)
-    for name, size, at in found:
-        table.add_row(name, f"{size:,}", f"{at:%Y-%m-%d %H:%M:%S}")
-    console.print(table)
+    cells = [(name, f"{size:,}", f"{at:%Y-%m-%d %H:%M:%S}") for name, size, at in found]
+    print_table(console, ("log", "bytes", "last written (UTC)"), cells)
     if not found:
         console.print(f"No process of Forebay has run here: {directory} has no logs.", markup=False, soft_wrap=True)
 

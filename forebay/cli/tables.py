@@ -56,9 +56,10 @@ def _on_one_line(cell: str) -> str:
 def _print_wrapped(console: Console, parts: Sequence[str]) -> None:
     """Print parts with commas between them, as many on a line as fit; a part that is longer has a line of its own."""
     line = ""
-    for part in parts:
+    for number, part in enumerate(parts, start=1):
         longer = f"{line}, {part}" if line else f"  {part}"
-        if line and len(longer) > console.width:
+        # Each part but the last needs room for the comma after it.
+        if line and len(longer) + (number < len(parts)) > console.width:
             console.print(f"{line},", markup=False, emoji=False, soft_wrap=True)
             longer = f"  {part}"
         line = longer

@@ -7,6 +7,7 @@ from base64 import b64decode
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    import sqlalchemy as sa
     from typer.testing import Result
 
 
@@ -122,6 +122,19 @@ def test_letters_are_summed_by_receiver_and_reason(letters: list[Letters]) -> No
     assert [row["letters"] for row in answer("lines/1", "-n", "2")] == [1, 1]
     for shown in (forebay("list").stdout, forebay("list", "-n", "5").stdout):
         assert "invalid_encoding" in shown
+        assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("stream", ["orders_from_shop", "departures_by_carrier_and_origin_of_each_hour"])
+def test_a_long_name_is_shown_whole_at_80_columns(letters: list[Letters], engine: sa.Engine, stream: str) -> None:
+    with connect(engine) as connection:
+        connection.execute(sa.text("UPDATE forebay.streams SET name = :name"), {"name": stream})
+        connection.execute(sa.text("UPDATE forebay.receivers SET ordinal = 12 WHERE ordinal = 2"))
+    newest = letters[1].add(DeadLetterReason.INVALID_ENCODING, [b"x" * 1_234], dropped=12_345)
+    for shown in (forebay("list").stdout, forebay("list", "-n", "5").stdout):
+        for cell in (f"{stream}/12", "invalid_encoding", "1,234", str(newest)):
+            assert cell in shown
+        assert "…" not in shown
         assert max(map(len, shown.splitlines())) <= 80
 
 

@@ -84,6 +84,9 @@ def test_without_a_name_the_logs_are_listed(directory: Path) -> None:
     assert "receiver-1" in (shown := forebay().stdout)
     assert "1,234" in shown
     assert max(map(len, shown.splitlines())) <= 80
+    long = f"batch-driver-{'of-another-name-' * 4}1"
+    write(directory / f"{long}.log", "")
+    assert long in forebay().stdout
 
 
 def test_a_receiver_is_named_as_stream_and_number(log: Log, directory: Path) -> None:

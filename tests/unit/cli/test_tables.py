@@ -64,6 +64,12 @@ def test_a_line_is_only_longer_than_the_terminal_if_one_cell_is(width: int) -> N
     assert max(map(len, shown(["name", "a", "b", "c"], rows, width=width))) <= width
 
 
+@pytest.mark.parametrize("size", range(9, 20))
+def test_the_comma_at_the_end_of_a_line_has_room(size: int) -> None:
+    lines = shown(["name", "a", "b", "c"], [["words", "x" * 9, "y" * size, "z" * 20]], width=30)
+    assert max(map(len, lines)) <= 30
+
+
 def test_findings_are_below_each_other_with_the_way_out_on_a_line_of_its_own() -> None:
     """Check 80 columns: in columns, a path and its advice were broken into shards."""
     path = "/srv/forebay/of-this-department/blocks"
