@@ -654,12 +654,31 @@ def patient(connection: sa.Connection) -> Iterator[None]:
         yield
 
 
-def check_schema(connection: sa.Connection) -> list[CheckResult]:
-    """Run the checks of what is installed. No locks."""
-    return [check(connection, None) for check in SCHEMA_CHECKS]
+def check_schema(connection: sa.Connection, *, begins: Callable[[str], None] | None = None) -> list[CheckResult]:
+    """Run the checks of what is installed. No locks. `begins` is called with each check's name before it runs."""
+    return _run(SCHEMA_CHECKS, connection, None, begins)
 
 
-def check_data(connection: sa.Connection, pipeline_id: int | None = None) -> list[CheckResult]:
-    """Run the checks of the log itself, or of one pipeline and the streams that it reads. No locks."""
+def check_data(
+    connection: sa.Connection, pipeline_id: int | None = None, *, begins: Callable[[str], None] | None = None
+) -> list[CheckResult]:
+    """Run the checks of the log itself, or of one pipeline and the streams that it reads. No locks.
+
+    `begins` is called with each check's name before it runs.
+    """
     with patient(connection):
-        return [check(connection, pipeline_id) for check in DATA_CHECKS]
+        return _run(DATA_CHECKS, connection, pipeline_id, begins)
+
+
+def _run(
+    checks: Sequence[Callable[[sa.Connection, int | None], CheckResult]],
+    connection: sa.Connection,
+    pipeline_id: int | None,
+    begins: Callable[[str], None] | None,
+) -> list[CheckResult]:
+    results = []
+    for check in checks:
+        if begins is not None:
+            begins(check.__name__)
+        results.append(check(connection, pipeline_id))
+    return results

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import textwrap
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from forebay.cli import names
 from forebay.cli.console import Console
@@ -25,7 +25,7 @@ from tracker_store.pipelines import get_pipeline
 from tracker_store.programs import FUNCTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 APPLICATION = "forebay db"
 # The most entries of a list that are printed in a terminal.
@@ -46,18 +46,29 @@ app.command()(shell)
 
 
 @app.command()
-def upgrade() -> None:
-    """Bring the schema to the newest migration. `forebay up` does it at its start.
+def upgrade(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
+) -> None:
+    """Bring the schema to the newest migration.
+
+    `forebay up` does it at its start.
 
     For example:
 
         forebay db upgrade
+        forebay db upgrade --json
     """
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=as_json)
+    migrations = list[str]()
+
+    def ran(migration: str) -> None:
+        # On a large table a migration may take minutes.
+        migrations.append(migration.partition(":")[0])
+        console.print(f"  {migration}", markup=False)
+
     with clear_errors(console):
         url = database_url(Settings(), as_owner=True)
-        # A table that is large may take a migration minutes.
-        migrate.upgrade(url, told=lambda migration: console.print(f"  {migration}", markup=False))
+        migrate.upgrade(url, told=ran)
     console.print(f"The driver log is at revision {migrate.newest_revision()}.")
     with driver_log(console, application_name=APPLICATION) as connection:
         missing = roles.missing_roles(connection)
@@ -67,6 +78,9 @@ def upgrade() -> None:
             "administrator runs `forebay db roles`, or gives `forebay db roles --sql` to psql.",
             style="yellow",
         )
+    if as_json:
+        report = {"revision": migrate.newest_revision(), "migrations": migrations, "missing_roles": missing}
+        typer.echo(json.dumps(report))
 
 
 @app.command()
@@ -159,11 +173,12 @@ def check(
     """
     console = Console(highlight=False, stderr=as_json)
     with driver_log(console, application_name=APPLICATION) as connection:
-        results = checks.check_schema(connection)
-        complete = checks.revision_is_the_newest(connection).passed
-        if complete:
-            pipeline_id = None if pipeline is None else get_pipeline(connection, pipeline).pipeline_id
-            results += checks.check_data(connection, pipeline_id)
+        with _progress_of_checks(console, shown=not as_json) as begins:
+            results = checks.check_schema(connection, begins=begins)
+            complete = checks.revision_is_the_newest(connection).passed
+            if complete:
+                pipeline_id = None if pipeline is None else get_pipeline(connection, pipeline).pipeline_id
+                results += checks.check_data(connection, pipeline_id, begins=begins)
         intact = complete and all(result.passed for result in results)
         comparison, paths = None, list[str]()
         if against_store and complete:
@@ -181,22 +196,46 @@ def check(
         raise typer.Exit(1)
 
 
+@contextmanager
+def _progress_of_checks(console: Console, *, shown: bool) -> Iterator[Callable[[str], None]]:
+    """Show a bar of the checks while they run, on a terminal only; yield what is to be called before each check."""
+    numbers = itertools.count()
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as progress:
+        task = progress.add_task("", total=len(checks.SCHEMA_CHECKS) + len(checks.DATA_CHECKS))
+
+        def begins(name: str) -> None:
+            progress.update(task, description=name.replace("_", " "), completed=next(numbers), refresh=True)
+
+        yield begins
+
+
 def _show_checks(console: Console, results: Sequence[checks.CheckResult], *, complete: bool, as_json: bool) -> None:
     if as_json:
         report = [{**asdict(result), "passed": result.passed} for result in results]
         typer.echo(f'{{"data_checked": {json.dumps(complete)}, "checks": {json.dumps(report)}', nl=False)
     else:
-        table = Table(box=box.SIMPLE_HEAD)
-        table.add_column("", no_wrap=True)
-        table.add_column("promise", overflow="fold")
-        table.add_column("found", overflow="fold")
         for result in results:
-            found = [] if result.passed else [f"{result.violations:,}:", *result.offenders]
-            style = None if result.passed else "bold red"
-            table.add_row("ok" if result.passed else "BROKEN", result.promise, escape("\n".join(found)), style=style)
-        console.print(table)
+            _print_check(console, result)
         if not complete:
             console.print("The data was not looked at: the schema must fit first.", style="bold red")
+
+
+def _print_check(console: Console, result: checks.CheckResult) -> None:
+    """Print a check's promise, and below it each offender on a line of its own: no name is broken."""
+    promise = textwrap.fill(
+        result.promise,
+        width=console.width,
+        initial_indent=f"{'ok' if result.passed else 'BROKEN':<8}",
+        subsequent_indent=" " * 8,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    lines = [promise]
+    if not result.passed:
+        lines += [f"        {result.violations:,} found:", *(f"          {offender}" for offender in result.offenders)]
+    for line in lines:
+        console.print(line, style="" if result.passed else "bold red", markup=False, soft_wrap=True)
 
 
 def _show_unknown_frames(console: Console, comparison: StoreComparison, paths: Sequence[str], *, as_json: bool) -> None:
@@ -215,6 +254,7 @@ def _show_unknown_frames(console: Console, comparison: StoreComparison, paths: S
                     f"epoch {frame.epoch}, sequence {frame.sequence}{', acknowledged' if frame.acknowledged else ''}: "
                     f"{frame.why}",
                     markup=False,
+                    soft_wrap=True,
                 )
             shown += 1
     found = {
@@ -228,7 +268,7 @@ def _show_unknown_frames(console: Console, comparison: StoreComparison, paths: S
     if left := sum(max(0, count - _SHOWN) for count in comparison.frames_by_fate.values()):
         console.print(f"  … and {left:,} more (--json shows all)")
     for path, why in comparison.unreadable[:_SHOWN]:
-        console.print(f"can't be read: {path}: {why}", style="bold red", markup=False)
+        console.print(f"can't be read: {path}: {why}", style="bold red", markup=False, soft_wrap=True)
     if len(comparison.unreadable) > _SHOWN:
         console.print(f"  … and {len(comparison.unreadable) - _SHOWN:,} more files that can't be read")
     said = ", ".join(f"{counts['blocks']:,} ({counts['records']:,} records) {fate}" for fate, counts in found.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,12 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
+from forebay.cli import db
+from forebay.cli.console import Console
 from forebay.cli.db import app
 from tests.driver_log import NOON, make_log
 from tracker_store import migrate
-from tracker_store.checks import functions_are_the_files
+from tracker_store.checks import DATA_CHECKS, SCHEMA_CHECKS, functions_are_the_files
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:
@@ -73,6 +76,40 @@ def test_a_broken_promise_is_exit_code_1_and_named(url: str, engine: sa.Engine) 
     assert broken["offenders"] == ["receiver 1: 2..2 is missing"]
 
 
+def test_the_checks_fit_80_columns_and_break_no_name(
+    url: str, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = forebay_db("check").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert {line[:8].strip() for line in lines} == {"ok", ""}
+    with connect(engine) as connection:
+        log = make_log(connection)
+        log.add_at(log.receiver_ids[0], NOON, NOON)
+        connection.execute(sa.text("DELETE FROM forebay.blocks WHERE sequence = 2"))
+    lines = [line.strip() for line in forebay_db("check").stdout.splitlines()]
+    assert "receiver 1: 2..2 is missing" in lines
+
+
+def test_the_checks_have_a_progress_bar_on_a_terminal_only(
+    url: str, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bar = f"0/{len(SCHEMA_CHECKS) + len(DATA_CHECKS)}"
+    assert bar not in forebay_db("check").output
+    monkeypatch.setattr(db, "Console", partial(Console, force_terminal=True))
+    monkeypatch.setenv("TERM", "xterm")
+    checked = forebay_db("check")
+    assert checked.exit_code == 0
+    assert bar in checked.stdout
+    for check in (*SCHEMA_CHECKS, *DATA_CHECKS):
+        assert check.__name__.replace("_", " ") in checked.stdout
+    assert bar not in forebay_db("check", "--json").output
+    with connect(engine) as connection:
+        connection.exec_driver_sql("UPDATE forebay.alembic_version SET version_num = '9999'")
+    assert bar in (old := forebay_db("check").stdout)
+    assert "chains are gapless" not in old
+
+
 def test_a_pipeline_that_is_not_applied_is_reported(url: str) -> None:
     checked = forebay_db("check", "--pipeline", "nobody")
     assert checked.exit_code == 1
@@ -94,6 +131,17 @@ def test_an_older_schema_is_not_taken_for_broken_data(url: str) -> None:
     told = [line.split(":")[0] for line in upgraded.stdout.splitlines() if line.startswith("  00")]
     assert [int(revision) for revision in told] == list(range(1, int(migrate.newest_revision()) + 1))
     assert forebay_db("current").exit_code == 0
+
+
+def test_an_upgrade_says_as_json_which_migrations_it_ran(url: str) -> None:
+    migrate.downgrade(url, "base")
+    upgraded = forebay_db("upgrade", "--json")
+    assert upgraded.exit_code == 0
+    report = json.loads(upgraded.stdout)
+    assert (report["revision"], report["missing_roles"]) == (migrate.newest_revision(), [])
+    assert [int(revision) for revision in report["migrations"]] == list(range(1, int(migrate.newest_revision()) + 1))
+    assert "The driver log is at revision" in upgraded.stderr
+    assert json.loads(forebay_db("upgrade", "--json").stdout)["migrations"] == []
 
 
 def test_a_newer_schema_is_left_unchanged_with_advice_to_install(url: str, engine: sa.Engine) -> None:

@@ -48,7 +48,6 @@ NO_JSON = {
     "blocks records": _PLAIN,
     "blocks dead-letter": _PLAIN,
     "tap": _PLAIN,
-    "db upgrade": _SENTENCE,
     "db roles": _PLAIN,
     "db describe": _PLAIN,
 }
