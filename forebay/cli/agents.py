@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from forebay.cli import names
 from forebay.cli.confirmation import Yes, confirm
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
@@ -19,7 +20,9 @@ from tracker_store.rebalance_requests import request_rebalance
 APPLICATION = "forebay agents"
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
-Name = Annotated[str, typer.Argument(help="The agent's name, as `forebay agents` shows it.")]
+Name = Annotated[
+    str, typer.Argument(help="The agent's name, as `forebay agents` shows it.", autocompletion=names.agents)
+]
 
 app = typer.Typer(help="Agents and their hosts: list, drain, undrain, rebalance, forget.", invoke_without_command=True)
 
@@ -57,7 +60,7 @@ def agents(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: FB
 
 
 @app.command()
-def drain(name: Name) -> None:
+def drain(name: Name, as_json: AsJson = False) -> None:  # noqa: FBT002
     """Move all receivers off an agent, and place none on it until `forebay agents undrain`.
 
     Each receiver stops reading, registers what it holds, and starts again on another agent that has a free slot. A
@@ -67,13 +70,16 @@ def drain(name: Name) -> None:
     For example:
 
         forebay agents drain host-1
+        forebay agents drain host-1 --json
     """
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=as_json)
     with driver_log(console, application_name=APPLICATION) as connection:
         placed = store.set_draining(connection, name=name, draining=True)
         others = [row for row in store.list_agents(connection) if row.name != name and not row.draining]
-    console.print(f"{name} is draining; {placed} receiver(s) leave it.", markup=False)
     free = sum(max(0, row.slots - row.receivers) for row in others)
+    if as_json:
+        typer.echo(json.dumps({"name": name, "draining": True, "receivers": placed, "free_slots": free}))
+    console.print(f"{name} is draining; {placed} receiver(s) leave it.", markup=False)
     if placed > free:
         console.print(
             f"Other agents have {free} free slot(s): the rest waits for one, or for `forebay agents undrain {name}`.",
@@ -82,16 +88,21 @@ def drain(name: Name) -> None:
 
 
 @app.command()
-def undrain(name: Name) -> None:
-    """Let receivers be placed on an agent again. Rebalancing gives it some back, unless it is switched off.
+def undrain(name: Name, as_json: AsJson = False) -> None:  # noqa: FBT002
+    """Let receivers be placed on an agent again.
+
+    Rebalancing gives it some back, unless it is switched off.
 
     For example:
 
         forebay agents undrain host-1
+        forebay agents undrain host-1 --json
     """
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=as_json)
     with driver_log(console, application_name=APPLICATION) as connection:
-        store.set_draining(connection, name=name, draining=False)
+        placed = store.set_draining(connection, name=name, draining=False)
+    if as_json:
+        typer.echo(json.dumps({"name": name, "draining": False, "receivers": placed}))
     console.print(f"{name} may have receivers again.", markup=False)
 
 
@@ -138,8 +149,14 @@ def rebalance(
 
 @app.command()
 def forget(
-    host: Annotated[str, typer.Argument(help="A host that will not come back, as `forebay agents` shows it.")],
+    host: Annotated[
+        str,
+        typer.Argument(
+            help="A host that will not come back, as `forebay agents` shows it.", autocompletion=names.lost_hosts
+        ),
+    ],
     yes: Yes = False,  # noqa: FBT002
+    as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """Forget a host: remove the receivers that belong to it, and let its listeners listen at another address.
 
@@ -152,10 +169,18 @@ def forget(
         forebay agents forget host-1
         forebay agents forget host-1 --yes
     """
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=as_json)
     with driver_log(console, application_name=APPLICATION) as connection:
-        confirm(f"Blocks that only {host} has are lost, and its receivers are removed. Forget {host}?", yes=yes)
+        confirm(
+            f"Blocks that only {host} has are lost, and its receivers are removed. Forget {host}?",
+            yes=yes,
+            err=as_json,
+        )
         removed, freed = store.forget_host(connection, host)
+    if as_json:
+        typer.echo(
+            json.dumps({"host": host, "forgotten": True, "removed_receivers": removed, "freed_listeners": freed})
+        )
     console.print(
         f"{host} is given up: {removed} receiver(s) of its own removed, {freed} listener(s) free to go.", markup=False
     )

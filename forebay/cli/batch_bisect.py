@@ -62,7 +62,10 @@ def bisect(
             autocompletion=names.batches,
         ),
     ],
-    output: Annotated[list[str] | None, typer.Option(help="Only this output; may be given several times.")] = None,
+    output: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this output; may be given several times.", autocompletion=names.outputs),
+    ] = None,
     module: Annotated[
         str | None, typer.Option(help="The module that declares it; unless given, FOREBAY_MODULE or the project's.")
     ] = None,

@@ -65,7 +65,10 @@ def replay(
     to_time: Annotated[
         str, typer.Option("--to", help="The last batch time of a range.", autocompletion=names.batches)
     ] = "",
-    output: Annotated[list[str] | None, typer.Option(help="Only this output; may be given several times.")] = None,
+    output: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this output; may be given several times.", autocompletion=names.outputs),
+    ] = None,
     failed_outputs_only: Annotated[  # noqa: FBT002
         bool,
         typer.Option(

@@ -157,7 +157,12 @@ def statements(pipeline_id: int, time: datetime) -> dict[str, str]:
 @app.command()
 def show(
     pipeline: PipelineName,
-    batch_time: Annotated[str, typer.Argument(metavar="TIME", help=f"{TIME_HELP}, or {LATEST}: the newest batch.")],
+    batch_time: Annotated[
+        str,
+        typer.Argument(
+            metavar="TIME", help=f"{TIME_HELP}, or {LATEST}: the newest batch.", autocompletion=names.batches
+        ),
+    ],
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """Show one batch: its blocks, the positions of its sources, its attempts, its outputs, and the SQL for each.
@@ -261,6 +266,7 @@ def discard(
     pipeline: PipelineName,
     batch_time: BatchTime,
     yes: Yes = False,  # noqa: FBT002
+    as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """Give up a quarantined or blocked batch: its blocks are released for clean-up, its records are never processed.
 
@@ -270,7 +276,7 @@ def discard(
 
         forebay batches discard words 2026-01-31T12:00:00Z
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, stderr=as_json)
     with driver_log(console, application_name=APPLICATION) as connection:
         pipeline_id = get_pipeline(connection, pipeline).pipeline_id
         row = named_batch(connection, pipeline_id, batch_time, pipeline=pipeline)
@@ -280,6 +286,10 @@ def discard(
             f"Batch {row.batch_time.isoformat()} of {pipeline} has {row.records:,} records, which will never come out. "
             "Discard it?",
             yes=yes,
+            err=as_json,
         )
         kept = store.discard_batch(connection, pipeline_id=pipeline_id, batch_time=row.batch_time)
+    if as_json:
+        discarded = {"batch_time": row.batch_time.isoformat(), "state": BatchState.DISCARDED, "records": row.records}
+        typer.echo(json.dumps({"pipeline": pipeline, **discarded, "kept_sequences": kept}))
     console.print(f"Discarded: {row.records:,} records{'; clean-up deletes what was kept for it' if kept else ''}.")

@@ -52,6 +52,10 @@ _MOST_LISTED = 10_000
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
+class _NotAdoptedError(Exception):
+    """The root is another store, or its host has never had it: mount the one that is meant."""
+
+
 @contextmanager
 def _log_and_store(console: Console) -> Iterator[tuple[sa.Connection, BlockStore]]:
     """Open the driver log and its block store; `driver_log` reports a store that is not mounted."""
@@ -240,6 +244,7 @@ def adopt(
         str | None, typer.Option(help="The host that has the root, by its name in the driver log (default: this one).")
     ] = None,
     yes: Yes = False,  # noqa: FBT002
+    as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """Declare that an empty directory, or prefix, is a block store itself, and not a mount point without its store.
 
@@ -251,7 +256,7 @@ def adopt(
 
         forebay blocks adopt /mnt/blocks
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, stderr=as_json)
     names = root_names(root)
     if len(names) != 1:
         raise typer.BadParameter("give one root", param_hint="ROOT")
@@ -263,33 +268,42 @@ def adopt(
         }
     try:
         [store] = replicas_of(open_block_store(root))
-        said, is_well = _adopt(store, by_host, here, yes=yes)
-    except (BlockStoreError, OSError) as error:
-        said, is_well = str(error), False
-    console.print(said, style="" if is_well else "bold red", markup=False)
-    raise typer.Exit(0 if is_well else 1)
+        identity, is_new = _adopt(store, by_host, here, yes=yes, ask_on_stderr=as_json)
+    except (_NotAdoptedError, BlockStoreError, OSError) as error:
+        console.print(str(error), style="bold red", markup=False)
+        raise typer.Exit(1) from error
+    if as_json:
+        typer.echo(json.dumps({"root": store.name, "store": identity, "adopted": is_new}))
+    console.print(f"{store.name} is the store {identity} {'now' if is_new else 'already'}.", markup=False)
 
 
-def _adopt(store: Replica, by_host: Mapping[str, frozenset[str]], here: str, *, yes: bool) -> tuple[str, bool]:
-    """Adopt a root; return a message, and whether all is well. `by_host`: ids of stores with this root's name."""
+def _adopt(
+    store: Replica, by_host: Mapping[str, frozenset[str]], here: str, *, yes: bool, ask_on_stderr: bool
+) -> tuple[str, bool]:
+    """Adopt a root; return the id of its store, and whether this made it one. `by_host`: ids of stores by this name.
+
+    Raises _NotAdoptedError.
+    """
     found = identity_of(store)
     expected = sorted(by_host.get(here, ()))
     if found is not None:
         if not expected or found in expected:
-            return f"{store.name} is the store {found} already.", True
-        return (
+            return found, False
+        message = (
             f"{store.name} is another store, {found}, and {expected[0]} is expected there. If this one is right, stop "
             f"the agent of host {here}, `forebay agents forget {here}`, and start it again."
-        ), False
+        )
+        raise _NotAdoptedError(message)
     if not expected and by_host:
         hosts = ", ".join(sorted(by_host))
-        return (
+        message = (
             f"Host {here!r} has never had {store.name}, and host {hosts} has a store by this name: mount that, or name "
             "the host of this one by --host."
-        ), False
+        )
+        raise _NotAdoptedError(message)
     what = f"the store {expected[0]}, without its blocks" if expected else "a new store"
-    confirm(f"{store.name} becomes {what}. Is everything mounted that should be?", yes=yes)
-    return f"{store.name} is the store {make_identity(store, expected[0] if expected else None)} now.", True
+    confirm(f"{store.name} becomes {what}. Is everything mounted that should be?", yes=yes, err=ask_on_stderr)
+    return make_identity(store, expected[0] if expected else None), True
 
 
 @app.command()

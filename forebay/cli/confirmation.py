@@ -10,14 +10,17 @@ import typer
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
-def confirm(question: str, *, yes: bool) -> None:
-    """Return if a person agrees, or `yes` is given; else exit with 1. Only a terminal's answer counts."""
+def confirm(question: str, *, yes: bool, err: bool = False) -> None:
+    """Return if a person agrees, or `yes` is given; else exit with 1. Only a terminal's answer counts.
+
+    `err`: ask on standard error, because standard output is for another program.
+    """
     if yes:
         return
     if not is_terminal():
         typer.echo(f"{question} Nobody can be asked here, so nothing was changed: add --yes", err=True)
         raise typer.Exit(1)
-    typer.confirm(question, abort=True)
+    typer.confirm(question, abort=True, err=err)
 
 
 def is_terminal() -> bool:

@@ -113,6 +113,9 @@ def current(
 def make_roles(
     sql: Annotated[bool, typer.Option("--sql", help="Print the statements for psql; change nothing.")] = False,  # noqa: FBT002
     matrix: Annotated[bool, typer.Option("--matrix", help="Print what each role may do, as Markdown.")] = False,  # noqa: FBT002
+    as_json: Annotated[  # noqa: FBT002
+        bool, typer.Option("--json", help="Without --sql and --matrix: one JSON object on standard output.")
+    ] = False,
 ) -> None:
     """Create the roles that are missing, and grant each role exactly its rights.
 
@@ -124,15 +127,20 @@ def make_roles(
         forebay db roles
         forebay db roles --sql | psql -d forebay
     """
+    if as_json and (sql or matrix):
+        raise typer.BadParameter("--json can't be combined with --sql or --matrix")
     if sql:
         typer.echo(roles.script(FUNCTIONS), nl=False)
         return
     if matrix:
         typer.echo(role_matrix.describe(), nl=False)
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=as_json)
     with driver_log(console, application_name=APPLICATION, as_owner=True) as connection:
         missing = roles.install(connection, FUNCTIONS)
+    if as_json:
+        made = [{"name": name, "purpose": role.purpose} for name, role in roles.ROLES.items() if name not in missing]
+        typer.echo(json.dumps({"roles": made, "missing_roles": missing}))
     if missing:
         console.print(f"This user may not make {', '.join(missing)}; an administrator may.", style="bold red")
         raise typer.Exit(1)

@@ -87,7 +87,7 @@ def shell(
         address = unpooled_url(database_url(Settings()), "a shell")
         psql = None if command is not None else shutil.which("psql")
         if psql is not None:
-            raise typer.Exit(_run_psql(psql, address, write=write))
+            raise typer.Exit(_exit_code(_run_psql(psql, address, write=write)))
         with person_session(address, application_name=APPLICATION, write=write) as session:
             if command is None:
                 _prompt(console, session, address)
@@ -100,7 +100,15 @@ def shell(
         _print(console, result)
 
 
+def _exit_code(of_psql: int) -> int:
+    """Return the code of docs/reference/exit-codes.md: psql's 2 means that it has no connection, not a wrong option."""
+    if of_psql < 0:
+        return 128 - of_psql
+    return 1 if of_psql else 0
+
+
 def _run_psql(psql: str, address: str, *, write: bool) -> int:
+    """Run psql until a person ends it; return its own exit code, or minus the signal that ended it."""
     environment = {**os.environ, "PGOPTIONS": session_options(write=write), "PGAPPNAME": APPLICATION}
     password = password_of(address)
     if password is not None:

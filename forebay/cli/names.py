@@ -1,4 +1,4 @@
-"""Complete names on a command line: of streams, receivers, pipelines, batches and logs.
+"""Complete names on a command line: of streams, receivers, pipelines, outputs, batches, readers, agents and logs.
 
 They come from the driver log, by one statement with a short time limit; where it does not answer, no name is offered.
 Light: a shell waits for it at each press of Tab, so it loads no part of Forebay that takes long, and reads the
@@ -46,6 +46,28 @@ _BATCHES = """
     WHERE p.removed_at IS NULL AND p.name = %s
     ORDER BY b.batch_time DESC LIMIT %s
 """
+_OUTPUTS = """
+    SELECT o.name
+    FROM forebay.pipelines p, jsonb_object_keys(p.declaration -> 'outputs') AS o(name)
+    WHERE p.removed_at IS NULL AND p.name = %s AND starts_with(o.name, %s)
+    ORDER BY o.name LIMIT %s
+"""
+_READERS = _STREAMS.replace("streams", "readers")
+_AGENTS = """
+    SELECT DISTINCT name FROM forebay.processes
+    WHERE kind = 'agent' AND ended_at IS NULL AND starts_with(name, %s)
+    ORDER BY name LIMIT %s
+"""
+# A host can be forgotten if no agent runs there, and receivers or a block store belong to it.
+_LOST_HOSTS = """
+    SELECT host FROM (
+        SELECT host FROM forebay.receivers WHERE removed_at IS NULL AND host IS NOT NULL
+        UNION
+        SELECT host FROM forebay.block_stores) AS found
+    WHERE starts_with(host, %s) AND NOT EXISTS (
+        SELECT FROM forebay.processes a WHERE a.kind = 'agent' AND a.ended_at IS NULL AND a.host = found.host)
+    ORDER BY host LIMIT %s
+"""
 
 
 def streams(incomplete: str) -> list[str]:
@@ -61,6 +83,26 @@ def receivers(incomplete: str) -> list[str]:
 def pipelines(incomplete: str) -> list[str]:
     """Return the pipelines that begin so."""
     return [name for (name,) in _ask(_PIPELINES, (incomplete, MOST))]
+
+
+def outputs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the outputs that begin so, of the pipeline that is named before."""
+    return [name for (name,) in _ask(_OUTPUTS, (ctx.params.get("pipeline") or "", incomplete, MOST))]
+
+
+def readers(incomplete: str) -> list[str]:
+    """Return the named readers that begin so."""
+    return [name for (name,) in _ask(_READERS, (incomplete, MOST))]
+
+
+def agents(incomplete: str) -> list[str]:
+    """Return the running agents that begin so."""
+    return [name for (name,) in _ask(_AGENTS, (incomplete, MOST))]
+
+
+def lost_hosts(incomplete: str) -> list[str]:
+    """Return the hosts that begin so, have no running agent, and can be forgotten."""
+    return [name for (name,) in _ask(_LOST_HOSTS, (incomplete, MOST))]
 
 
 def batches(ctx: typer.Context, incomplete: str) -> list[str]:

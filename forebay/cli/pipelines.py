@@ -122,6 +122,7 @@ def plain(row: PipelineStatus) -> dict[str, object]:
 def remove(
     name: Name,
     yes: Yes = False,  # noqa: FBT002
+    as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """Remove a pipeline: from then on it holds no block back, and clean-up continues.
 
@@ -135,7 +136,7 @@ def remove(
         forebay pipelines remove words
         forebay pipelines remove words --yes
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, stderr=as_json)
     with driver_log(console, application_name=APPLICATION) as connection:
         found = next((row for row in pipeline_status(connection) if row.pipeline == name), None)
         if found is not None and found.state == "RUNNING":
@@ -146,8 +147,10 @@ def remove(
                 f"{found.unfinished_batches} batch(es) are not complete. They will not come out.",
                 markup=False,
             )
-            confirm(f"Remove {name}?", yes=yes)
+            confirm(f"Remove {name}?", yes=yes, err=as_json)
         removed = remove_pipeline(connection, name)
+    if as_json:
+        typer.echo(json.dumps({"pipeline": name, "removed": True, **asdict(removed)}))
     console.print(
         f"{name} is removed; {removed.waiting_records:,} records had waited for it, {removed.unfinished_batches} "
         f"batch(es) were not complete, {removed.kept_batches} quarantined.",

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from forebay.cli import names
 from forebay.cli.confirmation import Yes, confirm
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
@@ -67,8 +68,9 @@ def _plain(row: store.ReaderLag) -> dict[str, object]:
 
 @app.command()
 def remove(
-    name: Annotated[str, typer.Argument(help="The reader, as its query names it.")],
+    name: Annotated[str, typer.Argument(help="The reader, as its query names it.", autocompletion=names.readers)],
     yes: Yes = False,  # noqa: FBT002
+    as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """Remove a reader, so that it holds no blocks back.
 
@@ -80,9 +82,15 @@ def remove(
         forebay readers remove dashboard
         forebay readers remove dashboard --yes
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, stderr=as_json)
     with driver_log(console, application_name=APPLICATION) as connection:
         if any(row.reader == name for row in store.list_readers(connection)):
-            confirm(f"If its query runs, it ends, and blocks that it has not read may go. Remove {name}?", yes=yes)
+            confirm(
+                f"If its query runs, it ends, and blocks that it has not read may go. Remove {name}?",
+                yes=yes,
+                err=as_json,
+            )
         store.remove_reader(connection, name)
+    if as_json:
+        typer.echo(json.dumps({"reader": name, "removed": True}))
     console.print(f"Reader {name} is removed: blocks that waited only for it may be cleaned up now.", markup=False)

@@ -77,7 +77,7 @@ def _plain(row: ReceiverStatus) -> dict[str, object]:
 
 
 @app.command()
-def restart(name: Name) -> None:
+def restart(name: Name, as_json: AsJson = False) -> None:  # noqa: FBT002
     """Restart receivers, also those that are FAILED.
 
     Each stops reading and registers what it holds; the tracker then places it again, in a new process. If one of them
@@ -88,18 +88,24 @@ def restart(name: Name) -> None:
         forebay receivers restart orders
         forebay receivers restart orders/2
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, stderr=as_json)
     with driver_log(console, application_name=APPLICATION) as connection:
         found = store.receivers_named(connection, name)
         ids = [receiver.receiver_id for receiver in found]
         store.restart_receivers(connection, receiver_ids=ids, why="restarted by an operator")
-        for receiver in found:
-            full_name = f"{receiver.stream_name}/{receiver.ordinal}"
-            console.print(f"{full_name} (it was {receiver.state}) will be started again.", markup=False)
+    if as_json:
+        restarted = [
+            {"stream": receiver.stream_name, "ordinal": receiver.ordinal, "state_before": receiver.state}
+            for receiver in found
+        ]
+        typer.echo(json.dumps({"restarted": restarted}))
+    for receiver in found:
+        full_name = f"{receiver.stream_name}/{receiver.ordinal}"
+        console.print(f"{full_name} (it was {receiver.state}) will be started again.", markup=False)
 
 
 @app.command()
-def start(name: Name) -> None:
+def start(name: Name, as_json: AsJson = False) -> None:  # noqa: FBT002
     """Start receivers that were stopped or paused.
 
     Those that run go on.
@@ -109,11 +115,11 @@ def start(name: Name) -> None:
         forebay receivers start orders
         forebay receivers start orders/2
     """
-    _want(name, DesiredState.RUNNING, "is to run")
+    _want(name, DesiredState.RUNNING, "is to run", as_json=as_json)
 
 
 @app.command()
-def pause(name: Name) -> None:
+def pause(name: Name, as_json: AsJson = False) -> None:  # noqa: FBT002
     """Pause receivers: they stop reading, but keep their processes and placement.
 
     `forebay receivers start` lets them read again.
@@ -123,11 +129,11 @@ def pause(name: Name) -> None:
         forebay receivers pause orders
         forebay receivers pause orders/2
     """
-    _want(name, DesiredState.PAUSED, "is to pause")
+    _want(name, DesiredState.PAUSED, "is to pause", as_json=as_json)
 
 
 @app.command()
-def stop(name: Name) -> None:
+def stop(name: Name, as_json: AsJson = False) -> None:  # noqa: FBT002
     """Stop receivers until `forebay receivers start`: they stop reading, register what they hold, and end.
 
     Their pipelines keep running. To stop a pipeline with its receivers: `forebay stop --pipeline P`.
@@ -137,13 +143,24 @@ def stop(name: Name) -> None:
         forebay receivers stop orders
         forebay receivers stop orders/2
     """
-    _want(name, DesiredState.STOPPED, "is to stop")
+    _want(name, DesiredState.STOPPED, "is to stop", as_json=as_json)
 
 
-def _want(name: str, desired: DesiredState, what: str) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+def _want(name: str, desired: DesiredState, what: str, *, as_json: bool) -> None:
+    console = Console(highlight=False, soft_wrap=True, stderr=as_json)
     with driver_log(console, application_name=APPLICATION) as connection:
         found = store.receivers_named(connection, name)
         store.set_desired_state(connection, receiver_ids=[receiver.receiver_id for receiver in found], desired=desired)
-        for receiver in found:
-            console.print(f"{receiver.stream_name}/{receiver.ordinal} {what} (it is {receiver.state}).", markup=False)
+    if as_json:
+        changed = [
+            {
+                "stream": receiver.stream_name,
+                "ordinal": receiver.ordinal,
+                "state": receiver.state,
+                "desired_state": desired,
+            }
+            for receiver in found
+        ]
+        typer.echo(json.dumps({"receivers": changed}))
+    for receiver in found:
+        console.print(f"{receiver.stream_name}/{receiver.ordinal} {what} (it is {receiver.state}).", markup=False)

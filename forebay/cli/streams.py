@@ -71,6 +71,7 @@ def remove(
         bool, typer.Option("--with-records", help="Also if it has records that no pipeline has read.")
     ] = False,
     yes: Yes = False,  # noqa: FBT002
+    as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """Remove a stream: its receivers end, and its blocks are deleted when its retention is over.
 
@@ -83,7 +84,7 @@ def remove(
         forebay streams remove orders
         forebay streams remove orders --with-records --yes
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, stderr=as_json)
     with driver_log(console, application_name=APPLICATION) as connection:
         found = next((row for row in store.stream_overview(connection) if row.stream == name), None)
         if found is None:
@@ -94,6 +95,8 @@ def remove(
                 f"when they are {found.retention} old.",
                 markup=False,
             )
-            confirm(f"Remove {name}?", yes=yes)
+            confirm(f"Remove {name}?", yes=yes, err=as_json)
         receivers = store.remove_stream(connection, name, with_waiting=with_records)
+    if as_json:
+        typer.echo(json.dumps({"stream": name, "removed": True, "receivers": receivers}))
     console.print(f"{name} is removed, with {receivers} receiver(s).", markup=False)

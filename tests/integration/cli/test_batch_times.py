@@ -97,6 +97,26 @@ def test_latest_is_the_newest_batch_and_never_what_is_discarded(log: Log) -> Non
     assert (discarded.exit_code, "'latest' is no time" in discarded.output) == (1, True)
 
 
+def test_a_discarded_batch_is_said_as_json(log: Log) -> None:
+    log.add_at(log.receiver_ids[0], NOON + timedelta(seconds=1))
+    log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+    arguments = ["batches", "discard", "words", (NOON + INTERVAL).isoformat(), "--json", "--yes"]
+    refused = forebay(*arguments)
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    log.end_batch(NOON + INTERVAL, fails=True)
+    discarded = forebay(*arguments)
+    assert discarded.exit_code == 0
+    report = json.loads(discarded.stdout)
+    assert report.pop("kept_sequences") > 0
+    assert report == {
+        "pipeline": "words",
+        "batch_time": (NOON + INTERVAL).isoformat(),
+        "state": "DISCARDED",
+        "records": 10,
+    }
+    assert "Discarded: 10 records" in discarded.stderr
+
+
 def test_status_prints_a_time_that_show_takes(log: Log) -> None:
     yesterday = datetime.now(UTC).replace(microsecond=0) - timedelta(days=1, hours=1)
     add_batches(log, yesterday, NOON)

@@ -18,6 +18,7 @@ from tests.driver_log import NOON, make_log
 from tracker_store import migrate
 from tracker_store.checks import DATA_CHECKS, SCHEMA_CHECKS, functions_are_the_files
 from tracker_store.engine import connect
+from tracker_store.roles import ROLES
 
 if TYPE_CHECKING:
     from typer.testing import Result
@@ -170,3 +171,6 @@ def test_roles_may_be_created_again_and_passed_to_psql(url: str, engine: sa.Engi
             "SELECT has_table_privilege('forebay_operator', 'forebay.blocks', 'SELECT')"
         ).scalar_one()
     assert granted
+    report = json.loads(forebay_db("roles", "--json").stdout)
+    assert ([role["name"] for role in report["roles"]], report["missing_roles"]) == (list(ROLES), [])
+    assert forebay_db("roles", "--json", "--sql").exit_code == 2

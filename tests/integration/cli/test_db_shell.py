@@ -91,6 +91,21 @@ def test_without_psql_a_prompt_runs_statements_over_several_lines_and_survives_a
     assert "never" not in answered.output
 
 
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [("exit 0", 0), ("exit 1", 1), ("exit 2", 1), ("exit 3", 1), ("kill -TERM $$", 143)],
+    ids=["well", "error", "no connection", "script", "signal"],
+)
+def test_psqls_exit_code_becomes_one_of_forebays(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str, code: int
+) -> None:
+    program = tmp_path / "psql"
+    program.write_text(f"#!/bin/sh\n{ends}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert forebay("db", "shell").exit_code == code
+
+
 def test_psql_gets_the_password_in_its_environment_and_not_as_an_argument(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

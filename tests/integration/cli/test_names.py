@@ -9,20 +9,24 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+import sqlalchemy as sa
 
 from forebay.cli import names
 from orchestration.replay_choice import parsed_time
 from tests.driver_log import INTERVAL, NOON, make_log
 from tests.postgres import PostgresProcess
 from tracker_store import migrate
+from tracker_store.block_stores import attach_block_store
 from tracker_store.embedded_postgres import EmbeddedPostgres
 from tracker_store.engine import connect, create_engine
 from tracker_store.pipelines import apply_stream
+from tracker_store.processes import deregister_process, register_process
+from tracker_store.readers import attach_reader, remove_reader
+from tracker_store.states import ProcessKind
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import sqlalchemy as sa
     import typer
 
 
@@ -55,6 +59,42 @@ def test_names_begin_as_written(engine: sa.Engine, database_url: str, monkeypatc
     assert [parsed_time(time) for time in times[1:]] == [NOON + 2 * INTERVAL, NOON + INTERVAL]
     assert parsed_time(times[0]) == datetime(2026, 1, 1, 12, 0, 30, 250_000, tzinfo=UTC)
     assert names.batches(after("others"), "") == []
+
+
+def test_outputs_readers_agents_and_lost_hosts_begin_as_written(
+    engine: sa.Engine, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    with connect(engine) as connection:
+        log = make_log(connection)
+        assert names.outputs(after("words"), "") == []
+        connection.execute(
+            sa.text("""
+                UPDATE forebay.pipelines
+                SET declaration = declaration || '{"outputs": {"counts": {}, "errors": {}, "copy": {}}}'
+            """)
+        )
+        attach_reader(connection, name="dashboard", stream="lines")
+        attach_reader(connection, name="gone", stream="lines")
+        remove_reader(connection, "gone")
+        for agent, host in (("blue", "host-1"), ("black", "host-2"), ("old", "host-3")):
+            process_id = register_process(connection, kind=ProcessKind.AGENT, name=agent, host=host, pid=1)
+        deregister_process(connection, process_id=process_id)
+        attach_block_store(connection, host="host-1", roots={"directory-1": "/blocks"})
+        attach_block_store(connection, host="host-4", roots={"directory-1": "/blocks"})
+        connection.execute(
+            sa.text("UPDATE forebay.receivers SET host = 'host-3' WHERE id = :r"), {"r": log.receiver_ids[0]}
+        )
+    assert names.outputs(after("words"), "") == ["copy", "counts", "errors"]
+    assert names.outputs(after("words"), "co") == ["copy", "counts"]
+    assert names.outputs(after("others"), "") == []
+    assert names.readers("") == ["dashboard"]
+    assert names.readers("x") == []
+    assert names.agents("") == ["black", "blue"]
+    assert names.agents("bl") == ["black", "blue"]
+    assert names.agents("o") == []
+    assert names.lost_hosts("") == ["host-3", "host-4"]
+    assert names.lost_hosts("host-1") == []
 
 
 def test_the_embedded_server_of_this_home_is_asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

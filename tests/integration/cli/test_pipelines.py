@@ -236,6 +236,23 @@ def test_remove_asks_for_a_confirmation(log: Log, monkeypatch: pytest.MonkeyPatc
     assert list_pipelines(log.connection) == []
 
 
+def test_a_removal_is_said_as_json(log: Log) -> None:
+    refused = forebay("pipelines", "remove", "words", "--json", "--yes")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    log.add_at(log.receiver_ids[0], NOON + SECOND)
+    stop_pipelines(log.connection)
+    removed = forebay("pipelines", "remove", "words", "--json", "--yes")
+    assert json.loads(removed.stdout) == {
+        "pipeline": "words",
+        "removed": True,
+        "waiting_records": 10,
+        "unfinished_batches": 0,
+        "kept_batches": 0,
+    }
+    assert "10 records had waited for it" in said(removed)
+    assert list_pipelines(log.connection) == []
+
+
 def test_k12_a_stop_that_waits_for_nobody_names_the_way_out_and_clean_up_goes_on_after_it(log: Log) -> None:
     """Check with records that wait for a pipeline that no running module has: no process will make a batch of them."""
     [receiver_id] = log.receiver_ids

@@ -51,3 +51,14 @@ def test_a_stale_reader_is_shown_with_what_it_holds_back_and_is_removed(engine: 
     again = forebay("readers", "remove", "counting")
     assert (again.exit_code, "there is no reader 'counting'" in again.output) == (1, True)
     assert json.loads(forebay("readers", "--json").stdout) == {"readers": []}
+
+
+def test_a_removal_is_said_as_json(engine: sa.Engine) -> None:
+    with connect(engine) as connection:
+        make_log(connection)
+        attach_reader(connection, name="counting", stream="lines")
+    removed = forebay("readers", "remove", "counting", "--json", "--yes")
+    assert json.loads(removed.stdout) == {"reader": "counting", "removed": True}
+    assert "is removed" in removed.stderr
+    again = forebay("readers", "remove", "counting", "--json", "--yes")
+    assert (again.exit_code, again.stdout) == (1, "")

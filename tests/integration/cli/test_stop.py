@@ -129,6 +129,21 @@ def test_k04_a_failed_receiver_is_restarted_by_its_name(log: Log) -> None:
     assert "receiver lines/2. It is stopped, and would not start" in said(refused)
 
 
+def test_what_was_done_to_receivers_is_said_as_json(log: Log) -> None:
+    log.connection.execute(sa.text("UPDATE forebay.receivers SET state = 'FAILED' WHERE ordinal = 2"))
+    restarted = forebay("receivers", "restart", "lines/2", "--json")
+    assert json.loads(restarted.stdout) == {"restarted": [{"stream": "lines", "ordinal": 2, "state_before": "FAILED"}]}
+    assert "will be started again" in restarted.stderr
+    for verb, wanted in (("pause", "paused"), ("stop", "stopped"), ("start", "running")):
+        done = forebay("receivers", verb, "lines", "--json")
+        assert json.loads(done.stdout)["receivers"] == [
+            {"stream": "lines", "ordinal": ordinal, "state": "INACTIVE", "desired_state": wanted} for ordinal in (1, 2)
+        ]
+        assert {row.desired_state for row in placements(log.connection)} == {wanted}
+    refused = forebay("receivers", "restart", "nobody", "--json")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+
+
 def test_the_desired_state_of_a_streams_receivers_can_be_changed_and_changed_back(log: Log) -> None:
     for verb, wanted in (
         ("pause", DesiredState.PAUSED),

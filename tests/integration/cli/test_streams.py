@@ -87,6 +87,19 @@ def test_a_stream_is_removed_only_when_nothing_reads_it(log: Log, monkeypatch: p
     assert (unknown.exit_code, "stream 'lines' is not in the driver log" in said(unknown)) == (1, True)
 
 
+def test_a_removal_is_said_as_json_and_asked_about_elsewhere(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = forebay("streams", "remove", "lines", "--yes", "--json")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    give_up_pipeline(log)
+    monkeypatch.setattr(confirmation, "is_terminal", lambda: True)
+    removed = forebay("streams", "remove", "lines", "--json", input="y\n")
+    # The runner shows the answer that is typed on standard output.
+    assert json.loads(removed.stdout.splitlines()[-1]) == {"stream": "lines", "removed": True, "receivers": 2}
+    assert "Remove lines?" not in removed.stdout
+    assert "Remove lines?" in removed.stderr
+    assert streams() == []
+
+
 def test_records_that_no_batch_had_are_given_up_only_by_name(log: Log) -> None:
     log.add_at(log.receiver_ids[0], NOON + timedelta(seconds=1))
     log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)

@@ -257,6 +257,23 @@ def test_adopting_a_root_gives_it_the_identity_that_its_host_knows(
     assert (code, said) == (0, f"{root} is the store directory-1 already.")
 
 
+def test_an_adoption_is_said_as_json(
+    engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "blocks"
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    with connect(engine) as connection:
+        attach_block_store(connection, host="here", roots={"directory-1": str(root)})
+    arguments = ["blocks", "adopt", str(root), "--yes", "--json", "--host"]
+    refused = CliRunner().invoke(app, [*arguments, "there"])
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    for adopted in (True, False):
+        done = CliRunner().invoke(app, [*arguments, "here"])
+        assert done.exit_code == 0
+        assert json.loads(done.stdout) == {"root": str(root), "store": "directory-1", "adopted": adopted}
+        assert "is the store directory-1" in done.stderr
+
+
 def test_adopting_an_unknown_root_makes_a_new_store_and_leaves_another_store_alone(
     engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -503,6 +503,29 @@ def test_the_command_lists_drains_and_undrains(url: str, fleet: Fleet) -> None:
     assert fleet.where() == ["a", "b"]
 
 
+def test_what_was_done_to_agents_is_said_as_json(url: str, fleet: Fleet) -> None:
+    agent = fleet.agent("a", slots=2)
+    fleet.agent("b", slots=2)
+    fleet.stream("lines", None)
+    fleet.tick()
+    drained = forebay_agents("drain", "a", "--json")
+    assert json.loads(drained.stdout) == {"name": "a", "draining": True, "receivers": 1, "free_slots": 1}
+    assert "a is draining" in drained.stderr
+    undrained = forebay_agents("undrain", "a", "--json")
+    assert json.loads(undrained.stdout) == {"name": "a", "draining": False, "receivers": 1}
+    refused = forebay_agents("forget", "a", "--json", "--yes")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    fleet.stop(agent)
+    fleet.tick()
+    forgot = forebay_agents("forget", "a", "--json", "--yes")
+    assert json.loads(forgot.stdout) == {
+        "host": "a",
+        "forgotten": True,
+        "removed_receivers": 1,
+        "freed_listeners": 0,
+    }
+
+
 def test_an_unknown_or_living_agent_is_exit_code_1_with_the_way_out(url: str, fleet: Fleet) -> None:
     make_log(fleet.connection)
     fleet.agent("a")

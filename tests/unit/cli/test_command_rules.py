@@ -26,30 +26,16 @@ COLUMNS = 80
 _EXAMPLES = re.compile(r"^For example:\n\n((?:    .*\n?)+)", re.MULTILINE)
 
 _SERVICE = "it runs until it is stopped, and what it prints is a log"
-_SENTENCE = "it changes something, and says so in a sentence"
-_PLAIN = "what it prints is for another program as it is"
+_RECORDS = "it prints records as they are, or saves them in a file"
 #: Commands without --json, and why.
 NO_JSON = {
     "up": _SERVICE,
     "agent": _SERVICE,
     "batch-driver": _SERVICE,
-    "agents drain": _SENTENCE,
-    "agents undrain": _SENTENCE,
-    "agents forget": _SENTENCE,
-    "receivers restart": _SENTENCE,
-    "receivers start": _SENTENCE,
-    "receivers pause": _SENTENCE,
-    "receivers stop": _SENTENCE,
-    "streams remove": _SENTENCE,
-    "pipelines remove": _SENTENCE,
-    "readers remove": _SENTENCE,
-    "batches discard": _SENTENCE,
-    "blocks adopt": _SENTENCE,
-    "blocks records": _PLAIN,
-    "blocks dead-letter": _PLAIN,
-    "tap": _PLAIN,
-    "db roles": _PLAIN,
-    "db describe": _PLAIN,
+    "blocks records": _RECORDS,
+    "blocks dead-letter": _RECORDS,
+    "tap": _RECORDS,
+    "db describe": "it prints a page in Markdown",
 }
 #: Commands after which something is gone.
 DESTROYS = {
