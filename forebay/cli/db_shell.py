@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import asdict
@@ -114,7 +115,12 @@ def _run_psql(psql: str, address: str, *, write: bool) -> int:
     if password is not None:
         environment["PGPASSWORD"] = password
     command = [psql, libpq_url(address, with_password=False)]
-    return subprocess.run(command, env=environment, check=False).returncode  # noqa: S603  found on PATH
+    # Ctrl-C cancels a statement in psql. It must not end this process, and psql with it.
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        return subprocess.run(command, env=environment, check=False).returncode  # noqa: S603  found on PATH
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _prompt(console: Console, session: PersonSession, address: str) -> None:

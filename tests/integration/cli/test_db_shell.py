@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from tests.driver_log import make_log
+from tests.polling import eventually
 from tracker_store.engine import connect
 from tracker_store.log_place import libpq_url, place_of_log
 
@@ -104,6 +107,25 @@ def test_psqls_exit_code_becomes_one_of_forebays(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     assert forebay("db", "shell").exit_code == code
+
+
+def test_ctrl_c_is_psqls_and_does_not_end_the_shell(url: str, tmp_path: Path) -> None:
+    program = tmp_path / "psql"
+    ready, cancelled, end = (tmp_path / name for name in ("ready", "cancelled", "end"))
+    program.write_text(
+        f"#!/bin/sh\ntrap 'touch {cancelled}' INT\ntouch {ready}\nwhile [ ! -e {end} ]; do sleep 0.05; done\n"
+    )
+    program.chmod(0o755)
+    with subprocess.Popen(
+        [sys.executable, "-m", "forebay.cli", "db", "shell"],
+        env={**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+        start_new_session=True,
+    ) as process:
+        eventually(ready.exists, "psql runs")
+        os.killpg(process.pid, signal.SIGINT)
+        eventually(cancelled.exists, "psql gets Ctrl-C")
+        end.touch()
+        assert process.wait(60) == 0
 
 
 def test_psql_gets_the_password_in_its_environment_and_not_as_an_argument(
