@@ -61,6 +61,26 @@ def test_commands_options_and_their_words_are_offered(words: str, some: set[str]
     assert all(word.startswith(words.rpartition(" ")[2]) for word in found)
 
 
+@pytest.mark.parametrize(
+    ("command", "parameter", "asked"),
+    [
+        ("agents drain", "name", "agents"),
+        ("agents undrain", "name", "agents"),
+        ("agents forget", "host", "lost_hosts"),
+        ("readers remove", "name", "readers"),
+        ("batches show", "batch_time", "batches"),
+        ("batches discard", "batch_time", "batches"),
+        ("batches replay", "output", "outputs"),
+        ("batches bisect", "output", "outputs"),
+    ],
+)
+def test_names_are_asked_of_the_driver_log(command: str, parameter: str, asked: str) -> None:
+    entry = json.loads(FILE.read_text(encoding="utf-8"))
+    for word in command.split():
+        entry = entry["commands"][word]
+    assert {one["name"]: one.get("names") for one in entry["parameters"]}[parameter] == asked
+
+
 def test_hidden_commands_are_not_offered() -> None:
     assert not {"receiver", "tracker", "reference"} & set(offered("forebay "))
 
