@@ -6,16 +6,20 @@ made by the driver log's own functions; only times are set directly.
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
 from receiver_runtime.block_store.errors import BlockCorruptError
+from receiver_runtime.block_store.frame import DeadLetterReason
 from receiver_runtime.block_store.identity import make_identity
 from receiver_runtime.block_store.stores import open_block_store, replicas_of
+from receiver_runtime.sources.socket_text import SocketText
 from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tests.eventful_log import backdate_completion, make_eventful_log
+from tests.stored_letters import Letters
 from tests.stored_lines import LineReceiver
 from tracker_store import batches
 from tracker_store.block_stores import attach_block_store
@@ -115,6 +119,33 @@ def _old_processes(connection: sa.Connection, _log: Log, _home: Path) -> None:
 def _read_stream(connection: sa.Connection, log: Log, _home: Path) -> None:
     log.add_at(log.receiver_ids[0], NOON + _SECOND)
     attach_reader(connection, name="dashboard", stream="lines")
+
+
+def _reader_holds_back(connection: sa.Connection, log: Log, home: Path) -> None:
+    """Let 20 GB wait for a reader whose query has ended, the alert's limit being 10 GB."""
+    _read_stream(connection, log, home)
+    log.add_at(log.receiver_ids[0], NOON + 2 * _SECOND, records=2_000_000_000)
+
+
+def _dead_letters(connection: sa.Connection, log: Log, home: Path) -> None:
+    """Let a receiver that listens on this host put two lines aside that are not UTF-8."""
+    root = home / "blocks"
+    root.mkdir(parents=True)
+    [store] = replicas_of(open_block_store(str(root)))
+    make_identity(store)
+    [receiver_id] = log.receiver_ids
+    connection.execute(
+        sa.text("UPDATE forebay.streams SET declaration = jsonb_set(declaration, '{source}', CAST(:source AS jsonb))"),
+        {"source": SocketText(listen="127.0.0.1:9999").model_dump_json()},
+    )
+    process_id = register_process(
+        connection, kind=ProcessKind.RECEIVER, name="receiver-1", host=socket.gethostname(), pid=101
+    )
+    connection.execute(sa.text("UPDATE forebay.receivers SET process_id = :process"), {"process": process_id})
+    letters = Letters(connection, str(root), receiver_id)
+    letters.add(DeadLetterReason.INVALID_ENCODING, [b"caf\xe9", b"na\xefve"])
+    letters.close()
+    _report(connection, receiver_id, ReceiverEventKind.BAD_RECORD, "invalid_encoding", "2 records")
 
 
 def _placed(connection: sa.Connection, log: Log) -> tuple[int, int]:
@@ -224,6 +255,7 @@ STATES: Mapping[str, Callable[[sa.Connection, Log, Path], None]] = {
     "batch-failed": _eventful,
     "block-corrupt": _block_corrupt,
     "dagster-daemon-down": _no_batches,
+    "dead-letters": _dead_letters,
     "disk-full": _disk_full,
     "host-lost": _host_lost,
     "lag-grows": _lag_grows,
@@ -232,6 +264,7 @@ STATES: Mapping[str, Callable[[sa.Connection, Log, Path], None]] = {
     "pipeline-stale": _pipeline_stale,
     "positions-lost": _eventful,
     "postgres-away": _postgres_away,
+    "reader-holds-back": _reader_holds_back,
     "receiver-failed": _eventful,
     "receiver-killed": _receiver_killed,
     "remove-a-stream": _read_stream,

@@ -13,15 +13,16 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
+from orchestration.settings import Settings
 from receiver_runtime.block_store.frame import DeadLetterReason
 from receiver_runtime.receivers.framing import PART_BYTES
 from receiver_runtime.sources.socket_text import SocketText
 from receiver_runtime.sources.tcp import Tls
 from tests.driver_log import make_log
 from tests.held_ports import held_port
-from tests.integration.cli.test_dead_letters import Letters
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
 from tests.receiver_processes import eventually
+from tests.stored_letters import Letters
 from tracker_store.dead_letters import read_dead_letter_row
 from tracker_store.engine import connect
 from tracker_store.processes import register_process
@@ -59,7 +60,7 @@ class Stream:
     def __init__(self, connection: sa.Connection, port: int) -> None:
         self.connection = connection
         log = make_log(connection)
-        self.letters = Letters(connection, log.receiver_ids[0])
+        self.letters = Letters(connection, Settings().block_store_roots, log.receiver_ids[0])
         process = register_process(connection, kind=ProcessKind.RECEIVER, name="r", host=socket.gethostname(), pid=1)
         connection.exec_driver_sql("UPDATE forebay.receivers SET process_id = %s", (process,))
         self.declare(SocketText(listen=f"127.0.0.1:{port}"))

@@ -12,63 +12,16 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from orchestration.settings import Settings
-from receiver_runtime.block_store.frame import DeadLetterReason, FrameKind, SourceRule, encode_frame
-from receiver_runtime.block_store.letter_group import encode_letters
-from receiver_runtime.block_store.stores import open_block_store
-from tests.driver_log import claim_anew, make_log
-from tracker_store.blocks import BlockHandle
-from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters, newest_dead_letters
+from receiver_runtime.block_store.frame import DeadLetterReason
+from tests.driver_log import make_log
+from tests.stored_letters import Letters
 from tracker_store.engine import connect
-from tracker_store.segments import open_segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from typer.testing import Result
-
-
-class Letters:
-    """Store dead letters as a receiver would, each call a row."""
-
-    def __init__(self, connection: sa.Connection, receiver_id: int) -> None:
-        self._connection = connection
-        self._claimed = claim_anew(connection, receiver_id)
-        self._path = f"{receiver_id}/{self._claimed.epoch}-d1.segment"
-        self._segment_id = open_segment(
-            connection,
-            receiver_id=receiver_id,
-            epoch=self._claimed.epoch,
-            path=self._path,
-            source_rule="not_sent_again",
-        )
-        self._writer = open_block_store(Settings().block_store_roots).create_segment(self._path)
-        self._offset = 0
-
-    def add(self, reason: DeadLetterReason, letters: Sequence[bytes], *, dropped: int = 0) -> int:
-        """Return the new row's id."""
-        frame = encode_frame(
-            encode_letters(letters),
-            kind=FrameKind.LETTER_GROUP,
-            source_rule=SourceRule.NOT_SENT_AGAIN,
-            receiver_id=self._claimed.receiver_id,
-            epoch=self._claimed.epoch,
-            sequence=1,
-            registered_through=0,
-            records=1,
-            reason=reason,
-            letters=len(letters),
-        )
-        self._writer.append(frame)
-        self._writer.sync()
-        handle = BlockHandle(self._segment_id, self._offset, frame.length, frame.crc32c)
-        self._offset += frame.length
-        row = StoredDeadLetter(reason.label, 0, sum(map(len, letters)), handle, len(letters), dropped, 10 * dropped)
-        add_dead_letters(self._connection, [row], receiver_id=self._claimed.receiver_id, epoch=self._claimed.epoch)
-        return newest_dead_letters(self._connection, limit=1)[0].id
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +36,7 @@ def letters(engine: sa.Engine) -> Iterator[list[Letters]]:
     """Return the letters of two receivers."""
     with connect(engine) as connection:
         log = make_log(connection, receivers=2)
-        both = [Letters(connection, receiver_id) for receiver_id in log.receiver_ids]
+        both = [Letters(connection, Settings().block_store_roots, receiver_id) for receiver_id in log.receiver_ids]
         yield both
         for one in both:
             one.close()
