@@ -30,6 +30,16 @@ def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^ *```{language} runnable\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
 
 
+def runnable(text: str) -> list[tuple[str, str]]:
+    """Return all runnable blocks in their order, each with its language."""
+    return re.findall(r"^ *```(sh|sql) runnable\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
+
+
+def fences(text: str) -> list[tuple[str, str, str]]:
+    """Return each fence: its language (empty: none), the words after it, and its text."""
+    return re.findall(r"^ *```(\w*)([^\n`]*)\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
+
+
 def run_commands(commands: str, environment: Mapping[str, str], directory: Path) -> str:
     """Run a block of commands, which must succeed; return what it prints."""
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Put a driver log, and where needed a block store, into the state that a runbook is about.
+"""Put a driver log, and where needed a block store, into the state that a runbook is about, and out of it.
 
 It imports nothing of pytest. Each state begins with a healthy log: one stream, one pipeline, a leading tracker. It is
 made by the driver log's own functions; only times are set directly.
@@ -6,6 +6,7 @@ made by the driver log's own functions; only times are set directly.
 
 from __future__ import annotations
 
+import shutil
 import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -18,23 +19,37 @@ from receiver_runtime.block_store.identity import make_identity
 from receiver_runtime.block_store.stores import open_block_store, replicas_of
 from receiver_runtime.sources.socket_text import SocketText
 from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
-from tests.eventful_log import backdate_completion, make_eventful_log
+from tests.eventful_log import COMPLETED, QUARANTINED, backdate_completion, make_eventful_log
 from tests.stored_letters import Letters
 from tests.stored_lines import LineReceiver
 from tracker_store import batches
 from tracker_store.block_stores import attach_block_store
 from tracker_store.blocks import AddOutcome
 from tracker_store.leadership import read_leadership, resign, take_leadership
+from tracker_store.outputs import commit_output
 from tracker_store.pipeline_states import stop_pipelines
-from tracker_store.processes import end_processes_of_pid, expire_process, register_process
+from tracker_store.processes import (
+    deregister_process,
+    end_processes_of_pid,
+    expire_process,
+    live_processes,
+    register_process,
+)
 from tracker_store.readers import attach_reader
-from tracker_store.receivers import report_event, schedule_receiver, set_receiver_state
+from tracker_store.receivers import (
+    placements,
+    report_event,
+    restart_receivers,
+    schedule_receiver,
+    set_receiver_state,
+)
 from tracker_store.run_queue import enqueue_run, register_batch_driver, set_batch_driver_state
 from tracker_store.segments import open_segment, salvage_blocks, seal_salvaged
 from tracker_store.states import BatchDriverState, ProcessKind, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from datetime import datetime
     from pathlib import Path
 
 _SECOND = timedelta(seconds=1)
@@ -61,7 +76,7 @@ def _lag_grows(connection: sa.Connection, log: Log, _home: Path) -> None:
 
 
 def _block_corrupt(connection: sa.Connection, log: Log, home: Path) -> None:
-    """Store three blocks, change a byte of the second, and let their batch fail with what its reader says."""
+    """Store three blocks, copy their file, change a byte, and let their batch fail with what its reader says."""
     root = home / "blocks"
     root.mkdir(parents=True)
     [store] = replicas_of(open_block_store(str(root)))
@@ -71,6 +86,7 @@ def _block_corrupt(connection: sa.Connection, log: Log, home: Path) -> None:
         receiver.receive([line])
     receiver.close()
     [segment] = root.rglob("*.segment")
+    shutil.copy(segment, home / "copy.segment")
     content = bytearray(segment.read_bytes())
     content[len(content) // 2] ^= 1
     segment.write_bytes(content)
@@ -145,7 +161,8 @@ def _dead_letters(connection: sa.Connection, log: Log, home: Path) -> None:
     letters = Letters(connection, str(root), receiver_id)
     letters.add(DeadLetterReason.INVALID_ENCODING, [b"caf\xe9", b"na\xefve"])
     letters.close()
-    _report(connection, receiver_id, ReceiverEventKind.BAD_RECORD, "invalid_encoding", "2 records")
+    what = "a record went aside as a dead letter: invalid_encoding"
+    _report(connection, receiver_id, ReceiverEventKind.BAD_RECORD, what, "2 in one group, 9 bytes")
 
 
 def _placed(connection: sa.Connection, log: Log) -> tuple[int, int]:
@@ -273,4 +290,104 @@ STATES: Mapping[str, Callable[[sa.Connection, Log, Path], None]] = {
     "stop-and-start": _stops,
     "store-not-mounted": _store_not_mounted,
     "store-read-only": _store_read_only,
+}
+
+
+def _start_driver(connection: sa.Connection, _log: Log, _home: Path) -> None:
+    """Let the agent start another driver."""
+    driver = register_process(connection, kind=ProcessKind.BATCH_DRIVER, name="batch-driver-1", host="h1", pid=104)
+    register_batch_driver(connection, process_id=driver, location="forebay")
+    set_batch_driver_state(connection, process_id=driver, state=BatchDriverState.READY)
+
+
+def _discard(connection: sa.Connection, log: Log, _home: Path) -> None:
+    batches.discard_batch(connection, pipeline_id=log.pipeline_id, batch_time=QUARANTINED)
+
+
+def _replay(connection: sa.Connection, log: Log, batch_time: datetime, outputs: list[str]) -> None:
+    process_id = register_process(connection, kind=ProcessKind.BATCH_RUN, name="words", host="h1", pid=105)
+    attempt = batches.claim_replay(
+        connection,
+        pipeline_id=log.pipeline_id,
+        batch_time=batch_time,
+        run_id="run-4",
+        process_id=process_id,
+        reach=timedelta(0),
+    )
+    for output in outputs:
+        commit_output(
+            connection,
+            pipeline_id=log.pipeline_id,
+            batch_time=batch_time,
+            attempt=attempt,
+            output=output,
+            location=f"data/{output}/attempt={attempt}",
+            rows=4,
+        )
+    batches.complete_replay(
+        connection, pipeline_id=log.pipeline_id, batch_time=batch_time, attempt=attempt, outputs=outputs, due=outputs
+    )
+
+
+def _replay_corrupt(connection: sa.Connection, log: Log, _home: Path) -> None:
+    _replay(connection, log, NOON + INTERVAL, [])
+
+
+def _replay_day(connection: sa.Connection, log: Log, _home: Path) -> None:
+    for batch_time in (COMPLETED, QUARANTINED):
+        _replay(connection, log, batch_time, ["counts"])
+
+
+def _batch_in_time(connection: sa.Connection, log: Log, _home: Path) -> None:
+    """Let one batch process all that waits, within its interval."""
+    log.tracker.allocate_blocks_to_batch(NOON + 3 * INTERVAL)
+    log.end_batch(NOON + 3 * INTERVAL)
+    backdate_completion(connection, log.pipeline_id, NOON + 3 * INTERVAL)
+
+
+def _place_elsewhere(connection: sa.Connection, _log: Log, _home: Path) -> None:
+    """Let an agent of another host run every receiver."""
+    agent_id = register_process(connection, kind=ProcessKind.AGENT, name="h2", host="h2", pid=200, slots=16)
+    ids = [placed.receiver_id for placed in placements(connection)]
+    restart_receivers(connection, receiver_ids=ids, why="moved from h1 to h2")
+    for receiver_id in ids:
+        schedule_receiver(
+            connection, term=_term(connection), receiver_id=receiver_id, agent_id=agent_id, why="moved from h1 to h2"
+        )
+    _receive(connection, _log, _home)
+
+
+def _receive(connection: sa.Connection, _log: Log, _home: Path) -> None:
+    """Let every receiver be ACTIVE, for no special reason."""
+    for placed in placements(connection):
+        assert set_receiver_state(
+            connection, receiver_id=placed.receiver_id, assignment=placed.assignment, state=ReceiverState.ACTIVE
+        )
+
+
+def _lead(connection: sa.Connection, _log: Log, _home: Path) -> None:
+    assert take_leadership(connection, seen=read_leadership(connection), holder="h2:100") is not None
+
+
+def _restart_processes(connection: sa.Connection, _log: Log, _home: Path) -> None:
+    for process in live_processes(connection):
+        deregister_process(connection, process.process_id)
+    register_process(connection, kind=ProcessKind.AGENT, name="h1", host="h1", pid=101, slots=16)
+
+
+#: What happens in the driver log when a person or a process does the part of a cure that is no command of the page.
+CURES: Mapping[str, Callable[[sa.Connection, Log, Path], None]] = {
+    "batch-driver-dies": _start_driver,
+    "batch-failed": _discard,
+    "block-corrupt": _replay_corrupt,
+    "dagster-daemon-down": _batch_in_time,
+    "disk-full": _receive,
+    "host-lost": _place_elsewhere,
+    "lag-grows": _batch_in_time,
+    "move-a-stream": _place_elsewhere,
+    "no-leader": _lead,
+    "postgres-away": _receive,
+    "replay-a-day": _replay_day,
+    "rotate-secrets": _restart_processes,
+    "store-read-only": _receive,
 }

@@ -6,6 +6,7 @@ tests/runbook_states.py makes the state that a page is about; where a procedure 
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,14 +14,17 @@ import pytest
 
 from orchestration.tracker.metrics import FOREBAY, STREAMING_SOURCE
 from tests.driver_log import make_log
-from tests.runbook_page import HEADINGS, RUNBOOKS, blocks, page, sections
+from tests.runbook_page import HEADINGS, RUNBOOKS, blocks, fences, page, sections
 from tests.runbook_states import STATES
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
+    from tests.postgres import TestServer
+
 TESTS = Path(__file__).parents[2]
+DOCS = TESTS.parent / "docs"
 PAGES = sorted(path.stem for path in RUNBOOKS.glob("*.md"))
 #: Pages whose state is made of more than rows, each with the test that brings a system into it and runs the page there.
 PROCEDURES = {
@@ -29,7 +33,10 @@ PROCEDURES = {
     "upgrade": TESTS / "integration" / "docs" / "test_upgrade_page.py",
 }
 METRICS = FOREBAY.keys() | {f"streaming_{name}" for name in STREAMING_SOURCE} | {"up"}
-_FENCE = re.compile(r"^ *```(\w+)(.*)$", re.MULTILINE)
+_COMMAND = re.compile(r"^ *(?:\$ )?(forebay .*)$", re.MULTILINE)
+_STATEMENT = re.compile(r"^ *(?:SELECT|INSERT|UPDATE|DELETE|WITH|ALTER|CREATE|DROP|TRUNCATE)\b", re.MULTILINE)
+#: Pages whose lines with a `$` tests/integration/cli/test_batches.py runs.
+TYPED = ("how-to/replay.md", "runbooks/batch-failed.md")
 
 
 @pytest.mark.parametrize("stem", PAGES)
@@ -52,12 +59,29 @@ def test_a_page_says_how_to_see_it_by_sql_page_alert_and_metric(stem: str) -> No
 
 @pytest.mark.parametrize("stem", PAGES)
 def test_every_command_and_statement_is_run_by_a_test(stem: str) -> None:
-    for language, words in _FENCE.findall(page(stem)):
-        assert language not in ("sql", "sh") or words == " runnable"
+    typed = {command for name in TYPED for command in typed_commands((DOCS / name).read_text(encoding="utf-8"))}
+    for language, words, text in fences(page(stem)):
+        if language in ("sql", "sh"):
+            assert words == " runnable", text
+        else:
+            assert not _STATEMENT.search(text), text
+            untested = [command for command in _COMMAND.findall(text) if language != "console" or command not in typed]
+            assert untested == []
     if stem in PROCEDURES:
         assert f'"{stem}"' in PROCEDURES[stem].read_text(encoding="utf-8")
     else:
         assert stem in STATES
+
+
+def typed_commands(text: str) -> set[str]:
+    """Return the commands of a page's lines with a `$`."""
+    return set(re.findall(r"^ *\$ (forebay .*)$", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("page_name", TYPED)
+def test_the_typed_commands_are_run_by_a_test(page_name: str) -> None:
+    assert f'"{page_name}"' in (TESTS / "integration" / "cli" / "test_batches.py").read_text(encoding="utf-8")
+    assert typed_commands((DOCS / page_name).read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("stem", PROCEDURES)
@@ -66,3 +90,18 @@ def test_the_statements_of_a_procedure_run_on_any_driver_log(engine: sa.Engine, 
         make_log(connection)
         for statement in blocks(page(stem), "sql"):
             connection.exec_driver_sql(statement.replace("%", "%%"))
+
+
+def test_postgres_accepts_the_settings_that_prevent_a_loss(postgres_server: TestServer, tmp_path: Path) -> None:
+    [settings] = [text for language, _, text in fences(page("postgres-failover")) if language == "ini"]
+    (tmp_path / "postgresql.conf").write_text(settings, encoding="utf-8")
+    tmp_path.chmod(0o700)
+    for name, value in re.findall(r"^(\w+) = (.+)$", settings, re.MULTILINE):
+        # Print a setting of the file, without a server; -C comes first, or root is refused. An invalid file fails.
+        done = subprocess.run(
+            [postgres_server.process.server.binaries / "postgres", "-C", name, "-D", tmp_path],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout.strip()) == (0, value.strip("'")), done.stderr

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 from tests.runbook_page import blocks, run_commands, sections
 from tests.runbook_states import make_healthy_log
 from tracker_store import migrate
+from tracker_store.agents import list_agents
 from tracker_store.engine import connect
+from tracker_store.processes import register_process
+from tracker_store.states import ProcessKind
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -20,7 +23,7 @@ REVISION_BEFORE = "0010"
 
 def test_the_page_brings_a_driver_log_to_this_version(engine: sa.Engine, database_url: str, tmp_path: Path) -> None:
     parts = sections("upgrade")
-    see, (before, upgrade), after = (
+    see, (before, upgrade, leave, come_back), after = (
         "\n".join(blocks(parts["How to see it"], "sh")),
         blocks(parts["Cure"], "sh"),
         "\n".join(blocks(parts["How to know that it is cured"], "sh")),
@@ -42,6 +45,11 @@ def test_the_page_brings_a_driver_log_to_this_version(engine: sa.Engine, databas
             found: str = connection.exec_driver_sql(statement).scalar_one()
         return found
 
+    def is_draining() -> bool:
+        with connect(engine) as connection:
+            [agent] = list_agents(connection)
+        return agent.draining
+
     with connect(engine) as connection:
         make_healthy_log(connection)
     # As the version before is run by itself: everything works, and nothing blocks a migration.
@@ -54,4 +62,10 @@ def test_the_page_brings_a_driver_log_to_this_version(engine: sa.Engine, databas
     assert revision() == REVISION_BEFORE
     run(upgrade)
     assert revision() == migrate.newest_revision()
+    with connect(engine) as connection:
+        register_process(connection, kind=ProcessKind.AGENT, name="h1", host="h1", pid=100, slots=16)
+    run(leave)
+    assert is_draining()
+    run(come_back)
+    assert not is_draining()
     assert migrate.newest_revision() in run(after)
