@@ -65,6 +65,13 @@ def test_an_alert_names_its_runbook_and_the_runbook_names_its_alert(rule: dict[s
     }
 
 
+def test_a_readers_runbook_has_the_limit_of_its_alert() -> None:
+    [rule] = [rule for rule in RULES if rule["alert"] == "ForebayReaderHoldsBack"]
+    limit = rule["expr"].rpartition(" > ")[2]
+    page = (ROOT / rule["annotations"]["runbook"]).read_text(encoding="utf-8")
+    assert f"waiting_bytes > {limit} " in page
+
+
 def test_runbooks_name_alerts_that_exist() -> None:
     known = {rule["alert"] for rule in RULES}
     for page in (ROOT / "docs" / "runbooks").glob("*.md"):
