@@ -243,13 +243,23 @@ def _pipeline_stale(connection: sa.Connection, log: Log, home: Path) -> None:
 
 
 def _receiver_killed(connection: sa.Connection, log: Log, _home: Path) -> None:
-    """Let a process store two blocks and register one, and its successor salvage the other and fence it."""
+    """Let a process store two blocks and register one, and its successor salvage the other and fence it.
+
+    A segment of another host stays open: its successor could not reach it.
+    """
     [receiver_id] = log.receiver_ids
     killed = claim_anew(connection, receiver_id)
     segment_id = open_segment(
         connection, receiver_id=receiver_id, epoch=killed.epoch, path="receiver-1/1", source_rule="not_sent_again"
     )
     add(connection, block(killed, killed.sequence + 1, segment_id=segment_id))
+    elsewhere = open_segment(
+        connection, receiver_id=receiver_id, epoch=killed.epoch, path="receiver-1/2", source_rule="not_sent_again"
+    )
+    connection.execute(
+        sa.text("UPDATE forebay.log_segments SET opened_at = opened_at - CAST(:ago AS interval) WHERE id = :id"),
+        {"ago": 31 * _LONG_AGO, "id": elsewhere},
+    )
     successor = claim_anew(connection, receiver_id)
     found = block(successor, successor.sequence + 1, segment_id=segment_id, offset=200)
     outcome, _ = salvage_blocks(connection, [found], salvaged_to=300)
