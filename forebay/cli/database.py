@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -97,11 +98,19 @@ def driver_log_engine(console: Console, *, application_name: str) -> Iterator[sa
     with clear_errors(console):
         url = database_url(Settings())
         engine = create_engine(url, application_name=application_name, pool_size=1)
+        pool_log = logging.getLogger(f"{type(engine.pool).__module__}.{type(engine.pool).__name__}")
+        # Ctrl-C may come while the connection is given back: it ends the command, and is no error to report.
+        pool_log.addFilter(_is_no_interrupt)
         try:
             with naming_the_log(url):
                 yield engine
         finally:
+            pool_log.removeFilter(_is_no_interrupt)
             engine.dispose()
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or record.exc_info[0] is not KeyboardInterrupt
 
 
 @contextmanager

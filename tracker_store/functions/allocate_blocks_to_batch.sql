@@ -30,8 +30,9 @@ CREATE FUNCTION forebay.allocate_blocks_to_batch(
 RETURNS TABLE (outcome text, detail text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = forebay, pg_temp
--- A plan cached while the tables were almost empty would scan them for hours.
+-- A plan cached while the tables were almost empty would scan them for hours, or all that waits to find its newest row.
 SET enable_seqscan = off
+SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
 DECLARE

@@ -20,6 +20,8 @@ RETURNS TABLE (blocks bigint, records bigint, bytes bigint, unread_records bigin
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = forebay, pg_temp
 SET enable_seqscan = off
+-- Made while a receiver had few rows, a plan with bitmaps would read all of its rows to find the first.
+SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
 DECLARE

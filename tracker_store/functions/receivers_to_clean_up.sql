@@ -23,6 +23,8 @@ RETURNS TABLE (last_id bigint, of_blocks bigint[], of_segments bigint[])
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = forebay, pg_temp
 SET enable_seqscan = off
+-- Made while a receiver had few rows, a plan with bitmaps would read all of its rows to find the first.
+SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
 DECLARE

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from forebay.cli import tap as tap_module
 from forebay.cli.console import Console
+from forebay.cli.database import driver_log_engine
 from forebay.cli.main import app
 from forebay.cli.tap import _Tap
 from orchestration.settings import Settings
@@ -206,3 +207,19 @@ def test_a_new_epoch_and_a_restart_repeat_nothing(log: Log, receivers: list[Line
     receivers[1].receive(["2"])
     # The marker is a block without records.
     assert tapped.values(2) == ["2"]
+
+
+def test_ctrl_c_while_a_connection_is_given_back_is_no_error(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with driver_log_engine(Console(stderr=True), application_name="tests") as engine:
+        sa.event.listen(engine, "reset", interrupt)
+        with pytest.raises(KeyboardInterrupt), connect(engine):
+            pass
+        sa.event.remove(engine, "reset", interrupt)
+    assert caplog.records == []
