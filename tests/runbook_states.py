@@ -75,12 +75,18 @@ def _lag_grows(connection: sa.Connection, log: Log, _home: Path) -> None:
     backdate_completion(connection, log.pipeline_id, NOON + INTERVAL, took=3 * INTERVAL)
 
 
-def _block_corrupt(connection: sa.Connection, log: Log, home: Path) -> None:
-    """Store three blocks, copy their file, change a byte, and let their batch fail with what its reader says."""
+def _block_store(home: Path) -> Path:
+    """Make a block store of this home; return its root."""
     root = home / "blocks"
     root.mkdir(parents=True)
     [store] = replicas_of(open_block_store(str(root)))
     make_identity(store)
+    return root
+
+
+def _block_corrupt(connection: sa.Connection, log: Log, home: Path) -> None:
+    """Store three blocks, copy their file, change a byte, and let their batch fail with what its reader says."""
+    root = _block_store(home)
     receiver = LineReceiver(connection, str(root), log.receiver_ids[0])
     for line in ("one", "two", "three"):
         receiver.receive([line])
@@ -145,10 +151,7 @@ def _reader_holds_back(connection: sa.Connection, log: Log, home: Path) -> None:
 
 def _dead_letters(connection: sa.Connection, log: Log, home: Path) -> None:
     """Let a receiver that listens on this host put two lines aside that are not UTF-8."""
-    root = home / "blocks"
-    root.mkdir(parents=True)
-    [store] = replicas_of(open_block_store(str(root)))
-    make_identity(store)
+    root = _block_store(home)
     [receiver_id] = log.receiver_ids
     connection.execute(
         sa.text("UPDATE forebay.streams SET declaration = jsonb_set(declaration, '{source}', CAST(:source AS jsonb))"),

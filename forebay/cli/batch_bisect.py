@@ -9,7 +9,7 @@ import typer
 
 from forebay.cli import names
 from forebay.cli.allocated_blocks import block_as_json
-from forebay.cli.batch_times import LATEST, TIME_HELP, PipelineName, named_batch
+from forebay.cli.batch_times import LATEST, TIME_HELP, Outputs, PipelineName, named_batch
 from forebay.cli.console import Console
 from forebay.cli.database import database_url, driver_log
 from forebay.cli.spark_output import spark_output_in, without_stack
@@ -62,10 +62,7 @@ def bisect(
             autocompletion=names.batches,
         ),
     ],
-    output: Annotated[
-        list[str] | None,
-        typer.Option(help="Only this output; may be given several times.", autocompletion=names.outputs),
-    ] = None,
+    output: Outputs = None,
     module: Annotated[
         str | None, typer.Option(help="The module that declares it; unless given, FOREBAY_MODULE or the project's.")
     ] = None,

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from forebay.cli import names
 from forebay.cli.batch_bisect import declared_pipeline
-from forebay.cli.batch_times import LATEST, TIME_HELP, PipelineName, named_batch
+from forebay.cli.batch_times import LATEST, TIME_HELP, Outputs, PipelineName, named_batch
 from forebay.cli.console import Console
 from forebay.cli.dagster_home import URL_FILE, kept_token
 from forebay.cli.database import database_url, driver_log
@@ -65,10 +65,7 @@ def replay(
     to_time: Annotated[
         str, typer.Option("--to", help="The last batch time of a range.", autocompletion=names.batches)
     ] = "",
-    output: Annotated[
-        list[str] | None,
-        typer.Option(help="Only this output; may be given several times.", autocompletion=names.outputs),
-    ] = None,
+    output: Outputs = None,
     failed_outputs_only: Annotated[  # noqa: FBT002
         bool,
         typer.Option(

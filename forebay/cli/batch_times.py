@@ -1,7 +1,7 @@
 """Find the batch that a person names by its time, as other commands print it.
 
-Owns the forms of a batch time on the command line, and the argument that goes before it. It reads the driver log, and
-changes nothing.
+Owns the forms of a batch time on the command line, and the argument and the option that go with it. It reads the
+driver log, and changes nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 #: The argument of the commands that name a batch by its pipeline and its time.
 PipelineName = Annotated[
     str, typer.Argument(metavar="PIPELINE", help="The pipeline's name.", autocompletion=names.pipelines)
+]
+#: The option of the commands that run some outputs of a batch again.
+Outputs = Annotated[
+    list[str] | None, typer.Option(help="Only this output; may be given several times.", autocompletion=names.outputs)
 ]
 LATEST = "latest"
 TIME_HELP = "The batch time (UTC), as `forebay batches` or `forebay status` prints it"

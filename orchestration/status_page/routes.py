@@ -277,30 +277,40 @@ def _found_pipeline(connection: sa.Connection, request: Request) -> store.PagePi
     return pipeline
 
 
-class _OpenLinks:
-    """The links that sort the batches that run or wait. They leave the finished ones in order of time."""
+class _SortLinks:
+    """The links of a table's headings; a table says by which address it is sorted."""
 
-    def __init__(self, path: str, asked: OpenAsked) -> None:
+    def __init__(self, path: str, asked: OpenAsked | FinishedAsked) -> None:
         self._path = path
-        self._asked = asked
+        self._sorted = asked
+
+    def _sorted_link(self, order: str, direction: str | None) -> str:
+        raise NotImplementedError
 
     def sorted_by(self, order: str) -> str:
         """Return the link of a column's heading: the largest first, and the other way round the second time."""
-        again = order == self._asked.order and not self._asked.ascending
-        return addresses.asked(self._path, open=order, open_direction="up" if again else None) + "#active"
+        again = order == self._sorted.order and not self._sorted.ascending
+        return self._sorted_link(order, "up" if again else None)
 
     def direction(self, order: str) -> str:
         """Return how a column is sorted, in the words of `aria-sort`."""
-        if order != self._asked.order:
+        if order != self._sorted.order:
             return "none"
-        return "ascending" if self._asked.ascending else "descending"
+        return "ascending" if self._sorted.ascending else "descending"
 
 
-class _FinishedLinks:
+class _OpenLinks(_SortLinks):
+    """The links that sort the batches that run or wait. They leave the finished ones in order of time."""
+
+    def _sorted_link(self, order: str, direction: str | None) -> str:
+        return addresses.asked(self._path, open=order, open_direction=direction) + "#active"
+
+
+class _FinishedLinks(_SortLinks):
     """The links that sort, filter and turn the pages of the finished batches."""
 
     def __init__(self, path: str, wanted: FinishedAsked, rows: Sequence[store.PageBatch]) -> None:
-        self._path = path
+        super().__init__(path, wanted)
         self._wanted = wanted
         self._rows = rows
 
@@ -315,16 +325,8 @@ class _FinishedLinks:
         }
         return addresses.asked(self._path, **{**values, **changed}) + "#finished"
 
-    def sorted_by(self, order: str) -> str:
-        """Return the link of a column's heading: the largest first, and the other way round the second time."""
-        again = order == self._wanted.order and not self._wanted.ascending
-        return self._link(sort=order, direction="up" if again else None, page=None)
-
-    def direction(self, order: str) -> str:
-        """Return how a column is sorted, in the words of `aria-sort`."""
-        if order != self._wanted.order:
-            return "none"
-        return "ascending" if self._wanted.ascending else "descending"
+    def _sorted_link(self, order: str, direction: str | None) -> str:
+        return self._link(sort=order, direction=direction, page=None)
 
     def of_state(self, state: str | None) -> str:
         """Return the link to the batches of one state, or of all."""

@@ -140,7 +140,7 @@ def test_what_was_done_to_receivers_is_said_as_json(log: Log) -> None:
             {"stream": "lines", "ordinal": ordinal, "state": "INACTIVE", "desired_state": wanted} for ordinal in (1, 2)
         ]
         assert {row.desired_state for row in placements(log.connection)} == {wanted}
-    refused = forebay("receivers", "restart", "nobody", "--json")
+    refused = forebay("receivers", "restart", "missing", "--json")
     assert (refused.exit_code, refused.stdout) == (1, "")
 
 

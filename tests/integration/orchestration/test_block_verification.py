@@ -238,13 +238,18 @@ def test_a_store_that_is_not_mounted_is_reported_and_not_taken_for_empty(
     assert mount.below == []
 
 
-def test_adopting_a_root_gives_it_the_identity_that_its_host_knows(
-    engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def emptied_root(engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a root that is not there, and that the host `here` knows as the store directory-1."""
     root = tmp_path / "blocks"
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     with connect(engine) as connection:
         attach_block_store(connection, host="here", roots={"directory-1": str(root)})
+    return root
+
+
+def test_adopting_a_root_gives_it_the_identity_that_its_host_knows(emptied_root: Path) -> None:
+    root = emptied_root
     code, said = blocks_command("adopt", str(root), "--yes", "--host", "there")
     assert (code, "host here has a store by this name" in said) == (1, True), "two hosts may have two by one name"
     assert not root.exists()
@@ -257,13 +262,8 @@ def test_adopting_a_root_gives_it_the_identity_that_its_host_knows(
     assert (code, said) == (0, f"{root} is the store directory-1 already.")
 
 
-def test_an_adoption_is_said_as_json(
-    engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tmp_path / "blocks"
-    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
-    with connect(engine) as connection:
-        attach_block_store(connection, host="here", roots={"directory-1": str(root)})
+def test_an_adoption_is_said_as_json(emptied_root: Path) -> None:
+    root = emptied_root
     arguments = ["blocks", "adopt", str(root), "--yes", "--json", "--host"]
     refused = CliRunner().invoke(app, [*arguments, "there"])
     assert (refused.exit_code, refused.stdout) == (1, "")
