@@ -28,7 +28,11 @@ def observe_failure(context: dg.AssetExecutionContext, pipeline: Pipeline, batch
             dg.AssetObservation(
                 batches_key(pipeline),
                 description=f"The batch of {batch_time.isoformat()} failed.",
-                metadata={"failed_because": dg.MetadataValue.text(cause), **page_of_batch(pipeline, batch_time)},
+                metadata={
+                    "batch_time": dg.MetadataValue.text(batch_time.isoformat()),
+                    "failed_because": dg.MetadataValue.text(cause),
+                    **page_of_batch(pipeline, batch_time),
+                },
             )
         )
     except Exception as error:  # noqa: BLE001  a storage may raise anything

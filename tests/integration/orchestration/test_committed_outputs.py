@@ -147,6 +147,7 @@ def test_a_committed_output_is_materialized_in_the_run_in_which_another_one_fail
     assert run.tags["forebay/failed_because"] == cause, "where Dagster lists runs, it shows their tags"
     [metadata] = observations(instance, first)
     assert metadata["failed_because"].value == cause
+    assert metadata["batch_time"].value == words.time.isoformat()
     assert str(metadata["status_page"].value).endswith(addresses.batch("words", words.time))
     words.broken = False
     second = words.run(2)
