@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests.class_archive import use_class_archive
 from tests.state_directory import state_directory
 
 if TYPE_CHECKING:
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 # An example may take long on a busy machine; in CI hypothesis has no deadline anyway.
 settings.register_profile("without a deadline", settings(), deadline=None)
 settings.load_profile("without a deadline")
+
+
+def pytest_configure() -> None:
+    use_class_archive()
 
 
 @pytest.fixture(scope="session")

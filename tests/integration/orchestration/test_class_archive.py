@@ -17,6 +17,7 @@ from orchestration.settings import Settings
 from orchestration.spark import class_archive
 from orchestration.spark.class_archive import make
 from orchestration.spark.class_archive_file import archive_file, options_to_use
+from tests.class_archive import VARIABLE
 from tests.state_directory import state_directory
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ print("mapped" if sys.argv[1] in maps else "not mapped")
 def home() -> Iterator[Path]:
     with state_directory() as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def without_the_archive_of_the_test_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
 
 
 def test_there_are_no_options_without_an_archive_or_for_a_name_that_java_would_split(tmp_path: Path) -> None:
