@@ -244,9 +244,10 @@ def with_statement_timeout(connection: sa.Connection, statement_timeout: str) ->
                 connection.exec_driver_sql(f"SET statement_timeout = '{settings.statement_timeout}'")
 
 
-# A plan that is cached while a table is almost empty would scan it until the next ANALYZE, however large it becomes.
-_PREPARED_SESSION = "SET enable_seqscan = off"
-_PREPARED_TRANSACTION = "SET LOCAL enable_seqscan = off"
+# A plan that is cached while a table is almost empty would scan it until the next ANALYZE, however large it becomes, or
+# make a bitmap of all rows of a receiver and sort them for its newest one.
+_PREPARED_SESSION = "SET enable_seqscan = off; SET enable_bitmapscan = off"
+_PREPARED_TRANSACTION = "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off"
 _CURSOR = "forebay_cursor"
 
 

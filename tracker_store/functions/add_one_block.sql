@@ -5,7 +5,8 @@
 -- epoch, the block's segment has a row of this receiver, the primary key decides every race, and a link must begin
 -- exactly where its partition's newest one ended. This function names only success. Every other case goes to add_block, which tries again and names the outcome.
 -- The arguments are plain numbers instead of arrays, and the only setting is search_path, because each of these would
--- cost a tenth of a call. Instead the caller's session has enable_seqscan off, for the plan that it caches.
+-- cost a tenth of a call. Instead the caller's session has enable_seqscan and enable_bitmapscan off, for the plan that
+-- it caches.
 -- Locks: only the inserted rows' keys, blocks before block_offsets.
 CREATE FUNCTION forebay.add_one_block(
     new_receiver_id bigint, new_epoch bigint, new_sequence bigint, record_count bigint, byte_count bigint,
