@@ -7,20 +7,16 @@ made by the driver log's own functions; only times are set directly.
 from __future__ import annotations
 
 import shutil
-import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
 from receiver_runtime.block_store.errors import BlockCorruptError
-from receiver_runtime.block_store.frame import DeadLetterReason
 from receiver_runtime.block_store.identity import make_identity
 from receiver_runtime.block_store.stores import open_block_store, replicas_of
-from receiver_runtime.sources.socket_text import SocketText
 from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tests.eventful_log import COMPLETED, QUARANTINED, backdate_completion, make_eventful_log
-from tests.stored_letters import Letters
 from tests.stored_lines import LineReceiver
 from tracker_store import batches
 from tracker_store.block_stores import attach_block_store
@@ -149,25 +145,6 @@ def _reader_holds_back(connection: sa.Connection, log: Log, home: Path) -> None:
     log.add_at(log.receiver_ids[0], NOON + 2 * _SECOND, records=2_000_000_000)
 
 
-def _dead_letters(connection: sa.Connection, log: Log, home: Path) -> None:
-    """Let a receiver that listens on this host put two lines aside that are not UTF-8."""
-    root = _block_store(home)
-    [receiver_id] = log.receiver_ids
-    connection.execute(
-        sa.text("UPDATE forebay.streams SET declaration = jsonb_set(declaration, '{source}', CAST(:source AS jsonb))"),
-        {"source": SocketText(listen="127.0.0.1:9999").model_dump_json()},
-    )
-    process_id = register_process(
-        connection, kind=ProcessKind.RECEIVER, name="receiver-1", host=socket.gethostname(), pid=101
-    )
-    connection.execute(sa.text("UPDATE forebay.receivers SET process_id = :process"), {"process": process_id})
-    letters = Letters(connection, str(root), receiver_id)
-    letters.add(DeadLetterReason.INVALID_ENCODING, [b"caf\xe9", b"na\xefve"])
-    letters.close()
-    what = "a record went aside as a dead letter: invalid_encoding"
-    _report(connection, receiver_id, ReceiverEventKind.BAD_RECORD, what, "2 in one group, 9 bytes")
-
-
 def _placed(connection: sa.Connection, log: Log) -> tuple[int, int]:
     """Place the receiver on an agent of the host h1; return the agent's process and the receiver's assignment."""
     [receiver_id] = log.receiver_ids
@@ -285,7 +262,6 @@ STATES: Mapping[str, Callable[[sa.Connection, Log, Path], None]] = {
     "batch-failed": _eventful,
     "block-corrupt": _block_corrupt,
     "dagster-daemon-down": _no_batches,
-    "dead-letters": _dead_letters,
     "disk-full": _disk_full,
     "host-lost": _host_lost,
     "lag-grows": _lag_grows,

@@ -22,13 +22,12 @@ LAST = HEADINGS[-1]
 #: Pages whose first statement has rows in a healthy log: who reads a stream is no fault.
 _NO_FAULT = {"remove-a-stream"}
 #: Pages whose first statement shows what has happened, which stays after the cure.
-_HISTORY = {"batch-driver-dies", "dead-letters", "host-lost", "positions-lost", "receiver-killed", "store-not-mounted"}
+_HISTORY = {"batch-driver-dies", "host-lost", "positions-lost", "receiver-killed", "store-not-mounted"}
 #: Pages that say that every statement of "How to see it" returns no row after the cure.
 _ALL_EMPTY = {"lag-grows"}
 #: Pages that say what the first statement of their last section returns after the cure: rows, or none.
 _CURED_HAS_ROWS = {
     "batch-driver-dies": True,
-    "dead-letters": False,
     "host-lost": False,
     "positions-lost": False,
     "receiver-killed": False,
@@ -53,7 +52,6 @@ SAID = {
     "batch-failed": "CAST_INVALID_INPUT",
     "block-corrupt": "1 registered blocks that can't be read",
     "dagster-daemon-down": "",
-    "dead-letters": "Dead letter 1: 2 record(s) of lines would go to 127.0.0.1:9999",
     "disk-full": "No space left on device",
     "host-lost": "Nothing to move",
     "lag-grows": "words",

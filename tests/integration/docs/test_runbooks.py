@@ -28,6 +28,7 @@ DOCS = TESTS.parent / "docs"
 PAGES = sorted(path.stem for path in RUNBOOKS.glob("*.md"))
 #: Pages whose state is made of more than rows, each with the test that brings a system into it and runs the page there.
 PROCEDURES = {
+    "dead-letters": TESTS / "integration" / "docs" / "test_dead_letters_page.py",
     "postgres-failover": TESTS / "faults" / "test_postgres_away.py",
     "restore": TESTS / "integration" / "docs" / "test_restore_page.py",
     "upgrade": TESTS / "integration" / "docs" / "test_upgrade_page.py",
