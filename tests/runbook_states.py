@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from receiver_runtime.block_store.errors import BlockCorruptError
 from receiver_runtime.block_store.identity import make_identity
 from receiver_runtime.block_store.stores import open_block_store, replicas_of
+from receiver_runtime.sources.socket_text import SocketText
 from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tests.eventful_log import COMPLETED, QUARANTINED, backdate_completion, make_eventful_log
 from tests.stored_lines import LineReceiver
@@ -24,6 +25,7 @@ from tracker_store.blocks import AddOutcome
 from tracker_store.leadership import read_leadership, resign, take_leadership
 from tracker_store.outputs import commit_output
 from tracker_store.pipeline_states import stop_pipelines
+from tracker_store.pipelines import apply_pipeline, apply_stream
 from tracker_store.processes import (
     deregister_process,
     end_processes_of_pid,
@@ -48,6 +50,26 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
+#: What `forebay apply` of a page applies; no driver log of a state has it.
+MODULE = """
+from forebay import ParquetSink, Pipeline, Stream
+from forebay.sources import SocketText
+
+lines = Stream("lines", SocketText(host="127.0.0.1", port=9999), receivers=2)
+pipeline = Pipeline("words", interval="10s")
+
+
+@pipeline.output(inputs=[lines], sink=ParquetSink("counts"))
+def counts(lines):
+    return lines
+"""
+#: The modules of pages whose cure changes the code, by page.
+MODULES = {"remove-a-stream": MODULE.replace('"lines"', '"others"').replace('"words"', '"both"')}
+#: The rows that a command leaves in the driver log, whatever the page; there are none in a page's state.
+LEFT_BY = {
+    "apply": "SELECT FROM forebay.pipelines WHERE declaration #> '{outputs,counts,sink}' IS NOT NULL",
+    "receivers restart": "SELECT FROM forebay.receiver_events WHERE kind = 'RESTARTED' AND epoch = 0",
+}
 _SECOND = timedelta(seconds=1)
 _LONG_AGO = timedelta(days=1)
 
@@ -83,6 +105,11 @@ def _block_store(home: Path) -> Path:
 def _block_corrupt(connection: sa.Connection, log: Log, home: Path) -> None:
     """Store three blocks, copy their file, change a byte, and let their batch fail with what its reader says."""
     root = _block_store(home)
+    # A bisection reads the stream's columns from the declaration.
+    connection.execute(
+        sa.text("UPDATE forebay.streams SET declaration = jsonb_set(declaration, '{source}', CAST(:source AS jsonb))"),
+        {"source": SocketText(host="127.0.0.1", port=9999).model_dump_json()},
+    )
     receiver = LineReceiver(connection, str(root), log.receiver_ids[0])
     for line in ("one", "two", "three"):
         receiver.receive([line])
@@ -137,6 +164,20 @@ def _old_processes(connection: sa.Connection, _log: Log, _home: Path) -> None:
 def _read_stream(connection: sa.Connection, log: Log, _home: Path) -> None:
     log.add_at(log.receiver_ids[0], NOON + _SECOND)
     attach_reader(connection, name="dashboard", stream="lines")
+
+
+def _stream_to_remove(connection: sa.Connection, log: Log, home: Path) -> None:
+    """Let another pipeline read the stream too, beside one that stays; nothing waits for it."""
+    _read_stream(connection, log, home)
+    others = apply_stream(connection, name="others", declaration={"source": {}, "settings": {}}, receivers=1)
+    apply_pipeline(
+        connection,
+        name="both",
+        declaration={"max_attempts": 3, "streams": ["lines", "others"]},
+        stream_ids=[log.stream_id, others],
+        interval=INTERVAL,
+        at_latest=True,
+    )
 
 
 def _reader_holds_back(connection: sa.Connection, log: Log, home: Path) -> None:
@@ -248,6 +289,24 @@ def _receiver_killed(connection: sa.Connection, log: Log, _home: Path) -> None:
     said = f"1 blocks, 10 records registered as {found.sequence}..{found.sequence}"
     _report(connection, receiver_id, ReceiverEventKind.SALVAGED, said)
     _report(connection, receiver_id, ReceiverEventKind.FENCED, "another process owns the receiver", "0 records")
+    _remove_unsalvaged(connection, log)
+
+
+def _remove_unsalvaged(connection: sa.Connection, log: Log) -> None:
+    """Let a second receiver, removed long ago, have a segment that no process has salvaged."""
+    apply_stream(connection, name="lines", declaration={"source": {}, "settings": {}}, receivers=2)
+    [removed] = {placed.receiver_id for placed in placements(connection)} - set(log.receiver_ids)
+    open_segment(
+        connection,
+        receiver_id=removed,
+        epoch=claim_anew(connection, removed).epoch,
+        path=f"receiver-{removed}/1",
+        source_rule="not_sent_again",
+    )
+    connection.execute(
+        sa.text("UPDATE forebay.receivers SET removed_at = clock_timestamp() - CAST(:ago AS interval) WHERE id = :id"),
+        {"ago": 31 * _LONG_AGO, "id": removed},
+    )
 
 
 def _stops(connection: sa.Connection, _log: Log, _home: Path) -> None:
@@ -273,7 +332,7 @@ STATES: Mapping[str, Callable[[sa.Connection, Log, Path], None]] = {
     "reader-holds-back": _reader_holds_back,
     "receiver-failed": _eventful,
     "receiver-killed": _receiver_killed,
-    "remove-a-stream": _read_stream,
+    "remove-a-stream": _stream_to_remove,
     "replay-a-day": _eventful,
     "rotate-secrets": _old_processes,
     "stop-and-start": _stops,

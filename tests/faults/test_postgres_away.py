@@ -30,7 +30,7 @@ from orchestration.tracker.tracker import Tracker
 from tests.driver_log import INTERVAL, NOON, make_log
 from tests.faults.driver_log_server import Address, DriverLogServer, MountRefusedError, fill, small_file_system
 from tests.faults.receiving_host import receiving_host
-from tests.runbook_page import blocks, page, sections
+from tests.runbook_page import blocks, page, run_commands, runnable, sections
 from tests.state_directory import state_directory
 from tracker_store.batches import get_batch
 from tracker_store.engine import connect, create_engine
@@ -50,6 +50,19 @@ if TYPE_CHECKING:
     from tracker_store.batches import BatchRow
 
 MAX_CONNECTIONS = 60
+# What `forebay apply` of a page applies.
+_MODULE = """
+from forebay import ParquetSink, Pipeline, Stream
+from forebay.sources import SocketText
+
+numbers = Stream("numbers0", SocketText(host="127.0.0.1", port={port}))
+pipeline = Pipeline("words", interval="10s")
+
+
+@pipeline.output(inputs=[numbers], sink=ParquetSink("counts"))
+def counts(numbers):
+    return numbers
+"""
 AWAY_SECONDS = float(os.environ.get("POSTGRES_AWAY_SECONDS", "15"))
 
 pytestmark = [pytest.mark.outage, pytest.mark.timeout(240 + 2 * AWAY_SECONDS)]
@@ -93,24 +106,26 @@ def statement_of(stem: str, words: str) -> str:
 
 
 def run_the_page(stem: str, host: ReceivingHost) -> None:
-    """Run a whole runbook in the state that it is about: each statement of "How to see it" has rows."""
+    """Run a whole runbook in its order, in the state that it is about; the stream `lines` of the page is `numbers0`.
+
+    Each statement of "How to see it" has rows. The commands restart that receiver, and apply a new pipeline.
+    """
+    module = host.home / "declared.py"
+    module.write_text(_MODULE.format(port=host.sources[0].port), encoding="utf-8")
+    environment = {
+        **os.environ,
+        "FOREBAY_DATABASE_URL": host.database_url,
+        "FOREBAY_HOME": str(host.home),
+        "FOREBAY_MODULE": str(module),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+    }
     for heading, text in sections(stem).items():
-        for statement in blocks(text, "sql"):
-            assert host.execute(statement) or heading != "How to see it", statement
-    for command in blocks(page(stem), "sh"):
-        done = subprocess.run(
-            ["sh", "-euc", command],
-            env={
-                **os.environ,
-                "FOREBAY_DATABASE_URL": host.database_url,
-                "FOREBAY_HOME": str(host.home),
-                "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        host.until("both receive", lambda: host.states() == ["ACTIVE", "ACTIVE"], seconds=60)
+        for language, block in runnable(text):
+            if language == "sql":
+                assert host.execute(block) or heading != "How to see it", block
+            else:
+                run_commands(block.replace("lines/1", "numbers0/1"), environment, host.home)
 
 
 @pytest.mark.parametrize("end", [DriverLogServer.stop_fast, DriverLogServer.kill], ids=["stopped", "killed"])
@@ -301,6 +316,8 @@ def test_a_failover_to_a_standby_that_lacks_the_last_commits(home: Path) -> None
         lost = [detail for message, detail in host.events("ERROR") if message.startswith("the driver log lacks blocks")]
         assert [detail for detail in lost if "are registered again" in detail]
         run_the_page("postgres-failover", host)
+        assert ("restarted by an operator", "") in host.events("RESTARTED")
+        assert host.execute("SELECT name FROM forebay.pipelines") == [("words",)]
 
 
 def test_the_disk_of_the_server_is_full(home: Path) -> None:

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.driver_log import wait_until_told
-from tests.runbook_page import HEADINGS, blocks, run_commands, runnable, sections
-from tests.runbook_states import CURES, STATES, make_healthy_log
+from tests.runbook_page import HEADINGS, blocks, commands_in, page, run_commands, runnable, sections
+from tests.runbook_states import CURES, LEFT_BY, MODULE, MODULES, STATES, make_healthy_log
 from tracker_store.engine import connect
+from tracker_store.leadership import read_leadership
+from tracker_store.pipeline_states import advance_stops, stop_pipelines
+from tracker_store.receivers import placements
+from tracker_store.states import DesiredState
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -33,39 +37,24 @@ _CURED_HAS_ROWS = {
     "receiver-killed": False,
     "remove-a-stream": False,
 }
-#: What `forebay apply` of a page applies.
-_MODULE = """
-from forebay import ParquetSink, Pipeline, Stream
-from forebay.sources import SocketText
-
-lines = Stream("lines", SocketText(host="127.0.0.1", port=9999), receivers=2)
-pipeline = Pipeline("words", interval="10s")
-
-
-@pipeline.output(inputs=[lines], sink=ParquetSink("counts"))
-def counts(lines):
-    return lines
-"""
 #: What the commands of a page print in its state.
 SAID = {
-    "batch-driver-dies": "",
-    "batch-failed": "CAST_INVALID_INPUT",
-    "block-corrupt": "1 registered blocks that can't be read",
-    "dagster-daemon-down": "",
-    "disk-full": "No space left on device",
-    "host-lost": "Nothing to move",
-    "lag-grows": "words",
-    "move-a-stream": "h1",
-    "no-leader": "No tracker leads",
-    "pipeline-stale": "words",
-    "postgres-away": "the driver log does not register blocks",
-    "reader-holds-back": "Reader dashboard is removed",
-    "receiver-failed": "connection refused by 127.0.0.1:9999",
-    "receiver-killed": "",
-    "remove-a-stream": "lines is removed, with 1 receiver(s)",
-    "stop-and-start": "words",
-    "store-not-mounted": "is the store directory-1 now",
-    "store-read-only": "",
+    "batch-driver-dies": ["java"],
+    "batch-failed": ["CAST_INVALID_INPUT", "block store"],
+    "block-corrupt": ["1 registered blocks that can't be read", "lines/1 block 3: 1 records"],
+    "disk-full": ["No space left on device"],
+    "host-lost": ["Nothing to move"],
+    "lag-grows": ["words"],
+    "move-a-stream": ["h1"],
+    "no-leader": ["No tracker leads"],
+    "pipeline-stale": ["words"],
+    "postgres-away": ["the driver log does not register blocks"],
+    "reader-holds-back": ["Reader dashboard is removed"],
+    "receiver-failed": ["connection refused by 127.0.0.1:9999"],
+    "receiver-killed": ["1 segments of receiver 2 of stream 'lines' were never sealed"],
+    "remove-a-stream": ["lines is removed, with 1 receiver(s)"],
+    "stop-and-start": ["words"],
+    "store-not-mounted": ["is the store directory-1 now"],
 }
 
 
@@ -84,7 +73,8 @@ def test_a_page_shows_its_state_and_its_commands_cure_it(
     first, *others = blocks(parts["How to see it"], "sql")
     cured = blocks(parts[LAST], "sql")[0] if stem in _CURED_HAS_ROWS else None
     (tmp_path / "dagster").mkdir()
-    (tmp_path / "declared.py").write_text(_MODULE, encoding="utf-8")
+    (tmp_path / "declared.py").write_text(MODULES.get(stem, MODULE), encoding="utf-8")
+    left = [LEFT_BY[command] for command in sorted(commands_in("\n".join(blocks(page(stem), "sh"))) & LEFT_BY.keys())]
     with connect(engine) as connection:
         log = make_healthy_log(connection)
         if stem not in _NO_FAULT:
@@ -95,16 +85,34 @@ def test_a_page_shows_its_state_and_its_commands_cure_it(
             assert _count(connection, statement) > 0, statement
         if cured is not None:
             assert (_count(connection, cured) > 0) != _CURED_HAS_ROWS[stem], "it says so before the cure"
+        for statement in left:
+            assert _count(connection, statement) == 0, statement
         environment = _environment(database_url, tmp_path)
         said = "".join(_run(connection, parts[part], environment, tmp_path) for part in HEADINGS if part != LAST)
         if stem in CURES:
             CURES[stem](connection, log, tmp_path)
         said += _run(connection, parts[LAST], environment, tmp_path)
-        assert SAID.get(stem, "") in said
+        for words in SAID.get(stem, []):
+            assert words in " ".join(said.split())
+        for statement in left:
+            assert _count(connection, statement) > 0, statement
         for statement in (first, *others) if stem in _ALL_EMPTY else (first,):
             assert _count(connection, statement) == 0 or stem in _HISTORY, "it has rows after the cure"
         if cured is not None:
             assert (_count(connection, cured) > 0) == _CURED_HAS_ROWS[stem], cured
+
+
+def test_a_receiver_starts_with_its_stopped_pipelines(engine: sa.Engine, database_url: str, tmp_path: Path) -> None:
+    [command] = [block for block in blocks(sections("receiver-failed")["Cure"], "sh") if block == "forebay start\n"]
+    with connect(engine) as connection:
+        STATES["receiver-failed"](connection, make_healthy_log(connection), tmp_path)
+        stop_pipelines(connection)
+        term = read_leadership(connection).term
+        advance_stops(connection, term=term)
+        assert {placed.desired_state for placed in placements(connection)} == {DesiredState.STOPPED}
+        run_commands(command, _environment(database_url, tmp_path), tmp_path)
+        advance_stops(connection, term=term)
+        assert {placed.desired_state for placed in placements(connection)} == {DesiredState.RUNNING}
 
 
 def _run(connection: sa.Connection, text: str, environment: dict[str, str], directory: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.runbook_page import blocks, run_commands, sections
-from tests.runbook_states import make_healthy_log
+from tests.runbook_states import LEFT_BY, MODULE, make_healthy_log
 from tracker_store import migrate
 from tracker_store.agents import list_agents
 from tracker_store.engine import connect
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 REVISION_BEFORE = "0010"
+MAY_READ = "SELECT has_table_privilege('forebay_driver', 'forebay.batch_stats', 'SELECT')"
 
 
 def test_the_page_brings_a_driver_log_to_this_version(engine: sa.Engine, database_url: str, tmp_path: Path) -> None:
     parts = sections("upgrade")
-    see, (before, upgrade, leave, come_back), after = (
+    see, (before, upgrade, give_roles, apply, leave, come_back), after = (
         "\n".join(blocks(parts["How to see it"], "sh")),
         blocks(parts["Cure"], "sh"),
         "\n".join(blocks(parts["How to know that it is cured"], "sh")),
@@ -32,6 +33,7 @@ def test_the_page_brings_a_driver_log_to_this_version(engine: sa.Engine, databas
         **os.environ,
         "FOREBAY_DATABASE_URL": database_url,
         "FOREBAY_HOME": str(tmp_path),
+        "FOREBAY_MODULE": str(tmp_path / "declared.py"),
         "COLUMNS": "200",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
@@ -39,17 +41,20 @@ def test_the_page_brings_a_driver_log_to_this_version(engine: sa.Engine, databas
     def run(commands: str) -> str:
         return run_commands(commands, environment, tmp_path)
 
-    def revision() -> str:
-        [statement] = blocks(parts["How to see it"], "sql")
+    def value(statement: str) -> object:
         with connect(engine) as connection:
-            found: str = connection.exec_driver_sql(statement).scalar_one()
-        return found
+            return connection.exec_driver_sql(statement).scalar_one()
+
+    def revision() -> object:
+        [statement] = blocks(parts["How to see it"], "sql")
+        return value(statement)
 
     def is_draining() -> bool:
         with connect(engine) as connection:
             [agent] = list_agents(connection)
         return agent.draining
 
+    (tmp_path / "declared.py").write_text(MODULE, encoding="utf-8")
     with connect(engine) as connection:
         make_healthy_log(connection)
     # As the version before is run by itself: everything works, and nothing blocks a migration.
@@ -62,9 +67,20 @@ def test_the_page_brings_a_driver_log_to_this_version(engine: sa.Engine, databas
     assert revision() == REVISION_BEFORE
     run(upgrade)
     assert revision() == migrate.newest_revision()
+    assert value(MAY_READ)
+    # As after an upgrade by a user that may not grant.
+    with connect(engine) as connection:
+        connection.exec_driver_sql("REVOKE SELECT ON forebay.batch_stats FROM forebay_driver")
+    assert not value(MAY_READ)
+    run(give_roles)
+    assert value(MAY_READ)
+    applied = f"SELECT count(*) FROM ({LEFT_BY['apply']}) AS applied"
+    assert value(applied) == 0
+    run(apply)
+    assert value(applied) == 1
     with connect(engine) as connection:
         register_process(connection, kind=ProcessKind.AGENT, name="h1", host="h1", pid=100, slots=16)
-    run(leave)
+    assert "h1" in run(leave)
     assert is_draining()
     run(come_back)
     assert not is_draining()
