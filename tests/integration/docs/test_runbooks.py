@@ -14,7 +14,7 @@ import pytest
 
 from orchestration.tracker.metrics import FOREBAY, STREAMING_SOURCE
 from tests.driver_log import make_log
-from tests.runbook_page import HEADINGS, RUNBOOKS, blocks, fences, page, sections
+from tests.runbook_page import HEADINGS, RUNBOOKS, blocks, commands_in, fences, inline_commands, page, sections
 from tests.runbook_states import STATES
 from tracker_store.engine import connect
 
@@ -33,6 +33,15 @@ PROCEDURES = {
     "restore": TESTS / "integration" / "docs" / "test_restore_page.py",
     "upgrade": TESTS / "integration" / "docs" / "test_upgrade_page.py",
 }
+#: Commands that run until they are stopped, so no block of a page can run them, each with the rig that starts them.
+LONG_RUNNING = {
+    "agent": TESTS / "faults" / "receiving_host.py",
+    "up": TESTS / "faults" / "running_system.py",
+}
+#: Commands that a page names as another way, with the page whose blocks run them.
+OTHER_WAYS = {("stop-and-start", "agents drain"): "move-a-stream"}
+#: Commands that a page says not to run.
+FORBIDDEN = {("receiver-killed", "blocks repair"), ("restore", "blocks repair")}
 METRICS = FOREBAY.keys() | {f"streaming_{name}" for name in STREAMING_SOURCE} | {"up"}
 _COMMAND = re.compile(r"^ *(?:\$ )?(forebay .*)$", re.MULTILINE)
 _STATEMENT = re.compile(r"^ *(?:SELECT|INSERT|UPDATE|DELETE|WITH|ALTER|CREATE|DROP|TRUNCATE)\b", re.MULTILINE)
@@ -72,6 +81,39 @@ def test_every_command_and_statement_is_run_by_a_test(stem: str) -> None:
         assert f'"{stem}"' in PROCEDURES[stem].read_text(encoding="utf-8")
     else:
         assert stem in STATES
+
+
+@pytest.mark.parametrize("stem", PAGES)
+def test_each_command_in_a_sentence_is_run_by_a_block_of_the_page(stem: str) -> None:
+    left_out = {command for where, command in (*OTHER_WAYS, *FORBIDDEN) if where == stem}
+    assert commands_without_block(page(stem)) - LONG_RUNNING.keys() == left_out
+
+
+def commands_without_block(text: str) -> set[str]:
+    """Return the words of the commands that the sentences of a page name and no block of it runs."""
+    return inline_commands(text) - commands_in("\n".join([*blocks(text, "sh"), *typed_commands(text)]))
+
+
+def test_a_command_in_a_sentence_that_no_block_runs_is_found() -> None:
+    text = "Run `forebay batches\ndiscard words`, `forebay batches`.\n\n```sh runnable\nforebay batches list\n```\n"
+    assert commands_without_block(text) == {"batches discard"}
+    assert commands_without_block(text.replace("batches list", "batches discard words")) == {"batches"}
+
+
+def test_the_commands_that_no_block_runs_are_run_elsewhere_or_forbidden() -> None:
+    for command, rig in LONG_RUNNING.items():
+        assert f'"-m", "forebay.cli", "{command}"' in rig.read_text(encoding="utf-8")
+    for (_, command), other in OTHER_WAYS.items():
+        assert command in commands_in("\n".join(blocks(page(other), "sh")))
+    for stem, command in FORBIDDEN:
+        assert re.search(rf"[Dd]o not run\W+`forebay {command}`", page(stem))
+
+
+def test_every_service_that_a_page_names_is_a_unit_of_deploy() -> None:
+    named = {name for stem in PAGES for name in re.findall(r"\bsystemctl [a-z-]+ ([\w.@-]+)", page(stem))}
+    units = {path.stem for path in (TESTS.parent / "deploy" / "systemd").glob("*.service")}
+    assert named
+    assert {name.removesuffix(".service") for name in named} <= units
 
 
 def typed_commands(text: str) -> set[str]:
