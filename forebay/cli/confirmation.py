@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Annotated
 
@@ -20,7 +21,9 @@ def confirm(question: str, *, yes: bool, err: bool = False) -> None:
     if not is_terminal():
         typer.echo(f"{question} Nobody can be asked here, so nothing was changed: add --yes", err=True)
         raise typer.Exit(1)
-    typer.confirm(question, abort=True, err=err)
+    # Even then Click gives the end of its prompt to `input`, which writes it on standard output.
+    with contextlib.redirect_stdout(sys.stderr) if err else contextlib.nullcontext():
+        typer.confirm(question, abort=True, err=err)
 
 
 def is_terminal() -> bool:
