@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from tests import polling
+from tests.forked_processes import CAN_FORK, fork_receiver
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:
@@ -68,18 +69,22 @@ class ReceiverProcesses:
     ) -> subprocess.Popen[bytes]:
         """Start a process; its interpreter runs the code `first` first (a test's seam)."""
         self.root.mkdir(parents=True, exist_ok=True)
+        url = database_url or self.database_url
         with (self.root / f"process-{len(self.processes)}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [
-                    *(sys.executable, "-c", first + _RUN, str(receiver_id), str(assignment)),
-                    *(database_url or self.database_url, block_store),
-                    *([] if block_key is None else [block_key]),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            process: subprocess.Popen[bytes]
+            if CAN_FORK and not first and block_key is None:
+                process = fork_receiver((receiver_id, assignment), database_url=url, block_store=block_store, log=log)
+            else:
+                process = subprocess.Popen(
+                    [
+                        *(sys.executable, "-c", first + _RUN, str(receiver_id), str(assignment), url, block_store),
+                        *([] if block_key is None else [block_key]),
+                    ],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
         self.processes.append(process)
         return process
 
