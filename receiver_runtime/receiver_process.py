@@ -26,6 +26,7 @@ import structlog
 
 from receiver_runtime.block_threads import BlockThreads
 from receiver_runtime.clock import SystemClock
+from receiver_runtime.deferred_pandas import defer_pandas
 from receiver_runtime.descriptors import raise_descriptor_limit
 from receiver_runtime.driver_log import DriverLog, GivenUpError
 from receiver_runtime.exit_codes import ExitCode
@@ -91,6 +92,7 @@ def run(
     """
     if not receivers:
         raise ValueError("no receiver to run: give at least one")
+    defer_pandas()
     # Its receivers may have thousands of connections, and each has a segment file.
     raise_descriptor_limit()
     name = f"forebay receiver {receivers[0][0]}" + (f" and {len(receivers) - 1} more" if len(receivers) > 1 else "")

@@ -184,16 +184,13 @@ def _begin(request: dict[str, Any], descriptors: Sequence[int]) -> None:
 
 def main() -> ExitCode:
     """Be the template, and in each process that it forks a receiver process."""
-    import pyarrow as pa  # noqa: PLC0415  a test process loads this module, and forks none
-
-    from receiver_runtime.receiver_process import run  # noqa: PLC0415  as above
+    from receiver_runtime.receiver_process import run  # noqa: PLC0415  a test process loads this module, and forks none
     from receiver_runtime.spare_process import load  # noqa: PLC0415  as above
 
     load()
     # A receiver loads these at its first connection and its first records.
     for module in ("encodings.idna", "pyarrow.compute", "receiver_runtime.receivers.run_receiver"):
         importlib.import_module(module)
-    pa.array([b""], pa.binary())
     [_only_thread] = Path("/proc/self/task").iterdir()
     request = _serve(socket.socket(fileno=int(sys.argv[1])))
     receiver_id, assignment = request["receiver"]

@@ -79,6 +79,15 @@ def test_s04_lines_are_registered_and_a_stop_drains_the_lines_that_were_read(
         assert (state, length) == ("SEALED", (rig.root / "blocks" / path).stat().st_size)
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="asks Linux what a process has mapped")
+def test_a_receiver_that_registers_records_has_not_loaded_pandas(rig: ReceiverRig) -> None:
+    process = rig.start()
+    eventually(lambda: rig.records() > 200, "200 records")
+    mapped = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8")
+    assert "/pyarrow/" in mapped
+    assert "/pandas/" not in mapped
+
+
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="asks Linux what the receiver has read")
 def test_s04_k12_a_stop_under_load_loses_no_whole_line_that_was_read(
     database_url: str, tmp_path: Path, source: NumberedSource
