@@ -33,6 +33,7 @@ CAN_FORK = hasattr(os, "pidfd_open")
 #: A request is one message of at most this many bytes.
 _MOST_BYTES = 1 << 20
 _LENGTH = 4
+_ROOT = Path(__file__).parents[1]
 #: Else numpy and pyarrow start threads when they are loaded, and a process with threads is not forked.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
@@ -77,14 +78,15 @@ class ForkedProcess(subprocess.Popen[bytes]):
 
 
 @functools.cache
-def _template() -> socket.socket:
-    """Start the template of this test process; it ends with it."""
+def _template(python_path: str | None) -> socket.socket:
+    """Start the template of this test process for a PYTHONPATH, which decides what it finds; it ends with it."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-m", __spec__.name, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             env={**os.environ, **_ONE_THREAD},
+            cwd=_ROOT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -101,9 +103,8 @@ def fork_receiver(receiver: tuple[int, int], *, database_url: str, block_store: 
         "block_store": block_store,
         "environment": dict(os.environ),
         "directory": str(Path.cwd()),
-        "path": sys.path,
     }
-    template = _template()
+    template = _template(os.environ.get("PYTHONPATH"))
     reading, writing = os.pipe()
     status, theirs = socket.socketpair()
     message = json.dumps(request).encode()
@@ -179,7 +180,8 @@ def _begin(request: dict[str, Any], descriptors: Sequence[int]) -> None:
     os.environ.update(request["environment"])
     time.tzset()
     os.chdir(request["directory"])
-    sys.path[:] = request["path"]
+    # As `python -c` has it.
+    sys.path.insert(0, "")
 
 
 def main() -> ExitCode:

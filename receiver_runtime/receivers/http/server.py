@@ -22,7 +22,7 @@ import uvicorn
 
 from receiver_runtime.receivers.connection_places import ConnectionPlaces
 from receiver_runtime.receivers.http.accepting import Acceptor
-from receiver_runtime.receivers.http.acknowledgement import Acknowledgement, Waiting, batch_of
+from receiver_runtime.receivers.http.acknowledgement import Acknowledgement
 from receiver_runtime.receivers.http.app import HttpApp
 from receiver_runtime.receivers.http.buffering import BufferedHandOver
 from receiver_runtime.receivers.http.connections import Limits, limited_protocol
@@ -114,9 +114,6 @@ class HttpServer:
         try:
             tokens = [(token, secret.reference) for secret in self._source.tokens for token in _tokens_of(secret)]
             context = None if self._source.tls is None else server_context(self._source.tls)
-            # Arrow loads pandas, where that is installed, for the first column that it makes of Python's values. On the
-            # loop that would keep all senders waiting for half a second.
-            batch_of([Waiting([b""], "", 0)])
             listener = listener or self._listen()
         except (OSError, SecretError) as error:
             if listener is not None:
