@@ -43,7 +43,8 @@ up: $(STAMP) ## run a pipeline module on this machine until Ctrl-C: make up ARGS
 	@$(BIN)/forebay up $(ARGS)
 
 # Each process takes whole files, in order: a module's shared fixtures are created once, and slow files come first.
-# Three processes on two cores, because many tests wait most of their time.
+# Three processes on two cores, because many tests wait most of their time. The JVMs start from an archive of Spark's
+# classes, which is made once for an environment.
 WORKERS ?= 3
 IN_PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: $(STAMP) ## the whole test suite, in three processes; ARGS="tests/unit -k frame" for a part

@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,8 @@ CAN_FORK = hasattr(os, "pidfd_open")
 _MOST_BYTES = 1 << 20
 _LENGTH = 4
 _ROOT = Path(__file__).parents[1]
+#: A test may start processes in several threads.
+_ONE_REQUEST = threading.Lock()
 #: Else numpy and pyarrow start threads when they are loaded, and a process with threads is not forked.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
@@ -108,11 +111,11 @@ def fork_receiver(receiver: tuple[int, int], *, database_url: str, block_store: 
     reading, writing = os.pipe()
     status, theirs = socket.socketpair()
     message = json.dumps(request).encode()
-    with theirs:
+    with theirs, _ONE_REQUEST:
         template.sendall(len(message).to_bytes(_LENGTH))
         socket.send_fds(template, [message], [reading, log.fileno(), theirs.fileno()])
+        pid = int(template.recv(64))
     os.close(reading)
-    pid = int(template.recv(64))
     return ForkedProcess(pid, os.fdopen(writing, "wb"), status)
 
 
