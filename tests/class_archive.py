@@ -15,13 +15,15 @@ from pathlib import Path
 HOME = Path(sys.prefix) / "forebay-tests"
 #: What Spark starts each JVM of a driver with, before the options of its configuration.
 VARIABLE = "SPARK_SUBMIT_OPTS"
+# A JVM that can't use the archive (another Java, other jars) says so on its standard output.
+_SILENT = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 
 
 def use_class_archive() -> None:
     """Let every JVM that this process and its children start use the archive, if there is one. Loads no Spark."""
     found = next((HOME / "spark").glob("classes-*.jsa"), None)
     if found is not None and " " not in str(found):
-        os.environ.setdefault(VARIABLE, f"-XX:SharedArchiveFile={found}")
+        os.environ.setdefault(VARIABLE, f"-XX:SharedArchiveFile={found} {_SILENT}")
 
 
 def main() -> None:
