@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from receiver_runtime.deferred_pandas import defer_pandas
 from receiver_runtime.process_control import parse_receiver
 from tracker_store.log_files import open_log
 
@@ -36,7 +35,6 @@ class Begin:
 
 def load() -> None:
     """Import what every receiver process needs."""
-    defer_pandas()
     for module in _MODULES:
         importlib.import_module(module)
 

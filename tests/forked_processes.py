@@ -2,7 +2,7 @@
 
 `python -m tests.forked_processes FD` is that process, the template: it has one thread, owns no connection and runs no
 receiver. It gets each request on the socket FD, with the descriptors of the new process, and ends with that socket. A
-new process has the environment, the directory and a session of its own, as if it were started anew.
+new process has the environment, the directory and a session of its own, as if it were started by itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from receiver_runtime.exit_codes import ExitCode
 
-#: Elsewhere than on Linux each process is started anew.
+#: Elsewhere than on Linux each process is started by itself.
 CAN_FORK = hasattr(os, "pidfd_open")
 #: A request is one message of at most this many bytes.
 _MOST_BYTES = 1 << 20
@@ -173,7 +173,7 @@ def _follow(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Non
 
 
 def _begin(request: dict[str, Any], descriptors: Sequence[int]) -> None:
-    """Make a forked process what it would be if it were started anew."""
+    """Make a forked process what it would be if it were started by itself."""
     os.setsid()
     reading, log, _ = descriptors
     for source, target in ((reading, 0), (log, 1), (log, 2)):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,6 +80,19 @@ def command_words(command: str) -> str:
     assert found, f"there is no such command: {command}"
     # `forebay batches` and `forebay batches list` are the same.
     return " ".join(found).removesuffix(" list")
+
+
+def page_environment(database_url: str, home: Path, **variables: str) -> dict[str, str]:
+    """Return what the commands of a page run with: this environment, `declared.py` as the module, and `variables`."""
+    return {
+        **os.environ,
+        "FOREBAY_DATABASE_URL": database_url,
+        "FOREBAY_HOME": str(home),
+        "FOREBAY_MODULE": str(home / "declared.py"),
+        "COLUMNS": "200",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        **variables,
+    }
 
 
 def run_commands(commands: str, environment: Mapping[str, str], directory: Path) -> str:

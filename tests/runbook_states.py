@@ -93,18 +93,12 @@ def _lag_grows(connection: sa.Connection, log: Log, _home: Path) -> None:
     backdate_completion(connection, log.pipeline_id, NOON + INTERVAL, took=3 * INTERVAL)
 
 
-def _block_store(home: Path) -> Path:
-    """Make a block store of this home; return its root."""
+def _block_corrupt(connection: sa.Connection, log: Log, home: Path) -> None:
+    """Store three blocks, copy their file, change a byte, and let their batch fail with what its reader says."""
     root = home / "blocks"
     root.mkdir(parents=True)
     [store] = replicas_of(open_block_store(str(root)))
     make_identity(store)
-    return root
-
-
-def _block_corrupt(connection: sa.Connection, log: Log, home: Path) -> None:
-    """Store three blocks, copy their file, change a byte, and let their batch fail with what its reader says."""
-    root = _block_store(home)
     # A bisection reads the stream's columns from the declaration.
     connection.execute(
         sa.text("UPDATE forebay.streams SET declaration = jsonb_set(declaration, '{source}', CAST(:source AS jsonb))"),

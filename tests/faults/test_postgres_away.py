@@ -14,7 +14,6 @@ import sys
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, cast
 
@@ -30,7 +29,7 @@ from orchestration.tracker.tracker import Tracker
 from tests.driver_log import INTERVAL, NOON, make_log
 from tests.faults.driver_log_server import Address, DriverLogServer, MountRefusedError, fill, small_file_system
 from tests.faults.receiving_host import receiving_host
-from tests.runbook_page import blocks, page, run_commands, runnable, sections
+from tests.runbook_page import blocks, page, page_environment, run_commands, runnable, sections
 from tests.state_directory import state_directory
 from tracker_store.batches import get_batch
 from tracker_store.engine import connect, create_engine
@@ -42,6 +41,7 @@ from tracker_store.states import BatchState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import datetime
+    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -110,15 +110,8 @@ def run_the_page(stem: str, host: ReceivingHost) -> None:
 
     Each statement of "How to see it" has rows. The commands restart that receiver, and apply a new pipeline.
     """
-    module = host.home / "declared.py"
-    module.write_text(_MODULE.format(port=host.sources[0].port), encoding="utf-8")
-    environment = {
-        **os.environ,
-        "FOREBAY_DATABASE_URL": host.database_url,
-        "FOREBAY_HOME": str(host.home),
-        "FOREBAY_MODULE": str(module),
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-    }
+    (host.home / "declared.py").write_text(_MODULE.format(port=host.sources[0].port), encoding="utf-8")
+    environment = page_environment(host.database_url, host.home)
     for heading, text in sections(stem).items():
         host.until("both receive", lambda: host.states() == ["ACTIVE", "ACTIVE"], seconds=60)
         for language, block in runnable(text):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from receiver_runtime.sources.socket_text import SocketText
 from tests.held_ports import held_port
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
 from tests.receiver_processes import eventually
-from tests.runbook_page import blocks, run_commands, sections
+from tests.runbook_page import blocks, page_environment, run_commands, sections
 from tracker_store.engine import connect
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _MODULE = """
 from forebay import ParquetSink, Pipeline, Stream
@@ -37,14 +38,7 @@ def test_letters_come_back_as_records_in_the_order_of_the_page(database_url: str
         source = SocketText(listen=f"127.0.0.1:{port}", max_record_bytes=10)
         rig = ReceiverRig.make(database_url, home, source.model_dump(mode="json"), block_interval="20ms")
         (home / "declared.py").write_text(_MODULE.format(port=port), encoding="utf-8")
-        environment = {
-            **os.environ,
-            "FOREBAY_DATABASE_URL": database_url,
-            "FOREBAY_HOME": str(home),
-            "FOREBAY_MODULE": str(home / "declared.py"),
-            "COLUMNS": "200",
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        }
+        environment = page_environment(database_url, home)
 
         def run(commands: str) -> str:
             return run_commands(commands, environment, home)

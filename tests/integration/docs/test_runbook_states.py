@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.driver_log import wait_until_told
-from tests.runbook_page import HEADINGS, blocks, commands_in, page, run_commands, runnable, sections
+from tests.runbook_page import HEADINGS, blocks, commands_in, page, page_environment, run_commands, runnable, sections
 from tests.runbook_states import CURES, LEFT_BY, MODULE, MODULES, STATES, make_healthy_log
 from tracker_store.engine import connect
 from tracker_store.leadership import read_leadership
@@ -129,17 +129,8 @@ def _run(connection: sa.Connection, text: str, environment: dict[str, str], dire
 def _environment(database_url: str, home: Path) -> dict[str, str]:
     """Return what the commands of a page run with, also the variables that pages name."""
     segment = next((home / "blocks").rglob("*.segment"), None)
-    return {
-        **os.environ,
-        "COPY": str(home / "copy.segment"),
-        "SEGMENT": str(segment),
-        "FOREBAY_DATABASE_URL": database_url,
-        "FOREBAY_HOME": str(home),
-        "FOREBAY_MODULE": str(home / "declared.py"),
-        "DAGSTER_HOME": str(home / "dagster"),
-        "COLUMNS": "200",
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }
+    variables = {"COPY": home / "copy.segment", "SEGMENT": segment, "DAGSTER_HOME": home / "dagster"}
+    return page_environment(database_url, home, **{name: str(value) for name, value in variables.items()})
 
 
 def test_every_page_says_how_its_cure_is_checked() -> None:

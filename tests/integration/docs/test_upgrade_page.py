@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.runbook_page import blocks, run_commands, sections
+from tests.runbook_page import blocks, page_environment, run_commands, sections
 from tests.runbook_states import LEFT_BY, MODULE, make_healthy_log
 from tracker_store import migrate
 from tracker_store.agents import list_agents
@@ -16,6 +13,8 @@ from tracker_store.processes import register_process
 from tracker_store.states import ProcessKind
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import sqlalchemy as sa
 
 REVISION_BEFORE = "0010"
@@ -29,14 +28,7 @@ def test_the_page_brings_a_driver_log_to_this_version(engine: sa.Engine, databas
         blocks(parts["Cure"], "sh"),
         "\n".join(blocks(parts["How to know that it is cured"], "sh")),
     )
-    environment = {
-        **os.environ,
-        "FOREBAY_DATABASE_URL": database_url,
-        "FOREBAY_HOME": str(tmp_path),
-        "FOREBAY_MODULE": str(tmp_path / "declared.py"),
-        "COLUMNS": "200",
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }
+    environment = page_environment(database_url, tmp_path)
 
     def run(commands: str) -> str:
         return run_commands(commands, environment, tmp_path)
