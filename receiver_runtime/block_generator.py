@@ -95,8 +95,8 @@ class Block:
 
     ``number`` counts the generator's blocks from 1; ``nbytes`` is the size of the Arrow data. ``seconds`` is the time
     since the block before it was cut, and ``waited`` the part of it in which it could have been cut but the timer's
-    role was busy with another block. ``behind_full_queue``: the block before it had to wait for room on the queue. If
-    the generator encodes, ``encoded`` is what will be stored, and ``batches`` is empty, so that nothing is held twice.
+    role was busy with another block. If the generator encodes, ``encoded`` is what will be stored, and ``batches`` is
+    empty, so that nothing is held twice.
     """
 
     number: int
@@ -106,7 +106,6 @@ class Block:
     encoded: EncodedBlock | None = None
     seconds: float = 0.0
     waited: float = 0.0
-    behind_full_queue: bool = False
 
     @property
     def held_bytes(self) -> int:
@@ -218,8 +217,6 @@ class BlockGenerator:
         # When the newest block was cut; and since when the next one waits to be cut (None: it does not).
         self._cut_at = 0.0
         self._waits_since: float | None = None
-        # Whether a block had to wait for room on the queue since the newest block was cut.
-        self._queue_was_full = False
         # The push role: the queue, the block being pushed, and whether a thread is pushing or has been asked to.
         self._queue: deque[Block] = deque()
         self._queue_bytes = 0
@@ -470,7 +467,6 @@ class BlockGenerator:
                     self._held = block
                     # What is full by now waits for the disk.
                     self._waits_since = None
-                    self._queue_was_full = True
             block = None
             wanted = self._cut_now or self._state is not GeneratorState.ACTIVE
             if not wanted or self._held is not None or not self._buffer.records:
@@ -507,7 +503,6 @@ class BlockGenerator:
         now = self._clock.monotonic()
         before, self._cut_at = self._cut_at, now
         since, self._waits_since = self._waits_since, None
-        behind_full_queue, self._queue_was_full = self._queue_was_full, False
         waited = 0.0 if since is None else now - since
         block = Block(
             self._blocks_cut,
@@ -516,7 +511,6 @@ class BlockGenerator:
             buffer.nbytes,
             seconds=now - before,
             waited=waited,
-            behind_full_queue=behind_full_queue,
         )
         try:
             self._listener.on_generate_block(block)

@@ -6,6 +6,7 @@ registers nothing: a stored block counts only once the driver log has it.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,8 @@ _NOTE_PAYLOAD = b"\0"
 # Bytes: a larger letter, or one that continues another, has a frame and a row of its own. So all parts of a record that
 # was too large to hold have one.
 _SMALL_LETTER = 2**16
+# Threads that encode one block. More would only help a source that is faster than any known here.
+_MOST_ENCODERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,7 @@ class BlockHandler:
         self._claim = log.claim
         self.registered_through = log.registered_through
         self.codec = CodecChoice(compression)
+        self._encoders = min(_processors(), _MOST_ENCODERS)
         self._encryptor = encryptor
         # Senders never learn it: it tells frames of this process from bytes in a record that look like one.
         self._mark = random_mark()
@@ -101,7 +105,7 @@ class BlockHandler:
         ``queued``: the block comes from a queue, so it takes the codec that fits the moment.
         """
         codec = self.codec.codec if queued else self.codec.base
-        payload = encode_parts(self._schema, batches, compression=codec)
+        payload = encode_parts(self._schema, batches, compression=codec, threads=self._encoders)
         return EncodedBlock(payload, sum(batch.num_rows for batch in batches), codec)
 
     def store_block(
@@ -236,3 +240,9 @@ class BlockHandler:
             mark=self._mark,
             letters=letters,
         )
+
+
+def _processors() -> int:
+    """Return how many processors this process may run on."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

@@ -406,12 +406,7 @@ class BlockPath:
 
     def on_generate_block(self, block: Block) -> None:
         """Choose the block's codec. The generator encodes it next."""
-        self._handler.codec.observe(
-            block.nbytes,
-            seconds=block.seconds,
-            waited=block.waited,
-            behind_full_queue=block.behind_full_queue,
-        )
+        self._handler.codec.observe(block.nbytes, seconds=block.seconds, waited=block.waited)
 
     def on_push_block(self, block: Block) -> None:
         """Store a block and hand it to the registrar. The next block is stored while this one is registered."""

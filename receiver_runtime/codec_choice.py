@@ -1,14 +1,15 @@
-"""Choose the codec of each block for the setting ``compression="auto"``: lz4 while the processor keeps up, else none.
+"""Choose the codec of each block for the setting ``compression="auto"``: lz4 while the processors keep up, else none.
 
 Owns the two states, their moves, and what is measured for them. Each block that the generator cuts is one observation:
 its size, the seconds since the block before it was cut, and how long it waited to be encoded.
 
 - COMPRESSED moves to UNCOMPRESSED when blocks wait to be encoded: most of the latest blocks waited for a part of the
   time between two cuts (the high threshold). The rate at that moment is what compression allows.
-- UNCOMPRESSED moves back when most of the latest blocks came more slowly than a part of that rate (the low threshold),
-  because the source is slower; or no faster than that rate because the disk is slow, which compression relieves. It
-  also moves back after many blocks, because the processor may have had other work when it left.
-- Each state lasts for a number of blocks. COMPRESSED lasts longer each time storing uncompressed blocks was no faster.
+- UNCOMPRESSED moves back when most of the latest blocks came no faster than at that rate (the low threshold): the
+  source or the disk allows no more, so compression costs no throughput. It also moves back after a number of blocks,
+  because the processor may have had other work when it left.
+- Each state lasts for a number of blocks. COMPRESSED lasts longer each time storing uncompressed blocks was no faster,
+  and UNCOMPRESSED each time blocks waited again. Both are short again once blocks no longer wait.
 
 Nothing here compresses, and no reader needs the choice: each block says itself how it is compressed.
 """
@@ -26,23 +27,22 @@ if TYPE_CHECKING:
 #: The setting ``compression``: a codec, or ``auto``.
 CompressionSetting = Literal["auto", "lz4", "zstd", "none"]
 
-# A block waited if it did so for this part of the time since the block before it was cut: what waits for less would
-# come at most a tenth faster uncompressed.
-_WAITED_PART = 0.1
-# A block came slowly if it came at this part of the rate that compression allows, or less: compression then costs no
-# throughput. Where the disk decides, which compression relieves, it need not be less.
-_SLOW_PART = 0.9
-_SLOW_PART_BEHIND_DISK = 1.0
+# A block waited if it did so for this part of the time since the block before it was cut. Little is much: where reading
+# and encoding share the processors, both take longer, and a block waits for the difference only.
+_WAITED_PART = 0.05
 # Weight of the newest block in the share of blocks that waited, or came slowly: one stall of a disk moves nothing.
 _WEIGHT = 0.25
 # The share from which on "most of the latest blocks" is true, and below which none is said to have waited.
 _MOST = 0.75
 _FEW = 0.25
-#: Blocks: the shortest stay in a state.
-LEAST_BLOCKS = 8
+#: Blocks: the first stay in COMPRESSED, because a source often begins with what has waited for its receiver.
+FIRST_COMPRESSED_BLOCKS = 16
+#: Blocks: the shortest stay in a state after that.
+LEAST_BLOCKS = 5
 #: Blocks: the longest that COMPRESSED lasts although blocks wait, after uncompressed blocks were no faster.
 LONGEST_COMPRESSED_BLOCKS = 128
-#: Blocks: the longest stay in UNCOMPRESSED before compression is tried again.
+#: Blocks: the first stay in UNCOMPRESSED before compression is tried again, and the longest.
+FIRST_UNCOMPRESSED_BLOCKS = 32
 LONGEST_UNCOMPRESSED_BLOCKS = 1024
 
 
@@ -78,9 +78,10 @@ class CodecChoice:
         self.base: Compression = "lz4" if setting == "auto" else setting
         #: The codec of the next block from the queue.
         self.codec: Compression = self.base
-        # Blocks since the last move, and how many the state lasts at least.
+        # Blocks since the last move; how many COMPRESSED lasts at least, and UNCOMPRESSED at most.
         self._blocks = 0
-        self._stay = LEAST_BLOCKS
+        self._stay = FIRST_COMPRESSED_BLOCKS
+        self._patience = FIRST_UNCOMPRESSED_BLOCKS
         # The share of blocks that waited (COMPRESSED) or came slowly (UNCOMPRESSED), and the smoothed bytes and seconds
         # between two cuts.
         self._share = 0.0
@@ -94,7 +95,7 @@ class CodecChoice:
         """Return what is done with the next block."""
         return self._state
 
-    def observe(self, nbytes: int, *, seconds: float, waited: float, behind_full_queue: bool = False) -> None:
+    def observe(self, nbytes: int, *, seconds: float, waited: float) -> None:
         """Note that a block was cut, before it is encoded, and choose its codec.
 
         Args:
@@ -102,7 +103,6 @@ class CodecChoice:
             seconds: since the block before it was cut.
             waited: seconds between the moment at which it could have been cut and the cut, because the encoder was
                 busy. Time in which the queue to the disk was full does not count.
-            behind_full_queue: the block before it had to wait for room on that queue.
         """
         if self._setting != "auto":
             return
@@ -118,14 +118,15 @@ class CodecChoice:
                 self._move(CodecState.UNCOMPRESSED)
             elif self._share <= _FEW:
                 self._stay = LEAST_BLOCKS
+                self._patience = FIRST_UNCOMPRESSED_BLOCKS
             return
-        part = _SLOW_PART_BEHIND_DISK if behind_full_queue else _SLOW_PART
-        self._count(nbytes <= part * self._compressed_rate * seconds)
+        self._count(nbytes <= self._compressed_rate * seconds)
         if self._blocks >= LEAST_BLOCKS and self._share >= _MOST:
             self._stay = min(2 * self._stay, LONGEST_COMPRESSED_BLOCKS)
             self._move(CodecState.COMPRESSED)
-        elif self._blocks >= LONGEST_UNCOMPRESSED_BLOCKS:
+        elif self._blocks >= self._patience:
             self._stay = LEAST_BLOCKS
+            self._patience = min(2 * self._patience, LONGEST_UNCOMPRESSED_BLOCKS)
             self._move(CodecState.COMPRESSED)
 
     def _count(self, applies: bool) -> None:

@@ -9,6 +9,8 @@ limits a receiver (``codec_choice``). docs/reference/benchmarks.md has the figur
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
@@ -23,6 +25,10 @@ DEFAULT_COMPRESSION: Compression = "lz4"
 
 # Smaller buffers are copied.
 _CRUMB_BYTES = 64 * 1024
+# Bytes, not encoded, that are worth a thread: lz4 takes some milliseconds for them, and a new thread a tenth of one.
+_SHARE_BYTES = 2**20
+# Arrow's columnar format, "IPC Streaming Format": a continuation mark and a length of 0.
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def encode_batches(
@@ -39,17 +45,57 @@ def encode_batches(
 
 
 def encode_parts(
-    schema: pa.Schema, batches: Sequence[pa.RecordBatch], *, compression: Compression = DEFAULT_COMPRESSION
+    schema: pa.Schema,
+    batches: Sequence[pa.RecordBatch],
+    *,
+    compression: Compression = DEFAULT_COMPRESSION,
+    threads: int = 1,
 ) -> Sequence[pa.Buffer]:
-    """Encode as ``encode_batches``, in parts. Uncompressed data is not copied: the parts share the batches' memory."""
+    """Encode as ``encode_batches``, in parts. Uncompressed data is not copied: the parts share the batches' memory.
+
+    At most ``threads`` threads each compress a share of the batches, if there is enough for them. Arrow lets go of
+    Python's lock meanwhile.
+    """
     if compression != "none":
-        return [encode_batches(schema, batches, compression=compression)]
+        shares = _shares(batches, threads)
+        encode = partial(encode_batches, schema, compression=compression)
+        if len(shares) > 1:
+            try:
+                with ThreadPoolExecutor(len(shares), thread_name_prefix="encode") as pool:
+                    return _joined(schema, list(pool.map(encode, shares)))
+            except RuntimeError:
+                # The system has no more threads. Whatever else it is comes again from what follows.
+                pass
+        return [encode(batches)]
     sink = _Parts()
     options = pa.ipc.IpcWriteOptions(compression=None, use_threads=False)
     with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), schema, options=options) as writer:
         for batch in batches:
             writer.write_batch(batch)
     return sink.parts()
+
+
+def _shares(batches: Sequence[pa.RecordBatch], most: int) -> Sequence[Sequence[pa.RecordBatch]]:
+    """Divide the batches into at most so many shares of about the same size, in order; one if there is little."""
+    sizes = [batch.nbytes for batch in batches]
+    share_bytes = max(sum(sizes) / most, _SHARE_BYTES)
+    shares: list[list[pa.RecordBatch]] = [[]]
+    before = 0
+    for batch, size in zip(batches, sizes, strict=True):
+        # A batch belongs to the share in which its middle is.
+        if shares[-1] and len(shares) < most and before + size / 2 >= len(shares) * share_bytes:
+            shares.append([])
+        shares[-1].append(batch)
+        before += size
+    return shares
+
+
+def _joined(schema: pa.Schema, streams: Sequence[pa.Buffer]) -> Sequence[pa.Buffer]:
+    """Return the parts of one stream that has the batches of these: its schema comes first, and its end last."""
+    end = len(_END_OF_STREAM)
+    begin = encode_batches(schema, []).size - end
+    first, *others = streams
+    return [first[:-end], *(stream[begin:-end] for stream in others[:-1]), others[-1][begin:]]
 
 
 def decode_batches(payload: pa.Buffer) -> Iterator[pa.RecordBatch]:

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from receiver_runtime.codec_choice import (
+    FIRST_COMPRESSED_BLOCKS,
+    FIRST_UNCOMPRESSED_BLOCKS,
     LEAST_BLOCKS,
     LONGEST_COMPRESSED_BLOCKS,
     LONGEST_UNCOMPRESSED_BLOCKS,
@@ -95,12 +97,12 @@ def test_whatever_came_before_blocks_that_wait_are_soon_not_compressed(blocks: l
 
 def test_blocks_that_wait_are_not_compressed_until_they_come_more_slowly() -> None:
     choice = CodecChoice("auto")
-    assert observe(choice, LEAST_BLOCKS, WAITED) == ["lz4"] * (LEAST_BLOCKS - 1) + ["none"]
+    assert observe(choice, FIRST_COMPRESSED_BLOCKS, WAITED) == ["lz4"] * (FIRST_COMPRESSED_BLOCKS - 1) + ["none"]
     # Faster than compression allowed.
-    assert set(observe(choice, 200, QUICK)) == {"none"}
+    assert set(observe(choice, 10, QUICK)) == {"none"}
     # A stall of the disk is no slow source.
     assert observe(choice, 2, (BLOCK, 1.0, 0.0)) == ["none", "none"]
-    assert set(observe(choice, 20, QUICK)) == {"none"}
+    assert set(observe(choice, 10, QUICK)) == {"none"}
     assert observe(choice, 20, SLOW)[-1] == "lz4"
     assert set(observe(choice, 500, SLOW)) == {"lz4"}
 
@@ -111,13 +113,38 @@ def test_one_block_that_waits_now_and_then_changes_nothing() -> None:
         assert set(observe(choice, 2, WAITED) + observe(choice, 3, SLOW)) == {"lz4"}
 
 
-def test_compression_is_tried_again_after_long_because_the_processor_may_be_free_again() -> None:
+FASTER: Observed = (BLOCK, 0.029, 0.0)
+
+
+def test_compression_is_tried_again_because_the_processor_may_be_free_again() -> None:
     choice = CodecChoice("auto")
+    observe(choice, FIRST_COMPRESSED_BLOCKS, WAITED)
+    # Faster than compression allowed then, and nothing says whether it would keep up now.
+    tried = observe(choice, FIRST_UNCOMPRESSED_BLOCKS, FASTER)
+    assert tried == ["none"] * (FIRST_UNCOMPRESSED_BLOCKS - 1) + ["lz4"]
+    assert set(observe(choice, 500, FASTER)) == {"lz4"}
+    # Blocks did not wait any more: so after the next slow minute, it is tried again as soon.
     observe(choice, LEAST_BLOCKS, WAITED)
-    # The source is as fast as before, and nothing says whether compression would keep up now.
-    same = observe(choice, LONGEST_UNCOMPRESSED_BLOCKS, (BLOCK, 0.03, 0.0))
-    assert same == ["none"] * (LONGEST_UNCOMPRESSED_BLOCKS - 1) + ["lz4"]
-    assert set(observe(choice, 500, (BLOCK, 0.03, 0.0))) == {"lz4"}
+    assert observe(choice, FIRST_UNCOMPRESSED_BLOCKS, FASTER) == tried
+
+
+def test_compression_is_tried_ever_more_rarely_while_blocks_wait_for_it() -> None:
+    choice = CodecChoice("auto")
+    observe(choice, FIRST_COMPRESSED_BLOCKS - LEAST_BLOCKS, WAITED)
+    patience = FIRST_UNCOMPRESSED_BLOCKS
+    while patience < 4 * LONGEST_UNCOMPRESSED_BLOCKS:
+        assert observe(choice, LEAST_BLOCKS, WAITED)[-1] == "none"
+        lasts = min(patience, LONGEST_UNCOMPRESSED_BLOCKS)
+        assert observe(choice, lasts, FASTER) == ["none"] * (lasts - 1) + ["lz4"]
+        patience *= 2
+
+
+def test_a_source_that_is_no_faster_without_compression_is_compressed_again() -> None:
+    choice = CodecChoice("auto")
+    observe(choice, FIRST_COMPRESSED_BLOCKS, WAITED)
+    # Blocks had waited because of a slow minute, say: at the source's own rate.
+    same = observe(choice, 500, (BLOCK, 0.03, 0.0))
+    assert same == ["none"] * (LEAST_BLOCKS - 1) + ["lz4"] * (501 - LEAST_BLOCKS)
 
 
 @dataclass
@@ -143,9 +170,7 @@ class Path:
             filled = cut + self.fill
             before, cut = cut, max(filled, encoded, room)
             waited = max(0.0, cut - filled) if encoded >= room else 0.0
-            self.choice.observe(
-                BLOCK, seconds=cut - before, waited=waited, behind_full_queue=room > max(filled, encoded)
-            )
+            self.choice.observe(BLOCK, seconds=cut - before, waited=waited)
             compresses = self.choice.codec == "lz4"
             self.compressed += compresses
             encoded = cut + (self.compress if compresses else 0.0001)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, get_args
 
 import pyarrow as pa
@@ -62,6 +63,40 @@ def test_a_payload_encoded_in_parts_has_the_same_bytes() -> None:
     for compression in CODECS:
         parts = encode_parts(SCHEMA, BATCHES, compression=compression)
         assert b"".join(parts) == encode_batches(SCHEMA, BATCHES, compression=compression).to_pybytes()
+
+
+def test_threads_that_share_a_block_make_the_same_bytes() -> None:
+    dictionary = pa.array(["a", "b"] * 50_000).dictionary_encode()
+    wide = pa.record_batch({"value": pa.array([f"{number:099}" for number in range(10_000)])})
+    narrow = pa.record_batch({"kind": dictionary.slice(0, 100_000)})
+    for batches, threads, shares in (
+        ([wide] * 16, 2, 2),
+        ([wide] * 16, 4, 4),
+        # Sizes differ, and each thread gets one at least.
+        ([wide, wide.slice(0, 9), wide, wide.slice(9, 2000), wide], 3, 3),
+        # A MiB for each thread, or they are not worth it.
+        ([wide, wide], 4, 2),
+        ([wide.slice(0, 5000), wide.slice(5000)], 4, 1),
+        ([wide], 4, 1),
+    ):
+        for compression in ("lz4", "zstd"):
+            parts = encode_parts(wide.schema, batches, compression=compression, threads=threads)
+            assert len(parts) == shares
+            assert b"".join(parts) == encode_batches(wide.schema, batches, compression=compression).to_pybytes()
+    # Each thread writes the dictionary, which a stream may do again.
+    parts = encode_parts(narrow.schema, [narrow] * 20, threads=2)
+    assert len(parts) == 2
+    assert list(decode_batches(pa.py_buffer(b"".join(parts)))) == [narrow] * 20
+
+
+def test_a_block_is_encoded_by_its_own_thread_where_the_system_has_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    batch = pa.record_batch({"value": pa.array([f"{number:099}" for number in range(10_000)])})
+    monkeypatch.setattr(threading.Thread, "start", start)
+    [part] = encode_parts(batch.schema, [batch] * 4, threads=2)
+    assert list(decode_batches(part)) == [batch] * 4
 
 
 def test_uncompressed_data_is_not_copied_except_small_batches() -> None:
