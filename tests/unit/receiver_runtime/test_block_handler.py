@@ -11,7 +11,7 @@ from receiver_runtime.block_handler import BlockHandler
 from receiver_runtime.block_store.frame import FrameKind, SourceRule
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.block_store.segment import IntactFrame
-from receiver_runtime.codec_choice import LEAST_BLOCKS
+from receiver_runtime.codec_choice import FIRST_COMPRESSED_BLOCKS
 from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.write_ahead_log import WriteAheadLog
 from tests.unit.receiver_runtime.support import ManualClock, MemorySegments
@@ -108,7 +108,7 @@ def test_a_segment_is_sealed_with_its_blocks_by_codec(tmp_path: Path) -> None:
     handler = setup.handler
     batch = pa.record_batch([pa.array(["a" * 10_000], pa.string())], schema=SCHEMA)
     sizes = [handler.store_block(handler.encode([batch], queued=True), sequence=1).bytes]
-    for _ in range(LEAST_BLOCKS):
+    for _ in range(FIRST_COMPRESSED_BLOCKS):
         handler.codec.observe(batch.nbytes, seconds=0.03, waited=0.02)
     sizes += [handler.store_block(handler.encode([batch], queued=True), sequence=number).bytes for number in (2, 3)]
     # What no queue precedes is compressed.
