@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,31 @@ _SHORT_BYTES = 1024  # a single line up to this length is cut without vector cod
 _LONGER_FROM = (0x80, 0x800, 0x10000)  # the code points from which on UTF-8 takes one byte more
 
 _Positions = npt.NDArray[np.intp]
+
+
+class SplitBytes(NamedTuple):
+    """Hold bytes without their delimiters: piece i is ``text[offsets[i]:offsets[i + 1]]``, as in an Arrow array."""
+
+    offsets: npt.NDArray[np.int32]
+    text: npt.NDArray[np.uint8]
+    #: The same two as an array's buffers.
+    buffers: tuple[pa.Buffer, pa.Buffer]
+
+
+def split_at(data: bytes, delimiter: bytes) -> SplitBytes:
+    """Split bytes, which may be 2 GiB, at each delimiter, from left to right; the last piece is what follows the last.
+
+    Arrow goes through the bytes once and copies what it keeps, without Python's lock.
+    """
+    ends = np.array([0, len(data)], dtype=np.int32)
+    whole = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, pa.py_buffer(ends), pa.py_buffer(data)])
+    pieces = pc.split_pattern(whole, delimiter).values
+    _, offsets, text = pieces.buffers()
+    return SplitBytes(
+        np.frombuffer(offsets, dtype=np.int32, count=len(pieces) + 1),
+        np.frombuffer(text or b"", dtype=np.uint8),
+        (offsets, text),
+    )
 
 
 class LineFraming:
@@ -150,23 +175,16 @@ class LineFraming:
         return self._array(lines, ends) if ends.size else None, starts
 
     def _cut_good(self, data: bytes) -> tuple[pa.Array, _Positions] | None:
-        """Do as ``_cut_lines`` where it is soon seen that all records are good, and stay as they are; else None.
-
-        Arrow goes through the bytes once and copies what it keeps, without Python's lock.
-        """
+        """Do as ``_cut_lines`` where it is soon seen that all records are good, and stay as they are; else None."""
         if not data.isascii() or (self._strips_cr and b"\r" in data):
             return None
-        ends_at = np.array([0, len(data)], dtype=np.int32)
-        one = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, pa.py_buffer(ends_at), pa.py_buffer(data)])
-        split = pc.split_pattern(one, self._delimiter).values
+        split = split_at(data, self._delimiter)
         # What comes after the last delimiter is no record.
-        count = len(split) - 1
-        _, offsets, text = split.buffers()
-        places = np.frombuffer(offsets, dtype=np.int32, count=count + 1)
+        places = split.offsets[:-1]
         if (places[1:] - places[:-1]).max(initial=0) > self._max:
             return None
-        starts = places[:-1] + np.arange(count) * self._size
-        return pa.StringArray.from_buffers(count, offsets, text), starts
+        starts = places[:-1] + np.arange(places.size - 1) * self._size
+        return pa.StringArray.from_buffers(places.size - 1, *split.buffers), starts
 
     def _cut_last(self, cut: Cut, piece: Piece) -> str | None:
         r"""Return one record without a delimiter. A ``\\r`` at its end is kept, because no newline follows it."""

@@ -20,6 +20,7 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import structlog
 
@@ -106,7 +107,8 @@ class Waiting:
         if self.attributes is not None:
             self.beside_bodies += sum(map(_size, self.attributes))
         if isinstance(self.bodies, pa.Array):
-            bodies = self.bodies.nbytes
+            # Not `nbytes`, which lets go of Python's lock.
+            bodies = sum([buffer.size for buffer in self.bodies.buffers() if buffer is not None])
         else:
             bodies = sum([len(body) for body in self.bodies if body is not None])
         self.nbytes = bodies + self.beside_bodies + _ROW_BYTES * rows
@@ -156,23 +158,25 @@ def batch_of(group: Sequence[Waiting]) -> pa.RecordBatch:
     batches: list[pa.RecordBatch] = []
     for are_columns, some in groupby(group, lambda one: isinstance(one.bodies, pa.Array)):
         requests = list(some)
-        batches += map(_batch_of_columns, requests) if are_columns else [_batch_of_records(requests)]
+        batches.append(_batch_of_columns(requests) if are_columns else _batch_of_records(requests))
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _batch_of_columns(one: Waiting) -> pa.RecordBatch:
-    rows = len(one.bodies)
-    values = (one.content_type, one.path, one.received_at, one.request_key, _items(one.request_attributes))
-    return pa.RecordBatch.from_arrays(
+def _batch_of_columns(group: Sequence[Waiting]) -> pa.RecordBatch:
+    """Return the records of requests whose bodies are columns: all else is there once for each request."""
+    once = pa.RecordBatch.from_arrays(
         [
-            one.bodies,
-            *(
-                pa.nulls(rows, field.type) if value is None else pa.repeat(pa.scalar(value, field.type), rows)
-                for field, value in zip(list(_SCHEMA)[1:], values, strict=True)
-            ),
+            pa.array([one.content_type for one in group], pa.string()),
+            pa.array([one.path for one in group], pa.string()),
+            pa.array([one.received_at for one in group], pa.int64()).cast(_RECEIVED_AT),
+            pa.array([one.request_key for one in group], pa.string()),
+            pa.array([_items(one.request_attributes) for one in group], _ATTRIBUTES),
         ],
-        schema=_SCHEMA,
+        schema=pa.schema(list(_SCHEMA)[1:]),
     )
+    bodies = [one.bodies for one in group]
+    rows = np.repeat(np.arange(len(group)), list(map(len, bodies)))
+    return pa.RecordBatch.from_arrays([pa.concat_arrays(bodies), *once.take(pa.array(rows)).columns], schema=_SCHEMA)
 
 
 def _items(attributes: Mapping[str, str] | None) -> list[tuple[str, str]] | None:

@@ -13,17 +13,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from receiver_runtime.block_store.frame import DeadLetterReason
 from receiver_runtime.receivers.http.parsing_limits import UNLIMITED, ParsingLimits
 from receiver_runtime.receivers.http.pushed import MOST_REJECTED, PushRefusedError, RejectedRecord, header, media_type
+from receiver_runtime.receivers.lines import split_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import numpy.typing as npt
 
     from receiver_runtime.receivers.http.pushed import Headers
 
@@ -39,7 +37,7 @@ _NDJSON = frozenset(
 )
 _UTF8 = frozenset({None, "utf-8", "utf8", "us-ascii"})
 _BLANKS = b" \t\r\n"
-_LAST_BLANK, _LINE_FEED, _OPENING, _CLOSING = b" \n{}"
+_LAST_BLANK, _OPENING, _CLOSING = b" {}"
 _BLANK = re.compile(r"[ \t\r\n]*")
 # Checks values and builds none. It takes no NaN, and no half of a surrogate pair.
 _UNBUILT = msgspec.json.Decoder(msgspec.Raw)
@@ -160,36 +158,18 @@ def _column(body: bytes, most_bytes: int, *, is_json: bool) -> pa.BinaryArray | 
     end = len(body) - body.endswith(b"\n")
     if (len(body) < _SHORT_BODY and body.count(b"\n", 0, end) + 1 < _LEAST_AT_ONCE) or b"\r" in body:
         return None
-    data = np.frombuffer(body, np.uint8, end)
-    feeds = np.flatnonzero(data == _LINE_FEED)
-    if len(feeds) + 1 < _LEAST_AT_ONCE:
+    split = split_at(body[:end], b"\n")
+    begins, ends = split.offsets[:-1], split.offsets[1:]
+    lengths = ends - begins
+    if len(lengths) < _LEAST_AT_ONCE or lengths.min() == 0 or lengths.max() > most_bytes:
         return None
-    begins, ends = np.append(0, feeds + 1), np.append(feeds, end)
-    if (ends - begins).max() > most_bytes or begins[-1] == end:
-        return None
-    good = (
-        _have_braces(data, begins, ends) and _are_objects(len(begins), body)
-        if is_json
-        else (not (data[begins] <= _LAST_BLANK).any())
-    )
-    return _column_of(body, feeds, end) if good else None
-
-
-def _have_braces(data: npt.NDArray[np.uint8], begins: npt.NDArray[np.intp], ends: npt.NDArray[np.intp]) -> bool:
-    return bool((data[begins] == _OPENING).all() and (data[ends - 1] == _CLOSING).all())
-
-
-def _column_of(body: bytes, feeds: npt.NDArray[np.intp], end: int) -> pa.BinaryArray:
-    """Return the lines between these line feeds, up to ``end``. This takes half the time of Arrow's own splitting."""
-    offsets = np.empty(len(feeds) + 2, np.int32)
-    offsets[0] = 0
-    # Without the feeds, a line begins as many bytes earlier as there are feeds before it.
-    offsets[1:-1] = feeds - np.arange(len(feeds))
-    offsets[-1] = end - len(feeds)
-    column: pa.BinaryArray = pa.BinaryArray.from_buffers(
-        pa.binary(), len(feeds) + 1, [None, pa.py_buffer(offsets), pa.py_buffer(body.replace(b"\n", b""))]
-    )
-    return column
+    firsts = split.text[begins]
+    if is_json:
+        lasts = split.text[ends - 1]
+        good = (firsts == _OPENING).all() and (lasts == _CLOSING).all() and _are_objects(len(lengths), body)
+    else:
+        good = not (firsts <= _LAST_BLANK).any()
+    return pa.BinaryArray.from_buffers(pa.binary(), len(lengths), [None, *split.buffers]) if good else None
 
 
 def _are_objects(lines: int, body: bytes) -> bool:
@@ -201,7 +181,8 @@ def _are_objects(lines: int, body: bytes) -> bool:
     """
     try:
         # The parser checks no UTF-8 in what it only skips.
-        body.decode()
+        if not body.isascii():
+            body.decode()
         return len(_UNBUILT.decode_lines(body)) == lines
     except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
         return False
