@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 from tests.class_archive import use_class_archive
+from tests.server_directory import server_directory
 from tests.state_directory import state_directory
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def postgres_server() -> Iterator[TestServer]:
     """Start the embedded Postgres of this run, without a database of ours."""
     from tests.postgres import TestServer  # noqa: PLC0415 - unit tests load no database driver
 
-    with state_directory() as directory:
+    with server_directory() as directory:
         if "FOREBAY_TEST_POSTGRES_BINARIES" in os.environ:
             # Programs before Postgres 16 change their directory and back: their account must reach it by its path.
             directory.chmod(0o711)
