@@ -221,7 +221,8 @@ def segments_to_delete(
     segment of a process that was paused may be salvaged after younger ones, so the newest block that came from it is
     looked up by its sequence. `restore_window` keeps files for a database that is restored from an older backup, which
     would know their blocks again. Segments that an earlier call marked before a crash are returned again. Segments up
-    to the id `after` are left out. Cost: the segments before that of the first remaining block, by an index.
+    to the id `after` are left out. Cost: the segments before that of the first remaining block, and the markers between
+    the low mark and that block, by an index.
     """
     with named_failures():
         rows = connection.execute(
@@ -230,10 +231,27 @@ def segments_to_delete(
                 , mark AS MATERIALIZED (
                     SELECT r.low_mark,
                         (
-                            SELECT b.segment_id
-                            FROM forebay.blocks b
-                            WHERE b.receiver_id = r.id AND b.sequence > r.low_mark AND b.segment_id IS NOT NULL
-                            ORDER BY b.sequence LIMIT 1
+                            -- Row by row, past the markers. One look-up that filters out the markers may be planned as
+                            -- a bitmap, which reads all blocks that wait.
+                            WITH RECURSIVE walk AS (
+                                (
+                                    SELECT b.sequence, b.segment_id
+                                    FROM forebay.blocks b
+                                    WHERE b.receiver_id = r.id AND b.sequence > r.low_mark
+                                    ORDER BY b.sequence LIMIT 1
+                                )
+                                UNION ALL
+                                SELECT n.sequence, n.segment_id
+                                FROM walk w
+                                CROSS JOIN LATERAL (
+                                    SELECT b.sequence, b.segment_id
+                                    FROM forebay.blocks b
+                                    WHERE b.receiver_id = r.id AND b.sequence > w.sequence
+                                    ORDER BY b.sequence LIMIT 1
+                                ) AS n
+                                WHERE w.segment_id IS NULL
+                            )
+                            SELECT w.segment_id FROM walk w WHERE w.segment_id IS NOT NULL LIMIT 1
                         ) AS segment_id,
                         (
                             SELECT b.epoch
