@@ -41,13 +41,12 @@ def test_dagsters_own_command_loads_each_as_a_file_and_as_a_module(option: str, 
     for page in EXAMPLES:
         for name, text in PAGES[page].items():
             (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
-    suffix = ".py" if option == "-f" else ""
     examples = [name for names in EXAMPLES.values() for name in names]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
     finished = subprocess.run(
         [
-            *(sys.executable, "-m", "dagster", "definitions", "validate"),
-            *(word for name in examples for word in (option, f"{name}{suffix}")),
+            *(sys.executable, "-m", "tests.dagster_validation", option),
+            *(f"{name}.py" if option == "-f" else name for name in examples),
         ],
         cwd=tmp_path,
         env=environment | {"DAGSTER_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
