@@ -40,7 +40,7 @@ class SplitBytes(NamedTuple):
 
 
 def split_at(data: bytes, delimiter: bytes) -> SplitBytes:
-    """Split bytes, which may be 2 GiB, at each delimiter, from left to right; the last piece is what follows the last.
+    """Split at most 2 GiB at each delimiter, from left to right; the last piece is what follows the last one.
 
     Arrow goes through the bytes once and copies what it keeps, without Python's lock.
     """
