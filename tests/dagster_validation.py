@@ -6,7 +6,7 @@ starts a server for each, which imports Dagster again; for one alone it loads it
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 import sys
 from typing import TYPE_CHECKING
 
@@ -20,22 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def _validate(option: str, target: str) -> int:
+def _command(option: str, target: str) -> None:
+    sys.argv = ["dagster", "definitions", "validate", option, target]
+    dagster._cli.main()  # type: ignore[no-untyped-call]
+
+
+def _validate(option: str, target: str) -> int | None:
     """Return the exit code of the command for one target."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    code = 1
-    try:
-        sys.argv = ["dagster", "definitions", "validate", option, target]
-        dagster._cli.main()  # type: ignore[no-untyped-call]
-        code = 0
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    process = multiprocessing.get_context("fork").Process(target=_command, args=(option, target))
+    process.start()
+    process.join()
+    return process.exitcode
 
 
 def main(option: str, targets: Sequence[str]) -> int:

@@ -1,7 +1,7 @@
 """The directory of the server that a test run shares: in memory where there is room, which takes load off the disk.
 
-A database is made for each of some two thousand tests, of three hundred files each. On a disk's file system that took
-up to ten times the processor time that it takes in memory. The server of the run doesn't sync in any case; servers and
+A database of hundreds of files is made for each of more than eight hundred tests. On a disk's file system that took up
+to eight times the processor time that it takes in memory. The server of the run doesn't sync in any case; servers and
 block stores of tests that kill or fill something are made elsewhere, on the disk.
 """
 

@@ -10,6 +10,7 @@ limits a receiver (``codec_choice``). docs/reference/benchmarks.md has the figur
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -60,12 +61,9 @@ def encode_parts(
         shares = _shares(batches, threads)
         encode = partial(encode_batches, schema, compression=compression)
         if len(shares) > 1:
-            try:
-                with ThreadPoolExecutor(len(shares), thread_name_prefix="encode") as pool:
-                    return _joined(schema, list(pool.map(encode, shares)))
-            except RuntimeError:
-                # The system has no more threads. Whatever else it is comes again from what follows.
-                pass
+            # The system may have no more threads. Any other error comes again from what follows.
+            with suppress(RuntimeError), ThreadPoolExecutor(len(shares), thread_name_prefix="encode") as pool:
+                return _joined(schema, list(pool.map(encode, shares)))
         return [encode(batches)]
     sink = _Parts()
     options = pa.ipc.IpcWriteOptions(compression=None, use_threads=False)
@@ -76,7 +74,7 @@ def encode_parts(
 
 
 def _shares(batches: Sequence[pa.RecordBatch], most: int) -> Sequence[Sequence[pa.RecordBatch]]:
-    """Divide the batches into at most so many shares of about the same size, in order; one if there is little."""
+    """Divide the batches into at most ``most`` shares of about the same size, in order; one if there is little."""
     sizes = [batch.nbytes for batch in batches]
     share_bytes = max(sum(sizes) / most, _SHARE_BYTES)
     shares: list[list[pa.RecordBatch]] = [[]]

@@ -50,7 +50,7 @@ def split_at(data: bytes, delimiter: bytes) -> SplitBytes:
     _, offsets, text = pieces.buffers()
     return SplitBytes(
         np.frombuffer(offsets, dtype=np.int32, count=len(pieces) + 1),
-        np.frombuffer(text or b"", dtype=np.uint8),
+        np.frombuffer(text, dtype=np.uint8),
         (offsets, text),
     )
 
@@ -132,9 +132,8 @@ class LineFraming:
             return np.flatnonzero(octets == self._delimiter[0])
         if self._overlaps:
             # Two matches may overlap; then the left one counts.
-            parts = pc.split_pattern(pa.array([bytes(data)], pa.large_binary()), self._delimiter).values
-            lengths = pc.binary_length(parts).to_numpy()[:-1].astype(np.intp)
-            return np.asarray(np.cumsum(lengths) + np.arange(lengths.size) * self._size, dtype=np.intp)
+            places = split_at(bytes(data), self._delimiter).offsets[1:-1]
+            return places + np.arange(places.size) * self._size
         found = np.flatnonzero(octets[: max(0, octets.size - self._size + 1)] == self._delimiter[0])
         for place in range(1, self._size):
             found = found[octets[found + place] == self._delimiter[place]]
@@ -176,7 +175,7 @@ class LineFraming:
 
     def _cut_good(self, data: bytes) -> tuple[pa.Array, _Positions] | None:
         """Do as ``_cut_lines`` where it is soon seen that all records are good, and stay as they are; else None."""
-        if not data.isascii() or (self._strips_cr and b"\r" in data):
+        if not data or not data.isascii() or (self._strips_cr and b"\r" in data):
             return None
         split = split_at(data, self._delimiter)
         # What comes after the last delimiter is no record.
