@@ -11,6 +11,7 @@ from hypothesis import settings
 from tests.class_archive import use_class_archive
 from tests.server_directory import server_directory
 from tests.state_directory import state_directory
+from tests.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +27,9 @@ settings.register_profile("without a deadline", settings(), deadline=None)
 settings.load_profile("without a deadline")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     use_class_archive()
+    config.pluginmanager.register(Watchdog())
 
 
 @pytest.fixture(scope="session")
