@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import psycopg2
+import psycopg2.errors
 import psycopg2.sql
 import sqlalchemy as sa
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _TEMPLATE = "migrated"
+# A database is made or dropped in less than a second, and in some when the machine is busy.
+_ADMINISTER_SECONDS = 60
 
 
 class PostgresProcess:
@@ -170,7 +173,17 @@ class TestServer:
         try:
             yield self.url(name)
         finally:
-            self._administer("DROP DATABASE {} WITH (FORCE)", name)
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        statement = "DROP DATABASE {} WITH (FORCE)"
+        try:
+            self._administer(statement, name)
+        except psycopg2.errors.QueryCanceled:
+            # Postgres waits until each of its processes has closed the files, and may wait for ever for one that starts
+            # at that moment (pgsql-hackers, April 2026: "WaitForProcSignalBarriers vs aux process"). A second statement
+            # asks that process again.
+            self._administer(statement, name)
 
     def _make_template(self) -> None:
         self._administer("CREATE DATABASE {}", _TEMPLATE)
@@ -181,7 +194,9 @@ class TestServer:
 
     def _administer(self, statement: str, *names: str) -> None:
         url = sa.make_url(self.url("postgres")).set(drivername="postgresql")
-        connection = psycopg2.connect(url.render_as_string(hide_password=False))
+        connection = psycopg2.connect(
+            url.render_as_string(hide_password=False), options=f"-c statement_timeout={_ADMINISTER_SECONDS}s"
+        )
         try:
             connection.autocommit = True
             with connection.cursor() as cursor:
