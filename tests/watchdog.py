@@ -10,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,14 +29,28 @@ class Watchdog:
         """Keep standard error as it is now: later it is captured for each test."""
         self._more_seconds = more_seconds
         self._output = os.dup(sys.stderr.fileno())
+        # None between tests: the collection of a file may fail too.
+        self._deadline: float | None = None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Watch a test with its fixtures."""
         marker = item.get_closest_marker("timeout")
         limit = float(marker.args[0] if marker is not None else item.config.getini("timeout"))
-        faulthandler.dump_traceback_later(limit + self._more_seconds, exit=True, file=self._output)
+        self._deadline = time.monotonic() + limit + self._more_seconds
+        self._watch()
         try:
             return (yield)
         finally:
+            self._deadline = None
             faulthandler.cancel_dump_traceback_later()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_exception_interact(self) -> None:
+        """Watch what follows a failure: there is one such timer, and pytest's own plugin has just cancelled it."""
+        self._watch()
+
+    def _watch(self) -> None:
+        if self._deadline is not None:
+            left = max(self._deadline - time.monotonic(), 1.0)
+            faulthandler.dump_traceback_later(left, exit=True, file=self._output)

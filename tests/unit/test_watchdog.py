@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 _ROOT = Path(__file__).parents[2]
 _RUN = """
 import sys
@@ -18,11 +20,8 @@ sys.exit(pytest.main(sys.argv[1:], plugins=[Watchdog(0.5)]))
 _TESTS = """
 import signal
 import threading
-import time
 
-
-def test_in_time():
-    pass
+import pytest
 
 
 def waits():
@@ -30,8 +29,22 @@ def waits():
     threading.Event().wait(60)
 
 
+@pytest.fixture
+def waiting_at_the_end():
+    yield
+    waits()
+
+
+def test_in_time():
+    pass
+
+
 def test_late():
     waits()
+
+
+def test_failing(waiting_at_the_end):
+    assert False
 
 
 def test_after_it():
@@ -39,12 +52,13 @@ def test_after_it():
 """
 
 
-def test_a_test_that_no_time_out_ends_ends_its_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("late", ["test_late", "test_failing"])
+def test_a_test_that_no_time_out_ends_ends_its_process(tmp_path: Path, late: str) -> None:
     tests = tmp_path / "test_some.py"
     tests.write_text(_TESTS)
     command = [
         *(sys.executable, "-c", _RUN, "-v", "-c", "/dev/null", "-p", "no:cacheprovider", "-p", "pytest_timeout"),
-        *("-o", "timeout=1", str(tests)),
+        *("-o", "timeout=1", *(f"{tests}::{name}" for name in ("test_in_time", late, "test_after_it"))),
     ]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     finished = subprocess.run(
@@ -53,4 +67,4 @@ def test_a_test_that_no_time_out_ends_ends_its_process(tmp_path: Path) -> None:
     assert finished.returncode == 1, finished
     assert "test_in_time PASSED" in finished.stdout
     assert "test_after_it" not in finished.stdout
-    assert f'File "{tests}", line 13 in waits' in finished.stderr
+    assert f'File "{tests}", line 10 in waits' in finished.stderr
