@@ -176,7 +176,9 @@ def _batch_of_columns(group: Sequence[Waiting]) -> pa.RecordBatch:
     )
     bodies = [one.bodies for one in group]
     rows = np.repeat(np.arange(len(group)), list(map(len, bodies)))
-    return pa.RecordBatch.from_arrays([pa.concat_arrays(bodies), *once.take(pa.array(rows)).columns], schema=_SCHEMA)
+    # Arrow would copy a single one too, and the request is held until it is answered.
+    body = bodies[0] if len(bodies) == 1 else pa.concat_arrays(bodies)
+    return pa.RecordBatch.from_arrays([body, *once.take(pa.array(rows)).columns], schema=_SCHEMA)
 
 
 def _items(attributes: Mapping[str, str] | None) -> list[tuple[str, str]] | None:

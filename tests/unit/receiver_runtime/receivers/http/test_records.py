@@ -162,6 +162,12 @@ def test_column_and_record_requests_become_one_batch_in_order() -> None:
     assert [one.key_array() for one in as_either] == [one.key_array() for one in as_records]
 
 
+def test_the_lines_of_a_request_that_is_alone_are_not_copied() -> None:
+    lines = pa.array([b"one", b"two"], pa.binary())
+    batch = batch_of([Waiting(lines, "/v1/s", 1, content_type="text/plain")])
+    assert batch.column(0).buffers()[-1].address == lines.buffers()[-1].address
+
+
 def test_a_decompression_bomb_is_given_up_early() -> None:
     bomb = gzip.compress(gzip.compress(b"\0" * 10**8))
     inner = decompressed(bomb, "gzip", most_bytes=10**6)
