@@ -48,7 +48,7 @@ up: $(STAMP) ## run a pipeline module on this machine until Ctrl-C: make up ARGS
 WORKERS ?= 3
 IN_PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: $(STAMP) ## the whole test suite, in three processes; ARGS="tests/unit -k frame" for a part
-	@$(if $(filter tests/unit%,$(ARGS)),,$(BIN)/python -m tests.class_archive)
+	@$(if $(filter tests/unit%,$(ARGS)),,$(BIN)/python -m tests.support.spark.class_archive)
 	@$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 # The driver log's tests, for every other version of Postgres that is available here.

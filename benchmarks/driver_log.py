@@ -20,7 +20,7 @@ from benchmarks.server import running_server
 from benchmarks.spark_tracker import SparkTracker, spark_context
 from benchmarks.steady_blocks import steady_state
 from benchmarks.writers import Job, Work, Writers, claiming, write, write_grouped
-from tests.driver_log import make_log
+from tests.support.driver_log.log import make_log
 from tracker_store.cleanup import clean_up_receiver
 from tracker_store.engine import connect
 

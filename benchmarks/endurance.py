@@ -30,8 +30,8 @@ import sqlalchemy as sa
 from benchmarks.endurance_senders import EACH, TOPIC, Senders
 from benchmarks.forebay_process import await_start, start_forebay_up
 from benchmarks.report import Figure, Report, machine, time_figure
-from tests.held_ports import held_ports
-from tests.kafka_broker import KafkaBroker
+from tests.support.brokers.kafka import KafkaBroker
+from tests.support.machine.held_ports import held_ports
 from tracker_store.embedded_postgres import EmbeddedPostgres
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import DriverLogError

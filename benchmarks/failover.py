@@ -28,7 +28,7 @@ from benchmarks.failover_system import system_failover
 from benchmarks.report import Report, machine, time_figure
 from benchmarks.server import Server, running_server
 from receiver_runtime.sources.socket_text import SocketText
-from tests.faults.steady_source import SteadySource
+from tests.support.systems.steady_source import SteadySource
 from tracker_store.engine import connect
 from tracker_store.pipelines import apply_stream
 

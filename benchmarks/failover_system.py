@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import psutil
 import sqlalchemy as sa
 
-from tests.faults.numbered_source import NumberedSource
-from tests.faults.running_system import running_system
+from tests.support.systems.numbered_source import NumberedSource
+from tests.support.systems.running_system import running_system
 from tracker_store.engine import connect
 from tracker_store.outage import SURVIVED
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.faults.running_system import RunningSystem
+    from tests.support.systems.running_system import RunningSystem
 
 INTERVAL_SECONDS = 2.0
 DEADLINE_SECONDS = 240.0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from tests.driver_log import make_log
+from tests.support.driver_log.log import make_log
 from tracker_store.engine import connect
 from tracker_store.received_block_tracker import ReceivedBlockTracker
 

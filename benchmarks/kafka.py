@@ -5,7 +5,7 @@ receiver with `fetch="objects"`, and Structured Streaming's Kafka source that wr
 (`benchmarks.kafka_spark`; ``--no-spark`` leaves it out).
 
 Run as ``python -m benchmarks.kafka [--json] [--quick] [--no-spark]``. The broker is Apache Kafka itself on loopback,
-which Maven downloads (``tests/kafka_broker.py``); it shares the machine with what is measured.
+which Maven downloads (``tests/support/brokers/kafka.py``); it shares the machine with what is measured.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.report import Report, machine, rate_figure, time_figure
 from benchmarks.server import running_server
 from receiver_runtime.sources.kafka import Kafka
 from tests.conformance.source_rig import SourceRig
-from tests.kafka_broker import KafkaBroker
+from tests.support.brokers.kafka import KafkaBroker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -45,7 +45,7 @@ class StructuredStreaming:
 
 def environment() -> tuple[Path, list[Path]]:
     """Return its Python and its jars; create them if they are missing."""
-    from tests.kafka_broker import maven_jars  # noqa: PLC0415  not in the peer's environment
+    from tests.support.brokers.kafka import maven_jars  # noqa: PLC0415  not in the peer's environment
 
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forebay-tests" / "structured-streaming"
     made = folder / f"venv-{VERSION}"

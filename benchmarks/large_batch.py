@@ -30,13 +30,13 @@ from benchmarks.report import Report, machine, rate_figure, time_figure
 from benchmarks.server import running_server
 from benchmarks.stored_batch import SCHEMA, numbered_lines, store_batch
 from orchestration.settings import Settings
-from tests.spark_cluster import running_cluster
+from tests.support.spark.cluster import running_cluster
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from tests.spark_cluster import StandaloneCluster
+    from tests.support.spark.cluster import StandaloneCluster
 
 _ROOT = Path(__file__).parents[1]
 _RECORDS = 100_000_000

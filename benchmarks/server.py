@@ -12,7 +12,7 @@ import psycopg2
 import sqlalchemy as sa
 
 import tracker_store.migrate
-from tests.postgres import PostgresProcess
+from tests.support.postgres.server import PostgresProcess
 from tracker_store.embedded_postgres import EmbeddedPostgres
 from tracker_store.engine import create_engine
 

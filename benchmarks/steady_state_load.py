@@ -30,7 +30,7 @@ from benchmarks.steady_state_model import (
 )
 from orchestration.tracker.cleaner import STATEMENTS_PER_CALL
 from orchestration.tracker.link_cleaner import ROWS_PER_STATEMENT
-from tests.driver_log import GIVEN_SEGMENTS, claim_anew, give_segments
+from tests.support.driver_log.log import GIVEN_SEGMENTS, claim_anew, give_segments
 from tracker_store.batches import claim_attempt, complete_batch
 from tracker_store.blocks import AddOutcome, BlockHandle, NewBlock, OffsetLink, add_blocks, open_partition
 from tracker_store.cleanup import clean_up_keys, clean_up_offsets, clean_up_receiver

@@ -16,7 +16,7 @@ from orchestration.apply import apply
 from receiver_runtime.block_store.frame import FrameKind, SourceRule, encode_frame
 from receiver_runtime.block_store.payload import encode_batches
 from receiver_runtime.block_store.stores import open_block_store
-from tests.driver_log import claim_anew
+from tests.support.driver_log.log import claim_anew
 from tracker_store.blocks import AddOutcome, BlockHandle, NewBlock, add_blocks
 from tracker_store.pipelines import get_pipeline
 from tracker_store.received_block_tracker import ReceivedBlockTracker

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Self
 
 from benchmarks.server import PLAIN_INSERT
-from tests.driver_log import GIVEN_SEGMENTS, claim_anew, give_segments
+from tests.support.driver_log.log import GIVEN_SEGMENTS, claim_anew, give_segments
 from tracker_store.blocks import (
     AddOutcome,
     BlockHandle,

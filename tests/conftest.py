@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from tests.class_archive import use_class_archive
-from tests.server_directory import server_directory
-from tests.state_directory import state_directory
-from tests.watchdog import Watchdog
+from tests.support.machine.state_directory import state_directory
+from tests.support.postgres.server_directory import server_directory
+from tests.support.spark.class_archive import use_class_archive
+from tests.support.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from tests.postgres import TestServer
+    from tests.support.postgres.server import TestServer
 
 
 # An example may take long on a busy machine; in CI hypothesis has no deadline anyway.
@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[TestServer]:
     """Start the embedded Postgres of this run, without a database of ours."""
-    from tests.postgres import TestServer  # noqa: PLC0415 - unit tests load no database driver
+    from tests.support.postgres.server import TestServer  # noqa: PLC0415 - unit tests load no database driver
 
     with server_directory() as directory:
         if "FOREBAY_TEST_POSTGRES_BINARIES" in os.environ:

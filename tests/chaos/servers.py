@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import psycopg2
 
-from tests.held_ports import held_ports
-from tests.polling import eventually
+from tests.support.machine.held_ports import held_ports
+from tests.support.polling import eventually
 from tracker_store.embedded_postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:

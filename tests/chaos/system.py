@@ -27,8 +27,8 @@ from tests.chaos.proxies import Proxy
 from tests.chaos.schedule import KINDS, Layout, Need
 from tests.chaos.senders import TOPIC, FileSender, HttpSender, KafkaSender, Sender, SocketSender
 from tests.chaos.servers import PostgresServer
-from tests.held_ports import held_ports
-from tests.kafka_broker import KafkaBroker
+from tests.support.brokers.kafka import KafkaBroker
+from tests.support.machine.held_ports import held_ports
 from tracker_store.embedded_postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:

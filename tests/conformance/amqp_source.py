@@ -14,13 +14,13 @@ from pika.exceptions import AMQPError
 
 from receiver_runtime.sources.amqp import Amqp
 from tests.conformance.sending import Sending
-from tests.polling import eventually
+from tests.support.polling import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.conformance.source_rig import SourceRig
-    from tests.rabbitmq import RabbitMq
+    from tests.support.brokers.rabbitmq import RabbitMq
 
 _SECONDS = 120.0
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from receiver_runtime.sources.base import Source
-    from tests.kafka_broker import AnyKafka, KafkaBroker, KafkaCluster
+    from tests.support.brokers.kafka import AnyKafka, KafkaBroker, KafkaCluster
 
 _MOCKED = pytest.StashKey[str]()
 
@@ -21,7 +21,7 @@ _MOCKED = pytest.StashKey[str]()
 @pytest.fixture(scope="session")
 def any_kafka(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[AnyKafka]:
     """Start Apache Kafka, or, if it is not available, librdkafka's mock cluster; then the test summary says so."""
-    from tests.kafka_broker import KafkaBroker, MockKafka, NoBrokerError, Secure, wanted  # noqa: PLC0415  an extra's
+    from tests.support.brokers.kafka import KafkaBroker, MockKafka, NoBrokerError, Secure, wanted  # noqa: PLC0415  an extra's
 
     directory = tmp_path_factory.mktemp("kafka")
     made: AnyKafka | None = None
@@ -44,7 +44,7 @@ def any_kafka(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureR
 @pytest.fixture
 def kafka_broker(any_kafka: AnyKafka) -> KafkaBroker:
     """Return Apache Kafka, or skip the test. A test that kills it must start it again."""
-    from tests.kafka_broker import KafkaBroker  # noqa: PLC0415  as above
+    from tests.support.brokers.kafka import KafkaBroker  # noqa: PLC0415  as above
 
     if not isinstance(any_kafka, KafkaBroker):
         pytest.skip("librdkafka's mock cluster can't do this: needs Apache Kafka")
@@ -54,7 +54,7 @@ def kafka_broker(any_kafka: AnyKafka) -> KafkaBroker:
 @pytest.fixture
 def kafka_cluster(any_kafka: AnyKafka, tmp_path: Path) -> Iterator[KafkaCluster]:
     """Start three brokers for one test."""
-    from tests.kafka_broker import KafkaCluster  # noqa: PLC0415  as above
+    from tests.support.brokers.kafka import KafkaCluster  # noqa: PLC0415  as above
 
     if not any_kafka.is_real:
         pytest.skip("librdkafka's mock cluster can't do this: needs Apache Kafka")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from tests.conformance.sending import Sending
-from tests.receiver_processes import eventually
+from tests.support.receivers.receiver_processes import eventually
 from tracker_store.engine import create_engine
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ import zstandard
 from receiver_runtime.sources.http import Http
 from tests.conformance.sending import Sending
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy
-from tests.polling import eventually
+from tests.support.polling import eventually
 from tracker_store.engine import connect, create_engine
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: 
 
 from receiver_runtime.sources.kafka import Kafka
 from tests.conformance.sending import Sending
-from tests.kafka_broker import MockKafka
+from tests.support.brokers.kafka import MockKafka
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from tests.conformance.source_rig import SourceRig
-    from tests.kafka_broker import AnyKafka
+    from tests.support.brokers.kafka import AnyKafka
 
 # Short timeouts, so that the group soon drops a member that was killed.
 FAST = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 200, "topic.metadata.refresh.interval.ms": 500}

@@ -14,13 +14,13 @@ from paho.mqtt.properties import Properties
 
 from receiver_runtime.sources.mqtt import Mqtt
 from tests.conformance.sending import Sending
-from tests.polling import eventually
+from tests.support.polling import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.conformance.source_rig import SourceRig
-    from tests.mosquitto import Mosquitto
+    from tests.support.brokers.mosquitto import Mosquitto
 
 _SECONDS = 60.0
 

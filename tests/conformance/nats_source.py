@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nats.js import JetStreamContext
 
     from tests.conformance.source_rig import SourceRig
-    from tests.nats_server import NatsServer
+    from tests.support.brokers.nats import NatsServer
 
 T = TypeVar("T")
 _SECONDS = 60.0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.conformance.source_rig import SourceRig
-    from tests.redis_server import RedisServer
+    from tests.support.brokers.redis import RedisServer
 
 Fields = dict[bytes, bytes]
 

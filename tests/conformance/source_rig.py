@@ -10,7 +10,7 @@ import pyarrow as pa
 from receiver_runtime.block_store.frame import FrameKind
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.block_store.stores import open_block_store
-from tests.receiver_processes import ReceiverProcesses
+from tests.support.receivers.receiver_processes import ReceiverProcesses
 from tracker_store.checks import check_data
 from tracker_store.engine import connect, create_engine
 from tracker_store.pipelines import apply_stream

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from receiver_runtime.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy
-from tests.postgres_address import through
-from tests.receiver_processes import DEADLINE_SECONDS, eventually
+from tests.support.postgres.address import through
+from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, eventually
 
 if TYPE_CHECKING:
     import subprocess

@@ -10,8 +10,8 @@ import pytest
 from receiver_runtime.sources.tcp import Tls
 from tests.conformance.amqp_source import AmqpQueue
 from tests.conformance.suite import ConformanceSuite, hold_unregistered, proxied, stop
-from tests.rabbitmq import RabbitMq
-from tests.receiver_processes import eventually
+from tests.support.brokers.rabbitmq import RabbitMq
+from tests.support.receivers.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

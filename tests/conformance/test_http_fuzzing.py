@@ -12,7 +12,7 @@ import pytest
 
 from receiver_runtime.sources.http import Http
 from tests.conformance.suite import stop
-from tests.receiver_processes import eventually
+from tests.support.receivers.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ import pytest
 
 from receiver_runtime.sources.http import Http
 from tests.conformance.suite import proxied, stop
-from tests.receiver_processes import DEADLINE_SECONDS, eventually
+from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.sources.http import Http
 from tests.conformance.suite import proxied, stop
 from tests.conformance.test_http_hazards import bodies, port_of, post
-from tests.receiver_processes import DEADLINE_SECONDS, eventually
+from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -33,8 +33,8 @@ from opentelemetry.sdk._logs.export import (
 from receiver_runtime.sources.http import Http
 from tests.conformance.source_rig import SourceRig
 from tests.conformance.suite import stop
-from tests.held_ports import held_port
-from tests.receiver_processes import eventually
+from tests.support.machine.held_ports import held_port
+from tests.support.receivers.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,7 +13,7 @@ from tests.conformance.kafka_source import KafkaTopic
 from tests.conformance.suite import ConformanceSuite
 
 if TYPE_CHECKING:
-    from tests.kafka_broker import AnyKafka
+    from tests.support.brokers.kafka import AnyKafka
 
 
 # In seconds. The mock cluster is slow to complete each change of a group.

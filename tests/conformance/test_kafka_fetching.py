@@ -20,7 +20,7 @@ from tests.conformance.kafka_source import KafkaTopic
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.kafka_broker import AnyKafka, KafkaBroker
+    from tests.support.brokers.kafka import AnyKafka, KafkaBroker
 
 # In seconds. Each of a test's waits may take long on a busy machine.
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]

@@ -21,15 +21,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from tests.conformance.kafka_raw import send_raw_headers
 from tests.conformance.kafka_source import KafkaTopic, links_of
 from tests.conformance.suite import stop
-from tests.kafka_broker import PASSWORD, USER
-from tests.receiver_processes import eventually
+from tests.support.brokers.kafka import PASSWORD, USER
+from tests.support.receivers.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from tests.conformance.source_rig import SourceRig
-    from tests.kafka_broker import AnyKafka, KafkaBroker, KafkaCluster
+    from tests.support.brokers.kafka import AnyKafka, KafkaBroker, KafkaCluster
 
 # In seconds. Each of a test's waits may take long on a busy machine.
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]

@@ -17,16 +17,16 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from receiver_runtime.exit_codes import ExitCode
 from tests.conformance.kafka_source import KafkaTopic, check_dense, check_places, links_of
 from tests.conformance.suite import hold_unregistered, proxied, stop
-from tests.kafka_load import KafkaLoad
-from tests.polling import eventually as soon
-from tests.receiver_processes import DEADLINE_SECONDS, eventually
+from tests.support.brokers.kafka_load import KafkaLoad
+from tests.support.polling import eventually as soon
+from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, eventually
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
 
     from tests.conformance.source_rig import SourceRig
-    from tests.kafka_broker import AnyKafka, KafkaBroker
+    from tests.support.brokers.kafka import AnyKafka, KafkaBroker
 
 # In seconds. Each of a test's waits may take long on a busy machine.
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]

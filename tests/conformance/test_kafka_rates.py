@@ -11,13 +11,13 @@ import pytest
 
 from tests.conformance.kafka_source import KafkaTopic
 from tests.conformance.suite import stop
-from tests.receiver_processes import eventually
+from tests.support.receivers.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.conformance.source_rig import SourceRig
-    from tests.kafka_broker import KafkaBroker
+    from tests.support.brokers.kafka import KafkaBroker
 
 # In seconds. Each of a test's waits may take long on a busy machine.
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]

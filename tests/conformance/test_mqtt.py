@@ -8,8 +8,8 @@ import pytest
 
 from tests.conformance.mqtt_source import MqttTopic
 from tests.conformance.suite import ConformanceSuite, stop
-from tests.mosquitto import Mosquitto
-from tests.receiver_processes import eventually
+from tests.support.brokers.mosquitto import Mosquitto
+from tests.support.receivers.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

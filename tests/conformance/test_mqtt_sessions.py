@@ -28,8 +28,8 @@ from receiver_runtime.sources.mqtt import Mqtt
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.tcp import Tls
 from tests.conformance.mqtt_source import MqttTopic
-from tests.mosquitto import Mosquitto
-from tests.polling import eventually
+from tests.support.brokers.mosquitto import Mosquitto
+from tests.support.polling import eventually
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from tests.conformance.suite import (
     proxied,
     stop,
 )
-from tests.nats_server import NatsServer
-from tests.receiver_processes import eventually
+from tests.support.brokers.nats import NatsServer
+from tests.support.receivers.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from orchestration.tracker.tracker import Tracker
-from tests.driver_log import block, claim_anew, give_segments
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
-from tests.pgbouncer import Pgbouncer
-from tests.postgres import PostgresProcess, TcpPostgres
-from tests.receiver_processes import eventually
-from tests.state_directory import state_directory
+from tests.support.driver_log.log import block, claim_anew, give_segments
+from tests.support.machine.state_directory import state_directory
+from tests.support.postgres.pgbouncer import Pgbouncer
+from tests.support.postgres.server import PostgresProcess, TcpPostgres
+from tests.support.receivers.receiver_processes import eventually
 from tracker_store import migrate
 from tracker_store.blocks import AddOutcome, add_blocks
 from tracker_store.checks import check_schema

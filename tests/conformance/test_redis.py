@@ -20,8 +20,8 @@ from tests.conformance.suite import (
     proxied,
     stop,
 )
-from tests.receiver_processes import eventually
-from tests.redis_server import RedisServer
+from tests.support.brokers.redis import RedisServer
+from tests.support.receivers.receiver_processes import eventually
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pytest
 from receiver_runtime.receiver_registry import make_receiver
 from receiver_runtime.sources.syslog import Syslog
 from receiver_runtime.sources.tcp import Tls
-from tests.held_ports import held_port
+from tests.support.machine.held_ports import held_port
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 from tests.unit.receiver_runtime.rig import Rig, rig
 from tests.unit.receiver_runtime.support import eventually, reaches

@@ -11,16 +11,16 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 from tests.e2e.pages import Pages
-from tests.faults.numbered_source import NumberedSource
-from tests.faults.running_system import running_system
-from tests.state_directory import state_directory
+from tests.support.machine.state_directory import state_directory
+from tests.support.systems.numbered_source import NumberedSource
+from tests.support.systems.running_system import running_system
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from playwright.sync_api import Browser
 
-    from tests.faults.running_system import RunningSystem
+    from tests.support.systems.running_system import RunningSystem
     from tracker_store.status import BatchStats
 
 # The directory for screenshots, for people who check a CI run.

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.connections_table import connections_table
+from tests.support.pages.connections import connections_table
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:
-    from tests.faults.running_system import RunningSystem
+    from tests.support.systems.running_system import RunningSystem
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

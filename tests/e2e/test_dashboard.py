@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.polling import eventually
-from tests.prometheus import ask, has_scraped, has_series, prometheus, queries
+from tests.support.polling import eventually
+from tests.support.servers.prometheus import ask, has_scraped, has_series, prometheus, queries
 from tracker_store.engine import connect
 from tracker_store.readers import attach_reader, remove_reader
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.faults.running_system import RunningSystem
+    from tests.support.systems.running_system import RunningSystem
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

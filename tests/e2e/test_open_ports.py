@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.listening_table import compare, listening_table
-from tests.open_sockets import open_sockets
+from tests.support.machine.open_sockets import open_sockets
+from tests.support.pages.listening import compare, listening_table
 
 if TYPE_CHECKING:
-    from tests.faults.running_system import RunningSystem
-    from tests.open_sockets import OpenSocket
+    from tests.support.machine.open_sockets import OpenSocket
+    from tests.support.systems.running_system import RunningSystem
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

@@ -19,7 +19,7 @@ from tracker_store.engine import connect
 
 if TYPE_CHECKING:
     from tests.e2e.pages import Pages
-    from tests.faults.running_system import RunningSystem
+    from tests.support.systems.running_system import RunningSystem
     from tracker_store.status import BatchStats
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

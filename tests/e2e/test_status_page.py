@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser
 
-    from tests.faults.running_system import RunningSystem
+    from tests.support.systems.running_system import RunningSystem
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 # axe-core 4.14.1 of npm, with its licence beside it.

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faults.numbered_source import NumberedSource
-from tests.faults.running_system import running_system
-from tests.state_directory import state_directory
+from tests.support.machine.state_directory import state_directory
+from tests.support.systems.numbered_source import NumberedSource
+from tests.support.systems.running_system import running_system
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.faults.running_system import RunningSystem
+    from tests.support.systems.running_system import RunningSystem
 
 
 @pytest.fixture(scope="module")

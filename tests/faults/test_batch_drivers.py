@@ -16,9 +16,9 @@ import pytest
 import sqlalchemy as sa
 
 from forebay.cli.dagster_home import DATABASE_VARIABLE, dagster_database_url
-from tests.faults.numbered_source import NumberedSource
-from tests.faults.running_system import running_system
-from tests.state_directory import state_directory
+from tests.support.machine.state_directory import state_directory
+from tests.support.systems.numbered_source import NumberedSource
+from tests.support.systems.running_system import running_system
 from tracker_store.embedded_postgres import EmbeddedPostgres
 from tracker_store.engine import connect
 from tracker_store.run_queue import enqueue_run, run_worker
@@ -26,7 +26,7 @@ from tracker_store.run_queue import enqueue_run, run_worker
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.faults.running_system import RunningSystem
+    from tests.support.systems.running_system import RunningSystem
 
 pytestmark = [pytest.mark.systems, pytest.mark.timeout(900)]
 

@@ -16,9 +16,9 @@ import pytest
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.sources.http import Http
 from receiver_runtime.sources.socket_text import SocketText
-from tests.faults.driver_log_server import MountRefusedError, fill, small_file_system
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
-from tests.receiver_processes import eventually
+from tests.support.receivers.receiver_processes import eventually
+from tests.support.systems.driver_log_server import MountRefusedError, fill, small_file_system
 from tracker_store.engine import connect
 from tracker_store.pipelines import apply_stream
 from tracker_store.receivers import placements

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from receiver_runtime.sources.socket_text import SocketText
-from tests.faults.numbered_source import NumberedSource
+from tests.support.systems.numbered_source import NumberedSource
 from tracker_store import checks
 from tracker_store.engine import connect
 from tracker_store.pipelines import apply_stream

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from tests.faults.numbered_source import NumberedSource
-from tests.faults.running_system import RunningSystem, running_system
 from tests.faults.test_stop import BLOCK_INTERVAL, bring_in_flight, check_all_came_out_once
-from tests.state_directory import state_directory
+from tests.support.machine.state_directory import state_directory
+from tests.support.systems.numbered_source import NumberedSource
+from tests.support.systems.running_system import RunningSystem, running_system
 
 pytestmark = [pytest.mark.systems, pytest.mark.spark, pytest.mark.timeout(1200)]
 

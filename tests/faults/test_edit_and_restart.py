@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pytest
 
-from tests.faults.numbered_source import NumberedSource
-from tests.faults.running_system import RunningSystem, running_system
-from tests.state_directory import state_directory
+from tests.support.machine.state_directory import state_directory
+from tests.support.systems.numbered_source import NumberedSource
+from tests.support.systems.running_system import RunningSystem, running_system
 from tracker_store.batches import attempts_of_batch
 from tracker_store.engine import connect
 from tracker_store.pipelines import get_pipeline

@@ -15,9 +15,9 @@ import psutil
 import pyarrow.dataset as ds
 import pytest
 
-from tests.block_keys import dump, files_with, new_key, spellings
-from tests.faults.running_system import running_system
-from tests.state_directory import state_directory
+from tests.support.machine.state_directory import state_directory
+from tests.support.receivers.block_keys import dump, files_with, new_key, spellings
+from tests.support.systems.running_system import running_system
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from tests.driver_log import Log, make_log
 from tests.faults import event_listener
-from tests.polling import eventually
+from tests.support.driver_log.log import Log, make_log
+from tests.support.polling import eventually
 from tracker_store.engine import connect
 from tracker_store.receivers import report_event
 from tracker_store.states import ReceiverEventKind

@@ -9,7 +9,7 @@ import pytest
 from tracker_store.run_queue import CRASHED
 
 if TYPE_CHECKING:
-    from tests.faults.running_system import RunningSystem
+    from tests.support.systems.running_system import RunningSystem
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 

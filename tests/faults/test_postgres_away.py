@@ -26,11 +26,11 @@ from orchestration.batch_run import run_batch
 from orchestration.settings import Settings
 from orchestration.spark.sinks.sink import OutputAttempt, Written, unchecked
 from orchestration.tracker.tracker import Tracker
-from tests.driver_log import INTERVAL, NOON, make_log
-from tests.faults.driver_log_server import Address, DriverLogServer, MountRefusedError, fill, small_file_system
-from tests.faults.receiving_host import receiving_host
-from tests.runbook_page import blocks, page, page_environment, run_commands, runnable, sections
-from tests.state_directory import state_directory
+from tests.support.driver_log.log import INTERVAL, NOON, make_log
+from tests.support.machine.state_directory import state_directory
+from tests.support.pages.runbook import blocks, page, page_environment, run_commands, runnable, sections
+from tests.support.systems.driver_log_server import Address, DriverLogServer, MountRefusedError, fill, small_file_system
+from tests.support.systems.receiving_host import receiving_host
 from tracker_store.batches import get_batch
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import DriverLogError
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from orchestration.spark.sinks.sink import Check
-    from tests.faults.receiving_host import ReceivingHost
+    from tests.support.systems.receiving_host import ReceivingHost
     from tracker_store.batches import BatchRow
 
 MAX_CONNECTIONS = 60

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.dataset as ds
 import pytest
 
-from tests.faults.numbered_source import NumberedSource
-from tests.faults.running_system import running_system
-from tests.state_directory import state_directory
-from tests.unread_bytes import unread_bytes
+from tests.support.machine.state_directory import state_directory
+from tests.support.machine.unread_bytes import unread_bytes
+from tests.support.systems.numbered_source import NumberedSource
+from tests.support.systems.running_system import running_system
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.faults.running_system import RunningSystem
+    from tests.support.systems.running_system import RunningSystem
 
 pytestmark = [pytest.mark.systems, pytest.mark.spark, pytest.mark.timeout(1200)]
 

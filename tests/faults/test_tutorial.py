@@ -21,8 +21,8 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from tests.held_ports import held_port
-from tests.state_directory import state_directory
+from tests.support.machine.held_ports import held_port
+from tests.support.machine.state_directory import state_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

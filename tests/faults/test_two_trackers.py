@@ -18,8 +18,8 @@ import psutil
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import make_log
-from tests.polling import eventually
+from tests.support.driver_log.log import make_log
+from tests.support.polling import eventually
 from tracker_store.engine import connect
 from tracker_store.leadership import Leadership, read_leadership
 from tracker_store.processes import heartbeat, register_process

@@ -9,8 +9,8 @@ import pytest
 
 from tests.namespaces.hosts import BridgedPostgres
 from tests.namespaces.network import Network, NoNamespacesError
-from tests.s3_server import NoServerError, S3Server
-from tests.state_directory import state_directory
+from tests.support.machine.state_directory import state_directory
+from tests.support.servers.s3 import NoServerError, S3Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

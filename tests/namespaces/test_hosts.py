@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.namespaces.hosts import BridgedPostgres
     from tests.namespaces.network import Network
-    from tests.s3_server import S3Server
+    from tests.support.servers.s3 import S3Server
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.timeout(240)]
 

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
-from tests.driver_log import INTERVAL, NOON, add, block, claim_anew, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, add, block, claim_anew, make_log
 from tracker_store import status
 from tracker_store.blocks import AddOutcome, add_blocks, claim
 from tracker_store.engine import connect

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from orchestration.tracker.tracker import Tracker
-from tests.driver_log import add, block, claim_anew, make_log
+from tests.support.driver_log.log import add, block, claim_anew, make_log
 from tracker_store.engine import connect
 from tracker_store.leadership import read_leadership
 from tracker_store.processes import heartbeat, register_process
@@ -19,7 +19,7 @@ from tracker_store.states import DesiredState, ProcessKind, ReceiverState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.driver_log import Log
+    from tests.support.driver_log.log import Log
 
 
 @pytest.fixture

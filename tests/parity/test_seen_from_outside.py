@@ -10,8 +10,8 @@ import pytest
 from orchestration.tracker import streaming_api as api
 from orchestration.tracker.metrics import STREAMING_SOURCE, streaming_source
 from orchestration.tracker.streaming_progress import PipelineProgress
-from tests.class_file import read_class
-from tests.driver_log import INTERVAL, NOON
+from tests.support.driver_log.log import INTERVAL, NOON
+from tests.support.spark.class_file import read_class
 from tracker_store.states import BatchState, ReceiverState
 from tracker_store.streaming_statistics import (
     OutputCommit,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.state_moves import RECORDER, SEEN, illegal_moves
+from tests.support.driver_log.state_moves import RECORDER, SEEN, illegal_moves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

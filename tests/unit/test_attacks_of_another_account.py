@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forebay.cli.services.private_home import make_home_private
-from tests.another_account import as_nobody
+from tests.support.machine.another_account import as_nobody
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log
 from tests.unit.receiver_runtime.receivers.files.followed.followed_rig import follow, write
 from tests.unit.receiver_runtime.receivers.files.test_arriving import arriving, put

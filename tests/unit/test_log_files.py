@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.polling import eventually
+from tests.support.polling import eventually
 from tracker_store.log_files import MOST_KEPT, LogRoller, open_log, roll
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ _ROOT = Path(__file__).parents[2]
 _RUN = """
 import sys
 import pytest
-from tests.watchdog import Watchdog
+from tests.support.watchdog import Watchdog
 sys.exit(pytest.main(sys.argv[1:], plugins=[Watchdog(0.5)]))
 """
 # A blocked signal has the same effect as a call that waits in C.

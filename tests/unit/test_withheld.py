@@ -17,7 +17,7 @@ from receiver_runtime.agent import Agent
 from receiver_runtime.batch_drivers import BatchDrivers
 from receiver_runtime.receiver import Receiver
 from receiver_runtime.sources.custom import CustomSource
-from tests.polling import eventually
+from tests.support.polling import eventually
 from tracker_store.engine import create_engine
 
 if TYPE_CHECKING:

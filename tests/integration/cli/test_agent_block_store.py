@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from forebay.cli.doctor import examine
 from forebay.cli.findings import Finding, Health
-from tests.polling import eventually
+from tests.support.polling import eventually
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:

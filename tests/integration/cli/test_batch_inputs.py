@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tracker_store.blocks import AddOutcome, OffsetLink, open_partition
 from tracker_store.engine import connect
 from tracker_store.states import LinkKind

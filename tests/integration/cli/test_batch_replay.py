@@ -16,7 +16,7 @@ from forebay.cli import batch_replay, replay_following
 from forebay.cli.dagster_home import URL_FILE
 from forebay.cli.main import app
 from orchestration.settings import Settings
-from tests.driver_log import INTERVAL, NOON, Log, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tracker_store import batches, outputs
 from tracker_store.engine import connect
 from tracker_store.pipelines import apply_pipeline

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from tests.driver_log import INTERVAL, NOON, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, make_log
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from typer.testing import Result
 
-    from tests.driver_log import Log
+    from tests.support.driver_log.log import Log
 
 
 @pytest.fixture

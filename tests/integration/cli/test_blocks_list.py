@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from orchestration.settings import Settings
-from tests.driver_log import make_log
-from tests.stored_lines import LineReceiver
+from tests.support.driver_log.log import make_log
+from tests.support.driver_log.stored_lines import LineReceiver
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:

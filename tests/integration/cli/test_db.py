@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from forebay.cli import db
 from forebay.cli.console import Console
 from forebay.cli.db import app
-from tests.driver_log import NOON, make_log
+from tests.support.driver_log.log import NOON, make_log
 from tracker_store import migrate
 from tracker_store.checks import DATA_CHECKS, SCHEMA_CHECKS, functions_are_the_files
 from tracker_store.engine import connect

@@ -15,8 +15,8 @@ from sqlalchemy.engine import make_url
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from tests.driver_log import make_log
-from tests.polling import eventually
+from tests.support.driver_log.log import make_log
+from tests.support.polling import eventually
 from tracker_store.engine import connect
 from tracker_store.log_place import libpq_url, place_of_log
 

@@ -18,11 +18,11 @@ from receiver_runtime.block_store.frame import DeadLetterReason
 from receiver_runtime.receivers.framing import PART_BYTES
 from receiver_runtime.sources.socket_text import SocketText
 from receiver_runtime.sources.tcp import Tls
-from tests.driver_log import make_log
-from tests.held_ports import held_port
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
-from tests.receiver_processes import eventually
-from tests.stored_letters import Letters
+from tests.support.driver_log.log import make_log
+from tests.support.driver_log.stored_letters import Letters
+from tests.support.machine.held_ports import held_port
+from tests.support.receivers.receiver_processes import eventually
 from tracker_store.dead_letters import read_dead_letter_row
 from tracker_store.engine import connect
 from tracker_store.processes import register_process

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from forebay.cli.main import app
 from orchestration.settings import Settings
 from receiver_runtime.block_store.frame import DeadLetterReason
-from tests.driver_log import make_log
-from tests.stored_letters import Letters
+from tests.support.driver_log.log import make_log
+from tests.support.driver_log.stored_letters import Letters
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:

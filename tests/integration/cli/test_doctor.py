@@ -22,10 +22,10 @@ from forebay.cli.doctor import doctor, examine
 from forebay.cli.findings import Health
 from forebay.cli.services.supervisor import Supervisor
 from orchestration.settings import Settings
-from tests.block_keys import key_id, new_key
-from tests.driver_log import NOON, make_log
-from tests.held_ports import held_port
-from tests.postgres import PostgresProcess
+from tests.support.driver_log.log import NOON, make_log
+from tests.support.machine.held_ports import held_port
+from tests.support.postgres.server import PostgresProcess
+from tests.support.receivers.block_keys import key_id, new_key
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tracker_store import migrate
 from tracker_store.commit_settings import commit_settings
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from typer.testing import Result
 
     from forebay.cli.findings import Finding
-    from tests.postgres import TestServer
+    from tests.support.postgres.server import TestServer
 
 
 @pytest.fixture(autouse=True)

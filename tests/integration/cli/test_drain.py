@@ -19,8 +19,8 @@ from forebay.cli.services.child import Child, RestartPolicy
 from forebay.cli.services.supervisor import StopReason
 from forebay.cli.up import Services
 from orchestration.settings import Settings
-from tests.driver_log import INTERVAL, NOON, Log, make_log
-from tests.held_ports import held_port
+from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
+from tests.support.machine.held_ports import held_port
 from tracker_store.engine import connect, create_engine
 from tracker_store.leadership import read_leadership, take_leadership
 from tracker_store.pipeline_states import advance_stops, all_ended, start_pipelines, stop_pipelines

@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from tests.driver_log import INTERVAL, NOON, Log, make_log, wait_until_told
-from tests.polling import eventually
+from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log, wait_until_told
+from tests.support.polling import eventually
 from tracker_store.engine import connect
 from tracker_store.receivers import report_event
 from tracker_store.states import ReceiverEventKind

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from forebay.cli.main import app
 from orchestration.apply import apply
 from orchestration.modules import load_pipelines
-from tests.integration.orchestration.batch_rig import System, local_spark
+from tests.support.spark.batch_rig import System, local_spark
 from tracker_store.engine import connect
 from tracker_store.states import BatchState
 

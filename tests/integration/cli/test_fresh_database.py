@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from tests.driver_log import make_log
+from tests.support.driver_log.log import make_log
 from tracker_store.engine import connect
 from tracker_store.log_place import place_of_log
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from typer.testing import Result
 
-    from tests.postgres import TestServer
+    from tests.support.postgres.server import TestServer
 
 COMMANDS = [
     ("apply", "forebay.demo.pipeline"),

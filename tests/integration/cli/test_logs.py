@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from tests.driver_log import Log, make_log
+from tests.support.driver_log.log import Log, make_log
 from tracker_store.engine import connect
 from tracker_store.log_files import open_log, roll
 from tracker_store.processes import register_process

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from forebay.cli import names
 from orchestration.replay_choice import parsed_time
-from tests.driver_log import INTERVAL, NOON, make_log
-from tests.postgres import PostgresProcess
+from tests.support.driver_log.log import INTERVAL, NOON, make_log
+from tests.support.postgres.server import PostgresProcess
 from tracker_store import migrate
 from tracker_store.block_stores import attach_block_store
 from tracker_store.embedded_postgres import EmbeddedPostgres

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from forebay.cli import confirmation
 from forebay.cli.main import app
-from tests.driver_log import INTERVAL, NOON, Log, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tracker_store import batches
 from tracker_store.cleanup import clean_up_receiver
 from tracker_store.engine import connect

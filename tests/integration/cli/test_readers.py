@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from tests.driver_log import NOON, make_log
+from tests.support.driver_log.log import NOON, make_log
 from tracker_store.engine import connect
 from tracker_store.readers import attach_reader
 

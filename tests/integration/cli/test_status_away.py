@@ -17,10 +17,10 @@ import pytest
 import sqlalchemy as sa
 
 from orchestration.system_status import system_status
-from tests.cutting_proxy import CuttingProxy
-from tests.driver_log import make_log
-from tests.hanging_mount import HangingMountRefusedError, hanging_mount
-from tests.postgres import PostgresProcess
+from tests.support.driver_log.log import make_log
+from tests.support.machine.hanging_mount import HangingMountRefusedError, hanging_mount
+from tests.support.postgres.cutting_proxy import CuttingProxy
+from tests.support.postgres.server import PostgresProcess
 from tracker_store.block_stores import attach_block_store
 from tracker_store.embedded_postgres import EmbeddedPostgres
 from tracker_store.engine import connect
@@ -163,7 +163,7 @@ def test_with_all_tables_locked_it_answers_too(engine: sa.Engine, database_url: 
     assert "driver log" not in reasons(found), "the driver log is reachable and must not be reported"
 
 
-def test_a_driver_log_without_a_schema_is_reported(postgres_server: Any) -> None:  # noqa: ANN401  tests.postgres loads a driver
+def test_a_driver_log_without_a_schema_is_reported(postgres_server: Any) -> None:  # noqa: ANN401  tests.support.postgres.server loads a driver
     with postgres_server.database(migrated=False) as url:
         found = look(url)
     assert found.receivers is None

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from tests.driver_log import INTERVAL, make_log
+from tests.support.driver_log.log import INTERVAL, make_log
 from tracker_store import batches
 from tracker_store.engine import connect
 

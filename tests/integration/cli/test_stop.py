@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from tests.driver_log import NOON, Log, make_log
+from tests.support.driver_log.log import NOON, Log, make_log
 from tracker_store.engine import connect
 from tracker_store.leadership import read_leadership, take_leadership
 from tracker_store.pipeline_states import advance_stops

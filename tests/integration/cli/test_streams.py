@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from forebay.cli import confirmation
 from forebay.cli.main import app
-from tests.driver_log import INTERVAL, NOON, Log, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tracker_store.engine import connect
 from tracker_store.leadership import read_leadership, take_leadership
 from tracker_store.pipeline_states import stop_pipelines

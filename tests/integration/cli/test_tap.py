@@ -21,9 +21,9 @@ from forebay.cli.main import app
 from forebay.cli.tap import _Tap
 from orchestration.settings import Settings
 from receiver_runtime.block_store.stores import open_block_store
-from tests.driver_log import Log, claim_anew, make_log
-from tests.polling import eventually
-from tests.stored_lines import LineReceiver
+from tests.support.driver_log.log import Log, claim_anew, make_log
+from tests.support.driver_log.stored_lines import LineReceiver
+from tests.support.polling import eventually
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:

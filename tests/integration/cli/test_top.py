@@ -20,8 +20,8 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from tests.driver_log import NOON, Log, make_log
-from tests.polling import eventually
+from tests.support.driver_log.log import NOON, Log, make_log
+from tests.support.polling import eventually
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.driver_log import make_log
-from tests.polling import eventually
+from tests.support.driver_log.log import make_log
+from tests.support.polling import eventually
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from orchestration.apply import apply
 from orchestration.settings import Settings
-from tests.stored_lines import LineReceiver
+from tests.support.driver_log.stored_lines import LineReceiver
 from tracker_store.pipelines import get_pipeline
 from tracker_store.received_block_tracker import ReceivedBlockTracker
 from tracker_store.receivers import placements

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pyarrow.dataset as ds
 import pytest
 
-from tests.block_keys import files_with, key_file, spellings
 from tests.integration.cluster.allocated_batch import AllocatedBatch
 from tests.integration.cluster.batch_program import declare
-from tests.spark_cluster import connect_server, standalone_cluster
+from tests.support.receivers.block_keys import files_with, key_file, spellings
+from tests.support.spark.cluster import connect_server, standalone_cluster
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:

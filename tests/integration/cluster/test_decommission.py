@@ -10,9 +10,9 @@ import pytest
 
 from tests.integration.cluster.allocated_batch import LINES, AllocatedBatch
 from tests.integration.cluster.decommission_program import declare
-from tests.kubernetes_page import documented_configuration
-from tests.polling import eventually
-from tests.spark_cluster import running_cluster
+from tests.support.pages.kubernetes import documented_configuration
+from tests.support.polling import eventually
+from tests.support.spark.cluster import running_cluster
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:

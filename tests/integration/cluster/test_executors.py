@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark_cluster import standalone_cluster
+from tests.support.spark.cluster import standalone_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from pyiceberg.catalog import load_catalog
 from tests.integration.cluster.allocated_batch import LINES, AllocatedBatch
 from tests.integration.cluster.speculation_program import OUTPUTS, declare
 from tests.integration.orchestration.target_database import Target
-from tests.spark_cluster import standalone_cluster
+from tests.support.spark.cluster import standalone_cluster
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from tests.postgres import TestServer
+    from tests.support.postgres.server import TestServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(500)]
 

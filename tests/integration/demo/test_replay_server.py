@@ -14,7 +14,7 @@ import pytest
 from forebay.demo import known_answer
 from forebay.demo.flights import LineBlock
 from forebay.demo.replay_server import ReplayServer, ReplayState
-from tests.polling import eventually
+from tests.support.polling import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,9 +10,9 @@ import pytest
 
 from orchestration.tracker.http import TrackerHttpServer, TrackerView
 from orchestration.tracker.listen_address import ListenAddress
-from tests.eventful_log import make_eventful_log
-from tests.polling import eventually
-from tests.prometheus import ALERTS, DASHBOARD, ask, has_scraped, has_series, prometheus, queries
+from tests.support.driver_log.eventful_log import make_eventful_log
+from tests.support.polling import eventually
+from tests.support.servers.prometheus import ALERTS, DASHBOARD, ask, has_scraped, has_series, prometheus, queries
 from tracker_store.engine import connect
 from tracker_store.leadership import read_leadership
 from tracker_store.processes import live_processes

@@ -12,7 +12,7 @@ import pytest
 from forebay import Stream
 from forebay.sources import SocketText
 from orchestration.settings import Settings
-from tests.stored_lines import LineReceiver
+from tests.support.driver_log.stored_lines import LineReceiver
 from tracker_store.engine import connect
 from tracker_store.pipelines import apply_stream
 from tracker_store.receivers import placements

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from orchestration.java import find_java_home
-from tests.polling import eventually
+from tests.support.polling import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from forebay import Stream
 from receiver_runtime.sources.amqp import Amqp
-from tests.driver_log import make_log
+from tests.support.driver_log.log import make_log
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:

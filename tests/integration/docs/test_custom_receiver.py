@@ -19,9 +19,9 @@ from orchestration.modules import load_pipelines
 from receiver_runtime.block_store.columns import FINGERPRINT_KEY, fingerprint_of
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.exit_codes import ExitCode
-from tests.driver_log import make_log
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, exit_code
-from tests.receiver_processes import eventually
+from tests.support.driver_log.log import make_log
+from tests.support.receivers.receiver_processes import eventually
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ def test_dagsters_own_command_loads_each_as_a_file_and_as_a_module(option: str, 
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
     finished = subprocess.run(
         [
-            *(sys.executable, "-m", "tests.dagster_validation", option),
+            *(sys.executable, "-m", "tests.support.dagster.validation", option),
             *(f"{name}.py" if option == "-f" else name for name in examples),
         ],
         cwd=tmp_path,

@@ -6,10 +6,10 @@ import socket
 from typing import TYPE_CHECKING
 
 from receiver_runtime.sources.socket_text import SocketText
-from tests.held_ports import held_port
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
-from tests.receiver_processes import eventually
-from tests.runbook_page import blocks, page_environment, run_commands, sections
+from tests.support.machine.held_ports import held_port
+from tests.support.pages.runbook import blocks, page_environment, run_commands, sections
+from tests.support.receivers.receiver_processes import eventually
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from orchestration.settings import Settings
 from receiver_runtime.block_store.encryption import KEY_SETTING, READING_SETTING
-from tests.block_keys import key_id
+from tests.support.receivers.block_keys import key_id
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "encryption.md").read_text(encoding="utf-8")
 COMMANDS = [

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from receiver_runtime.sources.files import FollowedFiles
 from tests.conformance.source_rig import SourceRig
 from tests.conformance.suite import stop
-from tests.receiver_processes import eventually
+from tests.support.receivers.receiver_processes import eventually
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from forebay.testing import run_batch
 from orchestration.apply import apply
 from orchestration.batch_run import replay_batch
 from orchestration.spark.sinks.sink import OutputAttempt
-from tests.driver_log import make_log
 from tests.integration.docs.streaming_program import StreamingProgram
-from tests.integration.orchestration.batch_rig import System, local_spark
 from tests.integration.orchestration.target_database import TIME, Target
+from tests.support.driver_log.log import make_log
+from tests.support.spark.batch_rig import System, local_spark
 from tracker_store.engine import connect
 from tracker_store.states import BatchState
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from forebay import Pipeline, Stream
-    from tests.postgres import TestServer
-    from tests.stored_lines import LineReceiver
+    from tests.support.driver_log.stored_lines import LineReceiver
+    from tests.support.postgres.server import TestServer
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "from-dstreams.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^```python file=(\w+)\.py\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))

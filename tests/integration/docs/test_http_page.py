@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from forebay import Stream
 from receiver_runtime.sources.http import Http
-from tests.driver_log import make_log
+from tests.support.driver_log.log import make_log
 from tests.unit.receiver_runtime.receivers.http.http_client import listening
 from tracker_store.engine import connect
 

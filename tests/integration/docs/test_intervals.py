@@ -11,7 +11,7 @@ from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.pipeline_settings import PipelineSettings
 from orchestration.settings import Settings
-from tests.driver_log import make_log
+from tests.support.driver_log.log import make_log
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.driver_log import INTERVAL, NOON, add, block, claim_anew, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, add, block, claim_anew, make_log
 from tracker_store.blocks import OffsetLink, open_partition
 from tracker_store.engine import connect
 from tracker_store.input_metadata import record_input_metadata

@@ -11,7 +11,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from tests.kubernetes_page import ROOT, TEMPLATE, documented_configuration
+from tests.support.pages.kubernetes import ROOT, TEMPLATE, documented_configuration
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

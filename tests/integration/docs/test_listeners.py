@@ -16,7 +16,7 @@ import dagster as dg
 import pyspark
 
 from forebay.dagster import EventKind, event_sensor
-from tests.driver_log import make_log, wait_until_told
+from tests.support.driver_log.log import make_log, wait_until_told
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from orchestration.tracker.http import TrackerHttpServer, TrackerView
 from orchestration.tracker.http_writes import ReplayDagster
 from orchestration.tracker.listen_address import ListenAddress
 from orchestration.tracker.streaming_api import STATUS
-from tests.class_file import read_class
-from tests.driver_log import INTERVAL, NOON, make_log
-from tests.polling import eventually
-from tests.replaying_dagster import replaying_dagster
+from tests.support.dagster.replaying_webserver import replaying_dagster
+from tests.support.driver_log.log import INTERVAL, NOON, make_log
+from tests.support.polling import eventually
+from tests.support.spark.class_file import read_class
 from tracker_store.engine import connect
 from tracker_store.pipelines import apply_pipeline
 

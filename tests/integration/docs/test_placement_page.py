@@ -16,7 +16,7 @@ from orchestration.settings import Settings
 from orchestration.tracker.rebalancing import OFFER_SECONDS
 from orchestration.tracker.scheduling_policy import MOST_SETTLES
 from receiver_runtime.sources.units import parse_duration
-from tests.driver_log import make_log
+from tests.support.driver_log.log import make_log
 from tracker_store.engine import connect
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "placement.md").read_text(encoding="utf-8")

@@ -14,13 +14,13 @@ import sqlalchemy as sa
 
 from receiver_runtime.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
-from tests.receiver_processes import eventually
-from tests.runbook_page import blocks, page
+from tests.support.pages.runbook import blocks, page
+from tests.support.receivers.receiver_processes import eventually
 from tracker_store.checks import check_data
 from tracker_store.engine import connect, create_engine
 
 if TYPE_CHECKING:
-    from tests.postgres import TestServer
+    from tests.support.postgres.server import TestServer
     from tracker_store.embedded_postgres import EmbeddedPostgres
 
 # The stream has the settings of the receiver that the test starts, so that only the pipeline changes.

@@ -1,4 +1,4 @@
-"""Run the runbooks of tests/runbook_states.py in the very states that they are about, and check their cures."""
+"""Run runbooks in the states that they are about (tests/support/pages/runbook_states.py), and check their cures."""
 
 from __future__ import annotations
 
@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.driver_log import wait_until_told
-from tests.runbook_page import HEADINGS, blocks, commands_in, page, page_environment, run_commands, runnable, sections
-from tests.runbook_states import CURES, LEFT_BY, MODULE, MODULES, STATES, make_healthy_log
+from tests.support.driver_log.log import wait_until_told
+from tests.support.pages.runbook import (
+    HEADINGS,
+    blocks,
+    commands_in,
+    page,
+    page_environment,
+    run_commands,
+    runnable,
+    sections,
+)
+from tests.support.pages.runbook_states import CURES, LEFT_BY, MODULE, MODULES, STATES, make_healthy_log
 from tracker_store.engine import connect
 from tracker_store.leadership import read_leadership
 from tracker_store.pipeline_states import advance_stops, stop_pipelines

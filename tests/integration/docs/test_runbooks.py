@@ -1,6 +1,7 @@
 """Check that each runbook has all its parts, and that each of its commands and statements is run by a test.
 
-tests/runbook_states.py makes the state that a page is about; where a procedure is tested, the page has its own test.
+tests/support/pages/runbook_states.py makes the state that a page is about; where a procedure is tested, the page has
+its own test.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestration.tracker.metrics import FOREBAY, STREAMING_SOURCE
-from tests.driver_log import make_log
-from tests.runbook_page import HEADINGS, RUNBOOKS, blocks, commands_in, fences, inline_commands, page, sections
-from tests.runbook_states import STATES
+from tests.support.driver_log.log import make_log
+from tests.support.pages.runbook import HEADINGS, RUNBOOKS, blocks, commands_in, fences, inline_commands, page, sections
+from tests.support.pages.runbook_states import STATES
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from tests.postgres import TestServer
+    from tests.support.postgres.server import TestServer
 
 TESTS = Path(__file__).parents[2]
 DOCS = TESTS.parent / "docs"
@@ -35,8 +36,8 @@ PROCEDURES = {
 }
 #: Commands that run until they are stopped, so no block of a page can run them, each with the rig that starts them.
 LONG_RUNNING = {
-    "agent": TESTS / "faults" / "receiving_host.py",
-    "up": TESTS / "faults" / "running_system.py",
+    "agent": TESTS / "support" / "systems" / "receiving_host.py",
+    "up": TESTS / "support" / "systems" / "running_system.py",
 }
 #: Commands that a page names as another way, with the page whose blocks run them.
 OTHER_WAYS = {("stop-and-start", "agents drain"): "move-a-stream"}

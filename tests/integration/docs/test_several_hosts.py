@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from orchestration.settings import Settings
-from tests.polling import eventually
+from tests.support.polling import eventually
 from tracker_store.block_stores import UnsharedBlockStoreError, attach_block_store, unshared_way_out
 from tracker_store.engine import connect
 

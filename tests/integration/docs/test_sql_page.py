@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import wait_until_told
-from tests.eventful_log import COMPLETED, QUARANTINED, RUNNING, make_eventful_log
+from tests.support.driver_log.eventful_log import COMPLETED, QUARANTINED, RUNNING, make_eventful_log
+from tests.support.driver_log.log import wait_until_told
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:

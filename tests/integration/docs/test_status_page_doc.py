@@ -14,8 +14,8 @@ from orchestration.status_page.requests import PAGE_ROWS, WINDOW
 from orchestration.status_page.routes import CHARTED
 from orchestration.tracker.http import TrackerHttpServer, TrackerView
 from orchestration.tracker.listen_address import ListenAddress
-from tests.driver_log import make_log
-from tests.polling import eventually
+from tests.support.driver_log.log import make_log
+from tests.support.polling import eventually
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from tests.integration.docs.streaming_program import StreamingProgram
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:
-    from tests.stored_lines import LineReceiver
+    from tests.support.driver_log.stored_lines import LineReceiver
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "how-to" / "streaming-queries.md").read_text(encoding="utf-8")

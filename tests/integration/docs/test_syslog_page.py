@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from forebay import Stream
 from receiver_runtime.receiver_registry import make_receiver
 from receiver_runtime.sources.syslog import Syslog
-from tests.driver_log import make_log
+from tests.support.driver_log.log import make_log
 from tests.unit.receiver_runtime.rig import rig
 from tests.unit.receiver_runtime.support import eventually
 from tracker_store.engine import connect

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.runbook_page import blocks, page_environment, run_commands, sections
-from tests.runbook_states import LEFT_BY, MODULE, make_healthy_log
+from tests.support.pages.runbook import blocks, page_environment, run_commands, sections
+from tests.support.pages.runbook_states import LEFT_BY, MODULE, make_healthy_log
 from tracker_store import migrate
 from tracker_store.agents import list_agents
 from tracker_store.engine import connect

@@ -10,7 +10,7 @@ from pathlib import Path
 from forebay import Stream
 from receiver_runtime.receiver_registry import make_receiver
 from receiver_runtime.sources.zeromq import ZeroMQ
-from tests.held_ports import held_port
+from tests.support.machine.held_ports import held_port
 from tests.unit.receiver_runtime.rig import rig
 from tests.unit.receiver_runtime.support import eventually
 

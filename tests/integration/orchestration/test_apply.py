@@ -12,7 +12,7 @@ from forebay import ConsoleSink, DeltaSink, IcebergSink, ParquetSink, Pipeline, 
 from forebay.sources import SocketText
 from orchestration.apply import apply, difference, is_applied
 from receiver_runtime.sources.secret import Secret
-from tests.driver_log import NOON, Log
+from tests.support.driver_log.log import NOON, Log
 from tracker_store.engine import connect
 from tracker_store.errors import DriverLogUnavailableError, SharedPlaceError, StrandingChangeError
 from tracker_store.pipelines import get_pipeline, list_pipelines, list_streams, waiting_records

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from orchestration.pipeline_settings import PipelineSettings
 from orchestration.tracker.rate_controller import STILL_AFTER_SECONDS, RateController
 from orchestration.tracker.tracker import Tracker
-from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tracker_store.batches import claim_attempt, claim_replay, complete_batch, complete_replay, fail_attempt
 from tracker_store.engine import connect
 from tracker_store.leadership import read_leadership, take_leadership

@@ -24,7 +24,7 @@ from orchestration.run_launcher.loaded_code import LoadedCode
 from orchestration.run_launcher.recycling import Recycling
 from orchestration.settings import Settings
 from orchestration.spark.session import WarmSession
-from tests.polling import eventually
+from tests.support.polling import eventually
 from tracker_store.engine import connect
 from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
 from tracker_store.processes import register_process

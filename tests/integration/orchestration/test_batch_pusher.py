@@ -27,10 +27,10 @@ from orchestration.tracker.dagster_client import (
     DagsterUnreachableError,
     LaunchRefusedError,
 )
-from tests.counted_statements import counted
-from tests.driver_log import Log, oldest_unfinished_batch
 from tests.integration.orchestration.boundaries import complete_launched, is_in_time
-from tests.polling import eventually
+from tests.support.driver_log.log import Log, oldest_unfinished_batch
+from tests.support.polling import eventually
+from tests.support.postgres.counted_statements import counted
 from tracker_store import batches
 from tracker_store.engine import connect
 from tracker_store.leadership import DeposedError, read_leadership, take_leadership

@@ -18,8 +18,8 @@ from orchestration.spark.sinks.sink import unchecked
 from receiver_runtime.block_store.errors import StoreUnavailableError
 from receiver_runtime.block_store.identity import make_identity
 from receiver_runtime.block_store.local import LocalBlockStore
-from tests.integration.orchestration.batch_rig import System, local_spark
-from tests.mounts import Mount
+from tests.support.machine.mounts import Mount
+from tests.support.spark.batch_rig import System, local_spark
 from tracker_store import batches
 from tracker_store.block_stores import attach_block_store
 from tracker_store.engine import connect

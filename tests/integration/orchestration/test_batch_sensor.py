@@ -30,10 +30,10 @@ from orchestration.dagster_defs.batch_sensor import batch_sensor, tick, wait_sec
 from orchestration.dagster_defs.jobs import batch_job
 from orchestration.dagster_defs.sensor_connections import SensorConnections
 from orchestration.settings import Settings
-from tests.driver_log import INTERVAL as LOG_INTERVAL
-from tests.driver_log import Log, make_log, oldest_unfinished_batch
 from tests.integration.orchestration.boundaries import complete_launched, is_in_time
-from tests.polling import eventually
+from tests.support.driver_log.log import INTERVAL as LOG_INTERVAL
+from tests.support.driver_log.log import Log, make_log, oldest_unfinished_batch
+from tests.support.polling import eventually
 from tracker_store import batches, retry
 from tracker_store.cleanup import clean_up_receiver
 from tracker_store.engine import connect

@@ -13,8 +13,8 @@ from forebay.cli.main import app
 from receiver_runtime.block_store.frame import FrameKind, SourceRule, encode_frame
 from receiver_runtime.block_store.identity import identity_of, make_identity
 from receiver_runtime.block_store.local import ASIDE, LocalBlockStore
-from tests.driver_log import claim_anew, make_log
-from tests.mounts import Mount
+from tests.support.driver_log.log import claim_anew, make_log
+from tests.support.machine.mounts import Mount
 from tracker_store.block_stores import attach_block_store
 from tracker_store.blocks import BlockHandle, NewBlock, add_blocks
 from tracker_store.engine import connect

@@ -15,7 +15,7 @@ from forebay.sources import SocketText
 from orchestration.dagster_defs.batch_checks import DESCRIPTIONS as BATCH_CHECKS
 from orchestration.dagster_defs.batch_checks import check_batches
 from orchestration.dagster_defs.checks import DESCRIPTIONS, RECEIVERS_ACTIVE, check_pipeline, check_receivers
-from tests.driver_log import INTERVAL, NOON, Log, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tracker_store.batches import claim_attempt, complete_batch, fail_attempt
 from tracker_store.engine import connect
 from tracker_store.errors import NotAppliedError

@@ -17,8 +17,8 @@ from orchestration.settings import Settings
 from orchestration.spark import class_archive
 from orchestration.spark.class_archive import make
 from orchestration.spark.class_archive_file import archive_file, options_to_use
-from tests.class_archive import VARIABLE
-from tests.state_directory import state_directory
+from tests.support.machine.state_directory import state_directory
+from tests.support.spark.class_archive import VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

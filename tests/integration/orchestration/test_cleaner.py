@@ -15,8 +15,8 @@ from orchestration.tracker.cleaner import Cleaner
 from receiver_runtime.block_store.errors import StoreUnavailableError
 from receiver_runtime.block_store.identity import make_identity
 from receiver_runtime.block_store.local import LocalBlockStore
-from tests.driver_log import NOON, Log, make_log
-from tests.mounts import Mount
+from tests.support.driver_log.log import NOON, Log, make_log
+from tests.support.machine.mounts import Mount
 from tracker_store.block_stores import attach_block_store
 from tracker_store.engine import connect
 from tracker_store.segments import seal_segment

@@ -16,7 +16,7 @@ from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.apply import apply
 from orchestration.batch_schedule import SENSOR_LAUNCHER, BatchRules, next_steps
-from tests.driver_log import add, block, claim_anew
+from tests.support.driver_log.log import add, block, claim_anew
 from tracker_store import batches
 from tracker_store.engine import connect
 from tracker_store.errors import AllocationError

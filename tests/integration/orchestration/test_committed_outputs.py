@@ -16,7 +16,7 @@ from orchestration.dagster_defs.committed_outputs import CommittedOutputs
 from orchestration.dagster_defs.observation_sensor import Cursor, observe
 from orchestration.dagster_defs.replay_job import ReplayConfig
 from orchestration.status_page import addresses
-from tests.integration.orchestration.batch_rig import System, local_spark
+from tests.support.spark.batch_rig import System, local_spark
 from tracker_store.engine import connect
 from tracker_store.states import BatchState
 

@@ -18,10 +18,10 @@ import pytest
 from forebay.cli.dagster_home import code_server_socket, webserver_token, write_dagster_home
 from orchestration.settings import Settings
 from orchestration.tracker.dagster_client import DagsterClient, LaunchRefusedError
-from tests.another_account import run_as_nobody
-from tests.held_ports import held_port
-from tests.polling import eventually
-from tests.state_directory import state_directory
+from tests.support.machine.another_account import run_as_nobody
+from tests.support.machine.held_ports import held_port
+from tests.support.machine.state_directory import state_directory
+from tests.support.polling import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -9,10 +9,10 @@ import pytest
 from orchestration.settings import Settings
 from orchestration.spark.session import spark_session
 from receiver_runtime.block_store.errors import BlockKeyError
-from tests.block_keys import files_with, key_file, key_id, new_key, spellings
-from tests.integration.orchestration.batch_rig import System
 from tests.integration.orchestration.spark_jvm import end_jvm
-from tests.polling import eventually
+from tests.support.polling import eventually
+from tests.support.receivers.block_keys import files_with, key_file, key_id, new_key, spellings
+from tests.support.spark.batch_rig import System
 from tracker_store import batches
 from tracker_store.engine import connect
 from tracker_store.pipelines import get_pipeline

@@ -10,7 +10,7 @@ import pytest
 from forebay.dagster import EventKind, ListenerEvent, event_sensor
 from orchestration.dagster_defs import event_sensor as module
 from orchestration.dagster_defs.event_sensor import Cursor
-from tests.driver_log import Log, make_log, wait_until_told
+from tests.support.driver_log.log import Log, make_log, wait_until_told
 from tracker_store.engine import connect
 from tracker_store.receivers import report_event
 from tracker_store.states import ReceiverEventKind

@@ -15,8 +15,8 @@ from forebay.sources import SocketText
 from orchestration.apply import apply
 from orchestration.attempt_outputs import OutputResult, OutputsFailedError, running_outputs
 from orchestration.batch_run import replay_batch, run_batch
-from tests.integration.orchestration.batch_rig import System, local_spark
-from tests.polling import eventually
+from tests.support.polling import eventually
+from tests.support.spark.batch_rig import System, local_spark
 from tracker_store import batches
 from tracker_store.engine import connect
 from tracker_store.errors import AttemptSupersededError, DriverLogUnavailableError

@@ -16,7 +16,7 @@ from orchestration.tracker.tracker import Tracker
 from receiver_runtime import agent as agent_module
 from tests.integration.receiver_runtime.host_rig import HostRig, host_rig
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource
-from tests.polling import eventually
+from tests.support.polling import eventually
 from tracker_store.engine import connect
 from tracker_store.receivers import restart_receiver
 

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from forebay.dagster import is_given_up
-from tests.driver_log import NOON, make_log
+from tests.support.driver_log.log import NOON, make_log
 from tracker_store.batches import claim_attempt, fail_attempt
 from tracker_store.engine import connect
 from tracker_store.processes import register_process
@@ -19,7 +19,7 @@ from tracker_store.states import BatchState, ProcessKind
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.driver_log import Log
+    from tests.support.driver_log.log import Log
 
 TAGS = {"forebay/pipeline": "words", "forebay/batch_time": NOON.isoformat(), "forebay/attempt": "1"}
 

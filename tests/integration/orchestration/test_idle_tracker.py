@@ -11,8 +11,8 @@ import sqlalchemy as sa
 
 from orchestration.tracker.change_watch import FOLLOW_SECONDS, FULL_LOOK_SECONDS
 from orchestration.tracker.tracker import Tracker
-from tests.counted_statements import Counted, counted
-from tests.driver_log import INTERVAL, Log, make_log
+from tests.support.driver_log.log import INTERVAL, Log, make_log
+from tests.support.postgres.counted_statements import Counted, counted
 from tracker_store.agents import set_draining
 from tracker_store.changes import read_changes
 from tracker_store.engine import connect

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from orchestration.spark.sinks.postgres import Mode
-    from tests.postgres import TestServer
+    from tests.support.postgres.server import TestServer
 
 ROOT = Path(__file__).parents[3]
 

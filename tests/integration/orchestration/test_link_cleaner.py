@@ -9,7 +9,7 @@ import pytest
 
 from orchestration.tracker.link_cleaner import KEY_WINDOW, LinkCleaner, LinksReport
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
-from tests.filled_log import Size, fill
+from tests.support.driver_log.filled_log import Size, fill
 from tracker_store.engine import connect
 from tracker_store.leadership import DeposedError
 

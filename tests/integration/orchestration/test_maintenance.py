@@ -12,7 +12,7 @@ import pytest
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.dagster_defs.maintenance import maintenance_job, maintenance_schedule, old_runs, prune
-from tests.driver_log import NOON, make_log
+from tests.support.driver_log.log import NOON, make_log
 from tracker_store import batches
 from tracker_store.engine import connect
 from tracker_store.errors import BatchHeldError

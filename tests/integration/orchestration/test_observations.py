@@ -16,8 +16,8 @@ from orchestration.dagster_defs import observation_sensor, quarantined_batches
 from orchestration.dagster_defs.batch_plots import batch_metadata
 from orchestration.dagster_defs.checks import DESCRIPTIONS
 from orchestration.dagster_defs.observation_sensor import Cursor, observe
-from tests.counted_statements import buffers, counted
-from tests.driver_log import INTERVAL, NOON, Log, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
+from tests.support.postgres.counted_statements import buffers, counted
 from tracker_store.batch_statistics import batch_figures, completed_minutes, pipeline_queue
 from tracker_store.batches import claim_attempt, complete_batch
 from tracker_store.engine import connect

@@ -21,16 +21,16 @@ from dagster_postgres import PostgresRunStorage
 
 from orchestration.apply import apply
 from orchestration.modules import load_pipelines
-from tests.integration.orchestration.batch_rig import System
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy
-from tests.polling import eventually
-from tests.postgres_address import through
+from tests.support.polling import eventually
+from tests.support.postgres.address import through
+from tests.support.spark.batch_rig import System
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.postgres import TestServer
+    from tests.support.postgres.server import TestServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 

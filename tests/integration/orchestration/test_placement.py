@@ -16,9 +16,9 @@ from orchestration.pipeline import Pipeline, Stream
 from orchestration.tracker.placement_rules import PlacementRules
 from orchestration.tracker.receiver_placement import HAND_OVER_SECONDS
 from receiver_runtime.sources.socket_text import SocketText
-from tests.counted_statements import counted
-from tests.driver_log import claim_anew, make_log
 from tests.integration.orchestration.fleet import Fleet, NoSink
+from tests.support.driver_log.log import claim_anew, make_log
+from tests.support.postgres.counted_statements import counted
 from tracker_store.agents import HostLivesError, NoSuchAgentError, forget_host, list_agents, set_draining
 from tracker_store.engine import connect
 from tracker_store.leadership import read_leadership, take_leadership

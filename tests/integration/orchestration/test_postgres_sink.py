@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from orchestration.spark.sinks.postgres import Mode
-    from tests.postgres import TestServer
+    from tests.support.postgres.server import TestServer
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from orchestration.spark.sinks.sink import Step
 from tests.integration.orchestration import killed_publishing
 from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
 from tests.integration.orchestration.killed_publishing import COMMITTED, COMPACT, REPLAY, RUN, act, declare
-from tests.polling import eventually
+from tests.support.polling import eventually
 from tracker_store import batches
 from tracker_store.engine import connect
 from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError

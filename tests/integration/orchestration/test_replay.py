@@ -14,8 +14,8 @@ from forebay import Batch, ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.apply import apply
 from orchestration.spark.sinks.sink import unchecked
-from tests.driver_log import oldest_unfinished_batch
-from tests.integration.orchestration.batch_rig import System, local_spark
+from tests.support.driver_log.log import oldest_unfinished_batch
+from tests.support.spark.batch_rig import System, local_spark
 from tracker_store import batches
 from tracker_store.engine import connect
 from tracker_store.errors import BatchHeldError, BlocksNotRetainedError

@@ -12,8 +12,8 @@ from forebay.dagster import build_definitions
 from orchestration.apply import apply
 from orchestration.dagster_defs.replay_job import ReplayConfig
 from orchestration.replay_choice import ReplayError, batches_to_replay, parsed_time
-from tests.driver_log import Log
-from tests.integration.orchestration.batch_rig import System, local_spark
+from tests.support.driver_log.log import Log
+from tests.support.spark.batch_rig import System, local_spark
 from tracker_store.engine import connect
 from tracker_store.pipelines import get_pipeline
 from tracker_store.states import BatchState

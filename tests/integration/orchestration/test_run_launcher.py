@@ -13,7 +13,7 @@ from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteJobO
 
 from orchestration.run_launcher import launcher
 from orchestration.run_launcher.launcher import BatchRunLauncher
-from tests.recording_launcher import RecordingRunLauncher
+from tests.support.dagster.recording_launcher import RecordingRunLauncher
 from tracker_store.engine import connect
 from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
 from tracker_store.processes import deregister_process, register_process
@@ -88,7 +88,7 @@ def rig(tmp_path: Path, engine: sa.Engine, database_url: str) -> Iterator[Rig]:
             "class": "BatchRunLauncher",
             "config": {
                 "delegate": {
-                    "module": "tests.recording_launcher",
+                    "module": "tests.support.dagster.recording_launcher",
                     "class": "RecordingRunLauncher",
                     "config": {"name": "the delegate"},
                 },

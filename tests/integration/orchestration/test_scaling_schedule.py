@@ -15,7 +15,7 @@ from orchestration.apply import apply
 from orchestration.dagster_defs.scaling_schedule import decide_scaling, scaling_job
 from orchestration.settings import Settings
 from orchestration.spark.wanted_executors import wanted_executors
-from tests.driver_log import INTERVAL, NOON
+from tests.support.driver_log.log import INTERVAL, NOON
 from tracker_store.engine import connect
 from tracker_store.pipelines import get_pipeline
 from tracker_store.processes import deregister_process, register_process

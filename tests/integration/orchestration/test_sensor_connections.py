@@ -9,14 +9,14 @@ import pytest
 import sqlalchemy as sa
 
 from orchestration.dagster_defs.sensor_connections import SensorConnections
-from tests.polling import eventually
+from tests.support.polling import eventually
 from tracker_store.engine import connect
 from tracker_store.errors import DriverLogUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.postgres import TestServer
+    from tests.support.postgres.server import TestServer
 
 
 @pytest.fixture

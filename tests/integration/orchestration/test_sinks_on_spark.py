@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from orchestration.spark.sinks.postgres_staging import Staging
-    from tests.postgres import TestServer
+    from tests.support.postgres.server import TestServer
 
     Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 

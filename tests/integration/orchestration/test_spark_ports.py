@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from tests.another_account import as_nobody
+from tests.support.machine.another_account import as_nobody
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,8 @@ from dagster_pyspark import LazyPySparkResource, PySparkResource
 from forebay.dagster import build_definitions
 from orchestration.settings import Settings
 from orchestration.spark.session import SessionWithoutFormatError, WarmSession
-from tests.integration.orchestration.batch_rig import System
-from tests.state_directory import state_directory
+from tests.support.machine.state_directory import state_directory
+from tests.support.spark.batch_rig import System
 from tracker_store.engine import connect
 from tracker_store.states import BatchState
 

@@ -12,10 +12,10 @@ import sqlalchemy as sa
 
 from orchestration.status_page.shown import milliseconds
 from orchestration.tracker.listen_address import ListenAddress
-from tests.driver_log import INTERVAL, NOON
-from tests.eventful_log import COMPLETED, make_eventful_log
-from tests.filled_log import Size, fill, reading
 from tests.integration.orchestration.test_tracker_http import SECOND, ask, busy, log, serving, url
+from tests.support.driver_log.eventful_log import COMPLETED, make_eventful_log
+from tests.support.driver_log.filled_log import Size, fill, reading
+from tests.support.driver_log.log import INTERVAL, NOON
 from tracker_store import status_page as store
 from tracker_store.agents import list_agents
 from tracker_store.engine import connect, create_engine
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.driver_log import Log
+    from tests.support.driver_log.log import Log
 
 __all__ = ["log", "url"]
 PLANTED = "<script>alert('x')</script>"

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from orchestration.tracker.tracker import LEADERSHIP_LIMIT_SECONDS, Tracker
-from tests.driver_log import Log, make_log
+from tests.support.driver_log.log import Log, make_log
 from tracker_store.engine import connect
 from tracker_store.processes import heartbeat, live_processes, register_process
 from tracker_store.receivers import placements

@@ -26,7 +26,7 @@ from receiver_runtime.driver_log import DriverLog, ReceiverDriverLog
 from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.sources.base import SourceError
 from receiver_runtime.write_ahead_log import WriteAheadLog
-from tests.driver_log import claim_anew
+from tests.support.driver_log.log import claim_anew
 from tracker_store.blocks import add_blocks
 from tracker_store.engine import connect
 from tracker_store.pipelines import get_pipeline

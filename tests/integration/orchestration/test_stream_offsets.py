@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles, Rea
 from orchestration.spark import stream_reader
 from orchestration.spark.block_reader import BlockPartition, ReadOptionError
 from orchestration.spark.stream_reader import MAX_BLOCKS, MAX_RECORDS, ForebayStreamReader
-from tests.driver_log import Log, make_log
+from tests.support.driver_log.log import Log, make_log
 from tracker_store.cleanup import clean_up_receiver
 from tracker_store.engine import connect
 from tracker_store.errors import DriverLogUnavailableError, ReaderPositionError, ReaderRemovedError

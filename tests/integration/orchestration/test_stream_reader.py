@@ -12,8 +12,8 @@ from forebay import Stream
 from forebay.sources import SocketText
 from orchestration.settings import Settings
 from orchestration.spark.session import spark_session
-from tests.polling import eventually
-from tests.stored_lines import LineReceiver
+from tests.support.driver_log.stored_lines import LineReceiver
+from tests.support.polling import eventually
 from tracker_store.engine import connect
 from tracker_store.pipelines import apply_stream
 from tracker_store.readers import attach_reader, list_readers, move_reader, remove_reader

@@ -12,8 +12,8 @@ from orchestration.tracker import tracker as tracker_module
 from orchestration.tracker.change_watch import FULL_LOOK_SECONDS
 from orchestration.tracker.receiver_placement import ReceiverPlacement
 from orchestration.tracker.tracker import LEADERSHIP_LIMIT_SECONDS, LONGEST_TICK_SECONDS, Tracker
-from tests.driver_log import INTERVAL, NOON, Log, make_log
-from tests.polling import eventually
+from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
+from tests.support.polling import eventually
 from tracker_store import batches
 from tracker_store.engine import connect
 from tracker_store.errors import DriverLogUnavailableError

@@ -15,10 +15,10 @@ import sqlalchemy as sa
 from orchestration.tracker.http import STATEMENT_TIMEOUT, TrackerHttpServer, TrackerView
 from orchestration.tracker.listen_address import ListenAddress
 from orchestration.tracker.tracker import Tracker
-from tests.driver_log import INTERVAL, NOON, Log, make_log
-from tests.held_ports import held_port
-from tests.polling import eventually
-from tests.tracker_answers import Answer, answer_to, served
+from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
+from tests.support.machine.held_ports import held_port
+from tests.support.polling import eventually
+from tests.support.servers.tracker_answers import Answer, answer_to, served
 from tracker_store import batches, outputs
 from tracker_store.batch_outputs import fail_output
 from tracker_store.engine import connect, create_engine

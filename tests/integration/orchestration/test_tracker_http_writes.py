@@ -15,9 +15,9 @@ from orchestration.tracker import http_writes
 from orchestration.tracker.http import TrackerHttpServer, TrackerView
 from orchestration.tracker.http_writes import ReplayDagster
 from orchestration.tracker.listen_address import ListenAddress
-from tests.driver_log import INTERVAL, NOON, Log, make_log
-from tests.replaying_dagster import ReplayingDagster, replaying_dagster
-from tests.tracker_answers import Answer, answer_to, served
+from tests.support.dagster.replaying_webserver import ReplayingDagster, replaying_dagster
+from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
+from tests.support.servers.tracker_answers import Answer, answer_to, served
 from tracker_store.engine import connect
 from tracker_store.listener_events import newest_events
 from tracker_store.pipelines import apply_pipeline

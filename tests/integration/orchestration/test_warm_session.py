@@ -13,8 +13,8 @@ from orchestration.pipeline import Pipeline
 from orchestration.settings import Settings
 from orchestration.spark.session import WarmSession, spark_session
 from orchestration.spark.session_configuration import own_settings, shared_configuration
-from tests.polling import eventually
-from tests.state_directory import state_directory
+from tests.support.machine.state_directory import state_directory
+from tests.support.polling import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

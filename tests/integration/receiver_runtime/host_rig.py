@@ -14,7 +14,7 @@ from receiver_runtime.agent import Agent
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.sources.socket_text import SocketText
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource
-from tests.receiver_processes import eventually
+from tests.support.receivers.receiver_processes import eventually
 from tracker_store.engine import connect, create_engine
 from tracker_store.pipelines import apply_stream
 

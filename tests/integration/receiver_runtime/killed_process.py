@@ -10,7 +10,7 @@ from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.block_store.stores import replicas_of
 from receiver_runtime.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import exit_code
-from tests.receiver_processes import eventually
+from tests.support.receivers.receiver_processes import eventually
 from tracker_store.checks import check_data
 from tracker_store.engine import connect
 from tracker_store.states import ReceiverEventKind

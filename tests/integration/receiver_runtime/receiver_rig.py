@@ -15,8 +15,8 @@ from receiver_runtime.block_store.reading import letters_of
 from receiver_runtime.block_store.stores import open_block_store
 from receiver_runtime.sources.secret import Secret
 from receiver_runtime.sources.socket_text import SocketText
-from tests.postgres_address import connect_to
-from tests.receiver_processes import DEADLINE_SECONDS, ReceiverProcesses
+from tests.support.postgres.address import connect_to
+from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, ReceiverProcesses
 from tracker_store.engine import connect, create_engine
 from tracker_store.pipelines import apply_stream
 from tracker_store.receivers import placements, receiver_events

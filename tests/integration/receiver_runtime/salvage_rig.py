@@ -20,7 +20,7 @@ from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.salvage import salvage, store_location
 from receiver_runtime.sources.base import SourceRule
 from receiver_runtime.write_ahead_log import WriteAheadLog
-from tests.driver_log import claim_anew, make_log
+from tests.support.driver_log.log import claim_anew, make_log
 from tracker_store.blocks import AddOutcome, Claim, NewBlock, add_blocks
 from tracker_store.checks import check_data
 from tracker_store.engine import connect

@@ -19,9 +19,9 @@ from receiver_runtime.left_processes import LeftProcesses
 from receiver_runtime.sources.socket_text import SocketText
 from tests.integration.receiver_runtime.host_rig import HostRig, host_rig
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource
-from tests.postgres_address import through
-from tests.receiver_processes import eventually
-from tests.unread_bytes import unread_bytes
+from tests.support.machine.unread_bytes import unread_bytes
+from tests.support.postgres.address import through
+from tests.support.receivers.receiver_processes import eventually
 from tracker_store.checks import check_data
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import DriverLogUnavailableError

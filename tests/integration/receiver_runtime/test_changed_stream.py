@@ -13,9 +13,9 @@ from orchestration.tracker.receiver_placement import ReceiverPlacement
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.sources.socket_text import SocketText
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, ReceiverRig, exit_code
-from tests.postgres_address import through
-from tests.receiver_processes import eventually
-from tests.unread_bytes import unread_bytes
+from tests.support.machine.unread_bytes import unread_bytes
+from tests.support.postgres.address import through
+from tests.support.receivers.receiver_processes import eventually
 from tracker_store.engine import connect
 from tracker_store.leadership import read_leadership, take_leadership
 from tracker_store.pipelines import apply_stream

@@ -11,9 +11,9 @@ import pytest
 
 from forebay.sources import CustomSource
 from receiver_runtime.exit_codes import ExitCode
-from tests.driver_log import claim_anew
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, exit_code
-from tests.receiver_processes import eventually
+from tests.support.driver_log.log import claim_anew
+from tests.support.receivers.receiver_processes import eventually
 from tracker_store.engine import connect
 from tracker_store.receivers import receiver_events
 from tracker_store.states import ReceiverEventKind

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
-from tests.receiver_processes import eventually
+from tests.support.receivers.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,11 +16,11 @@ from forebay.cli.main import app
 from receiver_runtime.block_store.frame import FrameKind
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.exit_codes import ExitCode
-from tests.block_keys import dump, files_with, key_file, key_id, spellings
 from tests.integration.receiver_runtime.killed_process import kill_and_take_over
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource, ReceiverRig, exit_code
-from tests.postgres_address import through
-from tests.receiver_processes import eventually
+from tests.support.postgres.address import through
+from tests.support.receivers.block_keys import dump, files_with, key_file, key_id, spellings
+from tests.support.receivers.receiver_processes import eventually
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:

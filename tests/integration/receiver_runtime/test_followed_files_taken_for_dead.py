@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.driver_log import add, block, claim_anew, make_log
+from tests.support.driver_log.log import add, block, claim_anew, make_log
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log
 from tests.unit.receiver_runtime.receivers.files.followed.followed_rig import follow, write
 from tracker_store.blocks import open_partition, raise_for_outcome

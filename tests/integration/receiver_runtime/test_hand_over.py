@@ -16,7 +16,7 @@ from orchestration.tracker import rebalancing
 from orchestration.tracker.tracker import Tracker
 from tests.integration.receiver_runtime.host_rig import _RUN, HostRig
 from tests.namespaces.acking import AckedSource
-from tests.receiver_processes import eventually
+from tests.support.receivers.receiver_processes import eventually
 from tracker_store.checks import check_data
 from tracker_store.engine import connect
 from tracker_store.rebalance_requests import list_rebalance_requests, request_rebalance

@@ -12,7 +12,7 @@ from receiver_runtime.sources.custom import CustomSource
 from tests.conformance.source_rig import SourceRig
 from tests.conformance.suite import proxied, stop
 from tests.integration.receiver_runtime.keyed_receiver import KeyedReceiver, Sender
-from tests.receiver_processes import eventually
+from tests.support.receivers.receiver_processes import eventually
 from tests.unit.receiver_runtime.support import reaches
 from tracker_store.blocks import known_keys
 from tracker_store.engine import connect

@@ -14,9 +14,9 @@ import pytest
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.sources.raw_socket import RawSocket
 from receiver_runtime.sources.socket_text import SocketText
-from tests.held_ports import held_port
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, exit_code
-from tests.receiver_processes import eventually
+from tests.support.machine.held_ports import held_port
+from tests.support.receivers.receiver_processes import eventually
 from tracker_store.states import ReceiverEventKind
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 
 from receiver_runtime.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
-from tests.receiver_processes import eventually
+from tests.support.receivers.receiver_processes import eventually
 from tracker_store.checks import check_data
 from tracker_store.engine import connect
 

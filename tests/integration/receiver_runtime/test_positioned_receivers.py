@@ -12,7 +12,7 @@ import pytest
 from forebay.sources import CustomSource
 from tests.conformance.source_rig import SourceRig
 from tests.conformance.suite import stop
-from tests.receiver_processes import eventually
+from tests.support.receivers.receiver_processes import eventually
 from tests.unit.receiver_runtime.support import reaches
 
 if TYPE_CHECKING:

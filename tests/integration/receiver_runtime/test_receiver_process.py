@@ -21,9 +21,9 @@ from tests.integration.receiver_runtime.receiver_rig import (
     ReceiverRig,
     exit_code,
 )
-from tests.postgres_address import through
-from tests.receiver_processes import DEADLINE_SECONDS, eventually
-from tests.unread_bytes import unread_bytes
+from tests.support.machine.unread_bytes import unread_bytes
+from tests.support.postgres.address import through
+from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, eventually
 from tracker_store.states import ReceiverEventKind
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from tests.integration.receiver_runtime.killed_process import (
     stored,
 )
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource, ReceiverRig, exit_code
-from tests.postgres_address import through
-from tests.receiver_processes import eventually
+from tests.support.postgres.address import through
+from tests.support.receivers.receiver_processes import eventually
 from tracker_store.checks import check_data
 from tracker_store.engine import connect
 from tracker_store.states import ReceiverEventKind

@@ -13,7 +13,7 @@ from receiver_runtime.block_store.identity import identity_of, make_identity
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.block_store.object_store import ObjectBlockStore
 from receiver_runtime.store_attachment import attach
-from tests.mounts import Mount
+from tests.support.machine.mounts import Mount
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tracker_store.block_stores import (
     HostStore,

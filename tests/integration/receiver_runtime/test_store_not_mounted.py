@@ -14,8 +14,8 @@ from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.store_attachment import attach
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
-from tests.mounts import Mount
-from tests.receiver_processes import eventually
+from tests.support.machine.mounts import Mount
+from tests.support.receivers.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

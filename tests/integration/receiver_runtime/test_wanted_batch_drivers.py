@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from receiver_runtime.agent import Agent
 from receiver_runtime.batch_drivers import BatchDrivers
-from tests.driver_log import make_log
 from tests.integration.receiver_runtime.host_rig import running_children
-from tests.polling import eventually
+from tests.support.driver_log.log import make_log
+from tests.support.polling import eventually
 from tracker_store.engine import connect
 from tracker_store.processes import register_process
 from tracker_store.run_queue import register_batch_driver

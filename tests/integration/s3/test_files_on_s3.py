@@ -11,8 +11,8 @@ from receiver_runtime.block_store.objects import open_objects
 from receiver_runtime.sources.files import FileLines
 from tests.conformance.source_rig import SourceRig
 from tests.conformance.suite import stop
-from tests.receiver_processes import eventually
-from tests.s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
+from tests.support.receivers.receiver_processes import eventually
+from tests.support.servers.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

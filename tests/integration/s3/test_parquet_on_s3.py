@@ -14,13 +14,13 @@ from orchestration.dagster_defs.compaction import compaction_job
 from orchestration.spark.sinks.parquet_objects import SUCCESS
 from orchestration.spark.sinks.sink import SinkError, Step
 from receiver_runtime.block_store.objects import open_objects
-from tests.integration.orchestration.batch_rig import System, local_spark
 from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
 from tests.integration.orchestration.killed_publishing import declare
 from tests.integration.orchestration.target_database import TIME, attempt
 from tests.integration.orchestration.test_publishing import Log
 from tests.integration.s3.test_s3 import running, server  # noqa: F401  fixtures
-from tests.s3_server import SECRET_KEY, S3Server
+from tests.support.servers.s3 import SECRET_KEY, S3Server
+from tests.support.spark.batch_rig import System, local_spark
 from tracker_store.engine import connect
 from tracker_store.errors import OutcomeUnknownError
 from tracker_store.outputs import commits_of_batch

@@ -8,8 +8,8 @@ import pytest
 
 from tests.integration.receiver_runtime.killed_process import kill_and_take_over
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource, ReceiverRig
-from tests.postgres_address import through
-from tests.s3_server import S3Server
+from tests.support.postgres.address import through
+from tests.support.servers.s3 import S3Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,9 +24,9 @@ from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.block_store.stores import open_block_store, replicas_of
 from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogError
-from tests.integration.orchestration.batch_rig import System
 from tests.integration.orchestration.test_batch_run import same
-from tests.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
+from tests.support.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
+from tests.support.spark.batch_rig import System
 from tests.unit.receiver_runtime.support import MemorySegments, dead_letter_frame, eventually, frame, whole
 from tracker_store.blocks import Claim
 from tracker_store.engine import connect

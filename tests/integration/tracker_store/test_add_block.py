@@ -14,8 +14,17 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import GIVEN_SEGMENTS, Log, add, block, claim_anew, give_segments, make_log, wait_until_blocked
-from tests.polling import eventually
+from tests.support.driver_log.log import (
+    GIVEN_SEGMENTS,
+    Log,
+    add,
+    block,
+    claim_anew,
+    give_segments,
+    make_log,
+    wait_until_blocked,
+)
+from tests.support.polling import eventually
 from tracker_store.blocks import AddOutcome, Claim, add_blocks, claim, raise_for_outcome
 from tracker_store.engine import connect
 from tracker_store.errors import (

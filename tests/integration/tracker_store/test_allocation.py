@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.driver_log import (
+from tests.support.driver_log.log import (
     INTERVAL,
     NOON,
     Log,

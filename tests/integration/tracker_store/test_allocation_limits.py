@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import INTERVAL, NOON, Log, claim_anew, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log, claim_anew, make_log
 from tracker_store.batches import get_batch
 from tracker_store.engine import connect
 from tracker_store.pipelines import apply_stream

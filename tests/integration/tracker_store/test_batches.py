@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import INTERVAL, NOON, Log, make_log, oldest_unfinished_batch
+from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log, oldest_unfinished_batch
 from tracker_store import batches, outputs
 from tracker_store.engine import connect
 from tracker_store.errors import AttemptSupersededError, BatchHeldError, OutputNotCommittedError

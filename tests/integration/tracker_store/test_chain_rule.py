@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import GIVEN_SEGMENTS, Log, block, claim_anew, give_segments, make_log
+from tests.support.driver_log.log import GIVEN_SEGMENTS, Log, block, claim_anew, give_segments, make_log
 from tracker_store.blocks import AddOutcome, Claim, NewBlock, OffsetLink, add_blocks, open_partition
 from tracker_store.engine import connect
 from tracker_store.processes import heartbeat, register_process

@@ -18,8 +18,8 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.driver_log import INTERVAL, NOON, Log, make_log
-from tests.filled_log import Size, fill
+from tests.support.driver_log.filled_log import Size, fill
+from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tracker_store.cleanup import (
     Slice,
     clean_up_keys,

@@ -14,7 +14,17 @@ import pytest
 import sqlalchemy as sa
 
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
-from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, give_segments, make_log, wait_until_blocked
+from tests.support.driver_log.log import (
+    INTERVAL,
+    NOON,
+    Log,
+    add,
+    block,
+    claim_anew,
+    give_segments,
+    make_log,
+    wait_until_blocked,
+)
 from tracker_store import batches
 from tracker_store.blocks import (
     ORIGIN,

@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from tests.driver_log import INTERVAL, NOON, add, block, claim_anew, make_log, oldest_unfinished_batch
-from tests.state_moves import MACHINES, RECORDER, SEEN, illegal_moves
+from tests.support.driver_log.log import INTERVAL, NOON, add, block, claim_anew, make_log, oldest_unfinished_batch
+from tests.support.driver_log.state_moves import MACHINES, RECORDER, SEEN, illegal_moves
 from tracker_store import batches
 from tracker_store.blocks import AddOutcome, Claim, NewBlock, add_blocks, claim
 from tracker_store.cleanup import clean_up_receiver, segments_to_delete

@@ -18,9 +18,9 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from tests.another_account import as_nobody
-from tests.polling import eventually
-from tests.postgres import InstalledPostgres, PostgresProcess, ends_within
+from tests.support.machine.another_account import as_nobody
+from tests.support.polling import eventually
+from tests.support.postgres.server import InstalledPostgres, PostgresProcess, ends_within
 from tracker_store import migrate, server_account, server_socket
 from tracker_store.embedded_postgres import (
     BinariesMissingError,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import INTERVAL, NOON, Log, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tracker_store.batches import get_batch
 from tracker_store.cleanup import clean_up_receiver
 from tracker_store.declarations import PipelineDeclaration, WindowDeclaration

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.counted_statements import buffers
-from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
+from tests.support.postgres.counted_statements import buffers
 from tracker_store import batches
 from tracker_store.blocks import AddOutcome, BlockHandle, Claim, add_blocks
 from tracker_store.cleanup import clean_up_receiver, forget_segment, segments_to_delete

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from orchestration.tracker.cleaner import Cleaner
 from orchestration.tracker.link_cleaner import LinkCleaner, LinksReport
-from tests.filled_log import Read, Size, fill, reading
+from tests.support.driver_log.filled_log import Read, Size, fill, reading
 from tracker_store import cleanup, history, status
 from tracker_store.batches import claim_attempt, discard_batch, fail_attempt
 from tracker_store.checks import check_data
@@ -26,7 +26,7 @@ from tracker_store.states import BatchState
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tests.postgres import TestServer
+    from tests.support.postgres.server import TestServer
 
 SMALL = Size(batches=200)
 #: Ten times as much of everything that is history.

@@ -10,10 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 from orchestration.tracker.streaming_progress import StreamingProgress
-from tests.counted_statements import counted
-from tests.driver_log import INTERVAL, NOON, make_log
-from tests.filled_receivers import fill
-from tests.statement_cost import NestedStatement, buffers, nodes_of, visited_rows
+from tests.support.driver_log.filled_receivers import fill
+from tests.support.driver_log.log import INTERVAL, NOON, make_log
+from tests.support.postgres.counted_statements import counted
+from tests.support.postgres.statement_cost import NestedStatement, buffers, nodes_of, visited_rows
 from tracker_store.engine import connect
 from tracker_store.receivers import placements_on_agent
 from tracker_store.status import pipeline_status, pipeline_status_with, processing_times, stream_lag

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import INTERVAL, NOON, block, claim_anew, give_segments, make_log
-from tests.filled_receivers import fill
-from tests.statement_cost import NestedStatement, visited_rows
+from tests.support.driver_log.filled_receivers import fill
+from tests.support.driver_log.log import INTERVAL, NOON, block, claim_anew, give_segments, make_log
+from tests.support.postgres.statement_cost import NestedStatement, visited_rows
 from tracker_store.blocks import ORIGIN, OffsetLink, add_blocks
 from tracker_store.engine import connect
 from tracker_store.states import LinkKind

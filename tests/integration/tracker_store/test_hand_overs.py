@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import Log, claim_anew, make_log, wait_until_blocked
+from tests.support.driver_log.log import Log, claim_anew, make_log, wait_until_blocked
 from tracker_store.agents import set_draining
 from tracker_store.engine import connect
 from tracker_store.errors import NotAssignedError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import INTERVAL, NOON, Log, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tracker_store import batches
 from tracker_store.blocks import BlockHandle
 from tracker_store.checks import batches_count_their_ranges, ranges_are_contiguous

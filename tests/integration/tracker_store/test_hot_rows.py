@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import NOON, make_log
-from tests.filled_receivers import fill
+from tests.support.driver_log.filled_receivers import fill
+from tests.support.driver_log.log import NOON, make_log
 from tracker_store.cleanup import clean_up_receiver
 from tracker_store.engine import connect
 from tracker_store.processes import heartbeat, register_process

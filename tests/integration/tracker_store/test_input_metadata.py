@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tracker_store import batches
 from tracker_store.blocks import ORIGIN, AddOutcome, Claim, OffsetLink, open_partition
 from tracker_store.cleanup import clean_up_offsets, clean_up_receiver

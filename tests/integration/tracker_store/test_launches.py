@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import NOON, Log, make_log
+from tests.support.driver_log.log import NOON, Log, make_log
 from tracker_store import batches
 from tracker_store.engine import connect
 from tracker_store.launches import LaunchAnswer, LaunchOutcome, release_launch, take_launch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import Log, make_log
+from tests.support.driver_log.log import Log, make_log
 from tracker_store.engine import connect
 from tracker_store.leadership import raise_counter, read_leadership, resign, take_leadership
 from tracker_store.processes import (

@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import ProgrammingError
 
-from tests.driver_log import INTERVAL, NOON, Log, claim_anew, make_log, wait_until_told
-from tests.polling import eventually
+from tests.support.driver_log.log import INTERVAL, NOON, Log, claim_anew, make_log, wait_until_told
+from tests.support.polling import eventually
 from tracker_store import batches, pipeline_states
 from tracker_store.cleanup import clean_up_receiver
 from tracker_store.engine import connect

@@ -19,8 +19,8 @@ import sqlalchemy as sa
 
 from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.registrar import PostgresBlockLog, Registrar
-from tests.cutting_proxy import Cut, CuttingProxy, is_call
-from tests.driver_log import Log, add, block, claim_anew, give_segments, make_log, wait_until_blocked
+from tests.support.driver_log.log import Log, add, block, claim_anew, give_segments, make_log, wait_until_blocked
+from tests.support.postgres.cutting_proxy import Cut, CuttingProxy, is_call
 from tracker_store.blocks import (
     ORIGIN,
     AddOutcome,
@@ -225,11 +225,11 @@ def test_a_claim_whose_answer_was_lost_is_not_owned(log: Log, database_url: str)
 
 
 class AddingProcess:
-    """Run ``tests.adding_process`` and read its output."""
+    """Run ``tests.support.driver_log.adding_process`` and read its output."""
 
     def __init__(self, url: str, receiver_id: int, root: Path, *, pause_after: int = 0) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.adding_process", url, str(receiver_id), str(pause_after)],
+            [sys.executable, "-m", "tests.support.driver_log.adding_process", url, str(receiver_id), str(pause_after)],
             cwd=root,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

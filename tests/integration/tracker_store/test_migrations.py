@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from tests.driver_log import make_log, wait_until_blocked
-from tests.polling import eventually
+from tests.support.driver_log.log import make_log, wait_until_blocked
+from tests.support.polling import eventually
 from tracker_store import migrate
 from tracker_store.checks import functions_are_the_files, revision_is_the_newest
 from tracker_store.engine import connect

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import INTERVAL, NOON, Log, make_log, wait_until_blocked
+from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log, wait_until_blocked
 from tracker_store import batches
 from tracker_store.checks import check_data
 from tracker_store.cleanup import clean_up_receiver

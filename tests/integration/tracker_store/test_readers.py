@@ -9,8 +9,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import ProgrammingError
 
-from tests.driver_log import NOON, Log, add, block, claim_anew, make_log
-from tests.polling import eventually
+from tests.support.driver_log.log import NOON, Log, add, block, claim_anew, make_log
+from tests.support.polling import eventually
 from tracker_store.cleanup import clean_up_receiver
 from tracker_store.engine import connect
 from tracker_store.errors import NotAppliedError, ReaderPositionError, ReaderRemovedError, ReaderStreamError

@@ -10,8 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from orchestration.tracker.tracker import Tracker
-from tests.driver_log import INTERVAL, NOON, Log, make_log, oldest_unfinished_batch, wait_until_blocked
-from tests.polling import eventually
+from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log, oldest_unfinished_batch, wait_until_blocked
+from tests.support.polling import eventually
 from tracker_store import batches, checks, outputs
 from tracker_store.cleanup import clean_up_receiver
 from tracker_store.engine import connect

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import ProgrammingError
 
-from tests.driver_log import INTERVAL, NOON, add, block, claim_anew, make_log, oldest_unfinished_batch
+from tests.support.driver_log.log import INTERVAL, NOON, add, block, claim_anew, make_log, oldest_unfinished_batch
 from tracker_store import migrate, roles, status
 from tracker_store.agents import forget_host, set_draining
 from tracker_store.batches import (
@@ -81,7 +81,7 @@ from tracker_store.states import ProcessKind, ReceiverEventKind, ReceiverState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.postgres import TestServer
+    from tests.support.postgres.server import TestServer
 
 RECEIVER = "forebay_receiver"
 DRIVER = "forebay_driver"

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from tests.driver_log import add, block, claim_anew, make_log
+from tests.support.driver_log.log import add, block, claim_anew, make_log
 from tracker_store.engine import connect
 from tracker_store.errors import DriverLogError
 from tracker_store.hand_overs import begin_hand_over, sign_off_receiver, take_over

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.polling import eventually
+from tests.support.polling import eventually
 from tracker_store.engine import connect
 from tracker_store.processes import deregister_process, end_processes_of_pid, register_process
 from tracker_store.run_queue import (

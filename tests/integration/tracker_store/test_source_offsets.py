@@ -12,7 +12,7 @@ import psycopg2.errors
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import Log, add, block, claim_anew, give_segments, make_log, wait_until_blocked
+from tests.support.driver_log.log import Log, add, block, claim_anew, give_segments, make_log, wait_until_blocked
 from tracker_store.blocks import (
     ORIGIN,
     AddOutcome,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import Log, block, claim_anew, give_segments, make_log
+from tests.support.driver_log.log import Log, block, claim_anew, give_segments, make_log
 from tracker_store.blocks import ORIGIN, OffsetLink, Position, add_blocks, open_partition, raise_for_outcome
 from tracker_store.engine import connect
 from tracker_store.errors import OffsetConflictError

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
-from tests.polling import eventually
+from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
+from tests.support.polling import eventually
 from tracker_store import batches, cleanup, hand_overs, rates, receivers
 from tracker_store.blocks import OffsetLink, open_partition
 from tracker_store.engine import connect

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import INTERVAL, NOON, Log, make_log
-from tests.state_moves import MACHINES, RECORDER, SEEN, illegal_moves
+from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
+from tests.support.driver_log.state_moves import MACHINES, RECORDER, SEEN, illegal_moves
 from tracker_store import batches, states
 from tracker_store.agents import forget_host
 from tracker_store.cleanup import clean_up_receiver, segments_to_delete

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tracker_store.batches import claim_attempt, complete_batch
 from tracker_store.engine import connect
 from tracker_store.errors import AllocationError, NotAppliedError

@@ -9,8 +9,8 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import Log, add, block, claim_anew, make_log
 from tests.stress.checker import ILLEGAL_MOVE, SAFETY, WITNESS, Acknowledged, check
+from tests.support.driver_log.log import Log, add, block, claim_anew, make_log
 from tracker_store import batches, outputs
 from tracker_store.blocks import OffsetLink, open_partition
 from tracker_store.cleanup import clean_up_receiver

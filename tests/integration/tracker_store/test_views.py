@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tracker_store.batches import claim_attempt, complete_batch
 from tracker_store.blocks import ORIGIN, OffsetLink, open_partition
 from tracker_store.cleanup import clean_up_receiver

@@ -1,8 +1,8 @@
 """Check that processes of the version before continue during an upgrade of the driver log, and after it.
 
-`statements.json` holds the statements that the version before sends, each once, by role (`tests/recorded_statements.py`
-records it at a release). `version_before` holds the functions that its receivers call all the time, and
-`version_after` a migration that comes after the newest one.
+`statements.json` holds the statements that the version before sends, each once, by role
+(`tests/support/postgres/recorded_statements.py` records it at a release). `version_before` holds the functions that its
+receivers call all the time, and `version_after` a migration that comes after the newest one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from tests.driver_log import INTERVAL, NOON, make_log
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig
-from tests.polling import eventually
+from tests.support.driver_log.log import INTERVAL, NOON, make_log
+from tests.support.polling import eventually
 from tracker_store import batches, migrate
 from tracker_store.checks import check_data, check_schema
 from tracker_store.cleanup import clean_up_receiver

@@ -17,7 +17,7 @@ from forebay.cli.dagster_home import write_dagster_home
 from forebay.cli.findings import Health
 from forebay.cli.machine_checks import check_extras, check_limits, check_packages, check_ports, tasks_limit
 from orchestration.settings import Settings
-from tests.held_ports import held_port
+from tests.support.machine.held_ports import held_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from orchestration.modules import load_pipelines
-from tests.held_ports import held_port
-from tests.polling import eventually
+from tests.support.machine.held_ports import held_port
+from tests.support.polling import eventually
 
 if TYPE_CHECKING:
     from orchestration.pipeline import Pipeline

@@ -19,7 +19,7 @@ from forebay.cli.main import app
 from forebay.cli.up import AGENT_STOP_SECONDS
 from orchestration.settings import Settings
 from receiver_runtime.sources.units import parse_duration
-from tests.kubernetes_page import documented_configuration
+from tests.support.pages.kubernetes import documented_configuration
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"

@@ -17,7 +17,7 @@ import yaml
 from orchestration.settings import Settings
 from orchestration.spark.session_configuration import session_configuration
 from receiver_runtime.sources.units import parse_duration
-from tests.kubernetes_page import EXAMPLES, PAGE, ROOT, TEMPLATE, documented_configuration
+from tests.support.pages.kubernetes import EXAMPLES, PAGE, ROOT, TEMPLATE, documented_configuration
 
 KUBERNETES = "1.37"
 DOCUMENTS = [

@@ -12,8 +12,8 @@ from forebay.cli.dagster_home import DATABASE_VARIABLE
 from orchestration.settings import Settings
 from receiver_runtime.sources import kinds
 from receiver_runtime.sources.base import Source
-from tests.listening_table import ALWAYS, PAGE, compare, listening_table
-from tests.open_sockets import OpenSocket, Protocol
+from tests.support.machine.open_sockets import OpenSocket, Protocol
+from tests.support.pages.listening import ALWAYS, PAGE, compare, listening_table
 
 TEXT = PAGE.read_text(encoding="utf-8")
 ROOT = PAGE.parents[1]

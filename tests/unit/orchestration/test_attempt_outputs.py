@@ -17,7 +17,7 @@ from orchestration.attempt_outputs import (
     running_outputs,
 )
 from receiver_runtime.block_store.errors import StoreUnavailableError
-from tests.polling import eventually
+from tests.support.polling import eventually
 from tracker_store.errors import AttemptSupersededError, DriverLogUnavailableError
 from tracker_store.states import AttemptFailure
 

@@ -9,7 +9,7 @@ import psycopg2
 from sqlalchemy.exc import DBAPIError
 
 from orchestration.bounded_looks import BoundedLooks, Unreachable, answer
-from tests.polling import eventually
+from tests.support.polling import eventually
 from tracker_store.errors import DriverLogUnavailableError
 
 

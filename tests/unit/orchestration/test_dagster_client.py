@@ -27,7 +27,7 @@ from orchestration.tracker.dagster_client import (
     DagsterUnreachableError,
     LaunchRefusedError,
 )
-from tests.held_ports import held_port
+from tests.support.machine.held_ports import held_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,7 +19,7 @@ from orchestration.spark.sinks import directories
 from orchestration.spark.sinks.parquet_names import ATTEMPTS, attempt_directory, batch_directory
 from orchestration.spark.sinks.parquet_object_hours import hours_with_work
 from orchestration.spark.sinks.sink import SinkError
-from tests.polling import eventually
+from tests.support.polling import eventually
 from tracker_store.errors import OutcomeUnknownError
 
 TIME = datetime(2026, 1, 1, 12, 0, 10, tzinfo=UTC)

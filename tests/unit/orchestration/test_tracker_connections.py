@@ -14,7 +14,7 @@ from orchestration.tracker import http_connections
 from orchestration.tracker.http import TrackerHttpServer, TrackerView
 from orchestration.tracker.http_connections import MOST_CONNECTIONS, RequestLimit
 from orchestration.tracker.listen_address import ListenAddress
-from tests.polling import eventually
+from tests.support.polling import eventually
 from tracker_store.engine import create_engine
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from orchestration.tracker.http import TrackerHttpServer, TrackerView
 from orchestration.tracker.listen_address import ListenAddress
-from tests.polling import eventually
+from tests.support.polling import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

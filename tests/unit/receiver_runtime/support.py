@@ -16,7 +16,7 @@ from receiver_runtime.block_store.frame import (
     SourceRule,
     encode_frame,
 )
-from tests import polling
+from tests.support import polling
 from tracker_store.blocks import AddOutcome, AddResult, BlockHandle, NewBlock, Steering
 from tracker_store.errors import OutcomeUnknownError
 from tracker_store.states import DesiredState

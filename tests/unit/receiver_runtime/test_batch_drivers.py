@@ -13,7 +13,7 @@ import pytest
 from receiver_runtime import batch_drivers
 from receiver_runtime.batch_drivers import HEALTHY_AFTER_SECONDS, BatchDrivers
 from receiver_runtime.process_ends import ProcessEnds
-from tests.polling import eventually
+from tests.support.polling import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,7 +21,7 @@ from forebay.cli.services.child import Child, ChildEvent, ChildEventKind, ChildS
 from forebay.cli.services.run_files import TOKEN_VARIABLE, ProcessIdentity, RunFile
 from forebay.cli.services.supervisor import ChildNotReadyError, StopReason, StopRequestedError, Supervisor
 from forebay.cli.services.supervisor_lock import SupervisorRunningError
-from tests.polling import eventually
+from tests.support.polling import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -20,7 +20,7 @@ from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.block_store.stores import open_block_store
 from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogError
-from tests.mounts import Mount
+from tests.support.machine.mounts import Mount
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tests.unit.receiver_runtime.support import MemorySegments, frame
 from tracker_store.blocks import Claim

@@ -10,7 +10,7 @@ from receiver_runtime.receivers.files import sharing as file_sharing
 from receiver_runtime.receivers.files.receiver import FileLinesReceiver, FollowedFilesReceiver
 from receiver_runtime.receivers.files.sharing import Sharing
 from receiver_runtime.sources.files import FileLines, FollowedFiles
-from tests.polling import eventually
+from tests.support.polling import eventually
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log, Supervisor
 from tracker_store.source_positions import Peer
 

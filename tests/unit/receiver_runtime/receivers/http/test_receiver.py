@@ -23,7 +23,7 @@ from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.receiver_registry import make_receiver
 from receiver_runtime.sources.http import Http
 from receiver_runtime.sources.tcp import Tls
-from tests.held_ports import held_port
+from tests.support.machine.held_ports import held_port
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 from tests.unit.receiver_runtime.receivers.http.http_client import JSON, LINES, Answer, HandedIn, Listening, listening
 from tests.unit.receiver_runtime.receivers.test_keyed_hand_over import KeyedBlockLog

@@ -19,8 +19,8 @@ from receiver_runtime.receivers.kafka import records as kafka_records
 from receiver_runtime.receivers.kafka.library import ColumnFetcher, Fault, Library, LibraryError, open_library
 from receiver_runtime.receivers.kafka.records import BadRecord, records_of
 from tests.conformance.kafka_raw import send_raw_headers
-from tests.held_ports import held_port
-from tests.kafka_broker import MockKafka
+from tests.support.brokers.kafka import MockKafka
+from tests.support.machine.held_ports import held_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

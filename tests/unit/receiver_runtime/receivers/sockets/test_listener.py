@@ -22,7 +22,7 @@ from receiver_runtime.receivers.sockets import listener as socket_listener
 from receiver_runtime.sources.raw_socket import RawSocket
 from receiver_runtime.sources.socket_text import SocketText
 from receiver_runtime.sources.tcp import Tls
-from tests.held_ports import held_port
+from tests.support.machine.held_ports import held_port
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 from tests.unit.receiver_runtime.rig import Rig, rig
 from tests.unit.receiver_runtime.support import eventually, reaches

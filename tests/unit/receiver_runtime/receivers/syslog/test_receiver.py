@@ -16,7 +16,7 @@ import pytest
 from receiver_runtime.receiver_registry import make_receiver
 from receiver_runtime.receivers.sockets.datagram_listener import DROPPED
 from receiver_runtime.sources.source_registry import parse_source
-from tests.held_ports import held_port
+from tests.support.machine.held_ports import held_port
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 from tests.unit.receiver_runtime.rig import Rig, rig
 from tests.unit.receiver_runtime.support import eventually, reaches

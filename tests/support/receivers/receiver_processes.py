@@ -1,0 +1,100 @@
+"""Receiver processes as an agent starts them, each for one receiver, with their logs; for the rigs of a stream."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from tests.support import polling
+from tests.support.receivers.forked_processes import CAN_FORK, fork_receiver
+from tracker_store.engine import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+# A process needs 1 s of CPU to start: on a machine that gives it a fiftieth of a core, most of this time.
+DEADLINE_SECONDS = 90.0
+
+_RUN = """
+import sys
+from receiver_runtime.receiver_process import run
+from receiver_runtime.sources.secret import Secret
+receiver_id, assignment, database_url, block_store, *keys = sys.argv[1:]
+key = Secret(keys[0]) if keys else None
+sys.exit(run([(int(receiver_id), int(assignment))], database_url=database_url, block_store=block_store, block_key=key))
+"""
+
+
+def eventually(predicate: Callable[[], object], what: str, *, seconds: float = DEADLINE_SECONDS) -> None:
+    """Poll until `predicate` holds; fail the test at a deadline that is far off normal times."""
+    polling.eventually(predicate, what, seconds=seconds, step=0.02)
+
+
+@dataclass
+class ReceiverProcesses:
+    """Receiver processes of a test; `close` ends all of them."""
+
+    database_url: str
+    root: Path
+    engine: sa.Engine
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False)
+
+    def execute(self, statement: str, **values: object) -> list[Any]:
+        with connect(self.engine) as connection:
+            result = connection.execute(sa.text(statement), values)
+            return list(result) if result.returns_rows else []
+
+    def place(self, receiver_id: int, assignment: int) -> None:
+        """Place a receiver, as the tracker does before a process is started for it."""
+        self.execute(
+            "UPDATE forebay.receivers SET assignment = :a, state = 'SCHEDULED', process_id = NULL WHERE id = :r",
+            a=assignment,
+            r=receiver_id,
+        )
+
+    def spawn(
+        self,
+        receiver_id: int,
+        assignment: int,
+        *,
+        block_store: str,
+        database_url: str | None,
+        first: str,
+        block_key: str | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start a process; its interpreter runs the code `first` first (a test's seam)."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        url = database_url or self.database_url
+        with (self.root / f"process-{len(self.processes)}.log").open("wb") as log:
+            process: subprocess.Popen[bytes]
+            if CAN_FORK and not first and block_key is None:
+                process = fork_receiver((receiver_id, assignment), database_url=url, block_store=block_store, log=log)
+            else:
+                process = subprocess.Popen(
+                    [
+                        *(sys.executable, "-c", first + _RUN, str(receiver_id), str(assignment), url, block_store),
+                        *([] if block_key is None else [block_key]),
+                    ],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        self.processes.append(process)
+        return process
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+        self.engine.dispose()
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text() for path in sorted(self.root.glob("process-*.log")))
