@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,12 @@ settings.load_profile("without a deadline")
 def pytest_configure(config: pytest.Config) -> None:
     use_class_archive()
     config.pluginmanager.register(Watchdog())
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is loaded by now out of each later garbage collection: it stays until the process ends."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

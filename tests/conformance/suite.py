@@ -11,6 +11,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import pytest
+
 from receiver_runtime.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy
 from tests.support.postgres.address import through
@@ -143,6 +145,7 @@ class ConformanceSuite:
     #: Whether other receivers get the records sent to a receiver that is gone; if not, they wait for its restart.
     moves_to_others: ClassVar[bool] = True
 
+    @pytest.mark.core
     def test_reads_existing_and_new_records_and_drains_at_a_stop(
         self, adapter: Adapter, make_rig: Callable[..., SourceRig]
     ) -> None:
@@ -158,6 +161,7 @@ class ConformanceSuite:
         stop(second)
         adapter.check(rig)
 
+    @pytest.mark.core
     def test_odd_records_come_and_block_nothing(self, adapter: Adapter, make_rig: Callable[..., SourceRig]) -> None:
         rig = make_rig(adapter.source())
         process = rig.start()
@@ -168,6 +172,7 @@ class ConformanceSuite:
         stop(process)
         adapter.check(rig)
 
+    @pytest.mark.core
     def test_killed_between_storing_and_registering(
         self, adapter: Adapter, make_rig: Callable[..., SourceRig], database_url: str
     ) -> None:
@@ -178,7 +183,7 @@ class ConformanceSuite:
                 eventually(lambda: rig.registered() > 200, "200 records")
                 hold_unregistered(rig, proxy)
                 process.kill()
-                process.wait()
+                process.wait(60)
         second = rig.start()
         eventually(lambda: adapter.all_came(rig), "everything")
         stop(second)
@@ -250,7 +255,7 @@ class ConformanceSuite:
             before = rig.registered_of(0)
             eventually(lambda: rig.registered_of(0) > before + 100, "records by the first again")
             second.kill()
-            second.wait()
+            second.wait(60)
         if not self.moves_to_others:
             rig.start(1)
         eventually(lambda: adapter.all_came(rig), "everything")

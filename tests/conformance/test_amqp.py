@@ -98,7 +98,7 @@ def test_r05_nothing_is_acknowledged_before_it_is_registered_and_the_prefetch_bo
         # Everything that is not registered is still with the broker: ready, or delivered and not acknowledged.
         assert len(queue.sent) - before - queue.waiting() <= 100
         process.kill()
-        process.wait()
+        process.wait(60)
     eventually(lambda: queue.waiting() >= len(queue.sent) - before, "all of it, back in the queue")
     second = rig.start()
     eventually(lambda: queue.all_came(rig), "everything")

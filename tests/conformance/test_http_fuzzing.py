@@ -48,6 +48,7 @@ def test_the_server_follows_its_openapi_document(
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2000:]
     assert "5 selected / 5 total" in done.stdout

@@ -55,7 +55,7 @@ def test_a_key_deduplicates_after_a_kill_and_across_receivers(make_rig: Callable
     first = rig.start(0)
     assert post(port_of(rig), b"[1, 2]", idempotency_key="k") == (200, {"records": 2, "duplicates": 0})
     first.kill()
-    first.wait()
+    first.wait(60)
     again = rig.start(0)
     other = rig.start(1)
     assert post(port_of(rig, after=1), b"[1, 2]", idempotency_key="k") == (200, {"records": 0, "duplicates": 2})
@@ -92,7 +92,7 @@ def test_salvage_registers_answered_records_and_leaves_the_others_to_the_sender(
         # The block may be stored before the answer is written.
         eventually(lambda: statuses or ack == "registered", "the answer of what is only to be buffered")
         process.kill()
-        process.wait()
+        process.wait(60)
         sender.join(DEADLINE_SECONDS)
     assert rig.registered() == 1
     second = rig.start()

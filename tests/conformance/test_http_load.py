@@ -61,9 +61,9 @@ class Senders:
                 try:
                     while left:
                         if len(left) < REQUESTS_EACH:
-                            await self.all_connected.wait()
+                            await asyncio.wait_for(self.all_connected.wait(), 60)
                         if len(left) == 1:
-                            await self.killed.wait()
+                            await asyncio.wait_for(self.killed.wait(), 60)
                         async with asyncio.timeout(_ANSWER_SECONDS):
                             if await self._post(reader, writer, left[0]) != 200:
                                 break
@@ -99,7 +99,7 @@ async def _kill_in_the_midst(rig: SourceRig) -> Senders:
         await asyncio.sleep(0.01)
         assert not sending.done()
     process.kill()
-    process.wait()
+    process.wait(60)
     senders.killed.set()
     rig.start()
     senders.port = await asyncio.to_thread(port_of, rig, after=1)

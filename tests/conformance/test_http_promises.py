@@ -194,7 +194,7 @@ def test_one_key_on_two_receivers_at_once(make_rig: Callable[..., SourceRig]) ->
             for port in ports
         ]
         for key, each in posts:
-            status, counts = each.result()
+            status, counts = each.result(60)
             assert status == 200
             assert counts["records"] + counts["duplicates"] == 2
             stored[key] += counts["records"]

@@ -289,7 +289,7 @@ def test_r05_what_the_sdk_exported_is_there_once_through_a_kill(rig: SourceRig, 
     ]
     await_more(rig)
     rig.processes[-1].kill()
-    rig.processes[-1].wait()
+    rig.processes[-1].wait(60)
     start(rig, port)
     await_more(rig)
     done.set()

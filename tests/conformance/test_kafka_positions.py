@@ -94,7 +94,7 @@ def test_w01_killed_between_registering_and_telling_the_broker(
     with topic.sending():
         eventually(lambda: rig.registered() > 500, "500 records")
         process.kill()
-        process.wait()
+        process.wait(60)
     assert committed(topic, 0) < 0
     second = rig.start()
     eventually(lambda: topic.all_came(rig), "the rest")

@@ -471,7 +471,7 @@ def test_tls_and_a_password_by_reference(tmp_path: Path, monkeypatch: pytest.Mon
     authority = Authority(tmp_path / "ca")
     certificate = authority.issue("broker.example", address="192.0.2.1")
     passwords = tmp_path / "passwords"
-    subprocess.run(["mosquitto_passwd", "-b", "-c", str(passwords), "forebay", "hunter2"], check=True)
+    subprocess.run(["mosquitto_passwd", "-b", "-c", str(passwords), "forebay", "hunter2"], check=True, timeout=120)
     settings = {
         "allow_anonymous": "false",
         "password_file": passwords,

@@ -73,7 +73,10 @@ def test_messages_held_by_two_receivers_are_stored_once(
 
 def raw(server: NatsServer, *lines: bytes) -> None:
     """Send raw protocol lines to the server; return when it has them."""
-    with socket.create_connection(("127.0.0.1", server.port)) as connection, connection.makefile("rb") as answers:
+    with (
+        socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection,
+        connection.makefile("rb") as answers,
+    ):
         options = {"verbose": False, "headers": True}
         connection.sendall(b"CONNECT %s\r\n" % json.dumps(options).encode() + b"".join(lines) + b"PING\r\n")
         while answers.readline().strip() != b"PONG":

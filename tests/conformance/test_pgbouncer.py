@@ -16,6 +16,7 @@ from orchestration.tracker.tracker import Tracker
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
 from tests.support.driver_log.log import block, claim_anew, give_segments
 from tests.support.machine.state_directory import state_directory
+from tests.support.polling import joined
 from tests.support.postgres.pgbouncer import Pgbouncer
 from tests.support.postgres.server import PostgresProcess, TcpPostgres
 from tests.support.receivers.receiver_processes import eventually
@@ -131,6 +132,7 @@ def test_prepared_statements_of_clients_that_share_a_session_do_not_collide(pool
     log.dispose()
 
 
+@pytest.mark.core
 def test_a_receiver_process_registers_what_it_reads(pooler: Pgbouncer, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as source:
         rig = ReceiverRig.on_socket(pooler.url, tmp_path, source.getsockname()[1])
@@ -162,7 +164,7 @@ def test_a_tracker_leads_and_its_listeners_are_told(pooler: Pgbouncer) -> None:
         notifications.close()
     finally:
         stop.set()
-        thread.join()
+        joined(thread)
         engine.dispose()
 
 

@@ -322,12 +322,12 @@ def test_the_pages_commands_and_its_declaration(redis_server: RedisServer, make_
     exec(compile(declaration, "redis.md", "exec"), names)
     orders = names["orders"]
     assert isinstance(orders, Stream)
-    subprocess.run(commands[0], shell=True, check=True)
+    subprocess.run(commands[0], shell=True, check=True, timeout=120)
     rig = make_rig(orders.source.model_copy(update={"port": redis_server.port}))
     process = rig.start()
     eventually(lambda: rig.registered() == 1, "the entry")
     stop(process)
-    shown = subprocess.run(commands[1], shell=True, check=True, capture_output=True, text=True)
+    shown = subprocess.run(commands[1], shell=True, check=True, capture_output=True, text=True, timeout=120)
     assert "forebay-orders" in shown.stdout
     [row] = rig.rows()
     assert row["fields"] == [("customer", b"7"), ("amount", b"12.50")]

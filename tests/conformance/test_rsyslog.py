@@ -77,6 +77,7 @@ def log(where: Path, *messages: str) -> None:
         input="".join(f"{message}\n" for message in messages),
         text=True,
         check=True,
+        timeout=120,
     )
 
 
@@ -99,6 +100,7 @@ def rows(made: Rig) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("template", FORMATS)
 @pytest.mark.parametrize(
     "transport",

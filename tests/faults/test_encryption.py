@@ -58,7 +58,7 @@ class PrivateSource:
         connection, _ = self._listener.accept()
         with connection:
             connection.sendall(b"\n".join([*LINES, BAD, b""]))
-            self._stopped.wait()
+            self._stopped.wait(60)
 
 
 def forebay(home: Path, *words: str, **settings: str) -> tuple[int, str]:

@@ -55,14 +55,14 @@ class Daemon:
     def kill(self) -> None:
         """Kill the daemon alone: runs that have begun go on."""
         self._started[-1].kill()
-        self._started[-1].wait()
+        self._started[-1].wait(60)
 
     def end_all(self) -> None:
         """End every daemon with all that it has started."""
         for process in self._started:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.wait(60)
 
 
 @pytest.fixture
@@ -71,6 +71,7 @@ def log(engine: sa.Engine) -> Iterator[Log]:
         yield make_log(connection)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_m08_a_daemon_that_is_killed_again_and_again_makes_one_run_per_event(
     log: Log, database_url: str, tmp_path: Path

@@ -72,7 +72,7 @@ class Trackers:
     def stop(self) -> None:
         for process in self._started:
             process.kill()
-            process.wait()
+            process.wait(60)
             assert process.stdin is not None
             process.stdin.close()
 

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self
 
 from forebay.receiver import Receiver
+from tests.support.polling import joined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +42,7 @@ class AckingReceiver(Receiver):
     def on_stop(self) -> None:
         """Stop reading; return when everything that was read has been handed on."""
         self._stopping.set()
-        self._thread.join()
+        joined(self._thread)
 
     def _read(self) -> None:
         try:
@@ -114,7 +115,7 @@ class AckedSource:
     ) -> None:
         self._stopped.set()
         for thread in self._threads:
-            thread.join()
+            joined(thread)
         for listener in self._listeners:
             listener.close()
 
@@ -127,7 +128,7 @@ class AckedSource:
                 threads.append(threading.Thread(target=self._feed, args=(connection,)))
                 threads[-1].start()
         for thread in threads:
-            thread.join()
+            joined(thread)
 
     def _feed(self, connection: socket.socket) -> None:
         waiting: set[int] = set()

@@ -118,7 +118,7 @@ class Hosts:
         for process in psutil.wait_procs(families, timeout=40)[1]:
             process.kill()
         for agent in self._agents.values():
-            agent.wait()
+            agent.wait(60)
 
     # -- processes ---------------------------------------------------------------------------------------------------
 

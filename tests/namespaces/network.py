@@ -72,7 +72,7 @@ class Network:
             return socket.create_server(("127.0.0.1", port))
 
         with ThreadPoolExecutor(1) as threads:
-            return threads.submit(made).result()
+            return threads.submit(made).result(60)
 
     def __enter__(self) -> Self:
         if shutil.which("ip") is None:
@@ -106,9 +106,9 @@ class Network:
     def _remove(self) -> None:
         # Deleting a namespace deletes its end of the veth pair, and with it the other end.
         for namespace in self._namespaces.values():
-            subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
-        subprocess.run(["ip", "link", "del", self._bridge], capture_output=True, check=False)
+            subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False, timeout=120)
+        subprocess.run(["ip", "link", "del", self._bridge], capture_output=True, check=False, timeout=120)
 
 
 def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=120)

@@ -72,7 +72,10 @@ def three_hosts(
         yield rig
 
 
-@pytest.mark.parametrize("leads", [False, True], ids=["a receiver's host", "the leader's host"])
+@pytest.mark.parametrize(
+    "leads",
+    [pytest.param(False, id="a receiver's host", marks=pytest.mark.core), pytest.param(True, id="the leader's host")],
+)
 def test_w21_k05_a_host_that_was_cut_off_is_replaced_and_refused(
     network: Network, postgres: BridgedPostgres, home: Path, *, leads: bool
 ) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from multiprocessing.process import BaseProcess
+    from threading import Thread
 
 _DEADLINE_SECONDS = 60.0
 _STEP_SECONDS = 0.01
@@ -20,3 +22,9 @@ def eventually(
     while not predicate():
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}, in vain"
         time.sleep(step)
+
+
+def joined(thread: Thread | BaseProcess, seconds: float = 60.0) -> None:
+    """Wait for the end of a thread or process; fail if it goes on."""
+    thread.join(seconds)
+    assert not thread.is_alive(), f"{thread.name} still runs after {seconds:g} s"

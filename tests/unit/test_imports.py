@@ -115,7 +115,7 @@ def test_a_command_that_prints_no_table_loads_neither_rich_nor_pygments() -> Non
         "from rich.console import Console\n"
         "Console().print('printed by rich')\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.splitlines()[1:] == ["['structlog']", "printed by rich"]
 
 

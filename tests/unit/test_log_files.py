@@ -64,7 +64,13 @@ def test_another_account_can_not_read_a_log(tmp_path: Path) -> None:
     assert cat is not None
     for name in ("child.log", "child.log.1"):
         tried = subprocess.run(
-            [cat, tmp_path / name], check=False, user=_NOBODY, group=_NOBODY, extra_groups=[], capture_output=True
+            [cat, tmp_path / name],
+            check=False,
+            user=_NOBODY,
+            group=_NOBODY,
+            extra_groups=[],
+            capture_output=True,
+            timeout=120,
         )
         assert (tried.returncode, tried.stdout) == (1, b""), tried.stderr
 

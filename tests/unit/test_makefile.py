@@ -34,6 +34,7 @@ def make(environment: Path, *arguments: str, target: str = "setup") -> subproces
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import pytest
 
+from tests.support.polling import joined
 from tracker_store.process_output import UnfailingLog, UnfailingOutput, open_child_log
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def test_lines_of_many_threads_come_out_separately(pipe: tuple[int, int]) -> Non
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        joined(thread)
     assert sorted(os.read(pipe[0], 65536).split()) == [b"%d" % n * 100 for n in range(8)]
 
 

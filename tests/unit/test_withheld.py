@@ -137,7 +137,7 @@ def test_the_agents_children_do_not_inherit_what_is_withheld(
         assert names - set(variables(tmp_path / f"{name}.log")) == {withheld}
     finally:
         process.kill()
-        process.wait()
+        process.wait(60)
         if process.stdin is not None:
             process.stdin.close()
         if line is not None:

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from forebay.cli.doctor import examine
 from forebay.cli.findings import Finding, Health
+from tests.support.commands.forked_command import forebay
 from tests.support.polling import eventually
 from tracker_store.engine import connect
 
@@ -32,9 +33,7 @@ def command(host: str, *more: str) -> list[str]:
 
 def refuse(host: str, settings: dict[str, str]) -> str:
     """Run an agent that ends by itself with exit code 1; return its error output."""
-    done = subprocess.run(
-        command(host), env=settings, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = forebay("agent", "--host", host, environment=settings)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     return done.stderr
@@ -42,8 +41,7 @@ def refuse(host: str, settings: dict[str, str]) -> str:
 
 def adopt(settings: dict[str, str], root: Path) -> int:
     """Run `forebay blocks adopt`; return its exit code."""
-    words = [sys.executable, "-m", "forebay.cli", "blocks", "adopt", str(root), "--host", "b", "--yes"]
-    return subprocess.run(words, env=settings, timeout=120, check=False).returncode
+    return forebay("blocks", "adopt", str(root), "--host", "b", "--yes", environment=settings).returncode
 
 
 def environment(database_url: str, home: Path, block_store: Path | None = None) -> dict[str, str]:

@@ -44,4 +44,4 @@ def test_an_agent_is_ready_alive_and_stopping(database_url: str, home: Path, tmp
             assert agent.wait(60) == 0
         finally:
             agent.kill()
-            agent.wait()
+            agent.wait(60)

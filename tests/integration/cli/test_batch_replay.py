@@ -17,6 +17,7 @@ from forebay.cli.dagster_home import URL_FILE
 from forebay.cli.main import app
 from orchestration.settings import Settings
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
+from tests.support.polling import joined
 from tracker_store import batches, outputs
 from tracker_store.engine import connect
 from tracker_store.pipelines import apply_pipeline
@@ -141,14 +142,14 @@ def dagster(engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: p
             interval=INTERVAL,
         )
         server = Dagster(engine, log)
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
             monkeypatch.setenv("FOREBAY_DAGSTER_URL", server.url)
             yield server
         finally:
             server.shutdown()
-            thread.join()
+            joined(thread)
             server.server_close()
 
 

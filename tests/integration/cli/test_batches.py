@@ -19,18 +19,16 @@ from forebay.cli import confirmation
 from forebay.cli.main import app
 from orchestration.apply import apply
 from orchestration.modules import load_pipelines
-from tests.support.spark.batch_rig import System, local_spark
-from tracker_store.engine import connect
 from tracker_store.states import BatchState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
     from datetime import datetime
 
-    from pyspark.sql import SparkSession
     from typer.testing import Result
 
     from orchestration.pipeline import Pipeline
+    from tests.support.spark.batch_rig import System
 
 pytestmark = pytest.mark.spark
 
@@ -57,28 +55,10 @@ def counts(lines):
 """
 
 
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with local_spark(tmp_path_factory.mktemp("spark")) as made:
-        yield made
-
-
 @pytest.fixture
-def system(
-    engine: sa.Engine, database_url: str, tmp_path: Path, session: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[System]:
-    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
-    monkeypatch.setenv("FOREBAY_HOME", str(tmp_path))
-    monkeypatch.setenv("FOREBAY_SPARK_MASTER", "local[2]")
-    monkeypatch.setenv("FOREBAY_MODULE", str(tmp_path / "words_module.py"))
-    monkeypatch.delenv("FOREBAY_DAGSTER_URL", raising=False)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "words_module.py").write_text(MODULE, encoding="utf-8")
-    sys.modules.pop("words_module", None)
-    with connect(engine) as connection:
-        yield System(connection, database_url, tmp_path, session)
-    sys.modules.pop("words_module", None)
+def system(system: System, declare: Callable[[str], None]) -> System:
+    declare(MODULE)
+    return system
 
 
 @pytest.fixture
@@ -170,12 +150,11 @@ def test_a_quarantined_batch_is_seen_bisected_and_replayed(
     assert json.loads(forebay("batches", "--json").stdout)["halted"] == {}
 
 
-@pytest.mark.parametrize("command", [("bisect", "words", "latest"), ("replay", "words", "--failed-outputs-only")])
 def test_a_process_of_its_own_prints_progress_and_result_and_names_the_file_that_has_the_rest(
-    command: tuple[str, ...], quarantined: tuple[Pipeline, datetime], tmp_path: Path
+    quarantined: tuple[Pipeline, datetime], tmp_path: Path
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "forebay.cli", "batches", *command],
+        [sys.executable, "-m", "forebay.cli", "batches", "replay", "words", "--failed-outputs-only"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -183,7 +162,7 @@ def test_a_process_of_its_own_prints_progress_and_result_and_names_the_file_that
         check=False,
     )
     assert done.returncode == 1, done.stdout + done.stderr
-    path = tmp_path / "logs" / f"{command[0]}-words.log"
+    path = tmp_path / "logs" / "replay-words.log"
     assert f"What Spark prints: {path}" in done.stdout
     assert "bad word" in done.stdout
     assert len(done.stdout + done.stderr) < 2_000, done.stdout + done.stderr

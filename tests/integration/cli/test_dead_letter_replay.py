@@ -22,6 +22,7 @@ from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
 from tests.support.driver_log.log import make_log
 from tests.support.driver_log.stored_letters import Letters
 from tests.support.machine.held_ports import held_port
+from tests.support.polling import joined
 from tests.support.receivers.receiver_processes import eventually
 from tracker_store.dead_letters import read_dead_letter_row
 from tracker_store.engine import connect
@@ -107,7 +108,7 @@ class Receiving:
     def __exit__(self, *_: object) -> None:
         # A connection wakes the thread, closing does not.
         self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
+        joined(self._thread)
         self._listener.close()
 
     def _serve(self) -> None:

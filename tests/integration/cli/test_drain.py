@@ -190,7 +190,7 @@ def test_it_ends_when_a_service_is_given_up_after_the_signal(
         os.kill(pid, signal.SIGKILL)
         assert services.drain(lambda _: None) is DrainResult.INTERRUPTED
         assert services.given_up() == "agent"
-        assert supervisor.wait() == StopReason(signal=signal.SIGTERM)
+        assert supervisor.wait(60) == StopReason(signal=signal.SIGTERM)
     assert state(log) is PipelineState.STOPPING
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log, wait_until_told
-from tests.support.polling import eventually
+from tests.support.polling import eventually, joined
 from tracker_store.engine import connect
 from tracker_store.receivers import report_event
 from tracker_store.states import ReceiverEventKind
@@ -136,15 +136,15 @@ class Follower:
         self._process.send_signal(signal.SIGINT)
         code = self._process.wait(60)
         for thread in self._threads:
-            thread.join()
+            joined(thread)
         return code, "".join(self._lines.queue)
 
     def close(self) -> None:
         """Kill it if it still runs."""
         self._process.kill()
-        self._process.wait()
+        self._process.wait(60)
         for thread in self._threads:
-            thread.join()
+            joined(thread)
         for stream in (self._process.stdout, self._process.stderr):
             assert stream is not None
             stream.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,18 +11,16 @@ from typer.testing import CliRunner
 from forebay.cli.main import app
 from orchestration.apply import apply
 from orchestration.modules import load_pipelines
-from tests.support.spark.batch_rig import System, local_spark
-from tracker_store.engine import connect
 from tracker_store.states import BatchState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
     from datetime import datetime
     from pathlib import Path
 
-    import sqlalchemy as sa
-    from pyspark.sql import SparkSession
     from typer.testing import Result
+
+    from tests.support.spark.batch_rig import System
 
 pytestmark = pytest.mark.spark
 
@@ -54,28 +51,10 @@ def other(lines):
 """
 
 
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with local_spark(tmp_path_factory.mktemp("spark")) as made:
-        yield made
-
-
 @pytest.fixture
-def system(
-    engine: sa.Engine, database_url: str, tmp_path: Path, session: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[System]:
-    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
-    monkeypatch.setenv("FOREBAY_HOME", str(tmp_path))
-    monkeypatch.setenv("FOREBAY_SPARK_MASTER", "local[2]")
-    monkeypatch.setenv("FOREBAY_MODULE", str(tmp_path / "words_module.py"))
-    monkeypatch.delenv("FOREBAY_DAGSTER_URL", raising=False)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "words_module.py").write_text(MODULE, encoding="utf-8")
-    sys.modules.pop("words_module", None)
-    with connect(engine) as connection:
-        yield System(connection, database_url, tmp_path, session)
-    sys.modules.pop("words_module", None)
+def system(system: System, declare: Callable[[str], None]) -> System:
+    declare(MODULE)
+    return system
 
 
 @pytest.fixture

@@ -17,8 +17,10 @@ import pytest
 import sqlalchemy as sa
 
 from orchestration.system_status import system_status
+from tests.support.commands.forked_command import forebay
 from tests.support.driver_log.log import make_log
 from tests.support.machine.hanging_mount import HangingMountRefusedError, hanging_mount
+from tests.support.polling import joined
 from tests.support.postgres.cutting_proxy import CuttingProxy
 from tests.support.postgres.server import PostgresProcess
 from tracker_store.block_stores import attach_block_store
@@ -43,9 +45,16 @@ PATIENTLY = ("--within", "60")
 
 
 def status(
-    home: Path, *arguments: str, database_url: str | None = None, block_store: Path | None = None
+    home: Path,
+    *arguments: str,
+    database_url: str | None = None,
+    block_store: Path | None = None,
+    interpreter: bool = False,
 ) -> tuple[int, str, str]:
-    """Run `forebay status`; return its exit code, its standard output, and its whole output on one line."""
+    """Run `forebay status`; return its exit code, its standard output, and its whole output on one line.
+
+    `interpreter`: in one of its own, which ends as Python does.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
     # So wide that no line is wrapped within a word.
     environment |= {"FOREBAY_HOME": str(home), "COLUMNS": "1000"}
@@ -53,14 +62,11 @@ def status(
         environment["FOREBAY_DATABASE_URL"] = database_url
     if block_store is not None:
         environment["FOREBAY_BLOCK_STORE"] = str(block_store)
-    done = subprocess.run(
-        [sys.executable, "-m", "forebay.cli", "status", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    if interpreter:
+        command = [sys.executable, "-m", "forebay.cli", "status", *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    else:
+        done = forebay("status", *arguments, environment=environment, timeout=60)
     return done.returncode, done.stdout, " ".join((done.stdout + done.stderr).split())
 
 
@@ -107,7 +113,7 @@ def test_a_server_that_takes_connections_and_answers_nothing() -> None:
 def test_the_command_ends_even_if_its_threads_hang(tmp_path: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         url = f"postgresql://nobody@127.0.0.1:{listener.getsockname()[1]}/none"
-        code, _, said = status(tmp_path, "--within", "1", database_url=url)
+        code, _, said = status(tmp_path, "--within", "1", database_url=url, interpreter=True)
     assert code == 1
     assert "driver log can't be reached: no answer within 1.0 s" in said
 
@@ -188,7 +194,7 @@ def test_an_embedded_server_that_was_stopped_has_nothing_to_explain(home: Path) 
     server = EmbeddedPostgres(home / "postgres")
     with PostgresProcess(server) as running, closing(psycopg2.connect(server.url("postgres").replace("+psycopg2", ""))):
         server.stop()
-        running.wait()
+        running.wait(60)
         log.write_bytes(running.log_file.read_bytes())
     _, _, said = status(home, *PATIENTLY)
     assert "the Postgres of this home was stopped, in order; `forebay up` starts it" in said
@@ -269,7 +275,7 @@ def test_a_dead_control_plane_is_shown(engine: sa.Engine, database_url: str, tmp
         found = look(database_url, watch=PATIENT)
     finally:
         done.set()
-        thread.join()
+        joined(thread)
     assert found.leader is not None
     assert found.leader.moves
     assert [row.moves for row in found.agents or []] == [True]

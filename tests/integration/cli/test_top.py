@@ -86,7 +86,7 @@ class Terminal:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.wait(60)
         os.close(self._ours)
         os.close(self._theirs)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.commands.forked_command import forebay
 from tests.support.driver_log.log import make_log
 from tests.support.polling import eventually
 from tracker_store.engine import connect
@@ -82,15 +83,7 @@ def test_off_serves_nothing(database_url: str, engine: sa.Engine, home: Path) ->
     "command", [["tracker"], ["agent", "--roles", "tracker"], ["up", "forebay.demo.pipeline"], ["demo"]]
 )
 def test_it_does_not_start_open_to_others_without_a_token(database_url: str, home: Path, command: list[str]) -> None:
-    refused = subprocess.run(
-        [sys.executable, "-m", "forebay.cli", *command],
-        env=environment(home, database_url, FOREBAY_TRACKER_HTTP="0.0.0.0:3070"),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    refused = forebay(*command, environment=environment(home, database_url, FOREBAY_TRACKER_HTTP="0.0.0.0:3070"))
     assert refused.returncode == 1
     said = " ".join((refused.stdout + refused.stderr).split())
     assert "FOREBAY_TRACKER_HTTP='0.0.0.0:3070' can be reached from other machines" in said

@@ -45,6 +45,7 @@ def counts(output: Path) -> dict[str, int]:
     return {row["word"]: row["count"] for row in rows}
 
 
+@pytest.mark.core
 def test_a_batch_on_a_standalone_cluster_of_two_workers(batch: AllocatedBatch, tmp_path: Path) -> None:
     with standalone_cluster(tmp_path) as master:
         loopback = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}

@@ -64,7 +64,7 @@ def test_a_batch_whose_worker_is_decommissioned_has_each_record_once(
                 seconds=300,
                 step=0.1,
             )
-            assert not run.done(), run.result()
+            assert not run.done(), run.result(60)
             cluster.workers[0].signal("SIGPWR")
             eventually(lambda: decommissioned_executors(tmp_path), "an executor that is decommissioned", step=0.1)
         finally:

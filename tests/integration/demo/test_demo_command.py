@@ -34,7 +34,7 @@ def processes_of(home: Path) -> list[str]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("moment", ["postgres is ready", "records in"])
+@pytest.mark.parametrize("moment", ["postgres is ready", pytest.param("records in", marks=pytest.mark.slow)])
 def test_ctrl_c_leaves_no_process(tmp_path: Path, moment: str) -> None:
     home = tmp_path / "demo"
     log = tmp_path / "demo.log"
@@ -60,6 +60,6 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path, moment: str) -> None:
         assert process.wait(timeout=STOP_SECONDS) == 130, log.read_text()
     finally:
         process.kill()
-        process.wait()
+        process.wait(60)
     assert "all services are stopped" in log.read_text()
     assert processes_of(home) == []

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+from typing import TYPE_CHECKING
 
-from forebay.demo import comparison, flights
+import pytest
 
-# In its own process: there is one Spark session per process, and other tests have their own.
-PROGRAM = """
-import json, sys
-from pyspark.sql import SparkSession
-from forebay.demo import flights, pipeline
-builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-spark = builder.config("spark.sql.shuffle.partitions", "1").getOrCreate()
-block = next(flights.line_blocks(flights.read_flights(), rows_per_block=2000))
-lines = bytes(block.data).decode().splitlines() + ["this is no flight", "{}"]
-result = pipeline.departure_delays(spark.createDataFrame([(line,) for line in lines], "value STRING"))
-print(json.dumps([row.asDict() for row in result.collect()]))
-spark.stop()
-"""
+from forebay.demo import comparison, flights, pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
-def test_totals_are_exact_and_an_invalid_line_is_counted() -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        check=True,
-        stdout=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        timeout=240,
-    )
-    rows = json.loads(result.stdout)
+@pytest.mark.spark
+def test_totals_are_exact_and_an_invalid_line_is_counted(session: SparkSession) -> None:
+    block = next(flights.line_blocks(flights.read_flights(), rows_per_block=2000))
+    lines = [*bytes(block.data).decode().splitlines(), "this is no flight", "{}"]
+    result = pipeline.departure_delays(session.createDataFrame([(line,) for line in lines], "value STRING"))
+    rows = [row.asDict() for row in result.collect()]
     assert sorted(rows[0]) == sorted(comparison.COLUMNS)
 
     unreadable = [row for row in rows if row["carrier"] is None]

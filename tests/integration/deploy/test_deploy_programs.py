@@ -43,6 +43,7 @@ def test_systemd_accepts_the_units(installed: list[str]) -> None:
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
     )
     said = "\n".join(line for line in done.stderr.splitlines() if "forebay" in line)
     assert (done.returncode, said) == (0, "")
@@ -57,6 +58,7 @@ def test_a_unit_is_hardened(path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout[-300:] + done.stderr
 
@@ -64,7 +66,7 @@ def test_a_unit_is_hardened(path: Path) -> None:
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl has kustomize")
 def test_kustomize_renders_manifests_that_the_api_takes() -> None:
     command = re.findall(r"^(kubectl kustomize .*) \|", PAGE, re.MULTILINE)[0]
-    done = subprocess.run(command.split(), cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command.split(), cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     documents = list(yaml.safe_load_all(done.stdout))
     for document in documents:
@@ -93,6 +95,6 @@ def test_a_command_of_the_page(database_url: str, tmp_path: Path, command: str) 
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     done = subprocess.run(
-        ["sh", "-euc", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        ["sh", "-euc", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -28,7 +28,9 @@ pytestmark = pytest.mark.deploy
 
 def test_promtool_accepts_the_rules_and_passes_their_tests() -> None:
     for arguments in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts.test.yml"]):
-        done = subprocess.run(["promtool", *arguments], cwd=ALERTS.parent, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["promtool", *arguments], cwd=ALERTS.parent, capture_output=True, text=True, check=False, timeout=120
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
 

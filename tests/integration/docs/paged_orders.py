@@ -8,6 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Self
 from urllib.parse import parse_qs, urlsplit
 
+from tests.support.polling import joined
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -44,7 +46,7 @@ class PagedOrders:
             def do_GET(self) -> None:
                 asked = urlsplit(self.path)
                 orders.requests += 1
-                orders.answers.wait()
+                orders.answers.wait(60)
                 if asked.path != "/orders":
                     self.send_error(404)
                     return
@@ -88,10 +90,10 @@ class PagedOrders:
         self._closed.set()
         self.growing.set()
         self.answers.set()
-        self._grower.join()
+        joined(self._grower)
         self.stop()
 
     def _grow(self) -> None:
         while not self._closed.wait(_PAUSE_SECONDS):
-            self.growing.wait()
+            self.growing.wait(60)
             self.newest += self._each

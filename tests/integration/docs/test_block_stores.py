@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from receiver_runtime.block_store.objects import _S3_OPTIONS
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
+from tests.support.commands.forked_command import programs
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "block-stores.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^```sh runnable\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -23,10 +23,10 @@ def test_a_command(engine: object, database_url: str, tmp_path: Path, command: s
         **os.environ,
         "FOREBAY_DATABASE_URL": database_url,
         "FOREBAY_HOME": str(tmp_path),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        **programs(),
     }
     done = subprocess.run(
-        ["sh", "-euc", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        ["sh", "-euc", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
 

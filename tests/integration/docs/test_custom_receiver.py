@@ -20,6 +20,7 @@ from receiver_runtime.block_store.columns import FINGERPRINT_KEY, fingerprint_of
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, exit_code
+from tests.support.commands.forked_command import programs
 from tests.support.driver_log.log import make_log
 from tests.support.receivers.receiver_processes import eventually
 from tracker_store.engine import connect
@@ -220,11 +221,10 @@ def test_the_pages_commands(package: Path) -> None:
 
 
 def run(command: str, directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
         ["sh", "-euc", command],
         cwd=directory,
-        env={**os.environ, **environment, "PATH": path},
+        env={**os.environ, **environment, **programs()},
         capture_output=True,
         text=True,
         check=False,

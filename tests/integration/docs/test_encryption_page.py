@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 from orchestration.settings import Settings
 from receiver_runtime.block_store.encryption import KEY_SETTING, READING_SETTING
+from tests.support.commands.forked_command import programs
 from tests.support.receivers.block_keys import key_id
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "encryption.md").read_text(encoding="utf-8")
@@ -28,7 +28,7 @@ def test_the_commands_switch_encryption_on_and_rotate_the_key(
         **{name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")},
         "FOREBAY_DATABASE_URL": database_url,
         "FOREBAY_HOME": str(tmp_path),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        **programs(),
     }
     done = subprocess.run(
         ["sh", "-euc", "\n".join(COMMANDS)],
@@ -37,6 +37,7 @@ def test_the_commands_switch_encryption_on_and_rotate_the_key(
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     first = f"file:{tmp_path}/secrets/blocks-1"

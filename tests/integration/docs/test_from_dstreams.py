@@ -21,7 +21,7 @@ from orchestration.spark.sinks.sink import OutputAttempt
 from tests.integration.docs.streaming_program import StreamingProgram
 from tests.integration.orchestration.target_database import TIME, Target
 from tests.support.driver_log.log import make_log
-from tests.support.spark.batch_rig import System, local_spark
+from tests.support.spark.batch_rig import System
 from tracker_store.engine import connect
 from tracker_store.states import BatchState
 
@@ -40,12 +40,6 @@ SQL = dict(re.findall(r"^```sql file=(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re
 STATEMENTS = re.findall(r"^```sql runnable\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 PROGRAMS = dict(re.findall(r"^```python program=(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
 OUTPUT = dg.AssetKey(["words", "word_counts"])
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with local_spark(tmp_path_factory.mktemp("spark")) as made:
-        yield made
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import dagster as dg
 import pyspark
 
 from forebay.dagster import EventKind, event_sensor
+from tests.support.commands.forked_command import programs
 from tests.support.driver_log.log import make_log, wait_until_told
 from tracker_store.engine import connect
 
@@ -41,11 +42,12 @@ def test_commands_run(engine: sa.Engine, database_url: str, tmp_path: Path) -> N
             **os.environ,
             "FOREBAY_DATABASE_URL": database_url,
             "FOREBAY_HOME": str(tmp_path),
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            **programs(),
         },
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("pipeline_started") == 2, "the newest events, and all as JSON"

@@ -68,6 +68,7 @@ def test_commands(engine: sa.Engine, tmp_path: Path, commands: str) -> None:
             capture_output=True,
             text=True,
             check=False,
+            timeout=120,
         )
     assert done.returncode == 0, done.stderr
     assert done.stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from orchestration.settings import Settings
 from orchestration.tracker.rebalancing import OFFER_SECONDS
 from orchestration.tracker.scheduling_policy import MOST_SETTLES
 from receiver_runtime.sources.units import parse_duration
+from tests.support.commands.forked_command import programs
 from tests.support.driver_log.log import make_log
 from tracker_store.engine import connect
 
@@ -52,10 +52,10 @@ def test_a_command(engine: sa.Engine, database_url: str, tmp_path: Path, command
         **{k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_")},
         "FOREBAY_DATABASE_URL": database_url,
         "FOREBAY_HOME": str(tmp_path),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        **programs(),
     }
     done = subprocess.run(
-        ["sh", "-euc", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        ["sh", "-euc", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
 

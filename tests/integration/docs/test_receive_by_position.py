@@ -80,7 +80,7 @@ def test_s09_w01_each_order_comes_once_through_kills_and_an_api_that_stops(
                     # A block is stored, its position is not registered, and the process that knows it dies.
                     hold_unregistered(rig, proxy)
                 process.kill()
-                process.wait()
+                process.wait(60)
                 proxy.away = False
             api.stop()
             process = rig.start(assignment=KILLS + 1, database_url=url)
@@ -93,7 +93,7 @@ def test_s09_w01_each_order_comes_once_through_kills_and_an_api_that_stops(
             requests = api.requests
             eventually(lambda: api.requests > requests, "a request without an answer")
             process.kill()
-            process.wait()
+            process.wait(60)
             api.answers.set()
             api.growing.clear()
             process = rig.start(assignment=KILLS + 2, database_url=url)

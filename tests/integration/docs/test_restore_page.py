@@ -78,6 +78,7 @@ class Restored:
             capture_output=True,
             text=True,
             check=False,
+            timeout=120,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

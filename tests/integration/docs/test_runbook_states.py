@@ -157,6 +157,10 @@ def test_the_check_of_the_daemon_fails_where_none_runs(tmp_path: Path) -> None:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     done = subprocess.run(
-        ["sh", "-euc", command.removesuffix(" || true\n")], env=environment, capture_output=True, check=False
+        ["sh", "-euc", command.removesuffix(" || true\n")],
+        env=environment,
+        capture_output=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode != 0

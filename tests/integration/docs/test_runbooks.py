@@ -147,5 +147,6 @@ def test_postgres_accepts_the_settings_that_prevent_a_loss(postgres_server: Test
             capture_output=True,
             text=True,
             check=False,
+            timeout=120,
         )
         assert (done.returncode, done.stdout.strip()) == (0, value.strip("'")), done.stderr

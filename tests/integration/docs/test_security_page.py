@@ -27,12 +27,18 @@ def blocks(language: str) -> list[str]:
 @pytest.mark.parametrize("command", blocks("sh runnable"))
 def test_a_command(environment: dict[str, str], tmp_path: Path, command: str) -> None:
     done = subprocess.run(
-        ["sh", "-euc", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        ["sh", "-euc", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
     )
     if command == "forebay doctor\n":
         # The tests' own server has no fsync, which is what doctor must find, and all that it may.
         shown = subprocess.run(
-            ["forebay", "doctor", "--json"], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+            ["forebay", "doctor", "--json"],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
         )
         failed = [found["check"] for found in json.loads(shown.stdout)["findings"] if found["health"] == "failed"]
         assert (done.returncode, failed) == (1, ["commits"]), done.stdout

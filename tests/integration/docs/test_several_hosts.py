@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from orchestration.settings import Settings
+from tests.support.commands.forked_command import programs
 from tests.support.polling import eventually
 from tracker_store.block_stores import UnsharedBlockStoreError, attach_block_store, unshared_way_out
 from tracker_store.engine import connect
@@ -35,14 +35,14 @@ def environment(database_url: str, tmp_path: Path) -> Mapping[str, str]:
         **{k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_")},
         "FOREBAY_DATABASE_URL": database_url,
         "FOREBAY_HOME": str(tmp_path),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        **programs(),
     }
 
 
 @pytest.mark.parametrize("command", blocks("sh runnable"))
 def test_a_command(environment: Mapping[str, str], tmp_path: Path, command: str) -> None:
     done = subprocess.run(
-        ["sh", "-euc", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        ["sh", "-euc", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
 

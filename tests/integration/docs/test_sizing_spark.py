@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestration.pipeline_settings import PipelineSettings
+from tests.support.commands.forked_command import programs
 from tests.support.driver_log.log import make_log
 from tracker_store.engine import connect
 
@@ -33,11 +33,17 @@ def test_statements_and_commands_run(engine: sa.Engine, database_url: str, tmp_p
         **os.environ,
         "FOREBAY_DATABASE_URL": database_url,
         "FOREBAY_HOME": str(tmp_path),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        **programs(),
     }
     for command in blocks("sh"):
         done = subprocess.run(
-            ["sh", "-euc", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+            ["sh", "-euc", command],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
         )
         assert done.returncode == 0, done.stderr
     assert (len(blocks("sql")), len(blocks("sh"))) == (1, 1)

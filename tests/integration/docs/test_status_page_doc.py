@@ -42,6 +42,7 @@ def test_the_command_runs(engine: sa.Engine, tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=False,
+            timeout=120,
         )
     assert done.stdout == "<h1>Overview</h1>\n", done.stderr
 

@@ -80,7 +80,7 @@ def test_each_record_comes_out_once_even_if_the_query_is_killed(
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command(engine: sa.Engine, environment: dict[str, str], tmp_path: Path, command: str) -> None:
     done = subprocess.run(
-        ["sh", "-euc", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        ["sh", "-euc", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
 

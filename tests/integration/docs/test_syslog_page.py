@@ -54,7 +54,7 @@ def test_the_messages_of_its_logger_arrive(tmp_path: Path) -> None:
     with rig(tmp_path, make_receiver(source)) as made:
         eventually(lambda: made.reporter.reasons, "listening")
         port = made.reporter.reasons[-1].rpartition(":")[2]
-        subprocess.run(shlex.split(command.removeprefix("$ ").replace("5514", port)), check=True)
+        subprocess.run(shlex.split(command.removeprefix("$ ").replace("5514", port)), check=True, timeout=120)
         eventually(lambda: made.log.chain(1), "a block")
         item = made.log.chain(1)[0].handle
         [batch] = made.store.read_batches(made.rows.paths[item.segment_id], item.offset, item.length, item.crc32c)

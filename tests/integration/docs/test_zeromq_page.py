@@ -38,7 +38,7 @@ def test_what_its_sender_sends_arrives(tmp_path: Path) -> None:
                 eventually(lambda: made.log.chain(1), "a block")
             finally:
                 sending.kill()
-                sending.wait()
+                sending.wait(60)
             item = made.log.chain(1)[0].handle
             [batch] = made.store.read_batches(made.rows.paths[item.segment_id], item.offset, item.length, item.crc32c)
     row = batch.to_pylist()[0]

@@ -1,4 +1,4 @@
-"""Run one attempt at a batch, and kill this process with SIGKILL at a step; its test starts it as a process.
+"""Run one attempt at a batch, and kill this process with SIGKILL at a step; its test forks it.
 
 No Spark: what the output function returns is made here, and the sink's tasks run in this process.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -19,6 +18,8 @@ from orchestration.settings import Settings
 from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import DataFrame
 
     from orchestration.spark.sinks.postgres import Mode
@@ -82,10 +83,16 @@ def replay(settings: Settings, time: datetime, *, dies_at: str = "") -> None:
     replay_batch(pipeline, batch_time=time, run_id="replay", settings=settings, session=lambda: session)
 
 
-if __name__ == "__main__":
-    home, url, time, number, mode, step = sys.argv[1:]
-    settings_, time_ = Settings(home=Path(home), database_url=url), datetime.fromisoformat(time)
+def load() -> None:
+    """Import nothing more: this module imports all that it needs."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the attempt that the arguments name."""
+    home, url, time, number, mode, step = arguments
+    settings, batch_time = Settings(home=Path(home), database_url=url), datetime.fromisoformat(time)
     if number == "replay":
-        replay(settings_, time_, dies_at=step)
+        replay(settings, batch_time, dies_at=step)
     else:
-        run(settings_, time_, int(number), mode=cast("Mode", mode), dies_at=step)
+        run(settings, batch_time, int(number), mode=cast("Mode", mode), dies_at=step)
+    return 0

@@ -1,4 +1,4 @@
-"""Run a batch, replay it or compact an hour, and kill this process with SIGKILL at a step; its test starts it.
+"""Run a batch, replay it or compact an hour, and kill this process with SIGKILL at a step; its test forks it.
 
 No Spark: what the output function returns is made here, and the sink's tasks run in this process.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,8 @@ from tracker_store.engine import connect, create_engine
 from tracker_store.pipelines import get_pipeline
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import DataFrame
 
     from orchestration.spark.sinks.sink import Check
@@ -85,6 +86,12 @@ def act(
     return []
 
 
-if __name__ == "__main__":
-    home, url, what, time, word, step = sys.argv[1:]
+def load() -> None:
+    """Import nothing more: this module imports all that it needs."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do what the arguments name."""
+    home, url, what, time, word, step = arguments
     act(Settings(home=Path(home), database_url=url), what, datetime.fromisoformat(time), (word, 1), dies_at=step)
+    return 0

@@ -206,7 +206,7 @@ def test_a_driver_in_which_an_output_of_a_past_run_goes_on_takes_no_other_run(
     for_ever = threading.Event()
 
     def hang() -> None:
-        for_ever.wait()
+        for_ever.wait(60)
 
     def leave_one(run: dg.DagsterRun) -> None:
         _OutputThread("counts", hang).start()

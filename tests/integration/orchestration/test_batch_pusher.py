@@ -29,7 +29,7 @@ from orchestration.tracker.dagster_client import (
 )
 from tests.integration.orchestration.boundaries import complete_launched, is_in_time
 from tests.support.driver_log.log import Log, oldest_unfinished_batch
-from tests.support.polling import eventually
+from tests.support.polling import eventually, joined
 from tests.support.postgres.counted_statements import counted
 from tracker_store import batches
 from tracker_store.engine import connect
@@ -320,7 +320,7 @@ def test_a_short_interval_is_pushed_at_its_boundary(engine: sa.Engine, connectio
         eventually(are_pushed_in_time, "nine batches launched at their boundaries", seconds=120)
     finally:
         stop.set()
-        thread.join()
+        joined(thread)
     assert dagster.launched
 
 
@@ -378,6 +378,7 @@ def test_j08_a_process_without_any_file_goes_on_with_what_was_pending(
             capture_output=True,
             text=True,
             check=False,
+            timeout=120,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
@@ -415,7 +416,7 @@ def test_a_tracker_without_leadership_pushes_nothing(engine: sa.Engine, connecti
     thread.start()
     assert asked.wait(30)
     stop.set()
-    thread.join()
+    joined(thread)
     assert dagster.launched == []
 
 

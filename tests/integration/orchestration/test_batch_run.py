@@ -19,7 +19,7 @@ from receiver_runtime.block_store.errors import StoreUnavailableError
 from receiver_runtime.block_store.identity import make_identity
 from receiver_runtime.block_store.local import LocalBlockStore
 from tests.support.machine.mounts import Mount
-from tests.support.spark.batch_rig import System, local_spark
+from tests.support.spark.batch_rig import System
 from tracker_store import batches
 from tracker_store.block_stores import attach_block_store
 from tracker_store.engine import connect
@@ -31,7 +31,6 @@ from tracker_store.receivers import placements, receiver_events
 from tracker_store.states import AttemptState, BatchState, ReceiverEventKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from datetime import datetime
 
     from pyspark.sql import DataFrame, SparkSession
@@ -39,18 +38,6 @@ if TYPE_CHECKING:
     from orchestration.spark.sinks.sink import Check
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with local_spark(tmp_path_factory.mktemp("spark")) as made:
-        yield made
-
-
-@pytest.fixture
-def system(engine: sa.Engine, database_url: str, tmp_path: Path, session: SparkSession) -> Iterator[System]:
-    with connect(engine) as connection:
-        yield System(connection, database_url, tmp_path, session)
 
 
 def same(lines: DataFrame) -> DataFrame:

@@ -149,12 +149,17 @@ def test_a_session_starts_from_the_archive_and_without_it_if_it_is_damaged(home:
         env=environment,
         stdin=subprocess.PIPE,
     ) as making:
-        assert making.wait() == 0
+        assert making.wait(60) == 0
     assert make(settings) == file, "it is there already"
 
     def says() -> str:
         answer = subprocess.run(
-            [sys.executable, "-c", _SESSION, file.name], env=environment, capture_output=True, text=True, check=False
+            [sys.executable, "-c", _SESSION, file.name],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
         )
         assert answer.returncode == 0, answer.stderr
         return answer.stdout.splitlines()[-1]

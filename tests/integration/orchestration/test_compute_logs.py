@@ -29,7 +29,7 @@ def test_the_output_of_a_run_and_its_children_is_in_its_files(
         before = psutil.Process().children()
         with manager.capture_logs(KEY):
             os.write(sys.stdout.fileno(), b"from Python\n")
-            subprocess.run(["sh", "-c", "echo from a child; echo and its error >&2"], check=True)
+            subprocess.run(["sh", "-c", "echo from a child; echo and its error >&2"], check=True, timeout=120)
             # Dagster's own manager would have started four processes.
             assert set(psutil.Process().children()) <= set(before)
             assert not manager.is_capture_complete(KEY)

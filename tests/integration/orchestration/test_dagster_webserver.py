@@ -68,7 +68,7 @@ def process(*command: str, **environment: str) -> Iterator[subprocess.Popen[byte
         except subprocess.TimeoutExpired:
             # A server of Dagster's, which sometimes does not end by itself; that ours does is tested elsewhere.
             started.kill()
-            started.wait()
+            started.wait(60)
 
 
 def connects(family: int, address: object) -> bool:

@@ -35,7 +35,7 @@ _SECONDS = 150
 
 
 @pytest.fixture(scope="module")
-def key_of_environment() -> Iterator[str]:
+def key_of_environment(no_shared_session: None) -> Iterator[str]:
     """Set a key in the environment, before a JVM starts: its workers inherit it."""
     key = new_key()
     end_jvm()

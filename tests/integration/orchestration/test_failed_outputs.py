@@ -16,9 +16,7 @@ from orchestration.apply import apply
 from orchestration.attempt_outputs import OutputResult, OutputsFailedError, running_outputs
 from orchestration.batch_run import replay_batch, run_batch
 from tests.support.polling import eventually
-from tests.support.spark.batch_rig import System, local_spark
 from tracker_store import batches
-from tracker_store.engine import connect
 from tracker_store.errors import AttemptSupersededError, DriverLogUnavailableError
 from tracker_store.outputs import commits_of_batch
 from tracker_store.pipelines import get_pipeline
@@ -30,21 +28,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
+
+    from tests.support.spark.batch_rig import System
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with local_spark(tmp_path_factory.mktemp("spark")) as made:
-        yield made
-
-
-@pytest.fixture
-def system(engine: sa.Engine, database_url: str, tmp_path: Path, session: SparkSession) -> Iterator[System]:
-    with connect(engine) as connection:
-        yield System(connection, database_url, tmp_path, session)
 
 
 class Killed(BaseException):
@@ -306,7 +294,7 @@ def test_m02_outputs_run_at_the_same_time_in_the_job_group_of_their_run(system: 
     def does(_: DataFrame) -> None:
         from pyspark.sql import SparkSession as Session  # noqa: PLC0415  as a user's function may
 
-        together.wait()
+        together.wait(60)
         seen.append((context.getLocalProperty("spark.jobGroup.id"), Session.getActiveSession() is not None))
 
     outputs.before = dict.fromkeys(("counts", "totals", "words"), does)

@@ -24,6 +24,7 @@ session.stop()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_spark_counts_on_the_packaged_jre(tmp_path: Path) -> None:
     nothing = {"PATH": "/nowhere"}

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -23,6 +20,7 @@ from orchestration.spark.sinks.sink import Step
 from orchestration.tracker.tracker import Tracker
 from tests.integration.orchestration import killed_batch_run
 from tests.integration.orchestration.target_database import Target
+from tests.support.machine.forked_processes import run
 from tracker_store import batches
 from tracker_store.engine import connect
 from tracker_store.outputs import commits_of_batch
@@ -31,11 +29,10 @@ from tracker_store.states import AttemptFailure, AttemptState, BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from orchestration.spark.sinks.postgres import Mode
     from tests.support.postgres.server import TestServer
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -68,16 +65,10 @@ class Log:
 
     def killed(self, what: str, step: str, *, max_lost_attempts: int = 3, by_the_tracker: bool = False) -> None:
         """Run attempt number `what`, or a replay, in a process that dies at a step; then report its end."""
-        died = subprocess.run(
-            [
-                *(sys.executable, "-m", killed_batch_run.__name__, str(self.settings.home)),
-                *(self.settings.require_database_url(), self.time.isoformat(), what, self.mode, str(step)),
-            ],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
+        died = run(
+            killed_batch_run.__name__,
+            *(str(self.settings.home), self.settings.require_database_url()),
+            *(self.time.isoformat(), what, self.mode, str(step)),
         )
         assert died.returncode == -signal.SIGKILL, died.stderr
         if by_the_tracker:

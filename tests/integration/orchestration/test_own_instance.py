@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from tests.support.postgres.server import TestServer
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "how-to" / "dagster.md").read_text(encoding="utf-8")
@@ -117,7 +117,7 @@ def daemon(project: Path) -> Iterator[None]:
             running.wait(60)
         except subprocess.TimeoutExpired:
             os.killpg(running.pid, signal.SIGKILL)
-            running.wait()
+            running.wait(60)
 
 
 def test_a_batch_runs_in_an_instance_on_postgres_and_an_asset_below_it_uses_its_resource(

@@ -7,25 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forebay.parsing import ParsingError, corrupt, from_csv_records, from_json_records, well_formed
-from orchestration.settings import Settings
-from orchestration.spark.session import spark_session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 
 SCHEMA = "id BIGINT, name STRING"
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    home = tmp_path_factory.mktemp("spark")
-    made = spark_session(Settings(home=home, spark_master="local[2]"), application="tests")
-    yield made
-    made.stop()
 
 
 def lines(session: SparkSession, *texts: str | None) -> DataFrame:

@@ -6,12 +6,9 @@ Each kill is a SIGKILL of a real process; the process that repairs it knows noth
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 import time as clock
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -30,6 +27,7 @@ from orchestration.spark.sinks.sink import Step
 from tests.integration.orchestration import killed_publishing
 from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
 from tests.integration.orchestration.killed_publishing import COMMITTED, COMPACT, REPLAY, RUN, act, declare
+from tests.support.machine.forked_processes import run
 from tests.support.polling import eventually
 from tracker_store import batches
 from tracker_store.engine import connect
@@ -39,8 +37,7 @@ from tracker_store.pipelines import get_pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-ROOT = Path(__file__).parents[3]
+    from pathlib import Path
 
 
 class Log:
@@ -89,16 +86,9 @@ class Log:
 
     def killed(self, what: str, time: datetime, word: str, step: str) -> None:
         """Run the action in a process that dies at a step."""
-        died = subprocess.run(
-            [
-                *(sys.executable, "-m", killed_publishing.__name__, str(self.settings.home)),
-                *(self.settings.require_database_url(), what, time.isoformat(), word, step),
-            ],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
+        died = run(
+            killed_publishing.__name__,
+            *(str(self.settings.home), self.settings.require_database_url(), what, time.isoformat(), word, step),
         )
         assert died.returncode == -signal.SIGKILL, died.stderr
         if what == REPLAY:

@@ -15,39 +15,25 @@ from forebay.sources import SocketText
 from orchestration.apply import apply
 from orchestration.spark.sinks.sink import unchecked
 from tests.support.driver_log.log import oldest_unfinished_batch
-from tests.support.spark.batch_rig import System, local_spark
 from tracker_store import batches
-from tracker_store.engine import connect
 from tracker_store.errors import BatchHeldError, BlocksNotRetainedError
 from tracker_store.outputs import commits_of_batch
 from tracker_store.pipelines import get_pipeline
 from tracker_store.states import AttemptFailure, AttemptKind, AttemptState, BatchState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from datetime import datetime
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from orchestration.spark.sinks.sink import Check, OutputAttempt, Written
+    from tests.support.spark.batch_rig import System
 
 STATS = sa.text(
     "SELECT pipeline_id, batch_time, state, attempt, kind, run_id, completed_at, processing_time "
     "FROM forebay.batch_stats ORDER BY batch_time"
 )
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with local_spark(tmp_path_factory.mktemp("spark")) as made:
-        yield made
-
-
-@pytest.fixture
-def system(engine: sa.Engine, database_url: str, tmp_path: Path, session: SparkSession) -> Iterator[System]:
-    with connect(engine) as connection:
-        yield System(connection, database_url, tmp_path, session)
 
 
 def pipeline_id(system: System) -> int:

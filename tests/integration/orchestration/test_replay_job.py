@@ -13,39 +13,18 @@ from orchestration.apply import apply
 from orchestration.dagster_defs.replay_job import ReplayConfig
 from orchestration.replay_choice import ReplayError, batches_to_replay, parsed_time
 from tests.support.driver_log.log import Log
-from tests.support.spark.batch_rig import System, local_spark
-from tracker_store.engine import connect
 from tracker_store.pipelines import get_pipeline
 from tracker_store.states import BatchState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from datetime import datetime
-    from pathlib import Path
 
-    import sqlalchemy as sa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from orchestration.pipeline import Pipeline
+    from tests.support.spark.batch_rig import System
 
-pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with local_spark(tmp_path_factory.mktemp("spark")) as made:
-        yield made
-
-
-@pytest.fixture
-def system(
-    engine: sa.Engine, database_url: str, tmp_path: Path, session: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[System]:
-    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
-    monkeypatch.setenv("FOREBAY_HOME", str(tmp_path))
-    monkeypatch.setenv("FOREBAY_SPARK_MASTER", "local[2]")
-    with connect(engine) as connection:
-        yield System(connection, database_url, tmp_path, session)
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("settings_in_environment")]
 
 
 class Words:

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def session(tmp_path_factory: pytest.TempPathFactory, no_shared_session: None) -> Iterator[SparkSession]:
     """Yield a session that tries a task three times, as on a cluster."""
     settings = Settings(home=tmp_path_factory.mktemp("spark"), spark_master="local[2,3]")
     made = spark_session(settings, application="tests")

@@ -98,4 +98,4 @@ def test_jobs_run_and_another_account_is_refused(session: dict[str, Any], home: 
     assert b"StreamCorruptedException" not in answer
     assert b"SASL" in answer or b"challenge" in answer or answer == b""
     look = as_nobody("os.listdir(sys.argv[1])", session["local_directory"])
-    assert "PermissionError" in subprocess.run(look, check=False, capture_output=True, text=True).stderr
+    assert "PermissionError" in subprocess.run(look, check=False, capture_output=True, text=True, timeout=120).stderr

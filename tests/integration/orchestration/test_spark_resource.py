@@ -32,7 +32,7 @@ SHUFFLES = "spark.sql.shuffle.partitions"
 
 
 @pytest.fixture(scope="module")
-def warm() -> Iterator[WarmSession]:
+def warm(no_shared_session: None) -> Iterator[WarmSession]:
     """Yield the session of a batch driver: this process is one."""
     with state_directory() as home:
         made = WarmSession(Settings(home=home, spark_master="local[2]"), application="tests")
@@ -42,11 +42,8 @@ def warm() -> Iterator[WarmSession]:
 
 @pytest.fixture
 def system(
-    engine: sa.Engine, database_url: str, tmp_path: Path, warm: WarmSession, monkeypatch: pytest.MonkeyPatch
+    engine: sa.Engine, database_url: str, tmp_path: Path, warm: WarmSession, settings_in_environment: None
 ) -> Iterator[System]:
-    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
-    monkeypatch.setenv("FOREBAY_HOME", str(tmp_path))
-    monkeypatch.setenv("FOREBAY_SPARK_MASTER", "local[2]")
     with connect(engine) as connection:
         yield System(connection, database_url, tmp_path, warm.session)
     warm.reset()

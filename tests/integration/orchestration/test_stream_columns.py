@@ -17,7 +17,6 @@ from orchestration.apply import apply
 from orchestration.batch_run import run_batch
 from orchestration.settings import Settings
 from orchestration.spark.batch_reader import columns_of_stream
-from orchestration.spark.session import spark_session
 from receiver_runtime.block_handler import BlockHandler
 from receiver_runtime.block_store.columns import columns_of, fingerprint_of
 from receiver_runtime.block_store.frame import SourceRule
@@ -35,7 +34,6 @@ from tracker_store.receivers import placements
 from tracker_store.stream_schemas import register_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -68,13 +66,6 @@ SECOND_ROW: dict[str, Any] = {
     "source": {"host": "h", "port": 1},
     "more": [("k", 0.5)],
 }
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    made = spark_session(Settings(home=tmp_path_factory.mktemp("spark"), spark_master="local[2]"), application="tests")
-    yield made
-    made.stop()
 
 
 def receive(engine: sa.Engine, root: str, schema: pa.Schema, *rows: dict[str, Any]) -> None:

@@ -11,7 +11,6 @@ import pytest
 from forebay import Stream
 from forebay.sources import SocketText
 from orchestration.settings import Settings
-from orchestration.spark.session import spark_session
 from tests.support.driver_log.stored_lines import LineReceiver
 from tests.support.polling import eventually
 from tracker_store.engine import connect
@@ -32,14 +31,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 _SECONDS = 150
 
 TRIGGER = "500 milliseconds"
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    home = tmp_path_factory.mktemp("spark")
-    made = spark_session(Settings(home=home, spark_master="local[2]"), application="tests")
-    yield made
-    made.stop()
 
 
 @dataclass

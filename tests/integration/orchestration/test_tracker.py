@@ -13,7 +13,7 @@ from orchestration.tracker.change_watch import FULL_LOOK_SECONDS
 from orchestration.tracker.receiver_placement import ReceiverPlacement
 from orchestration.tracker.tracker import LEADERSHIP_LIMIT_SECONDS, LONGEST_TICK_SECONDS, Tracker
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
-from tests.support.polling import eventually
+from tests.support.polling import eventually, joined
 from tracker_store import batches
 from tracker_store.engine import connect
 from tracker_store.errors import DriverLogUnavailableError
@@ -194,4 +194,4 @@ def test_a_leader_whose_ticks_all_fail_lets_another_one_try(
         )
     finally:
         stop.set()
-        running.join()
+        joined(running)

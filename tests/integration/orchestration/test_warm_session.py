@@ -14,7 +14,7 @@ from orchestration.settings import Settings
 from orchestration.spark.session import WarmSession, spark_session
 from orchestration.spark.session_configuration import own_settings, shared_configuration
 from tests.support.machine.state_directory import state_directory
-from tests.support.polling import eventually
+from tests.support.polling import eventually, joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ def settings() -> Iterator[Settings]:
 
 
 @pytest.fixture(scope="module")
-def warm(settings: Settings) -> Iterator[WarmSession]:
+def warm(settings: Settings, no_shared_session: None) -> Iterator[WarmSession]:
     one, other = Pipeline("one", interval="1h"), Pipeline("other", interval="1h")
     one.spark_configuration = {**OF_ONE, **OF_BOTH}
     other.spark_configuration = OF_BOTH
@@ -126,7 +126,7 @@ def test_only_the_job_of_the_cancelled_run_is_cancelled_from_another_thread(warm
     thread.start()
     with pytest.raises(Exception, match="cancelled"):
         warm.session.range(1).mapInArrow(wait, "id long").collect()
-    thread.join()
+    joined(thread)
     assert said == [False, True]
     (tmp_path / "hold").unlink()
     warm.begin("the next run")

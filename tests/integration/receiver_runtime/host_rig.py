@@ -14,6 +14,7 @@ from receiver_runtime.agent import Agent
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.sources.socket_text import SocketText
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource
+from tests.support.polling import joined
 from tests.support.receivers.receiver_processes import eventually
 from tracker_store.engine import connect, create_engine
 from tracker_store.pipelines import apply_stream
@@ -106,7 +107,7 @@ class HostRig:
     def stop(self) -> None:
         """Stop the agent as SIGTERM does; return when all of its processes have ended."""
         self._stop.set()
-        self._thread.join()
+        joined(self._thread)
 
     def execute(self, statement: str, **values: object) -> list[Any]:
         """Execute one statement and return its rows."""

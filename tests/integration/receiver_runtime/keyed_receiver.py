@@ -68,7 +68,8 @@ class KeyedReceiver(Receiver):
 
 def answer(connection: socket.socket, number: int, done: Future[HandedOver]) -> None:
     error = done.exception()
-    result = {"error": str(error)} if error is not None else {"became": (done.result().added, done.result().duplicates)}
+    became = done.result(60) if error is None else None
+    result = {"error": str(error)} if became is None else {"became": (became.added, became.duplicates)}
     connection.sendall(json.dumps({"number": number, **result}).encode() + b"\n")
 
 

@@ -75,7 +75,7 @@ def kill_and_take_over(
     between.cut()
     eventually(lambda: holds_unregistered(rig, 3), "3 blocks that are stored and not registered")
     process.kill()
-    process.wait()
+    process.wait(60)
     source.pause()
     before_the_next()
     # Not before this point: the killed process may have written its last frames to one replica alone.

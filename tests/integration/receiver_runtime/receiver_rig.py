@@ -68,7 +68,7 @@ class NumberedSource:
             connection, _ = self._listener.accept()
             with connection, contextlib.suppress(OSError):
                 while not self._closed:
-                    self.sending.wait()
+                    self.sending.wait(60)
                     self._send(connection)
                     time.sleep(self._pause)
 
@@ -122,7 +122,9 @@ class CuttingProxy:
 
     def _connect(self) -> socket.socket:
         if isinstance(self._target, int):
-            return socket.create_connection(("127.0.0.1", self._target))
+            connection = socket.create_connection(("127.0.0.1", self._target), timeout=60)
+            connection.settimeout(None)
+            return connection
         return connect_to(self._target)
 
     def _serve(self) -> None:

@@ -217,13 +217,13 @@ def test_an_agent_reports_the_end_of_each_process_that_a_killed_agent_left(datab
                 )
             )
         gone.kill()
-        gone.wait()
+        gone.wait(60)
         rig.start()
         stack.callback(rig.stop)
         ended = "SELECT id FROM forebay.processes WHERE name = 'left' AND ended_at IS NOT NULL ORDER BY id"
         eventually(lambda: rig.execute(ended) == [(agent,)], "the end of the one that is gone")
         living.kill()
-        living.wait()
+        living.wait(60)
         eventually(lambda: rig.execute(ended) == [(agent,), (receiver,)], "the end of the other one")
         assert rig.execute("SELECT ended_at FROM forebay.processes WHERE id = :id", id=elsewhere) == [(None,)]
 

@@ -61,7 +61,7 @@ def test_w01_a_retry_after_a_take_over_by_another_process_is_dropped(rig: Source
         sending.send(names(0, 100))
         eventually(lambda: sending.became() == (100, 0), "the first answer")
         first.kill()
-        first.wait()
+        first.wait(60)
     second = rig.start(assignment=2)
     with sender(directory, second) as sending:
         # As far as the sender knows, its answer was lost.
@@ -97,7 +97,7 @@ def test_w01_killed_between_storing_and_registering_the_sender_s_retry_counts_on
             sending.send(names(120, 140))
             eventually(lambda: rig.stored_frames() > rig.registered_blocks() + 1, "another")
             first.kill()
-            first.wait()
+            first.wait(60)
             assert sending.became() == (86, 0)
     second = rig.start(assignment=2)
     with sender(directory, second) as sending:

@@ -60,7 +60,7 @@ def test_x01_200_connections_while_one_floods_and_a_stop_drains(
     def flood() -> None:
         nonlocal flooded
         lines = (b"flood" + b"." * 95 + b"\n") * 1000
-        with socket.create_connection(("127.0.0.1", port)) as flooder:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as flooder:
             while flooding.is_set():
                 flooder.sendall(lines)
                 flooded += 1000
@@ -69,7 +69,7 @@ def test_x01_200_connections_while_one_floods_and_a_stop_drains(
     thread.start()
     eventually(lambda: rig.records() > 10_000, "the flood")
     with contextlib.ExitStack() as stack:
-        senders = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(200)]
+        senders = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)) for _ in range(200)]
         for n in range(20):
             for number, sender in enumerate(senders):
                 sender.sendall(b"%d:%d\n" % (number, n))
@@ -105,12 +105,12 @@ def test_x02_a_killed_receiver_listens_on_its_port_again_at_once(
             process = rig.start()
             eventually(lambda n=round_number: len(rig.epochs()) == n, "the claim")  # type: ignore[misc]
             eventually(lambda: _accepts(port), "listening")
-            with socket.create_connection(("127.0.0.1", port)) as sender:
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as sender:
                 sender.sendall(struct.pack(">i", 3) + b"\xff\x00%d" % round_number)
                 eventually(lambda n=round_number: rig.records() == n, "the record")  # type: ignore[misc]
                 # A connection is open, which the kernel then keeps for a while.
                 process.kill()
-                process.wait()
+                process.wait(60)
     values: list[object] = list(rig.values())
     assert values == [b"\xff\x001", b"\xff\x002"]
     assert ReceiverEventKind.RESTARTED not in rig.events()

@@ -95,7 +95,7 @@ def test_s09_the_row_is_there_when_the_callback_comes(database_url: str, work: P
         assert all(registered >= position for position, registered in calls)
         assert [position for position, _ in calls] == sorted(position for position, _ in calls)
         first.kill()
-        first.wait()
+        first.wait(60)
         set_end(work, 900)
         second = rig.start(assignment=2)
         eventually(lambda: said(work, second.pid)[-1:] == [[900, 900]], "the last call of the next process")

@@ -22,6 +22,7 @@ from tests.integration.receiver_runtime.receiver_rig import (
     exit_code,
 )
 from tests.support.machine.unread_bytes import unread_bytes
+from tests.support.polling import joined
 from tests.support.postgres.address import through
 from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, eventually
 from tracker_store.states import ReceiverEventKind
@@ -123,7 +124,7 @@ def test_kill_9_and_a_restart_neither_lose_nor_duplicate_registered_records(
         # All of those may be salvaged records.
         eventually(partial(has_segments, rig, round_number), "a segment of its own")
         process.kill()
-        process.wait()
+        process.wait(60)
         values = rig.values()
         assert registered <= set(values)
         registered = set(values)
@@ -337,7 +338,7 @@ def test_many_connections_of_one_source_keep_every_line(database_url: str, tmp_p
         eventually(lambda: rig.records() == 10_000, "all lines")
         assert numbers(rig.values()) == list(range(10_000))
     finally:
-        thread.join()
+        joined(thread)
         listener.close()
         rig.close()
 

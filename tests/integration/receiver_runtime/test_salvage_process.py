@@ -94,7 +94,7 @@ def test_a_long_salvage_keeps_its_lease(rig: ReceiverRig, proxy: tuple[CuttingPr
     between.cut()
     eventually(lambda: holds_unregistered(rig, 3), "3 blocks that are stored and not registered")
     process.kill()
-    process.wait()
+    process.wait(60)
     waiting = len(stored(rig))
     gate = tmp_path / "now"
     slow = rig.start(first=_SLOW_STORE.format(gate=str(gate)))
@@ -132,7 +132,7 @@ def test_an_addition_in_progress_while_its_successor_salvages(rig: ReceiverRig, 
         connection.exec_driver_sql("LOCK TABLE forebay.blocks IN SHARE ROW EXCLUSIVE MODE")
         eventually(lambda: holds_unregistered(rig, 3), "3 blocks that are stored and not registered")
         process.kill()
-        process.wait()
+        process.wait(60)
         source.pause()
         waiting = len(stored(rig))
         rig.start()

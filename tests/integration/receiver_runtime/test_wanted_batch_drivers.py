@@ -11,7 +11,7 @@ from receiver_runtime.agent import Agent
 from receiver_runtime.batch_drivers import BatchDrivers
 from tests.integration.receiver_runtime.host_rig import running_children
 from tests.support.driver_log.log import make_log
-from tests.support.polling import eventually
+from tests.support.polling import eventually, joined
 from tracker_store.engine import connect
 from tracker_store.processes import register_process
 from tracker_store.run_queue import register_batch_driver
@@ -73,5 +73,5 @@ def test_o04_an_agent_starts_and_drains_drivers_as_they_are_wanted(engine: sa.En
             eventually(lambda: drivers() == 1, "one again")
         finally:
             stop.set()
-            running.join()
+            joined(running)
     assert drivers() == 0

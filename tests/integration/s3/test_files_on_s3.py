@@ -68,7 +68,7 @@ def test_files_below_a_prefix_are_read_once_through_a_kill_and_an_outage(
         process = rig.start()
         eventually(lambda: rig.registered() > 1000, "some of it")
         process.kill()
-        process.wait()
+        process.wait(60)
         assert rig.registered() < len(sent)
         second = rig.start()
         eventually(lambda: rig.registered() == len(sent), "all of it")

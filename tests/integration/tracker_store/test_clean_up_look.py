@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from tests.support.driver_log.filled_log import Size, fill
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
+from tests.support.searches import examples
 from tracker_store.cleanup import (
     Slice,
     clean_up_keys,
@@ -344,11 +345,12 @@ NOT_ASKED = """
 """
 
 
+@pytest.mark.search
 @pytest.mark.timeout(300)
 def test_every_receiver_that_has_something_to_take_is_named(connection: sa.Connection) -> None:
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(500), deadline=None, suppress_health_check=list(HealthCheck))
     @given(seed=st.integers(0, 2**32), age=st.sampled_from([0, 0, 2, 4]), window=st.sampled_from([0, 3]))
     def compare(seed: int, age: int, window: int) -> None:
         with rolled_back(connection, "written"):
@@ -370,8 +372,8 @@ def test_every_receiver_that_has_something_to_take_is_named(connection: sa.Conne
     compare()
     connection.exec_driver_sql("ROLLBACK")
     # Otherwise nothing was compared.
-    assert min(seen[kind] for kind in ("blocks: True, True", "blocks: False, False")) > 50
-    assert min(seen[kind] for kind in ("segments: True", "segments: False")) > 50
+    assert min(seen[kind] for kind in ("blocks: True, True", "blocks: False, False")) > examples(50)
+    assert min(seen[kind] for kind in ("segments: True", "segments: False")) > examples(50)
 
 
 EXPIRED_KEYS = sa.text("""
@@ -385,11 +387,12 @@ EXPIRED_KEYS = sa.text("""
 """)
 
 
+@pytest.mark.search
 @pytest.mark.timeout(300)
 def test_every_stream_that_has_links_or_keys_to_take_is_named_and_no_other(connection: sa.Connection) -> None:
     seen: Counter[bool] = Counter()
 
-    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
     @given(seed=st.integers(0, 2**32))
     def compare(seed: int) -> None:
         with rolled_back(connection, "written"):
@@ -409,15 +412,16 @@ def test_every_stream_that_has_links_or_keys_to_take_is_named_and_no_other(conne
     connection.exec_driver_sql("BEGIN")
     compare()
     connection.exec_driver_sql("ROLLBACK")
-    assert min(seen.values()) > 50
+    assert min(seen.values()) > examples(50)
 
 
+@pytest.mark.search
 @pytest.mark.timeout(300)
 def test_every_pipeline_that_has_history_to_take_is_named(connection: sa.Connection) -> None:
     seen: Counter[tuple[bool, bool]] = Counter()
     moved = sa.text("SELECT history_from FROM forebay.pipelines WHERE id = :id")
 
-    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
     @given(seed=st.integers(0, 2**32), age=st.sampled_from([0, 3, 9]))
     def compare(seed: int, age: int) -> None:
         with rolled_back(connection, "written"):
@@ -436,7 +440,7 @@ def test_every_pipeline_that_has_history_to_take_is_named(connection: sa.Connect
     connection.exec_driver_sql("BEGIN")
     compare()
     connection.exec_driver_sql("ROLLBACK")
-    assert min(seen[True, True], seen[False, False]) > 50
+    assert min(seen[True, True], seen[False, False]) > examples(50)
     assert seen[True, False] < seen[True, True] / 2, "what a quarantined batch or a replay holds is rare"
 
 

@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.support.driver_log.log import INTERVAL, NOON, add, block, claim_anew, make_log, oldest_unfinished_batch
 from tests.support.driver_log.state_moves import MACHINES, RECORDER, SEEN, illegal_moves
+from tests.support.searches import examples
 from tracker_store import batches
 from tracker_store.blocks import AddOutcome, Claim, NewBlock, add_blocks, claim
 from tracker_store.cleanup import clean_up_receiver, segments_to_delete
@@ -1026,7 +1027,7 @@ def run_machine(machine: type[DriverLogMachine], *, max_examples: int, stateful_
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=max_examples,
+            max_examples=examples(max_examples),
             stateful_step_count=stateful_step_count,
             deadline=None,
             suppress_health_check=list(HealthCheck),
@@ -1042,6 +1043,7 @@ def moves(engine: sa.Engine) -> set[tuple[str, str, str]]:
     return set()
 
 
+@pytest.mark.search
 @pytest.mark.timeout(600)
 def test_random_histories_are_the_models(engine: sa.Engine, moves: set[tuple[str, str, str]]) -> None:
     class Machine(DriverLogMachine):
@@ -1052,6 +1054,7 @@ def test_random_histories_are_the_models(engine: sa.Engine, moves: set[tuple[str
     assert {machine for machine, _, _ in moves} == {"batch_attempts", "batches"}
 
 
+@pytest.mark.search
 @pytest.mark.timeout(600)
 def test_random_moves_of_every_state_are_in_its_table(engine: sa.Engine, moves: set[tuple[str, str, str]]) -> None:
     class Machine(MovingDriverLogMachine):
@@ -1059,7 +1062,7 @@ def test_random_moves_of_every_state_are_in_its_table(engine: sa.Engine, moves: 
             super().__init__(engine, moves)
 
     # A machine that never moved was compared with nothing, and now and then chance leaves one out.
-    for _ in range(3):
+    for _ in range(12):
         run_machine(Machine, max_examples=40, stateful_step_count=70)
         if {machine for machine, _, _ in moves} == set(MACHINES):
             break

@@ -94,7 +94,7 @@ def test_another_account_cannot_reach_the_socket(running: PostgresProcess) -> No
     path = f"{query['host']}/.s.PGSQL.{query['port']}"
     with socket.socket(socket.AF_UNIX) as mine:
         mine.connect(path)
-    refused = subprocess.run(as_nobody(_CONNECT, path), check=False, capture_output=True, text=True)
+    refused = subprocess.run(as_nobody(_CONNECT, path), check=False, capture_output=True, text=True, timeout=120)
     assert "PermissionError" in refused.stderr
 
 
@@ -242,7 +242,7 @@ def test_a_killed_postmaster_loses_nothing_committed(running: PostgresProcess) -
     pid = running.server.running_pid()
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    assert running.wait() == 128 + signal.SIGKILL
+    assert running.wait(60) == 128 + signal.SIGKILL
     assert running.server.running_pid() is None, "its pid file alone is no running server"
 
     running.start()
@@ -264,7 +264,7 @@ def _started(server: EmbeddedPostgres) -> Iterator[subprocess.Popen[bytes]]:
         yield process
     finally:
         process.kill()
-        process.wait()
+        process.wait(60)
 
 
 def test_a_left_over_server_is_found_and_ended(home: Path) -> None:

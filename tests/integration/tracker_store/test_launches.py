@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import NOON, Log, make_log
+from tests.support.polling import joined
 from tracker_store import batches
 from tracker_store.engine import connect
 from tracker_store.launches import LaunchAnswer, LaunchOutcome, release_launch, take_launch
@@ -53,7 +54,7 @@ def test_one_of_many_concurrent_launchers_has_it(log: Log, engine: sa.Engine) ->
 
     def racing(name: str) -> None:
         with connect(engine) as connection:
-            begin.wait()
+            begin.wait(60)
             answer = take_launch(connection, pipeline_id=log.pipeline_id, batch_time=TIME, attempt=1, launcher=name)
         outcomes.append(answer.outcome)
 
@@ -61,7 +62,7 @@ def test_one_of_many_concurrent_launchers_has_it(log: Log, engine: sa.Engine) ->
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        joined(thread)
     assert sorted(outcomes) == [LaunchOutcome.FIRST, *[LaunchOutcome.HELD] * 5]
 
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ProgrammingError
 
 from tests.support.driver_log.log import INTERVAL, NOON, Log, claim_anew, make_log, wait_until_told
-from tests.support.polling import eventually
+from tests.support.polling import eventually, joined
 from tracker_store import batches, pipeline_states
 from tracker_store.cleanup import clean_up_receiver
 from tracker_store.engine import connect
@@ -371,7 +371,7 @@ def test_a_follower_of_many_writers_sees_each_event_once_in_one_order(
         seen += page
         at = page[-1].position if page else at
     for thread in threads:
-        thread.join()
+        joined(thread)
     assert failures == []
     seen += told(connection, at)
     written = connection.execute(

@@ -270,7 +270,7 @@ class AddingProcess:
     def kill(self) -> None:
         """Kill the process, whatever state it is in."""
         self._process.kill()
-        self._process.communicate()
+        self._process.communicate(timeout=60)
 
 
 def assert_chain_of_two(log: Log, zombie: AddingProcess, successor: Claim, added: list[int]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.support.polling import eventually
+from tests.support.polling import eventually, joined
 from tracker_store.engine import connect
 from tracker_store.processes import deregister_process, end_processes_of_pid, register_process
 from tracker_store.run_queue import (
@@ -157,12 +157,12 @@ def test_two_drivers_that_race_never_get_the_same_run(engine: sa.Engine) -> None
 
     def claim_all(process_id: int) -> None:
         with connect(engine) as mine:
-            barrier.wait()
+            barrier.wait(60)
             first = claim_run(mine, process_id=process_id, location=LOCATION)
             assert first is not None
             claimed[process_id].append(first)
             # Otherwise one of them might get nothing because its thread is not scheduled.
-            barrier.wait()
+            barrier.wait(60)
             while (run_id := claim_run(mine, process_id=process_id, location=LOCATION)) is not None:
                 claimed[process_id].append(run_id)
 
@@ -170,7 +170,7 @@ def test_two_drivers_that_race_never_get_the_same_run(engine: sa.Engine) -> None
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        joined(thread)
     assert sorted([*claimed[drivers[0]], *claimed[drivers[1]]]) == sorted(runs)
     assert all(claimed.values()), "one of them got nothing: there was no race"
 

@@ -77,6 +77,7 @@ def maven_jars(name: str, version: str, pom: str) -> Path:
                 capture_output=True,
                 text=True,
                 check=False,
+                timeout=120,
             )
             if fetched.returncode == 0:
                 break
@@ -108,7 +109,7 @@ class Secure:
             ],
             ["-exportcert", "-rfc", "-file", str(made.certificate)],
         ):
-            subprocess.run([keytool, *arguments, *store], check=True, capture_output=True)
+            subprocess.run([keytool, *arguments, *store], check=True, capture_output=True, timeout=120)
         return made
 
     def properties(self) -> dict[str, object]:
@@ -208,6 +209,7 @@ class KafkaBroker:
             capture_output=True,
             text=True,
             check=False,
+            timeout=120,
         )
         assert said.returncode == 0, f"Kafka's storage could not be formatted: {said.stdout}{said.stderr}"
 
@@ -251,7 +253,7 @@ class KafkaBroker:
         """Kill the node, if it runs; its data stays."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            self._process.wait(60)
             self._process = None
 
     def _java(self, *arguments: str) -> list[str]:

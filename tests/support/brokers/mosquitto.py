@@ -84,7 +84,7 @@ class Mosquitto:
         """Kill the broker, if it runs; what it had not saved is lost."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            self._process.wait(60)
             self._process = None
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ class NatsServer:
         """Kill the server, if it runs."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            self._process.wait(60)
             self._process = None
 
     def said(self) -> str:

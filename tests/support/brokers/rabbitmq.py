@@ -71,7 +71,7 @@ class RabbitMq:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            self._process.wait(60)
             self._process = None
             # The node's name is free once epmd has noticed its end; by then the rest of its process group is gone.
             eventually(lambda: not self._is_open(), "RabbitMQ to be gone")
@@ -80,7 +80,7 @@ class RabbitMq:
         self.kill()
         if self._epmd is not None:
             self._epmd.kill()
-            self._epmd.wait()
+            self._epmd.wait(60)
             self._epmd = None
 
     def connect(self, *, heartbeat: int = 10) -> pika.BlockingConnection:

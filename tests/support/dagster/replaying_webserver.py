@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
+from tests.support.polling import joined
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -75,10 +77,10 @@ class _Handler(BaseHTTPRequestHandler):
 def replaying_dagster() -> Iterator[ReplayingDagster]:
     """Serve on a free port of loopback."""
     with ReplayingDagster() as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
             yield server
         finally:
             server.shutdown()
-            thread.join()
+            joined(thread)

@@ -15,6 +15,7 @@ import dagster._cli
 # What the examples load.
 import forebay.dagster  # noqa: F401
 import orchestration.dagster_defs.build_definitions  # noqa: F401
+from tests.support.polling import joined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,7 @@ def _validate(option: str, target: str) -> int | None:
     """Return the exit code of the command for one target."""
     process = multiprocessing.get_context("fork").Process(target=_command, args=(option, target))
     process.start()
-    process.join()
+    joined(process, 240)
     return process.exitcode
 
 

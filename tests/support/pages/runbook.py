@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from forebay.cli.main import app
+from tests.support.commands.forked_command import programs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,7 +90,7 @@ def page_environment(database_url: str, home: Path, **variables: str) -> dict[st
         "FOREBAY_HOME": str(home),
         "FOREBAY_MODULE": str(home / "declared.py"),
         "COLUMNS": "200",
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        **programs(),
         **variables,
     }
 
@@ -105,6 +105,7 @@ def run_commands(commands: str, environment: Mapping[str, str], directory: Path)
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

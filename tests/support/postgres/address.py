@@ -14,7 +14,9 @@ def connect_to(url: str) -> socket.socket:
     """Open a connection to the server of a URL, which names a host or the directory of a Unix socket."""
     target = sa.make_url(url)
     if target.host is not None:
-        return socket.create_connection((target.host, target.port or 5432))
+        connection = socket.create_connection((target.host, target.port or 5432), timeout=60)
+        connection.settimeout(None)
+        return connection
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(f"{target.query['host']}/.s.PGSQL.{target.query['port']}")

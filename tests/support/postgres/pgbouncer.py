@@ -97,5 +97,5 @@ class Pgbouncer:
     ) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            self._process.wait(60)
         shutil.rmtree(self._directory, ignore_errors=True)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from tests.support import polling
-from tests.support.receivers.forked_processes import CAN_FORK, fork_receiver
+from tests.support.machine.forked_processes import CAN_FORK
+from tests.support.receivers.forked_receiver import fork_receiver
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class ReceiverProcesses:
     def close(self) -> None:
         for process in self.processes:
             process.kill()
-            process.wait()
+            process.wait(60)
             if process.stdin is not None:
                 process.stdin.close()
         self.engine.dispose()

@@ -47,6 +47,7 @@ def program() -> Path:
                 capture_output=True,
                 text=True,
                 check=False,
+                timeout=120,
             )
             if built.returncode == 0:
                 return made
@@ -106,7 +107,7 @@ class S3Server:
         """Kill the server, if it runs."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            self._process.wait(60)
             self._process = None
 
 

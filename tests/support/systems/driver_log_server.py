@@ -64,7 +64,7 @@ class DriverLogServer(PostgresProcess):
     def stop_fast(self) -> None:
         """Stop the server as `pg_ctl stop -m fast` does."""
         self.server.stop(StopMode.FAST)
-        self.wait()
+        self.wait(60)
 
     def kill(self) -> None:
         """Kill the postmaster with `kill -9`; return when its last child has noticed and ended too."""
@@ -73,7 +73,7 @@ class DriverLogServer(PostgresProcess):
         family = [psutil.Process(postmaster), *psutil.Process(postmaster).children(recursive=True)]
         os.kill(postmaster, signal.SIGKILL)
         assert [left for left in psutil.wait_procs(family, timeout=20)[1] if left.is_running()] == []
-        self.wait()
+        self.wait(60)
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
@@ -136,6 +136,7 @@ class DriverLogServer(PostgresProcess):
             user=None if user is None else user.uid,
             group=None if user is None else user.gid,
             extra_groups=None if user is None else [],
+            timeout=120,
         )
         standby = DriverLogServer(data_directory).__enter__()
         if not synchronous:
@@ -240,6 +241,7 @@ def small_file_system(path: Path, size: str) -> Iterator[Path]:
         check=False,
         capture_output=True,
         text=True,
+        timeout=120,
     )
     if made.returncode != 0:
         raise MountRefusedError(f"{made.stderr.strip()}. {MountRefusedError.__doc__}")
@@ -247,7 +249,7 @@ def small_file_system(path: Path, size: str) -> Iterator[Path]:
         yield path
     finally:
         # A backend that has just ended may still hold it for a moment.
-        subprocess.run(["umount", "--lazy", str(path)], check=True, capture_output=True)
+        subprocess.run(["umount", "--lazy", str(path)], check=True, capture_output=True, timeout=120)
 
 
 def fill(ballast: Path) -> None:

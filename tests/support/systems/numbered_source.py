@@ -6,6 +6,8 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Self
 
+from tests.support.polling import joined
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -53,7 +55,7 @@ class NumberedSource:
     ) -> None:
         self._stopped.set()
         self._sending.set()
-        self._thread.join()
+        joined(self._thread)
         self._listener.close()
 
     def _serve(self) -> None:

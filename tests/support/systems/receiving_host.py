@@ -276,7 +276,7 @@ def receiving_host(database_url: str, home: Path, *, receivers: int = 2) -> Iter
             finally:
                 for process in psutil.wait_procs(family, timeout=5)[1]:
                     process.kill()
-                agent.wait()
+                agent.wait(60)
                 assert agent.stdin is not None
                 agent.stdin.close()
                 host.engine.dispose()

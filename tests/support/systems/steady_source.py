@@ -12,6 +12,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Self
 
+from tests.support.polling import joined
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -69,7 +71,7 @@ class SteadySource:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stopped.set()
-        self._thread.join()
+        joined(self._thread)
         self._listener.close()
 
     def _serve(self) -> None:

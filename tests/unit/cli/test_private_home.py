@@ -65,13 +65,13 @@ def test_a_home_of_another_account_is_reported(tmp_path: Path) -> None:
 
 def test_what_a_command_and_its_children_write_is_readable_by_the_owner_only(tmp_path: Path) -> None:
     file = tmp_path / "written"
-    subprocess.run([sys.executable, "-c", WRITES_A_FILE, str(file)], check=True)
+    subprocess.run([sys.executable, "-c", WRITES_A_FILE, str(file)], check=True, timeout=120)
     assert file.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("command", ["new", "init"])
 def test_a_new_projects_files_have_the_mask_of_the_shell(tmp_path: Path, command: str) -> None:
     program = [sys.executable, "-c", "import os; os.umask(0o022); import forebay.cli.main as main; main.app()"]
-    subprocess.run([*program, command, "my-shop"], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run([*program, command, "my-shop"], cwd=tmp_path, check=True, capture_output=True, timeout=120)
     assert (tmp_path / "my-shop").stat().st_mode & 0o777 == 0o755
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "my-shop").iterdir()} == {0o644}

@@ -88,7 +88,7 @@ def test_the_receiver_connects_to_the_server_of_the_how_to(tmp_path: Path) -> No
 def test_the_tls_of_the_how_to(tmp_path: Path) -> None:
     certificate, sender = blocks("sh")
     declaration = blocks("python")[3]
-    subprocess.run(["sh", "-euc", certificate], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(["sh", "-euc", certificate], cwd=tmp_path, check=True, capture_output=True, timeout=120)
     with listening(declaration, tmp_path) as (made, port):
         sender = sender.replace(port_of(declaration), port)
         done = subprocess.run(["sh", "-euc", sender], cwd=tmp_path, capture_output=True, check=False, timeout=60)

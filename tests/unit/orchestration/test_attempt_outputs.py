@@ -234,7 +234,7 @@ def test_outputs_run_at_the_same_time_and_no_more_than_allowed() -> None:
         with lock:
             now[0] += 1
             most[0] = max(most[0], now[0])
-        together.wait()
+        together.wait(60)
         with lock:
             now[0] -= 1
 

@@ -28,6 +28,7 @@ from orchestration.tracker.dagster_client import (
     LaunchRefusedError,
 )
 from tests.support.machine.held_ports import held_port
+from tests.support.polling import joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,13 +73,13 @@ def webserver(
     asked: list[dict[str, Any]] = []
     handler = type("Handler", (Answering,), {"answer": answer, "asked": asked, "status": status})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
         yield DagsterClient(f"http://127.0.0.1:{server.server_port}/prefix/", token=token), asked
     finally:
         server.shutdown()
-        thread.join()
+        joined(thread)
         server.server_close()
 
 

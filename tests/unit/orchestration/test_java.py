@@ -96,7 +96,7 @@ def test_the_wrapper_omits_only_that_argument(tmp_path: Path, given: list[str], 
     real.chmod(0o755)
     home = java_home(Java(JavaOrigin.PACKAGE, real, 25, "25", has_vector_module=False), tmp_path / "made here")
 
-    answer = subprocess.run([home / "bin" / "java", *given], capture_output=True, text=True, check=False)
+    answer = subprocess.run([home / "bin" / "java", *given], capture_output=True, text=True, check=False, timeout=120)
     assert answer.returncode == 7
     assert answer.stdout.split("\0")[:-1] == passed_on
 

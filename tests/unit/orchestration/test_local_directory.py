@@ -47,7 +47,7 @@ def test_a_killed_process_s_directory_is_removed_and_a_living_one_s_is_kept(tmp_
         killed, living = (process.stdout.readline().strip() for process in started if process.stdout is not None)
         (tmp_path / killed / "shuffle").write_text("left")
         started[0].kill()
-        started[0].wait()
+        started[0].wait(60)
         mine = local_directory_configuration(tmp_path)[LOCAL_DIRECTORY]
         assert {str(directory) for directory in tmp_path.iterdir()} == {living, mine}
         # This process's earlier directory is kept too.
@@ -56,7 +56,7 @@ def test_a_killed_process_s_directory_is_removed_and_a_living_one_s_is_kept(tmp_
     finally:
         for process in started:
             process.kill()
-            process.communicate()
+            process.communicate(timeout=60)
 
 
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:

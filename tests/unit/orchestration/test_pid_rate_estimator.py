@@ -1,18 +1,14 @@
-"""Check the estimator against numbers computed by hand, and against Spark's own class (C04-C06)."""
+"""Check the estimator against numbers computed by hand (C04-C06)."""
 
 from __future__ import annotations
 
-import random
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestration.tracker.pid_rate_estimator import EstimatorState, PIDRateEstimator
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_c05_the_first_batch_that_counts_is_remembered_and_answers_nothing() -> None:
@@ -130,33 +126,3 @@ def test_estimator_restored_from_state_continues_identically(
         if number == cut:
             after = PIDRateEstimator(1000, derivative=derivative, state=before.state)
         assert (after or before).compute(time, *rest) == whole.compute(time, *rest)
-
-
-@pytest.mark.spark
-def test_c04_c05_c06_beside_sparks_own_class(tmp_path: Path) -> None:
-    """Compare both on random inputs: the outputs are equal to the last bit."""
-    from benchmarks.spark_tracker import spark_context  # noqa: PLC0415  loads pyspark
-
-    numbers = random.Random(6)
-    with spark_context(tmp_path) as context:
-        jvm = cast("Any", context._jvm)
-        answered = 0
-        for _ in range(20):
-            interval = numbers.choice([1, 500, 1000, 60_000])
-            p, i, d = (numbers.choice([0.0, 0.2, 1.0, numbers.random() * 3]) for _ in range(3))
-            least = numbers.choice([0.5, 100.0])
-            original = jvm.org.apache.spark.streaming.scheduler.rate.PIDRateEstimator(interval, p, i, d, least)
-            ours = PIDRateEstimator(interval, p, i, d, least)
-            time = 0
-            for _ in range(50):
-                time += numbers.randint(-2, 3000)
-                batch = [
-                    numbers.choice([0, 1, numbers.randint(1, 10**6)]),
-                    numbers.choice([0, 1, numbers.randint(1, 10**5)]),
-                    numbers.choice([0, numbers.randint(1, 10**6)]),
-                ]
-                theirs = original.compute(time, *batch)
-                rate = ours.compute(time, *batch)
-                assert rate == (theirs.get() if theirs.isDefined() else None), (interval, p, i, d, least, time, batch)
-                answered += rate is not None
-        assert answered > 100

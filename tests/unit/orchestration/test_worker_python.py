@@ -34,7 +34,12 @@ def test_a_worker_uses_the_installed_package_and_is_otherwise_unchanged(tmp_path
     own = tmp_path / "a folder * of mine"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path_as_spark_sets_it(), str(own), "/another.zip"])}
     shown = subprocess.run(
-        [command, "-c", SHOWN, "an argument", "*"], env=environment, capture_output=True, text=True, check=True
+        [command, "-c", SHOWN, "an argument", "*"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     file, path, arguments, executable = json.loads(shown.stdout)
     assert Path(file).parent == PACKAGE
@@ -69,7 +74,9 @@ def test_a_link_to_the_installed_package_is_recognized(tmp_path: Path, monkeypat
     monkeypatch.setenv("SPARK_HOME", str(link))
     command = worker_python(tmp_path)
     environment = {**os.environ, "PYTHONPATH": f"{link}/python/lib/pyspark.zip"}
-    shown = subprocess.run([command, "-c", SHOWN], env=environment, capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [command, "-c", SHOWN], env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
     assert Path(json.loads(shown.stdout)[0]).parent == PACKAGE
 
 

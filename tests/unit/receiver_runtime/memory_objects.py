@@ -30,7 +30,7 @@ class MemoryObjects(Objects):
 
     def put(self, key: str, buffers: Sequence[Any]) -> None:
         data = b"".join(bytes(buffer) for buffer in buffers)
-        self.answers.wait()
+        self.answers.wait(60)
         self.puts.append((key, data))
         fault = self.put_faults.pop(0) if self.put_faults else ""
         if fault != "error":

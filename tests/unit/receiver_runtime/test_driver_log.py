@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from receiver_runtime.driver_log import DriverLog, GivenUpError
+from tests.support.polling import joined
 from tests.unit.receiver_runtime.support import ManualClock, PaidClock, advance_until, eventually
 from tracker_store.errors import DriverLogUnavailableError, NotAssignedError, OutcomeUnknownError
 
@@ -41,7 +42,7 @@ def test_a_call_is_repeated_until_it_is_answered() -> None:
     thread = threading.Thread(target=lambda: answers.append(log.until_answered("ask", statement)))
     thread.start()
     advance_until(clock, lambda: answers)
-    thread.join()
+    joined(thread)
     assert answers == [7]
     assert asked[-1] - asked[-2] >= 1.8
 
@@ -78,7 +79,7 @@ def test_giving_up_ends_a_wait_and_every_later_call() -> None:
     eventually(asked.is_set)
     log.give_up()
     eventually(ended.is_set)
-    thread.join()
+    joined(thread)
     with pytest.raises(GivenUpError):
         log.until_answered("anything", lambda _: None)
 

@@ -26,14 +26,14 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
         yield process
     finally:
         process.kill()
-        process.wait()
+        process.wait(60)
         assert process.stdin is not None
         process.stdin.close()
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
-    process.wait()
+    process.wait(60)
 
 
 @pytest.fixture

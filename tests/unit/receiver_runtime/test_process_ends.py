@@ -12,6 +12,7 @@ import pytest
 
 from receiver_runtime import process_ends
 from receiver_runtime.process_ends import ProcessEnds
+from tests.support.polling import joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +52,7 @@ def test_a_wait_ends_with_the_first_process(ends: ProcessEnds, two: list[subproc
     assert time.monotonic() - began < LONG / 2
     assert two[1].wait(30) == 0
     assert two[0].poll() is None
-    ender.join()
+    joined(ender)
     # Its end was taken: the next wait is for the other one.
     assert not ends.wait(two, 0.1)
 
@@ -70,7 +71,7 @@ def test_a_wait_is_ended_from_another_thread_once(ends: ProcessEnds, two: list[s
     waker = threading.Timer(0.2, ends.wake)
     waker.start()
     assert ends.wait(two, LONG)
-    waker.join()
+    joined(waker)
     assert not ends.wait(two, 0.05)
     # One that comes before the wait counts, and many count once.
     for _ in range(100_000):

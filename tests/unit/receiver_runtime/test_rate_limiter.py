@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from receiver_runtime.rate_limiter import RateLimiter
+from tests.support.polling import joined
 from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually
 
 
@@ -232,7 +233,7 @@ def test_c01_a_new_rate_takes_effect_at_once_for_who_waits() -> None:
     assert not passed.is_set()
     clock.advance(0.11)
     eventually(passed.is_set)
-    thread.join()
+    joined(thread)
 
 
 def test_removing_the_limit_frees_waiting_callers() -> None:
@@ -263,7 +264,7 @@ def test_close_lets_everything_through_and_reopen_limits_again() -> None:
     assert not blocked.wait(0.05)
     clock.advance(1.01)
     eventually(blocked.is_set)
-    thread.join()
+    joined(thread)
 
 
 def test_two_takers_share_the_rate() -> None:
@@ -286,7 +287,7 @@ def test_two_takers_share_the_rate() -> None:
     enough.set()
     limiter.close()
     for thread in threads:
-        thread.join()
+        joined(thread)
 
 
 def test_a_piece_is_a_tenth_of_a_second_of_either_limit() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.registrar import Registrar, RegistrarStoppedError, Registration
+from tests.support.polling import joined
 from tests.unit.receiver_runtime.support import (
     ManualClock,
     MemoryBlockLog,
@@ -85,7 +86,7 @@ def test_waiting_blocks_of_all_receivers_go_in_one_call_in_order(
     log.away = False
     for future in [first, *futures]:
         advance_until(clock, future.done)
-        future.result()
+        future.result(60)
     assert len(log.calls[-1]) == 5
     assert [item.sequence for item in log.chain(1)] == [1, 2]
 
@@ -101,7 +102,7 @@ def test_a_group_that_was_sent_is_sent_again_identically(
     assert not first.done()
     for future in [first, *later]:
         advance_until(clock, future.done)
-        future.result()
+        future.result(60)
     assert [[item.sequence for item in call] for call in log.calls] == [[1], [1], [2, 3]]
     assert [item.sequence for item in log.chain(1)] == [1, 2, 3]
 
@@ -112,7 +113,7 @@ def test_w02_lost_answers_add_nothing_twice(registrar: Registrar, log: MemoryBlo
         log.lose_answers = sequence % 3
         future = submit(lane, block(sequence))
         advance_until(clock, future.done)
-        future.result()
+        future.result(60)
     assert [item.sequence for item in log.chain(1)] == list(range(1, 30))
 
 
@@ -137,7 +138,7 @@ def test_an_unavailable_driver_log_is_asked_again_with_growing_pauses(
     assert pauses[-1] >= 1.8
     log.refuse_call, log.heartbeat_error = lambda _: None, None
     advance_until(clock, future.done)
-    assert future.result() == block(1)
+    assert future.result(60) == block(1)
 
 
 def test_blocks_answered_with_again_are_sent_again(
@@ -160,8 +161,8 @@ def test_w21_a_fenced_receiver_fails_by_name_without_effect_on_others(
     futures = [submit(fenced, block(2)), submit(other, block(1, receiver_id=2))]
     advance_until(clock, lambda: all(future.done() for future in futures))
     with pytest.raises(ReceiverFencedError, match="epoch 2"):
-        futures[0].result()
-    assert futures[1].result() == block(1, receiver_id=2)
+        futures[0].result(60)
+    assert futures[1].result(60) == block(1, receiver_id=2)
     with pytest.raises(ReceiverFencedError):
         fenced.reserve()
     fenced.wait_until_settled()
@@ -177,7 +178,7 @@ def test_a_block_registered_before_the_take_over_is_acknowledged(
     eventually(lambda: log.chain(1))
     log.fence.add(1)
     advance_until(clock, future.done)
-    assert future.result() == block(1)
+    assert future.result(60) == block(1)
 
 
 def test_conflict_and_gap_fail_by_name(registrar: Registrar, log: MemoryBlockLog) -> None:
@@ -201,10 +202,10 @@ def test_a_block_that_the_database_refuses_does_not_delay_other_receivers(
 
     log.refuse_call, log.away = refuse, False
     advance_until(clock, lambda: all(future.done() for future in futures.values()))
-    assert futures[1].result() == block(1, receiver_id=1)
-    assert futures[3].result() == block(1, receiver_id=3)
+    assert futures[1].result(60) == block(1, receiver_id=1)
+    assert futures[3].result(60) == block(1, receiver_id=3)
     with pytest.raises(ValueError, match="a check failed"):
-        futures[2].result()
+        futures[2].result(60)
     submit(lanes[1], block(2)).result(20)
 
 
@@ -223,7 +224,7 @@ def test_the_number_of_waiting_blocks_is_bounded(registrar: Registrar, log: Memo
     assert not third.wait(0.05)
     log.away = False
     advance_until(clock, third.is_set)
-    thread.join()
+    joined(thread)
     for future in futures:
         future.result(20)
     lane.release()
@@ -282,7 +283,7 @@ def test_at_the_end_the_futures_of_unregistered_blocks_fail(log: MemoryBlockLog,
     eventually(lambda: log.calls)
     registrar.stop()
     with pytest.raises(RegistrarStoppedError):
-        future.result()
+        future.result(60)
     with pytest.raises(RegistrarStoppedError):
         lane.reserve()
 
@@ -399,7 +400,7 @@ def test_waiting_blocks_of_a_detached_receiver_fail_and_are_not_sent_again(
         futures[0].result(20)
     log.away = False
     advance_until(clock, futures[1].done)
-    assert futures[1].result() == block(1, receiver_id=2)
+    assert futures[1].result(60) == block(1, receiver_id=2)
     assert log.chain(1) == []
 
 
@@ -512,7 +513,7 @@ def test_lost_segments_concern_only_their_receiver(
     log.refuse_call = refuse
     log.away = False
     advance_until(clock, going.done)
-    assert going.result() == block(1, receiver_id=2)
+    assert going.result(60) == block(1, receiver_id=2)
     with pytest.raises(LostCommitsError):
         failing.result(20)
 

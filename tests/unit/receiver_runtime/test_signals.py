@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 from receiver_runtime.parent_watch import ParentWatcher
+from tests.support.polling import joined
 
 _LOOKS = 20
 
@@ -46,7 +47,7 @@ def test_a_signal_on_another_thread_is_handled_while_the_main_thread_waits() -> 
     # Wait without a timeout, as the process waits for its receivers.
     waiting.acquire()
     done.set()
-    sender.join()
+    joined(sender)
     watcher.stop()
     assert heard == ["SIGTERM"]
     assert signal.getsignal(signal.SIGTERM) is before

@@ -16,6 +16,7 @@ import pytest
 
 from release.bundled_programs import installed_version, problems, read_bundled_programs
 from release.lock_file import read_lock_file
+from tests.support.polling import joined
 from tracker_store.embedded_postgres import _BINARIES
 
 if TYPE_CHECKING:
@@ -44,13 +45,13 @@ def service(vulnerable: str | None, status: int = 200) -> Iterator[tuple[str, li
             del arguments
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}", asked
         finally:
             server.shutdown()
-            thread.join()
+            joined(thread)
 
 
 def audit(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -61,6 +62,7 @@ def audit(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
     )
 
 

@@ -338,7 +338,7 @@ def supervisor_process(home: Path, mark: str) -> Iterator[Callable[..., subproce
     yield start
     for process in started:
         process.kill()
-        process.wait()
+        process.wait(60)
         if process.stdout is not None:
             process.stdout.close()
     for descriptor in terminals:
@@ -425,7 +425,7 @@ def test_the_next_start_cleans_up_after_kill_9_of_guard_and_supervisor(
     os.kill(process.pid, signal.SIGSTOP)  # so that it can't clean up itself
     os.kill(guard, signal.SIGKILL)
     process.kill()
-    process.wait()
+    process.wait(60)
     eventually(lambda: len(marked(mark)) == 3, "the command and what it started, without the guard")
 
     with Supervisor(home):
@@ -449,7 +449,7 @@ def test_a_recycled_pid_is_never_killed(home: Path, mark: str) -> None:
         assert list((home / "run").iterdir()) == []
     finally:
         bystander.kill()
-        bystander.wait()
+        bystander.wait(60)
 
 
 def test_the_token_alone_identifies_left_processes(home: Path, mark: str) -> None:

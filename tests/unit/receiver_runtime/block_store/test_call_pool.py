@@ -29,7 +29,7 @@ def test_a_hanging_call_is_given_up_and_later_ones_are_refused_until_it_is_answe
 
     def hang() -> bool:
         began.set()
-        return answer.wait()
+        return answer.wait(60)
 
     call = pool.submit(hang)
     # Only a call that has begun can hang.

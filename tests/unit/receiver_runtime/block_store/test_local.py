@@ -159,7 +159,7 @@ def test_a_spark_worker_loads_only_pyarrow_and_google_crc32c_besides_the_standar
         "ours = {m for m in sys.modules if m.startswith('receiver_runtime.')}\n"
         "print(sorted(m for m in ours if not m.startswith('receiver_runtime.block_store')))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.split("\n")[:2] == ["['receiver_runtime']", "[]"]
 
 

@@ -60,7 +60,7 @@ class HangingFiles(FaultyFiles):
         super().delete(path, dir_fd=dir_fd)
 
     def write(self, fd: int, buffers: Sequence[Any]) -> int:
-        self.answers.wait()
+        self.answers.wait(60)
         return super().write(fd, buffers)
 
     def close(self, fd: int) -> None:

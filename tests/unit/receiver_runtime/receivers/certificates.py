@@ -47,4 +47,4 @@ class Authority:
 
 
 def _openssl(*arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=120)

@@ -62,4 +62,4 @@ def test_secrets_are_read_only_when_needed(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_declaring_a_source_does_not_load_pyarrow() -> None:
     program = "import sys, receiver_runtime.sources.files; assert 'pyarrow' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -91,7 +91,7 @@ def encrypted_certificate(folder: Path) -> Tls:
     subject = ["-subj", "/CN=localhost", "-days", "1", "-newkey", "rsa:2048"]
     files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem")]
     command = ["openssl", "req", "-x509", *subject, *files, "-passout", f"pass:{LITERAL}"]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
     return Tls.model_validate(
         {
             "certificate_file": str(folder / "certificate.pem"),

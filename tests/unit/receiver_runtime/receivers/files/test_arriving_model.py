@@ -13,12 +13,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from receiver_runtime.receivers.files.arriving import ArrivingCatalog, LocalFolder
 from receiver_runtime.sources.files import FileLines
+from tests.support.searches import examples
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log, Reader
 
 if TYPE_CHECKING:
@@ -142,9 +144,9 @@ class ArrivingFilesModel(RuleBasedStateMachine):
             reader.reader._load()
 
 
-TestArrivingFiles = ArrivingFilesModel.TestCase
+TestArrivingFiles = pytest.mark.search(ArrivingFilesModel.TestCase)
 TestArrivingFiles.settings = settings(
-    max_examples=100,
+    max_examples=examples(100),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

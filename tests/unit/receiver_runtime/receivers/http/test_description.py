@@ -80,6 +80,6 @@ try:
 except SourceError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
     assert "pip install 'forebay[otlp]'" in done.stdout, done.stderr
     assert done.stdout.count("\n") == 1

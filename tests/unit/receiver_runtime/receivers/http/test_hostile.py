@@ -397,7 +397,7 @@ def test_bodies_that_wait_for_a_thread_are_limited(tmp_path: Path, monkeypatch: 
         first = [senders.submit(server.post, body, headers) for _ in range(8)]
         eventually(lambda: sum(answer.done() for answer in first) >= 6, "six of them to be refused")
         go_on.set()
-        found = sorted(answer.result().status for answer in first)
+        found = sorted(answer.result(60).status for answer in first)
         assert found in ([200, *[429] * 7], [200, 200, *[429] * 6])
         assert server.post(body, headers).status == 200
 

@@ -501,7 +501,7 @@ class TestBuffered:
             made.log.away = True
             body = b'"' + b"x" * 50_000 + b'"'
             posts = [pool.submit(made.post, body, path="/v1/orders?ack=buffered") for _ in range(30)]
-            eventually(lambda: any(post.done() and post.result().status == 429 for post in posts), "429")
+            eventually(lambda: any(post.done() and post.result(60).status == 429 for post in posts), "429")
             made.log.away = False
             answers = [post.result(30) for post in posts]
             assert {answer.status for answer in answers} <= {202, 429}

@@ -17,6 +17,7 @@ from receiver_runtime.receivers.http.decompression import decompressed
 from receiver_runtime.receivers.http.parsing_limits import UNLIMITED
 from receiver_runtime.receivers.http.pushed import PushRefusedError
 from receiver_runtime.receivers.http.records import _are_objects, _column, _one_by_one, parse_plain
+from tests.support.searches import examples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +67,8 @@ def test_objects_are_parsed_at_once(found: Sequence[object], ascii_only: bool) -
     assert parse_plain(LINES, body, most_bytes=MOST).bodies == lines
 
 
-@settings(max_examples=500, deadline=None)
+@pytest.mark.search
+@settings(max_examples=examples(500), deadline=None)
 @given(st.lists(scraps, min_size=1, max_size=6))
 @example([b'{"a":', b"{}}", b"{}{}"])
 @example([b'{"a":{}', b'{"b":1}}', b"{}{}"])

@@ -217,7 +217,7 @@ def test_429_at_a_rate_limit_of_bytes(tmp_path: Path, monkeypatch: pytest.Monkey
             before = handed_in.requests
             posts.append(senders.submit(made.post, body))
             eventually(lambda: handed_in.requests > before or posts[-1].done(), "it to wait, or to be refused")  # noqa: B023
-        refused = posts.pop().result()
+        refused = posts.pop().result(60)
         # More than a second's permits wait, in records of this size.
         assert refused.status == 429
         assert "rate limit" in refused.json()["detail"]

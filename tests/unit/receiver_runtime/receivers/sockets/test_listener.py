@@ -379,7 +379,7 @@ def test_ipv6_and_a_rate_limit(tmp_path: Path) -> None:
     with rig(tmp_path, text_receiver(listen="[::1]:0"), receiver_max_rate=20_000) as made:
         port = port_of(made)
         assert made.reporter.reasons[-1] == f"listening on [::1]:{port}"
-        with socket.create_connection(("::1", port)) as sender:
+        with socket.create_connection(("::1", port), timeout=60) as sender:
             sender.sendall(b"x\n" * 5000)
             eventually(reaches(lambda: records(made), 5000))
 

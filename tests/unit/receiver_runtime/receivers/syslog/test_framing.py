@@ -18,6 +18,7 @@ from receiver_runtime.receivers.syslog import framing as syslog_framing
 from receiver_runtime.receivers.syslog import short_frames
 from receiver_runtime.receivers.syslog.framing import SyslogFraming
 from receiver_runtime.receivers.syslog.parsing import parse
+from tests.support.searches import examples
 
 if TYPE_CHECKING:
     from receiver_runtime.receivers.framing import Taken
@@ -105,7 +106,8 @@ FRAMES = st.one_of(
 @example(b"4 <1>a4 <1>b\n<1>c\n12", [], False)  # noqa: FBT003
 @example(b"x" * (LIMIT + 1), [], True)  # noqa: FBT003
 @example(counted(b"<1>a") + b"x" * (LIMIT + 9) + b"\n\n", [LIMIT + 10], True)  # noqa: FBT003
-@settings(max_examples=400, deadline=None)
+@pytest.mark.search
+@settings(max_examples=examples(400), deadline=None)
 def test_a_stream_cut_in_any_way_gives_the_same(stream: bytes, cuts: list[int], clean: bool) -> None:
     places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     pieces = [stream[begin:end] for begin, end in pairwise(places) if begin < end]
@@ -131,7 +133,8 @@ SHORT = st.sampled_from(
 
 
 @given(st.lists(SHORT, max_size=60).map(b"".join), st.integers(0, 200), st.integers(1, 40))
-@settings(max_examples=400, deadline=None)
+@pytest.mark.search
+@settings(max_examples=examples(400), deadline=None)
 def test_short_counted_frames_are_the_same_in_bulk(stream: bytes, cut: int, table: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(syslog_framing, "_DENSE_FRAMES", 2)
@@ -389,7 +392,8 @@ def test_a_count_that_ends_inside_a_character_makes_two_messages_of_valid_text()
         max_size=5,
     )
 )
-@settings(max_examples=300, deadline=None)
+@pytest.mark.search
+@settings(max_examples=examples(300), deadline=None)
 def test_any_bytes_are_parsed_and_messages_do_not_affect_each_other(messages: list[bytes]) -> None:
     together = rows(*messages)
     assert together == [row for message in messages for row in rows(message)]

@@ -76,6 +76,7 @@ def test_messages_of_logger(tmp_path: Path, transport: str, form: str) -> None:
                 input="the first: line\nüber [2]\n",
                 text=True,
                 check=True,
+                timeout=120,
             )
         eventually(reaches(lambda: records(made), 2 * len(framings)))
         found = rows(made)

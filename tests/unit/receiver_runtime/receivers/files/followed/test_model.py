@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from receiver_runtime.receivers.files.followed.catalog import FollowedCatalog
 from receiver_runtime.sources.files import FollowedFiles
+from tests.support.searches import examples
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log, Reader
 
 if TYPE_CHECKING:
@@ -314,9 +315,9 @@ def test_histories_in_which_lines_once_came_twice(history: list[tuple[str, dict[
     model.teardown()
 
 
-TestFollowedFiles = FollowedFilesModel.TestCase
+TestFollowedFiles = pytest.mark.search(FollowedFilesModel.TestCase)
 TestFollowedFiles.settings = settings(
-    max_examples=100,
+    max_examples=examples(100),
     stateful_step_count=40,
     deadline=None,
     # Among thousands of histories with headers, one is known to read a line twice (see the page's limits).

@@ -1,0 +1,58 @@
+"""The Spark session that the tests of a process share, and a driver log with blocks to run batches on in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import sqlalchemy as sa
+    from pyspark.sql import SparkSession
+
+    from tests.support.spark.batch_rig import System
+    from tests.support.spark.shared_session import SharedSession
+
+
+@pytest.fixture(scope="session")
+def shared_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedSession]:
+    """Return the holder of this process's session."""
+    from tests.support.spark.shared_session import SharedSession  # noqa: PLC0415  most tests load no Spark
+
+    made = SharedSession(tmp_path_factory.mktemp("spark"))
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def session(shared_session: SharedSession) -> Iterator[SparkSession]:
+    """Return the shared session, without what another test has changed in it."""
+    yield shared_session.get()
+    shared_session.reset()
+
+
+@pytest.fixture(scope="module")
+def no_shared_session(shared_session: SharedSession) -> None:
+    """End the shared session, for a module whose sessions have settings of their own."""
+    shared_session.stop()
+
+
+@pytest.fixture
+def system(engine: sa.Engine, database_url: str, tmp_path: Path, session: SparkSession) -> Iterator[System]:
+    """Return a driver log and a block store, and a pipeline to run on them in the shared session."""
+    from tests.support.spark.batch_rig import System  # noqa: PLC0415  as above
+    from tracker_store.engine import connect  # noqa: PLC0415  unit tests load no database driver
+
+    with connect(engine) as connection:
+        yield System(connection, database_url, tmp_path, session)
+
+
+@pytest.fixture
+def settings_in_environment(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name the driver log and the home of `system` in the environment, for code that reads its settings there."""
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    monkeypatch.setenv("FOREBAY_HOME", str(tmp_path))
+    monkeypatch.setenv("FOREBAY_SPARK_MASTER", "local[2]")
