@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-postgres outage cluster systems alone e2e screenshots deploy image docs s3 kafka brokers namespaces stress chaos soak endurance fuzz check audit wheel-demo clean
+.PHONY: help setup demo up test test-postgres outage cluster systems alone e2e screenshots deploy image docs s3 kafka brokers namespaces stress chaos soak endurance fuzz searches slow full check audit wheel-demo clean
 
 # A Python of your choice: make PYTHON=/path/to/python3. Arguments for a target's command: make demo ARGS=--help.
 PYTHON ?=
@@ -47,9 +47,20 @@ up: $(STAMP) ## run a pipeline module on this machine until Ctrl-C: make up ARGS
 # classes, which is made once for an environment.
 WORKERS ?= 3
 IN_PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-test: $(STAMP) ## the whole test suite, in three processes; ARGS="tests/unit -k frame" for a part
+test: $(STAMP) ## each behaviour that needs no broker, cluster or browser; ARGS="tests/unit -k frame" for a part
 	@$(if $(filter tests/unit%,$(ARGS)),,$(BIN)/python -m tests.support.spark.class_archive)
 	@$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
+
+searches: $(STAMP) ## the property searches of `make test`, each with all of its examples and not a quarter
+	FOREBAY_TEST_SEARCH=whole $(BIN)/python -m pytest $(IN_PARALLEL) -m "search and not slow" $(ARGS)
+
+slow: $(STAMP) ## tests that take longer than 20 s and need nothing else: whole systems, kills, instances of Dagster
+	@$(BIN)/python -m tests.support.spark.class_archive
+	FOREBAY_TEST_SEARCH=whole $(BIN)/python -m pytest $(IN_PARALLEL) -m slow $(ARGS)
+
+FROM ?=
+full: ## all that exists, from cheap to expensive, before a release; FROM=cluster goes on there; the table: build/full.md
+	@.ci/full $(FROM)
 
 # The driver log's tests, for every other version of Postgres that is available here.
 POSTGRES_TESTS := tests/integration/tracker_store --ignore=tests/integration/tracker_store/test_embedded_postgres.py
