@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ import sqlalchemy as sa
 
 from receiver_runtime.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
+from tests.support.commands.forked_command import programs
 from tests.support.pages.runbook import blocks, page
 from tests.support.receivers.receiver_processes import eventually
 from tracker_store.checks import check_data
@@ -66,7 +66,8 @@ class Restored:
             "FOREBAY_MODULE": str(home / "declared.py"),
             "FOREBAY_BLOCK_STORE": str(home / "receiver" / "blocks"),
             "COLUMNS": "300",
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), str(server.binaries), os.environ["PATH"]]),
+            **(shell := programs()),
+            "PATH": f"{server.binaries}{os.pathsep}{shell['PATH']}",
         }
 
     def run(self, commands: str, *, database_url: str | None = None) -> str:

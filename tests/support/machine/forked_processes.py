@@ -227,6 +227,8 @@ def _begin(request: dict[str, Any], descriptors: Sequence[int]) -> None:
     os.environ.update(request["environment"])
     time.tzset()
     os.chdir(request["directory"])
+    # A test may write a module again within the second and of the same size: Python would take it for the compiled one.
+    sys.dont_write_bytecode = True
     # As `python -c` has it.
     added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = ["", *(folder for folder in added if folder and folder not in sys.path)]
