@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -20,6 +19,8 @@ from tracker_store.checks import check_data
 from tracker_store.engine import connect, create_engine
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.postgres.server import TestServer
     from tracker_store.embedded_postgres import EmbeddedPostgres
 
