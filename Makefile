@@ -54,7 +54,7 @@ test: $(STAMP) ## each behaviour that needs no broker, cluster or browser; ARGS=
 searches: $(STAMP) ## the property searches of `make test`, each with all of its examples and not a quarter
 	FOREBAY_TEST_SEARCH=whole $(BIN)/python -m pytest $(IN_PARALLEL) -m "search and not slow" $(ARGS)
 
-slow: $(STAMP) ## tests that take longer than 20 s and need nothing else: whole systems, kills, instances of Dagster
+slow: $(STAMP) ## tests that take long and need nothing else: whole systems, kills, instances of Dagster
 	@$(BIN)/python -m tests.support.spark.class_archive
 	FOREBAY_TEST_SEARCH=whole $(BIN)/python -m pytest $(IN_PARALLEL) -m slow $(ARGS)
 

@@ -25,6 +25,7 @@ def test_the_receiver_process(system: RunningSystem) -> None:
     system.check_every_number_came_out_once()
 
 
+@pytest.mark.slow
 def test_the_agent(system: RunningSystem) -> None:
     """Check that its children end with it, and that its successor reports its end before a timeout has to detect it."""
     before = system.epoch()

@@ -34,7 +34,8 @@ def processes_of(home: Path) -> list[str]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("moment", ["postgres is ready", pytest.param("records in", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["postgres is ready", "records in"])
 def test_ctrl_c_leaves_no_process(tmp_path: Path, moment: str) -> None:
     home = tmp_path / "demo"
     log = tmp_path / "demo.log"

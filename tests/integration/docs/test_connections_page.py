@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.integration.receiver_runtime.host_rig import host_rig
 
 _PAGE = Path(__file__).parents[3] / "docs" / "reference" / "connections.md"
@@ -19,6 +21,7 @@ def most(process: str) -> int:
     return int(number)
 
 
+@pytest.mark.slow
 def test_a_host_of_seventeen_receivers_has_nine_processes_and_no_more_connections_than_documented(
     database_url: str, tmp_path: Path
 ) -> None:

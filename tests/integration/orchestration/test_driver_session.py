@@ -41,6 +41,7 @@ defs = build_definitions(pipeline, spark=spark)
 """
 
 
+@pytest.mark.slow
 def test_a_driver_has_the_resources_configuration_and_is_replaced_when_it_changes(
     engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
