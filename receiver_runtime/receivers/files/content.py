@@ -113,14 +113,14 @@ class DecompressedFile:
                 self.close()
                 self._stream = pa.CompressedInputStream(self._open_raw(), self._codec)
             while self._at < offset:
-                self._last = self._stream.read(min(_SKIP_BYTES, offset - self._at))
+                self._last = self._next(min(_SKIP_BYTES, offset - self._at))
                 if not self._last:
                     return b""
                 self._at += len(self._last)
             held = self._last[len(self._last) - (self._at - offset) :]
             found = [held] if held else []
             size -= len(held)
-            while size > 0 and (data := self._stream.read(size)):
+            while size > 0 and (data := self._next(size)):
                 found.append(data)
                 size -= len(data)
                 self._at += len(data)
@@ -132,6 +132,11 @@ class DecompressedFile:
             raise
         self._last = found[0] if len(found) == 1 else b"".join(found)
         return self._last[: len(self._last) + size] if size < 0 else self._last
+
+    def _next(self, size: int) -> bytes:
+        # Not the stream's `read`: where it fails, pyarrow never frees the bytes that it had made room for.
+        data: bytes = self._stream.read_buffer(size).to_pybytes()
+        return data
 
     def close(self) -> None:
         """Close the stream."""

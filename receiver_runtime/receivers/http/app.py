@@ -40,12 +40,12 @@ from receiver_runtime.receivers.http.idempotency_key import key_of
 from receiver_runtime.receivers.http.peer_checks import check_origin, missing_host
 from receiver_runtime.receivers.http.pushed import MOST_REJECTED, Pushed, PushRefusedError, header
 from receiver_runtime.receivers.http.records import Plain
-from receiver_runtime.receivers.http.refusals import AWAY_RETRY_SECONDS, RETRY_SECONDS, RefusedError, refusal
+from receiver_runtime.receivers.http.refusals import AWAY_RETRY_SECONDS, RETRY_SECONDS, RefusedError, refusal, release
 from receiver_runtime.receivers.http.route import Answered, Refused, Reply, refuse_by_problem, with_retry
 from receiver_runtime.receivers.http.routes import STREAM_PATH
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
@@ -182,6 +182,7 @@ class HttpApp:
             reply = await self._answer(route, scope, headers, body)
         except RefusedError as error:
             refused = error.refused
+            release(error)
             await body.discard()
             reply = with_retry((refuse_by_problem if route is None else route.refuse)(headers, refused), refused)
         except Exception as error:  # noqa: BLE001  the sender is answered in its route's form
@@ -189,6 +190,7 @@ class HttpApp:
             failed = Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "the request failed here: the receiver's log says why")
             reply = (refuse_by_problem if route is None else route.refuse)(headers, failed)
             self._report_failure(error)
+            release(error)
         finally:
             self.request_ends()
         await _send(send, reply, close=not body.is_over or self.draining.is_set())
@@ -370,6 +372,10 @@ class HttpApp:
                 f"{parsed.rejected[0].why}: correct it, or send less at once",
             )
         letters = [DeadLetter(one.reason, one.data) for one in parsed.rejected if one.data]
+        # What waits for its dead letters takes memory as what waits for its registration does.
+        held = waiting.nbytes + sum(len(letter.data) for letter in letters)
+        if (too_much := self.admission.check_room(held)) is not None:
+            raise RefusedError(too_much)
         key = waiting.only_key()
         forms = waiting.key_forms()
 
@@ -379,9 +385,9 @@ class HttpApp:
 
         async with self._in_time():
             if key is None:
-                await asyncio.get_running_loop().run_in_executor(self._asiders, put_aside)
+                await self._aside(put_aside, held)
             elif not await self._is_aside(key):
-                job = asyncio.get_running_loop().run_in_executor(self._asiders, put_aside)
+                job = self._aside(put_aside, held)
                 self._asides[key] = job
                 waiting.on_settled = partial(self._asides.pop, key, None)
                 # Runs before any repeat of the request resumes.
@@ -390,6 +396,13 @@ class HttpApp:
         if not waiting.bodies and waiting.on_settled is not None:
             waiting.on_settled()
         return len(parsed.rejected), parsed.rejected[0].why
+
+    def _aside(self, put_aside: Callable[[], None], held: int) -> asyncio.Future[None]:
+        """Store dead letters in a thread. What they hold is counted until then, whether or not the request waits."""
+        self.admission.count_body_bytes(held)
+        job = self._asiders.submit(put_aside)
+        job.add_done_callback(lambda _: self.admission.count_body_bytes(-held))
+        return asyncio.wrap_future(job)
 
     async def _is_aside(self, key: str) -> bool:
         """Return whether a request with this key, not registered yet, has stored its dead letters."""

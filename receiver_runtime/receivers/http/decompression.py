@@ -31,11 +31,12 @@ def decompressed(body: bytes, encoding: str | None, *, most_bytes: int, limits: 
     codec = _CODECS.get(name)
     if codec is None:
         raise PushRefusedError(415, f"Content-Encoding: {encoding!r} is not read here: send one of {ENCODINGS}")
-    pieces: list[bytes] = []
+    pieces: list[pa.Buffer] = []
     size = 0
     try:
         with pa.input_stream(pa.BufferReader(body), compression=codec) as stream:
-            while piece := stream.read(_PIECE_BYTES):
+            # Not `read`: where it fails, pyarrow never frees the bytes that it had made room for.
+            while len(piece := stream.read_buffer(_PIECE_BYTES)):
                 size += len(piece)
                 if size > most_bytes:
                     raise PushRefusedError(
@@ -43,6 +44,9 @@ def decompressed(body: bytes, encoding: str | None, *, most_bytes: int, limits: 
                     )
                 limits.grown(len(piece))
                 pieces.append(piece)
+        return b"".join(pieces)
     except (pa.ArrowException, OSError) as error:
         raise PushRefusedError(400, f"Content-Encoding: the body is no whole {name}: {error}") from error
-    return b"".join(pieces)
+    finally:
+        # A refusal keeps nothing of what it is about.
+        pieces.clear()
