@@ -15,11 +15,13 @@ from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from orchestration.pipeline import DeclarationError
 from orchestration.spark.sinks.batch_column import BATCH_TIME
 from orchestration.spark.sinks.file_table import FileTableSink, batch_folder
 from orchestration.spark.sinks.parquet_staging import with_batch_time
 from orchestration.spark.sinks.sink import Committed, SinkError, Written
 from orchestration.spark.sinks.table_columns import check_fit
+from receiver_runtime.block_store.roots import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +31,15 @@ if TYPE_CHECKING:
     from orchestration.spark.sinks.parquet_staging import StagedFile
     from orchestration.spark.sinks.sink import OutputAttempt
 
+_CONSTRAINTS = "delta.constraints."
+# A replay removes files, and names that are mapped are not those of the files.
+_REFUSED_PROPERTIES = {
+    ("delta.appendOnly", "true"),
+    ("delta.columnMapping.mode", "name"),
+    ("delta.columnMapping.mode", "id"),
+}
+# Features of a table's protocol that need nothing of a writer, unless a property or a column uses them.
+_KNOWN_FEATURES = {"appendOnly", "invariants", "checkConstraints", "columnMapping", "generatedColumns", "timestampNtz"}
 # How many commits of the history are searched for one of an earlier attempt.
 _HISTORY = 1000
 
@@ -37,9 +48,21 @@ class DeltaSink(FileTableSink):
     """Keep an output in a Delta table, with the column `_batch_time`. Exactly once."""
 
     format: ClassVar[str] = "Delta"
+    # Those that the protocol forbids without column mapping, and control characters.
+    refused: ClassVar[str] = " ,;{}()=" + "".join(map(chr, range(32)))
 
     def __init__(self, path: str | Path) -> None:
-        """Declare the table in the directory `path`, shared by Spark's workers; relative to the working directory."""
+        """Declare the table in the directory `path`, shared by Spark's workers; relative to the working directory.
+
+        Raises:
+            DeclarationError: `path` is a URL.
+        """
+        if "://" in str(path) or ":/" in str(path):
+            message = (
+                f"DeltaSink: {without_secrets(str(path))!r} is a URL, and a Delta table is kept in a directory that "
+                "Spark's workers share: write the directory itself, /DIRECTORY/TABLE"
+            )
+            raise DeclarationError(message)
         self.path = Path(path).absolute()
 
     @property
@@ -74,9 +97,35 @@ class DeltaSink(FileTableSink):
         del connection
         table = self._table()
         if table is not None:
+            self._check_kind(table, attempt)
             there = pa.schema(table.schema().to_arrow())
             check_fit(with_batch_time(schema), there, name=str(self.path), where=attempt.name)
         return self.path
+
+    def _check_kind(self, table: Any, attempt: OutputAttempt) -> None:  # noqa: ANN401
+        """Raise SinkError if the table has what this sink does not write rightly, by its name."""
+        metadata, protocol = table.metadata(), table.protocol()
+        unknown = []
+        if metadata.partition_columns:
+            unknown.append(f"partition columns ({', '.join(metadata.partition_columns)})")
+        unknown += [f"the property {key}" for key in sorted(metadata.configuration) if key.startswith(_CONSTRAINTS)]
+        unknown += [
+            f"the property {key}={value}"
+            for key, value in sorted(metadata.configuration.items())
+            if (key, value) in _REFUSED_PROPERTIES
+        ]
+        unknown += [
+            f"{key} of column {field.name}" for field in table.schema().fields for key in sorted(field.metadata or {})
+        ]
+        unknown += [
+            f"column {field.name}, which must not be null" for field in table.schema().fields if not field.nullable
+        ]
+        unknown += [f"the feature {name}" for name in sorted({*(protocol.writer_features or ())} - _KNOWN_FEATURES)]
+        if unknown:
+            raise SinkError(
+                f"{attempt.name}: the Delta table {self.path} has {'; '.join(unknown)}, which DeltaSink does "
+                "not write: give the output a table of its own, and fill this one from it"
+            )
 
     def _try_commit(
         self,

@@ -36,6 +36,8 @@ class FileTableSink(Sink):
     commits: ClassVar[bool] = True
     #: The format's name in messages.
     format: ClassVar[str]
+    #: Characters that a column's name can't have in the format, or that it does not give back as they are.
+    refused: ClassVar[str] = ""
     #: Whether the format lacks small integers, so that they are stored as 32-bit integers.
     widens: ClassVar[bool] = False
 
@@ -66,6 +68,7 @@ class FileTableSink(Sink):
         """Let the tasks write files, and commit them to the table."""
         connection = self._connect(attempt)
         schema = arrow_schema(result.schema, attempt.name, widens=self.widens)
+        self._check_characters(schema, attempt)
         directory = self._prepare(connection, schema, attempt)
         self.reached(Step.PREPARED)
         own = directory / batch_folder(attempt) / f"attempt{attempt.attempt}-{secrets.token_hex(4)}"
@@ -74,6 +77,14 @@ class FileTableSink(Sink):
         self._commit(connection, files, schema, attempt)
         self.reached(Step.COMMITTED)
         return Written(self.target, sum(file.rows for file in files))
+
+    def _check_characters(self, schema: pa.Schema, attempt: OutputAttempt) -> None:
+        for name in schema.names:
+            if not name or (found := sorted(set(name) & set(self.refused))):
+                why = (
+                    "is empty" if not name else f"has {', '.join(map(repr, found))}, which {self.format} does not keep"
+                )
+                raise SinkError(f"{attempt.name}: the name of its column {name!r} {why}: rename it by .alias(...)")
 
     def _commit(
         self,

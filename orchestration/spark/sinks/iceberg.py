@@ -38,6 +38,7 @@ _RUN = "forebay.run"
 _ROWS = "forebay.rows"
 _SECRET = re.compile(r"password|secret|token|credential|access-key|session", re.IGNORECASE)
 _REFERENCE = ("env:", "file:/")
+_NEWEST_FORMAT = 2
 
 
 class IcebergSink(FileTableSink):
@@ -103,8 +104,23 @@ class IcebergSink(FileTableSink):
                 table = connection.create_table(self.table, schema=whole)
             except TableAlreadyExistsError:
                 table = connection.load_table(self.table)
+        self._check_kind(table, attempt)
         check_fit(whole, schema_to_pyarrow(table.schema()), name=self.table, where=attempt.name)
         return _directory(table.location(), attempt) / "data"
+
+    def _check_kind(self, table: Any, attempt: OutputAttempt) -> None:  # noqa: ANN401
+        """Raise SinkError if the table has what this sink does not write rightly, by its name."""
+        unknown = []
+        if not table.spec().is_unpartitioned():
+            unknown.append(f"the partition spec {table.spec()}")
+        if table.format_version > _NEWEST_FORMAT:
+            unknown.append(f"format version {table.format_version}")
+        unknown += [f"the required column {field.name}" for field in table.schema().fields if field.required]
+        if unknown:
+            raise SinkError(
+                f"{attempt.name}: the Iceberg table {self.table} has {'; '.join(unknown)}, which IcebergSink does not "
+                "write: give the output a table of its own, and fill this one from it"
+            )
 
     def _try_commit(
         self,

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 ATTEMPTS = "_attempts"
+#: Columns that readers make of the folders of a batch, in place of the result's of these names.
+FOLDERS = frozenset({"date", "hour", "batch_time"})
 #: The file in an attempt's directory that lists the names of its valid files.
 FILES = "_files.json"
 _ATTEMPT = re.compile(r"attempt=(\d+)(-[0-9a-f]+)?")

@@ -12,6 +12,7 @@ the transaction that changes it, so that attempts and batches run one after the 
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -20,7 +21,14 @@ from urllib.parse import urlsplit
 
 from orchestration.pipeline import DeclarationError
 from orchestration.spark.sinks.batch_column import BATCH_TIME
-from orchestration.spark.sinks.postgres_columns import Column, TableColumn, columns_of, fitted
+from orchestration.spark.sinks.postgres_columns import (
+    MOST_NAME_BYTES,
+    Column,
+    TableColumn,
+    can_be_name,
+    columns_of,
+    fitted,
+)
 from orchestration.spark.sinks.postgres_staging import ANSWER, Address, Staging, TargetError
 from orchestration.spark.sinks.sink import (
     AttemptOutdatedError,
@@ -36,7 +44,7 @@ from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.secret import Secret, SecretError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
@@ -52,7 +60,7 @@ _FORGOTTEN = timedelta(days=1)
 _COMMITS_KEPT = timedelta(days=14)
 _OLDEST_ATTEMPT = timedelta(days=7)
 _MOST_FORGOTTEN = 10_000
-_MAX_NAME = 63
+_VALUE = re.compile(r"%\((\w+)\)s")
 
 
 class PostgresSink(Sink):
@@ -132,9 +140,9 @@ class PostgresSink(Sink):
                     self._sql(
                         "SELECT attempt, run_id, rows FROM {commits} WHERE target = %(target)s "
                         "AND pipeline = %(pipeline)s AND output = %(output)s AND pipeline_id = %(pipeline_id)s "
-                        "AND batch_time = %(batch_time)s"
-                    ),
-                    self._key_of(attempt),
+                        "AND batch_time = %(batch_time)s",
+                        self._key_of(attempt),
+                    )
                 )
                 found = cursor.fetchone()
         if found is None or not attempt.knows(found[0], found[1]):
@@ -242,18 +250,18 @@ class PostgresSink(Sink):
                 "ORDER BY pipeline_id, batch_time LIMIT %(most)s) "
                 # Repeated outside the subquery: after waiting for a replay's commit, Postgres checks only this
                 # condition again on the changed row.
-                "AND c.committed_at < clock_timestamp() - %(kept)s"
-            ),
-            self._key_of(attempt) | {"kept": _COMMITS_KEPT, "most": _MOST_FORGOTTEN},
+                "AND c.committed_at < clock_timestamp() - %(kept)s",
+                self._key_of(attempt) | {"kept": _COMMITS_KEPT, "most": _MOST_FORGOTTEN},
+            )
         )
 
     def _newest_batch(self, cursor: Any, attempt: OutputAttempt) -> tuple[int, datetime] | None:  # noqa: ANN401
         cursor.execute(
             self._sql(
                 "SELECT pipeline_id, batch_time FROM {commits} WHERE target = %(target)s AND pipeline = %(pipeline)s "
-                "AND output = %(output)s ORDER BY pipeline_id DESC, batch_time DESC LIMIT 1"
-            ),
-            self._key_of(attempt),
+                "AND output = %(output)s ORDER BY pipeline_id DESC, batch_time DESC LIMIT 1",
+                self._key_of(attempt),
+            )
         )
         found: tuple[int, datetime] | None = cursor.fetchone()
         return found
@@ -267,9 +275,9 @@ class PostgresSink(Sink):
                 "%(run_id)s, %(rows)s) "
                 "ON CONFLICT (target, pipeline, output, pipeline_id, batch_time) DO UPDATE "
                 "SET attempt = excluded.attempt, run_id = excluded.run_id, rows = excluded.rows, "
-                "committed_at = clock_timestamp() WHERE c.attempt < excluded.attempt RETURNING attempt"
-            ),
-            self._key_of(attempt) | {"attempt": attempt.attempt, "run_id": attempt.run_id, "rows": rows},
+                "committed_at = clock_timestamp() WHERE c.attempt < excluded.attempt RETURNING attempt",
+                self._key_of(attempt) | {"attempt": attempt.attempt, "run_id": attempt.run_id, "rows": rows},
+            )
         )
         if cursor.fetchone() is None:
             raise AttemptOutdatedError(
@@ -346,7 +354,11 @@ class PostgresSink(Sink):
                 changed=changed,
             )
         cursor.execute(
-            self._sql("DELETE FROM {table} AS t WHERE t.{batch_time} = %s{kept}", kept=kept), (attempt.batch_time,)
+            self._sql(
+                "DELETE FROM {table} AS t WHERE t.{batch_time} = %(time)s{kept}",
+                {"time": attempt.batch_time},
+                kept=kept,
+            )
         )
         self._insert(cursor, columns, source, attempt, conflict)
 
@@ -362,13 +374,15 @@ class PostgresSink(Sink):
 
         names = self._names([column.name for column in columns])
         statement = self._sql(
-            "INSERT INTO {table} AS t ({names}, {batch_time}) SELECT {names}, %s FROM ({source}) AS staged{conflict}",
+            "INSERT INTO {table} AS t ({names}, {batch_time}) "
+            "SELECT {names}, %(time)s FROM ({source}) AS staged{conflict}",
+            {"time": attempt.batch_time},
             names=names,
             source=source,
             conflict=conflict or sql.SQL(""),
         )
         try:
-            cursor.execute(statement, (attempt.batch_time,))
+            cursor.execute(statement)
         except errors.CardinalityViolation:
             raise SinkError(
                 f"{attempt.name} has several rows of one key ({', '.join(self.key)}), of which one can be kept: "
@@ -394,9 +408,9 @@ class PostgresSink(Sink):
             self._sql(
                 "(SELECT pipeline, output FROM {commits} WHERE target = %(target)s ORDER BY pipeline, output LIMIT 1) "
                 "UNION (SELECT pipeline, output FROM {commits} WHERE target = %(target)s "
-                "ORDER BY pipeline DESC, output DESC LIMIT 1)"
-            ),
-            self._key_of(attempt),
+                "ORDER BY pipeline DESC, output DESC LIMIT 1)",
+                self._key_of(attempt),
+            )
         )
         for pipeline, output in cursor.fetchall():
             if (pipeline, output) != (attempt.pipeline, attempt.output):
@@ -477,13 +491,19 @@ class PostgresSink(Sink):
     def _failures(self, attempt: OutputAttempt) -> _Failures:
         return _Failures(f"{attempt.name}: the target's table {self.target}")
 
-    def _sql(self, statement: str, **parts: Any) -> Any:  # noqa: ANN401
+    def _sql(self, statement: str, values: Mapping[str, Any] | None = None, **parts: Any) -> Any:  # noqa: ANN401
+        """Return a statement that is executed without parameters: names in it may contain a `%`, which they would read.
+
+        `values` are those of its `%(name)s`, `parts` those of its `{name}`.
+        """
         from psycopg2 import sql  # noqa: PLC0415
 
-        return sql.SQL(statement).format(
+        literals = {f"value_{name}": sql.Literal(value) for name, value in (values or {}).items()}
+        return sql.SQL(_VALUE.sub(r"{value_\1}", statement)).format(
             table=sql.Identifier(self.schema, self.table),
             commits=sql.Identifier(self.schema, COMMITS),
             batch_time=sql.Identifier(BATCH_TIME),
+            **literals,
             **parts,
         )
 
@@ -568,9 +588,10 @@ def _checked_url(url: str | Secret) -> str | Secret:
 def _checked_table(table: str) -> tuple[str, str]:
     schema, dot, name = table.rpartition(".")
     schema = schema if dot else "public"
-    if not all(part and len(part.encode()) <= _MAX_NAME and "." not in part for part in (schema, name)):
+    if not all(can_be_name(part) and "." not in part for part in (schema, name)):
         message = (
-            f"PostgresSink: table {table!r} is no table's name: write TABLE or SCHEMA.TABLE, at most 63 bytes each"
+            f"PostgresSink: table {table!r} is no table's name: write TABLE or SCHEMA.TABLE, at most "
+            f"{MOST_NAME_BYTES} bytes each, without NUL"
         )
         raise DeclarationError(message)
     if name == COMMITS or name.startswith(_STAGING):

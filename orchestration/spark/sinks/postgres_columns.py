@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 
+#: Postgres cuts longer names.
+MOST_NAME_BYTES = 63
+#: Each table of Postgres has these columns.
+_SYSTEM = frozenset({"cmax", "cmin", "ctid", "tableoid", "xmax", "xmin"})
 _JSON = "jsonb"
 # Spark's type name → the type of the column that is created for it.
 _TYPES = {
@@ -70,9 +74,23 @@ class TableColumn:
     filled: bool
 
 
+def can_be_name(text: str) -> bool:
+    """Return whether Postgres keeps a name as it is: it cuts a longer one, and then two names may be the same."""
+    try:
+        return 0 < len(text.encode()) <= MOST_NAME_BYTES and "\0" not in text
+    except UnicodeEncodeError:
+        return False
+
+
 def columns_of(schema: StructType, where: str) -> list[Column]:
-    """Return the columns of a table for this result. Raises SinkError for types that Postgres lacks."""
-    check_names(schema, where)
+    """Return the columns of a table for this result. Raises SinkError for names and types that Postgres lacks."""
+    check_names(schema, where, reserved=_SYSTEM)
+    for field in schema.fields:
+        if not can_be_name(field.name):
+            raise SinkError(
+                f"{where} has a column {field.name!r}, and a column's name in Postgres has 1 to {MOST_NAME_BYTES} "
+                f"bytes, without NUL: rename it by .alias(...)"
+            )
     return [Column(field.name, _column_type(field.name, field.dataType, where)) for field in schema.fields]
 
 

@@ -12,19 +12,38 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-def check_names(schema: StructType, where: str) -> None:
-    """Raise SinkError for missing, duplicate or reserved column names."""
+def check_names(
+    schema: StructType, where: str, *, reserved: frozenset[str] = frozenset(), folds_case: bool = False
+) -> None:
+    """Raise SinkError for column names that a target would not give back as they are.
+
+    Args:
+        schema: the result's.
+        where: names the output.
+        reserved: names that the target has itself, besides the batch time's.
+        folds_case: whether names that differ in case alone are the same to the target's readers, as to Spark.
+    """
     names = [field.name for field in schema.fields]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise SinkError(f"{where} has several columns named {', '.join(twice)}: rename them by .alias(...)")
+
+    def same(name: str) -> str:
+        return name.lower() if folds_case else name
+
+    spelled: dict[str, list[str]] = {}
+    for name in names:
+        spelled.setdefault(same(name), []).append(name)
+    if twice := sorted(", ".join(map(repr, some)) for some in spelled.values() if len(some) > 1):
+        raise SinkError(f"{where} has several columns of one name ({'; '.join(twice)}): rename them by .alias(...)")
     if not names:
         raise SinkError(f"{where} has no columns: select some")
-    if BATCH_TIME in names:
-        raise SinkError(f"{where} has a column {BATCH_TIME}, which is the sink's own: rename it by .alias(...)")
+    if taken := sorted({name for name in names if same(name) in {*reserved, BATCH_TIME}}):
+        raise SinkError(
+            f"{where} has a column {', '.join(map(repr, taken))}, which is the target's own: rename it by .alias(...)"
+        )
 
 
-def arrow_schema(schema: StructType, where: str, *, widens: bool = False) -> pa.Schema:
+def arrow_schema(
+    schema: StructType, where: str, *, widens: bool = False, reserved: frozenset[str] = frozenset()
+) -> pa.Schema:
     """Return the result's columns as an Arrow schema, all nullable; `widens`: small integers become 32-bit ones.
 
     Raises SinkError for names that a table can't have.
@@ -32,7 +51,7 @@ def arrow_schema(schema: StructType, where: str, *, widens: bool = False) -> pa.
     import pyarrow as pa  # noqa: PLC0415
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415
 
-    check_names(schema, where)
+    check_names(schema, where, reserved=reserved, folds_case=True)
     converted = to_arrow_schema(schema, timezone="UTC")
     return pa.schema([pa.field(field.name, _nullable(field.type, widens=widens)) for field in converted])
 

@@ -14,7 +14,7 @@ from pyiceberg.catalog import load_catalog
 from forebay import DeltaSink, EnvVar, IcebergSink, ParquetSink, PostgresSink
 from orchestration.settings import Settings
 from orchestration.spark.session import spark_session
-from tests.integration.orchestration.target_database import Target, attempt
+from tests.integration.orchestration.target_database import TIME, Target, attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -211,3 +211,14 @@ def test_results_are_where_only_their_owner_can_enter(session: SparkSession, tmp
         os.umask(before)
     results = tmp_path / "results"
     assert {path.stat().st_mode & 0o777 for path in (results, *results.iterdir())} == {0o700}
+
+
+def test_times_in_parquet_are_read_back_by_another_program_as_they_are(session: SparkSession, tmp_path: Path) -> None:
+    """Spark's own default is INT96, of which other programs read the year 9999 as 1816, and no zone."""
+    frame = session.sql(
+        "SELECT TIMESTAMP '9999-12-31 23:59:59.999999' AS at, TIMESTAMP_NTZ '0001-01-01 00:00:00' AS local"
+    )
+    sink = ParquetSink(tmp_path)
+    sink.publish(sink.write(frame, attempt()).location, batch_time=TIME)
+    [row] = sink.dataset().to_table(["at", "local"]).to_pylist()
+    assert row == {"at": datetime(9999, 12, 31, 23, 59, 59, 999999, UTC), "local": datetime(1, 1, 1)}  # noqa: DTZ001

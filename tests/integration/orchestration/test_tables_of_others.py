@@ -1,0 +1,79 @@
+"""Check that a table which its owner made otherwise than a sink can write it is refused by name, before any file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyiceberg.catalog import load_catalog
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
+
+from forebay import DeclarationError, DeltaSink, IcebergSink
+from orchestration.spark.sinks.sink import SinkError
+from tests.integration.orchestration.frame_without_spark import words
+from tests.integration.orchestration.target_database import attempt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TABLE = pa.table(
+    {"word": pa.array(["x"]), "n": pa.array([1]), "_batch_time": pa.array([0], pa.timestamp("us", "UTC"))},
+)
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"partition_by": ["word"]}, "partition columns (word)"),
+        ({"configuration": {"delta.appendOnly": "true"}}, "the property delta.appendOnly=true"),
+    ],
+)
+def test_a_delta_table_is_refused(tmp_path: Path, settings: dict[str, Any], named: str) -> None:
+    write_deltalake(tmp_path / "t", TABLE, **settings)
+    before = files(tmp_path)
+    with pytest.raises(SinkError) as refused:
+        DeltaSink(tmp_path / "t").write(words(("a", 1)), attempt())
+    assert f"has {named}, which DeltaSink does not write" in str(refused.value)
+    assert files(tmp_path) == before
+
+
+def test_a_delta_table_with_a_constraint_is_refused(tmp_path: Path) -> None:
+    write_deltalake(tmp_path / "t", TABLE)
+    DeltaTable(tmp_path / "t").alter.add_constraint({"positive": "n > 0"})
+    before = files(tmp_path)
+    with pytest.raises(SinkError, match=r"the property delta\.constraints\.positive"):
+        DeltaSink(tmp_path / "t").write(words(("a", -1)), attempt())
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/t", "gs://bucket/t", "abfss://c@a.dfs.core.windows.net/t", "file:///t"])
+def test_a_url_is_no_directory(path: str) -> None:
+    with pytest.raises(DeclarationError, match=r"DeltaSink: .* is a URL, .*: write the directory itself"):
+        DeltaSink(path)
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_an_iceberg_table_is_refused(tmp_path: Path, *, required: bool) -> None:
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    schema = Schema(
+        NestedField(1, "word", StringType(), required=required),
+        NestedField(2, "n", LongType(), required=False),
+        NestedField(3, "_batch_time", TimestamptzType(), required=False),
+    )
+    spec = PartitionSpec() if required else PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "word"))
+    loaded = load_catalog("forebay", **catalog)
+    loaded.create_namespace("s")
+    loaded.create_table("s.t", schema=schema, partition_spec=spec)
+    before = files(tmp_path / "warehouse")
+    with pytest.raises(SinkError, match="the required column word" if required else "the partition spec"):
+        IcebergSink("s.t", catalog=catalog).write(words(("a", 1)), attempt())
+    assert files(tmp_path / "warehouse") == before
