@@ -22,6 +22,7 @@ from dagster._utils.log import configure_loggers
 from dagster_webserver.app import create_app_from_workspace_process_context
 from dagster_webserver.version import __version__
 
+from orchestration.http_connections import BoundedProtocol
 from orchestration.settings import Settings
 from orchestration.webserver_access import WebserverAccess
 
@@ -49,6 +50,7 @@ def serve(listener: socket.socket, workspace: str, *, token: str | None) -> None
                 WebserverAccess(app, token=token, port=port),
                 # A link's address holds the token.
                 access_log=False,
+                http=BoundedProtocol,
                 lifespan="off",
                 log_level="warning",
                 proxy_headers=False,

@@ -15,6 +15,19 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
+def printed_link(to: console.Console, url: str, token: str | None, *, kept_in: str) -> str:
+    """Return what a line says of an address: a link with its token on a terminal, and elsewhere where the token is.
+
+    A file or a journal that the line goes to may be read by others. `kept_in`: a file, or a setting.
+    """
+    from orchestration.browser_token import link_with_token  # noqa: PLC0415  loads starlette, and most commands do not
+
+    # Not `is_terminal`, which variables such as FORCE_COLOR set.
+    if token is None or to.file.isatty():
+        return link_with_token(url, token)
+    return f"{url} (its token is in {kept_in})"
+
+
 class Console(console.Console):
     """A rich console. Text, also in the cells and titles of tables, can't send commands to the terminal."""
 

@@ -86,9 +86,8 @@ class StoppedError(DemoError):
 class DemoServices(Protocol):
     """The part of the services of `forebay up` that the demo uses, once all are ready."""
 
-    @property
-    def ui_url(self) -> str:
-        """Return the address of the Dagster UI."""
+    def ui_link(self, console: Console) -> str:
+        """Return the address of the Dagster UI as a line on this console says it."""
         ...
 
     @property
@@ -204,7 +203,7 @@ def run(
                     options.ui_port, environment, _event_printer(console, lambda: clock() - started)
                 )
             )
-            console.print(f"Dagster: {services.ui_url}")
+            console.print(f"Dagster: {services.ui_link(console)}", soft_wrap=True)
             if take_look is None:
                 take_look = parts.enter_context(contextlib.closing(DriverLogLook(services.database_url)))
             watch = _watch(
@@ -226,7 +225,7 @@ def run(
             if watch.last is not None and not result.same:
                 console.print(what_is_stuck(watch.last))
             if options.keep_running:
-                console.print(f"Dagster: {services.ui_url} - all keeps running until Ctrl-C.")
+                console.print(f"Dagster: {services.ui_link(console)} - all keeps running until Ctrl-C.")
                 services.wait(None)
             console.print("Stopping all services.")
         console.print("All services are stopped.")
@@ -417,7 +416,7 @@ def _watch(
                 look = take_look(replay, at)
                 over = watch.see(look)
                 if live is not None:
-                    live.update(report.progress_view(look, services.ui_url))
+                    live.update(report.progress_view(look, services.ui_link(console)))
                 elif at >= next_line or over:
                     next_line = at + _LINE_SECONDS
                     console.print(report.progress_line(look), markup=False)

@@ -20,9 +20,10 @@ import typer
 
 from forebay.cli.agent import ROLES
 from forebay.cli.apply import print_changes
-from forebay.cli.console import Console
+from forebay.cli.console import Console, printed_link
 from forebay.cli.dagster_home import (
     DATABASE_VARIABLE,
+    TOKEN_FILE,
     URL_FILE,
     code_server_socket,
     dagster_database_url,
@@ -37,7 +38,6 @@ from forebay.cli.services.child import Child, ChildEvent, ChildEventKind, Superv
 from forebay.cli.services.supervisor import StopReason, Supervisor
 from forebay.cli.withheld import BLOCK_STORE, DAGSTER_TOKEN, FROM_YOUR_CODE, from_dagsters_services, only_of_outputs
 from orchestration.apply import Change, apply
-from orchestration.browser_token import link_with_token
 from orchestration.modules import PipelineModuleError, load_pipelines
 from orchestration.settings import NO_TOKEN, Settings
 from orchestration.status_address import status_page
@@ -151,12 +151,13 @@ class Services:
         self._pipelines: list[Pipeline] = []
         self.changes: list[Change] = []
 
-    @property
-    def ui_url(self) -> str:
-        """Return the link to the Dagster UI, which has the token if there is one."""
+    def ui_link(self, console: Console) -> str:
+        """Return the address of the Dagster UI as a line on this console says it: with its token on a terminal only."""
         if self._token is None:
             return self._webserver_url
-        return link_with_token(f"{self._webserver_url}/", self._token)
+        of_user = self._settings.dagster_token is not None
+        kept_in = DAGSTER_TOKEN if of_user else str(self._settings.home.absolute() / "dagster" / TOKEN_FILE)
+        return printed_link(console, f"{self._webserver_url}/", self._token, kept_in=kept_in)
 
     @property
     def _webserver_url(self) -> str:
@@ -417,10 +418,11 @@ def up(
         with Services(settings, ui_port=wanted, on_event=_event_printer(console)) as services:
             if services.changes:
                 print_changes(console, services.changes)
-            console.print(f"Dagster: {services.ui_url}", markup=False, soft_wrap=True)
+            console.print(f"Dagster: {services.ui_link(console)}", markup=False, soft_wrap=True)
             if (page := status_page(settings)) is not None:
                 token = None if settings.tracker_token is None else settings.tracker_token.get_secret_value()
-                console.print(f"Status:  {link_with_token(page, token)}", markup=False, soft_wrap=True)
+                link = printed_link(console, page, token, kept_in="FOREBAY_TRACKER_TOKEN")
+                console.print(f"Status:  {link}", markup=False, soft_wrap=True)
             _print_how_to_stop(console, settings, services)
             reason = services.wait_for_stop()
             if reason is None:

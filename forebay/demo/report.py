@@ -30,7 +30,7 @@ def progress_line(look: Snapshot) -> str:
     )
 
 
-def progress_view(look: Snapshot, ui_url: str) -> RenderableType:
+def progress_view(look: Snapshot, ui_link: str) -> RenderableType:
     """Return the live view for a terminal."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
@@ -48,7 +48,7 @@ def progress_view(look: Snapshot, ui_url: str) -> RenderableType:
     grid.add_row("batches", f"{len(look.batches):,}", batches)
     grid.add_row("lag", f"{look.lag:,}", "records received and in no completed batch")
     return Group(
-        Text(f"Dagster: {ui_url}", style="bold"),
+        Text(f"Dagster: {ui_link}", style="bold"),
         grid,
         Text(f"{minutes(look.at)}  {what_it_does(look)}", style="cyan"),
     )

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
 
 import structlog
 import uvicorn
@@ -27,9 +28,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from orchestration.browser_token import BrowserToken
+from orchestration.http_connections import MOST_CONNECTIONS, BoundedProtocol, RequestLimit
 from orchestration.status_page.routes import StatusPages
 from orchestration.tracker import streaming_api as api
-from orchestration.tracker.http_connections import MOST_CONNECTIONS, BoundedProtocol, RequestLimit
 from orchestration.tracker.http_writes import ReplayDagster, Writes, has_write_token
 from orchestration.tracker.listen_address import url
 from orchestration.tracker.metrics import MAX_RECEIVERS, prometheus_text
@@ -107,6 +108,9 @@ class _Guard:
             if not scope["forebay.trusted"] and scope["path"] not in _OPEN and scope["method"] != "POST":
                 await self._refusal()(scope, receive, send)
                 return
+            if (unnamed := _unnamed(scope)) is not None:
+                await unnamed(scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
     def _is_trusted(self, scope: Scope) -> bool:
@@ -128,6 +132,15 @@ class _Guard:
             "Ask for 127.0.0.1 or localhost, or set FOREBAY_TRACKER_TOKEN and send it: Authorization: Bearer TOKEN\n",
             403,
         )
+
+
+def _unnamed(scope: Scope) -> Response | None:
+    """Return the answer to a path or a query with a NUL, which no name of the driver log has and Postgres refuses."""
+    if "\0" in scope["path"]:
+        return PlainTextResponse("there is no such path: it has a NUL character\n", 404)
+    if b"\0" in unquote_to_bytes(scope["query_string"]):
+        return PlainTextResponse("the query has a NUL character: leave it out\n", 400)
+    return None
 
 
 class _Pages:

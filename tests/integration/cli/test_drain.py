@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from forebay.cli.console import Console
     from orchestration.pipeline import Pipeline
 
 # Longer than any of these tests may take.
@@ -202,7 +203,9 @@ def test_forebay_up_says_why_a_drain_was_interrupted(
         """Stands for services that got a signal and whose drain was interrupted."""
 
         changes = ()
-        ui_url = "http://127.0.0.1:3000"
+
+        def ui_link(self, _console: Console) -> str:
+            return "http://127.0.0.1:3000"
 
         def __enter__(self) -> Self:
             return self

@@ -9,13 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
 from forebay.cli.dagster_home import code_server_socket, webserver_token, write_dagster_home
+from orchestration.http_connections import MOST_CONNECTIONS
 from orchestration.settings import Settings
 from orchestration.tracker.dagster_client import DagsterClient, LaunchRefusedError
 from tests.support.machine.another_account import run_as_nobody
@@ -167,6 +168,29 @@ def test_a_websocket_needs_the_same(servers: Servers) -> None:
     with socket.create_connection(("127.0.0.1", servers.port), timeout=60) as connection:
         connection.sendall(f"GET /graphql HTTP/1.1\r\nHost: localhost\r\n{head}\r\n".encode())
         assert connection.recv(1024).startswith(b"HTTP/1.1 101 ")
+
+
+def test_silent_connections_are_closed_and_keep_nobody_out_and_a_websocket_stays(servers: Servers) -> None:
+    upgrade = (
+        "GET /graphql HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        f"Sec-WebSocket-Key: {'x' * 22}==\r\nSec-WebSocket-Version: 13\r\nAuthorization: Bearer {servers.token}\r\n\r\n"
+    )
+    with ExitStack() as stack:
+        websocket = stack.enter_context(socket.create_connection(("127.0.0.1", servers.port), timeout=60))
+        websocket.sendall(upgrade.encode())
+        assert websocket.recv(1024).startswith(b"HTTP/1.1 101 ")
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", servers.port), timeout=60))
+            for _ in range(4 * MOST_CONNECTIONS)
+        ]
+        assert servers.ask(headers=servers.own())[0] == 200
+        # The last one is closed when its time is over, and by then the WebSocket was open for longer than that.
+        for one in silent:
+            with suppress(ConnectionError):
+                assert one.recv(1) == b""
+        websocket.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            websocket.recv(1024)
 
 
 def test_another_account_reaches_neither_the_code_server_nor_the_token(servers: Servers) -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import re
 import socket
 import urllib.error
 import urllib.request
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import pytest
 import sqlalchemy as sa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from orchestration.tracker.http import STATEMENT_TIMEOUT, TrackerHttpServer, TrackerView
 from orchestration.tracker.listen_address import ListenAddress
@@ -18,6 +24,7 @@ from orchestration.tracker.tracker import Tracker
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.machine.held_ports import held_port
 from tests.support.polling import eventually
+from tests.support.searches import examples
 from tests.support.servers.tracker_answers import Answer, answer_to, served
 from tracker_store import batches, outputs
 from tracker_store.batch_outputs import fail_output
@@ -32,7 +39,6 @@ from tracker_store.status import receiver_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 SECOND = timedelta(seconds=1)
 STREAMING = "/api/v1/applications/words/streaming"
@@ -823,3 +829,35 @@ def test_the_cost_of_a_look_depends_on_new_rows_and_not_on_the_history(engine: s
         engine.dispose()
     eventually(lambda: rows_read() > before, "the statistics")
     assert rows_read() - before < 5000
+
+
+# What a name can't be, and what a parser may trip over; urllib would refuse to send some of it.
+ODD = st.one_of(
+    st.text(max_size=6),
+    st.sampled_from(
+        ["\0", "%", "..", "/", "//", "\x7f", "\ud7ff", "\U0010ffff", "-1", "9" * 30, "1e9", "words", "lines"]
+    ),
+    st.binary(max_size=4).map(lambda data: data.decode("latin-1")),
+)
+
+
+@pytest.mark.search
+@settings(max_examples=examples(300), suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_no_path_query_or_header_is_answered_500(log: Log, url: str, data: st.DataObject) -> None:
+    host, port = url.removeprefix("http://").split(":")
+    served = TrackerHttpServer(
+        log.connection.engine, TrackerView("host:1", lambda: None, dict), LOOPBACK, address_file=Path("unused")
+    )
+    path = data.draw(st.sampled_from(served.paths))
+    for part in re.findall(r"\{[a-z]+\}", path):
+        path = path.replace(part, data.draw(ODD | st.just("words")), 1)
+    names = st.sampled_from(["page", "before", "state", "sort", "streams", "status", "kind", "x", "after"])
+    asked = data.draw(st.lists(st.tuples(names, ODD), max_size=3))
+    query = "&".join(f"{name}={quote(value)}" for name, value in asked)
+    header = data.draw(st.binary(max_size=12)).replace(b"\r", b"").replace(b"\n", b"")
+    method = data.draw(st.sampled_from(["GET", "GET", "HEAD", "POST", "PUT"]))
+    connection = http.client.HTTPConnection(host, int(port), timeout=30)
+    connection.request(method, f"{quote(path, safe='/')}?{query}", headers={"Accept": header, "X-Odd": header})
+    assert connection.getresponse().status in {200, 307, 400, 401, 403, 404, 405, 415, 422}
+    connection.close()

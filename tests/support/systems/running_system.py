@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import psutil
@@ -18,6 +19,7 @@ import pyarrow.dataset as ds
 import pytest
 import sqlalchemy as sa
 
+from orchestration.browser_token import link_with_token
 from receiver_runtime.block_store.stores import open_block_store
 from tracker_store import status
 from tracker_store.embedded_postgres import EmbeddedPostgres
@@ -27,7 +29,6 @@ from tracker_store.outage import SURVIVED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
 
     from tests.support.systems.numbered_source import NumberedSource
 
@@ -281,7 +282,10 @@ def running_system(
                 pytest.fail(f"forebay up did not start:\n{_last_lines([log, *sorted((home / 'logs').glob('*.log'))])}")
             time.sleep(POLL_SECONDS)
         engine = create_engine(EmbeddedPostgres(home / "postgres").url(), application_name="fault tests")
-        [ui_link] = re.findall(r"^Dagster: (http://\S+)", log.read_text(encoding="utf-8"), re.MULTILINE)
+        [[address, where]] = re.findall(
+            r"^Dagster: (http://\S+) \(its token is in (.+)\)$", log.read_text(encoding="utf-8"), re.MULTILINE
+        )
+        ui_link = link_with_token(address, Path(where).read_text(encoding="ascii"))
         system = RunningSystem(home, source, engine, supervised, ui_link)
         yield system
         engine.dispose()

@@ -51,8 +51,10 @@ class FakeSystem:
     now: float = 0.0
     stopped: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
-    ui_url: str = "http://127.0.0.1:3070"
     database_url: str = "postgresql://nowhere/forebay"
+
+    def ui_link(self, console: Console) -> str:
+        return "http://127.0.0.1:3070"
 
     @contextlib.contextmanager
     def start_replay(self, rate: float) -> Iterator[Replay]:

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from orchestration.tracker import http_connections
+from orchestration import http_connections
+from orchestration.http_connections import MOST_CONNECTIONS, RequestLimit
 from orchestration.tracker.http import TrackerHttpServer, TrackerView
-from orchestration.tracker.http_connections import MOST_CONNECTIONS, RequestLimit
 from orchestration.tracker.listen_address import ListenAddress
 from tests.support.polling import eventually
 from tracker_store.engine import create_engine

@@ -1,4 +1,6 @@
-"""Keep the tracker's HTTP server within reach: limits of its connections in number and time, and of its requests.
+"""Keep an HTTP server within reach: limits of its connections in number and time, and of its requests.
+
+The tracker's server and Dagster's webserver have them.
 
 A connection on which no request is being answered has a time limit, and is closed early if too many are open: the one
 that has been quiet for longest, of the peer that has the most. So a few dozen idle connections don't block
@@ -47,9 +49,9 @@ class BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; from a whole head on, the connection is busy until its answer."""
+        """Take bytes; from a whole head on, the connection is busy until its answer, or a WebSocket's and not ours."""
         super().data_received(data)
-        if self.is_busy:
+        if self.is_busy or self not in self.connections:
             self._disarm()
 
     def on_response_complete(self) -> None:
