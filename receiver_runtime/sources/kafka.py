@@ -48,6 +48,12 @@ _OURS: Mapping[str, str] = {
 Option = str | int | float | bool
 
 
+# What Python's regular expressions have and POSIX's have not, or read otherwise: the client matches topics by POSIX's.
+_NOT_POSIX = re.compile(
+    r"\\[A-Za-z0-9]|\(\?|[*+?}][?+]|\[\^?\]?[^\]]*\\|\[\[?:|\{(?!\d{1,3}(?:,\d{0,3})?\})|\(\||\|\)|\|\||^\||\|$"
+)
+
+
 class Kafka(Source):
     """Reads topics of Apache Kafka; one row per record, with its key, position, time and headers.
 
@@ -58,7 +64,8 @@ class Kafka(Source):
     Args:
         bootstrap_servers: ``"host:port"``, or several with commas between them.
         topics: topics by name; or
-        pattern: a regular expression that matches a topic's whole name; topics that are created later are read too.
+        pattern: a regular expression that matches a topic's whole name, of those that Python and POSIX both read alike;
+            topics that are created later are read too.
         group: the consumer group. Each stream needs one of its own: the group's receivers share the partitions out.
         start: where to begin in a partition of which nothing was read before: ``"earliest"``, ``"latest"``, or a time
             with its zone, to begin with the first record from that time on. A partition or a matching topic that did
@@ -149,6 +156,12 @@ class Kafka(Source):
     @classmethod
     def _check_pattern(cls, pattern: str | None) -> str | None:
         if pattern is not None:
+            if (beyond := _NOT_POSIX.search(pattern)) is not None:
+                raise ValueError(
+                    f"{pattern!r} has {beyond[0]!r} at {beyond.start()}, which librdkafka matches otherwise than "
+                    "Python (it takes POSIX extended expressions): write [0-9] for \\d and [A-Za-z0-9_] for \\w, put "
+                    "what is special in a class as [.], and leave out (?…), lazy repeats and empty alternatives"
+                )
             try:
                 re.compile(pattern)
             except re.error as error:

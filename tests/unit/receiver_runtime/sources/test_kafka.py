@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+import ctypes
+import re
+import sys
+import warnings
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from receiver_runtime.sources.base import SourceError
 from receiver_runtime.sources.kafka import Kafka
 from receiver_runtime.sources.secret import SecretError
 from receiver_runtime.sources.source_registry import parse_source
+from tests.support.searches import examples
 
 GIVEN: dict[str, Any] = {"kind": "kafka", "bootstrap_servers": "127.0.0.1:9092", "topics": ["orders"], "group": "g"}
 
@@ -68,3 +75,45 @@ def test_secrets_are_read_when_they_are_used(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
     assert source.resolved_options() == {"sasl.password": "hunter2"}
     assert "hunter2" not in repr(source)
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"orders-\d+", r"\w+", "(?i)orders", "a+?", "[a\\]]", "[[:alpha:]]", "{", "(|a)", "a||b", "a|"]
+)
+def test_a_pattern_of_another_dialect_is_refused_with_what_to_write(pattern: str) -> None:
+    with pytest.raises(SourceError, match=r"which librdkafka matches otherwise than Python.*write \[0-9\] for"):
+        parse_source({**GIVEN, "topics": [], "pattern": pattern})
+
+
+class Posix:
+    """The C library's extended regular expressions, which librdkafka matches topics by."""
+
+    def __init__(self, pattern: str) -> None:
+        self._libc = ctypes.CDLL(None)
+        # More than the largest regex_t.
+        self._compiled = ctypes.create_string_buffer(512)
+        assert self._libc.regcomp(self._compiled, f"^({pattern})$".encode(), 1 | 8) == 0, (
+            f"it is none of POSIX: {pattern}"
+        )
+
+    def matches(self, topic: str) -> bool:
+        return bool(self._libc.regexec(self._compiled, topic.encode(), 0, None, 0) == 0)
+
+
+TOKENS = st.sampled_from([*"ab01.-_*+?|()[]^$\\{},", "{2}", "{1,}", "[a-b]", "[^0]", "a.", r"\.", r"\d", "(a|b)", "[:"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it asks glibc")
+@pytest.mark.search
+@settings(max_examples=examples(2000))
+@given(pattern=st.lists(TOKENS, max_size=5).map("".join), topics=st.lists(st.text("ab01.-_", max_size=4), max_size=6))
+def test_a_pattern_that_is_taken_matches_the_same_topics_in_both_dialects(pattern: str, topics: list[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            parse_source({**GIVEN, "topics": [], "pattern": pattern})
+        except SourceError:
+            return
+        posix = Posix(pattern)
+        for topic in topics:
+            assert posix.matches(topic) == (re.fullmatch(pattern, topic) is not None), topic
