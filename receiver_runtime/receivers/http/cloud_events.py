@@ -11,11 +11,21 @@ import base64
 import binascii
 import json
 import re
+from http import HTTPStatus
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import unquote_to_bytes
 
+from receiver_runtime.block_store.frame import DeadLetterReason
 from receiver_runtime.receivers.http.parsing_limits import UNLIMITED, ParsingLimits
-from receiver_runtime.receivers.http.pushed import Pushed, PushedRecord, PushRefusedError, header, media_type
+from receiver_runtime.receivers.http.pushed import (
+    MOST_REJECTED,
+    Pushed,
+    PushedRecord,
+    PushRefusedError,
+    RejectedRecord,
+    header,
+    media_type,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,20 +101,17 @@ def parse_cloud_events(headers: Headers, body: bytes, *, most_bytes: int, limits
     """
     content_type = header(headers, b"content-type")
     kind, charset = media_type(content_type)
+    rejected: list[RejectedRecord] = []
     if kind.startswith("application/cloudevents"):
-        events = _from_json(kind, charset, body, limits)
+        events, rejected = _from_json(kind, charset, body, most_bytes, limits)
     else:
-        events = [_binary(headers, content_type, body)]
-    for event in events:
-        size = len(event.body or b"")
-        if size > most_bytes:
-            raise PushRefusedError(
-                413, f"the event {event.id!r:.100} has {size} bytes of data: max_record_bytes is {most_bytes}"
-            )
+        event = _binary(headers, content_type, body)
+        _check_size(event, most_bytes)
+        events = [event]
     first: dict[str | None, PushedRecord] = {}
     for event in events:
         first.setdefault(event.key, event)
-    return Pushed(list(first.values()))
+    return Pushed(list(first.values()), rejected)
 
 
 def permission(headers: Headers, origins: Sequence[str]) -> dict[str, str] | None:
@@ -120,7 +127,17 @@ def permission(headers: Headers, origins: Sequence[str]) -> dict[str, str] | Non
     return {"WebHook-Allowed-Origin": origin, "WebHook-Allowed-Rate": "*"}
 
 
-def _from_json(kind: str, charset: str | None, body: bytes, limits: ParsingLimits) -> list[PushedRecord]:
+def _check_size(event: PushedRecord, most_bytes: int) -> None:
+    size = len(event.body or b"")
+    if size > most_bytes:
+        raise PushRefusedError(
+            413, f"the event {event.id!r:.100} has {size} bytes of data: max_record_bytes is {most_bytes}"
+        )
+
+
+def _from_json(
+    kind: str, charset: str | None, body: bytes, most_bytes: int, limits: ParsingLimits
+) -> tuple[list[PushedRecord], list[RejectedRecord]]:
     if kind not in {STRUCTURED, BATCHED}:
         raise PushRefusedError(
             415, f"the format {kind} is not read here: send {STRUCTURED}, {BATCHED}, or the attributes as ce- headers"
@@ -133,13 +150,17 @@ def _from_json(kind: str, charset: str | None, body: bytes, limits: ParsingLimit
     except UnicodeDecodeError as error:
         raise PushRefusedError(400, f"the body is no UTF-8 from byte {error.start} on: send JSON in UTF-8") from error
     try:
-        return _batched(text, limits) if kind == BATCHED else [_structured(text)]
+        if kind == BATCHED:
+            return _batched(text, most_bytes, limits)
+        event = _structured(text)
     except RecursionError as error:
         raise PushRefusedError(400, "the JSON is nested too deeply: make it flatter") from error
     except PushRefusedError:
         raise
     except ValueError as error:
         raise PushRefusedError(400, f"the body is no JSON ({error}): correct it") from error
+    _check_size(event, most_bytes)
+    return [event], []
 
 
 def _binary(headers: Headers, content_type: str | None, body: bytes) -> PushedRecord:
@@ -163,7 +184,13 @@ def _header_value(attribute: str, value: bytes) -> str:
     """Decode a header's value as the HTTP binding says: first remove quotes, then percent-decode once."""
     value = value.strip()
     try:
-        if match := _QUOTED.fullmatch(value.decode()):
+        text = value.decode()
+    except UnicodeDecodeError:
+        # SDKs in use send what HTTP's headers once were: Latin-1.
+        text = value.decode("latin-1")
+        value = text.encode()
+    try:
+        if match := _QUOTED.fullmatch(text):
             value = re.sub(r"\\(.)", r"\1", match[1], flags=re.DOTALL).encode()
         return unquote_to_bytes(value).decode()
     except UnicodeDecodeError as error:
@@ -178,26 +205,40 @@ def _structured(text: str) -> PushedRecord:
     return event
 
 
-def _batched(text: str, limits: ParsingLimits) -> list[PushedRecord]:
+def _batched(text: str, most_bytes: int, limits: ParsingLimits) -> tuple[list[PushedRecord], list[RejectedRecord]]:
+    """Return the events of a batch, and those that are none: each of these is kept aside, and refuses no other."""
     at = _after_blank(text, 0)
     if text[at : at + 1] != "[":
         raise PushRefusedError(400, f"a body of {BATCHED} is a JSON array of events: send [...]")
     events: list[PushedRecord] = []
+    rejected: list[RejectedRecord] = []
     at = _after_blank(text, at + 1)
-    if text[at : at + 1] == "]":
-        _expect_end(text, at + 1)
-        return events
-    while True:
-        if not len(events) % _CHECK_EVERY:
+    while text[at : at + 1] != "]" or events or rejected:
+        number = len(events) + len(rejected)
+        if not number % _CHECK_EVERY:
             limits.check()
-        event, at = _json_event(text, at, f"event {len(events)} of the batch: ")
-        events.append(event)
+        begin = at
+        try:
+            event, at = _json_event(text, begin, f"event {number} of the batch: ")
+            _check_size(event, most_bytes)
+            events.append(event)
+        except PushRefusedError as error:
+            _, at = _DECODER.raw_decode(text, begin)
+            too_large = error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+            reason = DeadLetterReason.RECORD_TOO_LARGE if too_large else DeadLetterReason.UNPARSABLE
+            rejected.append(RejectedRecord(text[begin:at].encode(), reason, str(error)))
+            if len(rejected) > MOST_REJECTED:
+                raise
         at = _after_blank(text, at)
         if text[at : at + 1] == "]":
-            _expect_end(text, at + 1)
-            return events
+            break
         _expect(text, at, ",")
         at = _after_blank(text, at + 1)
+    _expect_end(text, at + 1)
+    if rejected and not events:
+        status = 413 if all(one.reason is DeadLetterReason.RECORD_TOO_LARGE for one in rejected) else 400
+        raise PushRefusedError(status, f"body: none of {len(rejected)} is an event; {rejected[0].why}")
+    return events, rejected
 
 
 def _json_event(text: str, at: int, where: str) -> tuple[PushedRecord, int]:
@@ -206,6 +247,11 @@ def _json_event(text: str, at: int, where: str) -> tuple[PushedRecord, int]:
     members, end = _members(text, at, where)
     data = members.pop("data", None)
     encoded = members.pop("data_base64", None)
+    # Null is a member that is absent, wherever another one may be there in its place.
+    if encoded is not None and encoded[0] is None:
+        encoded = None
+    if encoded is not None and data is not None and data[0] is None:
+        data = None
     attributes = {
         name: _json_attribute(name, value, where) for name, (value, _) in members.items() if value is not None
     }

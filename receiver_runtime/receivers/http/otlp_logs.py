@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import copy
 import hashlib
 import json
 import math
@@ -43,6 +44,8 @@ _SPAN_ID_BYTES = 8
 _MILLISECOND = 1_000_000
 # A surrogate in JSON; two that are a pair are one character.
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+# Protobuf reports a wrong type by more than one kind of error.
+_WRONG = (ParseError, ValueError, TypeError, AttributeError, KeyError)
 _CHECK_EVERY = 256  # how many log records to encode before the time is checked again
 
 
@@ -69,16 +72,16 @@ def parse_logs(
             OTLP's two.
     """
     kind, _ = media_type(header(headers, b"content-type"))
+    rejected: list[RejectedRecord] = []
     if kind == PROTOBUF:
         limits.check_protobuf(body)
         request = _from_protobuf(body)
     elif kind == JSON:
         limits.check_json(body)
-        request = _from_json(body)
+        request, rejected = _from_json(body, limits)
     else:
         raise PushRefusedError(415, f"the media type {kind!r} is not read here: send {PROTOBUF} or {JSON}")
     good: list[bytes] = []
-    rejected: list[RejectedRecord] = []
     size = 0
     count = 0
     any_fine = False
@@ -120,20 +123,76 @@ def _from_protobuf(body: bytes) -> ExportLogsServiceRequest:
     return request
 
 
-def _from_json(body: bytes) -> ExportLogsServiceRequest:
+def _from_json(body: bytes, limits: ParsingLimits) -> tuple[ExportLogsServiceRequest, list[RejectedRecord]]:
+    """Return the request, and the log records in it that are none: each of these refuses no other."""
     try:
-        found = json.loads(body.decode(), parse_constant=_refuse_constant)
-        if _SURROGATE.search(body):
-            # Protobuf's reader fails by a SystemError on half a surrogate pair, also in a name that it does not know.
-            json.dumps(found, ensure_ascii=False).encode()
-        request = ExportLogsServiceRequest()
-        ParseDict(_with_protobufs_ids(found), request, ignore_unknown_fields=True)
+        found = _loaded(body)
+        try:
+            return _parsed(found, may_be_halved=_SURROGATE.search(body) is not None), []
+        except _WRONG as error:
+            # The attempt has changed what it was given.
+            found = _loaded(body)
+            good, rejected = _parted(found, limits)
+            if not good:
+                raise
+            try:
+                return _parsed(found), rejected
+            except _WRONG:
+                raise error from None
     except RecursionError as error:
         raise PushRefusedError(400, "the JSON is nested too deeply: make it flatter") from error
-    # Protobuf reports a wrong type by more than one kind of error.
-    except (ParseError, ValueError, TypeError, AttributeError) as error:
+    except _WRONG as error:
         raise PushRefusedError(400, f"the body is no ExportLogsServiceRequest in JSON ({error}): correct it") from error
+
+
+def _loaded(body: bytes) -> Any:  # noqa: ANN401  whatever was sent
+    return json.loads(body.decode(), parse_constant=_refuse_constant)
+
+
+def _parsed(found: Any, *, may_be_halved: bool = True) -> ExportLogsServiceRequest:  # noqa: ANN401
+    if may_be_halved:
+        # Protobuf's reader fails by a SystemError on half a surrogate pair, also in a name that it does not know.
+        json.dumps(found, ensure_ascii=False).encode()
+    request = ExportLogsServiceRequest()
+    ParseDict(_with_protobufs_ids(found), request, ignore_unknown_fields=True)
     return request
+
+
+def _parted(found: Any, limits: ParsingLimits) -> tuple[int, list[RejectedRecord]]:  # noqa: ANN401
+    """Take each log record that is none out of the request, and all of a resource or scope that is none itself.
+
+    Return how many are left, and those.
+    """
+    good, rejected = 0, []
+    for of_resource in found.get("resourceLogs") or ():
+        of_all = _json_fault({**of_resource, "scopeLogs": []})
+        for of_scope in of_resource.get("scopeLogs") or ():
+            of_some = of_all or _json_fault({"scopeLogs": [{**of_scope, "logRecords": []}]})
+            kept = []
+            for number, record in enumerate(of_scope.get("logRecords") or ()):
+                if not number % _CHECK_EVERY:
+                    limits.check()
+                fault = of_some or _json_fault({"scopeLogs": [{"logRecords": [record]}]})
+                if fault is None:
+                    kept.append(record)
+                else:
+                    why = f"a log record is none in OTLP's JSON: {fault}"
+                    rejected.append(RejectedRecord(json.dumps(record).encode(), DeadLetterReason.UNPARSABLE, why))
+            good += len(kept)
+            of_scope["logRecords"] = kept
+            if of_some is not None:
+                of_scope.clear()
+        if of_all is not None:
+            of_resource.clear()
+    return good, rejected
+
+
+def _json_fault(of_resource: dict[str, Any]) -> str | None:
+    try:
+        _parsed(copy.deepcopy({"resourceLogs": [of_resource]}))
+    except _WRONG as error:
+        return str(error)
+    return None
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from codecs import BOM_UTF8
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
@@ -68,6 +69,7 @@ def parse_plain(headers: Headers, body: bytes, *, most_bytes: int, limits: Parsi
     """
     content_type = header(headers, b"content-type")
     kind, charset = media_type(content_type)
+    body = _without_mark(kind, body)
     if not body:
         raise PushRefusedError(400, "body: it is empty: send at least one record")
     if kind in _NDJSON:
@@ -94,8 +96,13 @@ def lines_at_once(headers: Headers, body: bytes, *, most_bytes: int) -> Plain | 
     is_json = kind in _NDJSON
     if (not is_json and kind != "text/plain") or (is_json and charset not in _UTF8):
         return None
-    column = _column(body, most_bytes, is_json=is_json)
+    column = _column(_without_mark(kind, body), most_bytes, is_json=is_json)
     return None if column is None else Plain(column, "application/json" if is_json else content_type)
+
+
+def _without_mark(kind: str, body: bytes) -> bytes:
+    """Return a body of text without the byte-order mark at its start, which belongs to no record."""
+    return body[len(BOM_UTF8) :] if body.startswith(BOM_UTF8) and (kind in _NDJSON or kind == "text/plain") else body
 
 
 def _expect_utf8(kind: str, charset: str | None) -> None:

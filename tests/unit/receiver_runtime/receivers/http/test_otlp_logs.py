@@ -302,3 +302,39 @@ def test_an_error_is_a_status_message() -> None:
     expected = Status(message="grün")
     assert Status.FromString(otlp_answers.status("application/x-protobuf", "grün")) == expected
     assert json_format.Parse(otlp_answers.status("application/json", "grün"), Status()) == expected
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"body": {"stringValue": "ok\ud83d"}},
+        {"body": {"intValue": "9223372036854775808"}},
+        {"body": {"arrayValue": {"values": [None]}}},
+        {"attributes": [None]},
+        {"timeUnixNano": -1},
+        {"traceId": "xyz"},
+        {"traceId": 12},
+        7,
+        None,
+    ],
+)
+def test_an_odd_log_record_in_json_refuses_no_other_and_is_kept(odd: object) -> None:
+    good = [{"timeUnixNano": "1767225600123456789", "body": {"stringValue": text}} for text in ("first", "third")]
+    request = {"resourceLogs": [{"resource": {}, "scopeLogs": [{"logRecords": [good[0], odd, good[1]]}]}]}
+    found = parse_logs(
+        [(b"content-type", b"application/json")],
+        json.dumps(request).encode(),
+        most_bytes=10_000,
+        most_bytes_in_all=10**6,
+    )
+    assert [json.loads(record.body or b"")["body"] for record in found.records] == ["first", "third"]
+    [rejected] = found.rejected
+    assert json.loads(rejected.data) == odd
+
+
+def test_an_odd_resource_refuses_no_other() -> None:
+    logs = [{"logRecords": [{"body": {"stringValue": "a"}}]}]
+    odd = {"resource": {"attributes": 7}, "scopeLogs": logs}
+    body = json.dumps({"resourceLogs": [odd, {"resource": {}, "scopeLogs": logs}]}).encode()
+    found = parse_logs([(b"content-type", b"application/json")], body, most_bytes=10_000, most_bytes_in_all=10**6)
+    assert (len(found.records), len(found.rejected)) == (1, 1)

@@ -16,7 +16,7 @@ from receiver_runtime.receivers.http.acknowledgement import Waiting, batch_of
 from receiver_runtime.receivers.http.decompression import decompressed
 from receiver_runtime.receivers.http.parsing_limits import UNLIMITED
 from receiver_runtime.receivers.http.pushed import PushRefusedError
-from receiver_runtime.receivers.http.records import _are_objects, _column, _one_by_one, parse_plain
+from receiver_runtime.receivers.http.records import _are_objects, _column, _one_by_one, lines_at_once, parse_plain
 from tests.support.searches import examples
 
 if TYPE_CHECKING:
@@ -176,3 +176,20 @@ def test_a_decompression_bomb_is_given_up_early() -> None:
     with pytest.raises(PushRefusedError) as raised:
         decompressed(inner, "gzip", most_bytes=10**6)
     assert raised.value.status == 413
+
+
+@pytest.mark.parametrize("kind", [b"application/x-ndjson", b"text/plain"])
+@pytest.mark.parametrize("lines", [1, 1000])
+def test_a_byte_order_mark_at_the_start_belongs_to_no_record(kind: bytes, lines: int) -> None:
+    records = [b'{"n": %d}' % number for number in range(lines)]
+    body = b"\xef\xbb\xbf" + b"\n".join(records)
+    headers = [(b"content-type", kind)]
+    found = parse_plain(headers, body, most_bytes=MOST)
+    assert [bytes(one) if isinstance(one, bytes) else one.as_py() for one in found.bodies] == records
+    at_once = lines_at_once(headers, body, most_bytes=MOST)
+    assert at_once is None or list(map(bytes, pa.array(at_once.bodies, pa.binary()).to_pylist())) == records
+
+
+def test_a_byte_order_mark_of_another_body_is_kept() -> None:
+    body = b"\xef\xbb\xbfa"
+    assert parse_plain([(b"content-type", b"application/octet-stream")], body, most_bytes=MOST).bodies == [body]
