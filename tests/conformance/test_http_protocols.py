@@ -209,19 +209,24 @@ def test_logs_are_answered_as_otlp_specifies(rig: SourceRig, port: int) -> None:
 
 
 def test_invalid_events_are_refused_with_problem_details(rig: SourceRig, port: int) -> None:
-    event = {"specversion": "1.0", "id": "1", "source": "/a", "type": "t"}
+    event = {"specversion": "1.0", "id": "1", "source": "/a", "type": ""}
     kind = {"content-type": "application/cloudevents-batch+json"}
-    bad = post(port, "/v1/orders", json.dumps([event, {**event, "type": ""}]).encode(), kind)
+    bad = post(port, "/v1/orders", json.dumps(event).encode(), {"content-type": "application/cloudevents+json"})
     assert (bad.status, bad.headers["content-type"]) == (400, "application/problem+json")
     assert json.loads(bad.body) == {
         "type": "about:blank",
         "title": "Bad Request",
         "status": 400,
-        "detail": "event 1 of the batch: the attribute type is missing or empty: every event has one",
+        "detail": "the attribute type is missing or empty: every event has one",
     }
     assert post(port, "/v1/orders", b"", {"content-type": "application/cloudevents+avro"}).status == 415
     assert json.loads(post(port, "/v1/orders", b"[]", kind).body) == {"records": 0, "duplicates": 0}
     assert rig.rows() == []
+    # In a batch it refuses no other.
+    taken = post(port, "/v1/orders", json.dumps([event, {**event, "type": "t"}]).encode(), kind)
+    assert (taken.status, json.loads(taken.body)["dead_letters"]) == (200, 1)
+    assert [row["id"] for row in rig.rows()] == ["1"]
+    assert [reason for (reason,) in rig.execute("SELECT reason FROM forebay.dead_letters")] == ["unparsable"]
 
 
 class Counting(LogRecordExporter):
