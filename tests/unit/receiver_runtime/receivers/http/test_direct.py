@@ -207,6 +207,8 @@ def test_nothing_is_answered_200_before_it_is_registered(tmp_path: Path) -> None
         assert b"not registered within acknowledgement_timeout (0.3 s), and may be yet" in answer
         made.log.away = False
         eventually(lambda: made.bodies() == [b"1"], "the record, which was not given up")
+        # The server hears of it a moment later, and until then refuses whatever comes.
+        eventually(lambda: made.ask("GET", "/ready").status == 200, "the server's readiness")
         answer = asking.ask(request(b"1", _JSON + b"Idempotency-Key: a\r\n"))
         assert answer.endswith(b'{"records": 0, "duplicates": 1}')
 
