@@ -29,3 +29,8 @@ def test_only_numbers_without_a_readable_frame_are_counted() -> None:
 def test_an_epoch_whose_claim_was_lost_begins_at_its_first_readable_number() -> None:
     found = _Found(epoch=1, registered=5, known=False, newest=12, intact={9, 12})
     assert found.count_unread(SourceRule.NOT_SENT_AGAIN) == len({10, 11})
+
+
+def test_the_first_number_behind_the_registered_ones_is_counted() -> None:
+    found = _Found(epoch=1, registered=5, newest=8, intact={7})
+    assert found.count_unread(SourceRule.NOT_SENT_AGAIN) == len({6, 8})
