@@ -11,6 +11,7 @@ Needs the package `deltalake`, and no connector in the JVM.
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from orchestration.spark.sinks.parquet_staging import StagedFile
     from orchestration.spark.sinks.sink import OutputAttempt
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _CONSTRAINTS = "delta.constraints."
 # A replay removes files, and names that are mapped are not those of the files.
 _REFUSED_PROPERTIES = {
@@ -57,7 +59,8 @@ class DeltaSink(FileTableSink):
         Raises:
             DeclarationError: `path` is a URL.
         """
-        if "://" in str(path) or ":/" in str(path):
+        # A Path has made one slash of two.
+        if _URL.match(str(path)):
             message = (
                 f"DeltaSink: {without_secrets(str(path))!r} is a URL, and a Delta table is kept in a directory that "
                 "Spark's workers share: write the directory itself, /DIRECTORY/TABLE"
@@ -121,11 +124,7 @@ class DeltaSink(FileTableSink):
             f"column {field.name}, which must not be null" for field in table.schema().fields if not field.nullable
         ]
         unknown += [f"the feature {name}" for name in sorted({*(protocol.writer_features or ())} - _KNOWN_FEATURES)]
-        if unknown:
-            raise SinkError(
-                f"{attempt.name}: the Delta table {self.path} has {'; '.join(unknown)}, which DeltaSink does "
-                "not write: give the output a table of its own, and fill this one from it"
-            )
+        self._refuse_table(unknown, attempt)
 
     def _try_commit(
         self,

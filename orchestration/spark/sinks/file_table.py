@@ -78,6 +78,14 @@ class FileTableSink(Sink):
         self.reached(Step.COMMITTED)
         return Written(self.target, sum(file.rows for file in files))
 
+    def _refuse_table(self, unknown: Sequence[str], attempt: OutputAttempt) -> None:
+        """Raise SinkError if a table has something that the sink does not write rightly, by the names in `unknown`."""
+        if unknown:
+            raise SinkError(
+                f"{attempt.name}: the {self.format} table {self.target} has {'; '.join(unknown)}, which "
+                f"{self.format}Sink does not write: give the output a table of its own, and fill this one from it"
+            )
+
     def _check_characters(self, schema: pa.Schema, attempt: OutputAttempt) -> None:
         for name in schema.names:
             if not name or (found := sorted(set(name) & set(self.refused))):

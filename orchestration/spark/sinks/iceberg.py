@@ -116,11 +116,7 @@ class IcebergSink(FileTableSink):
         if table.format_version > _NEWEST_FORMAT:
             unknown.append(f"format version {table.format_version}")
         unknown += [f"the required column {field.name}" for field in table.schema().fields if field.required]
-        if unknown:
-            raise SinkError(
-                f"{attempt.name}: the Iceberg table {self.table} has {'; '.join(unknown)}, which IcebergSink does not "
-                "write: give the output a table of its own, and fill this one from it"
-            )
+        self._refuse_table(unknown, attempt)
 
     def _try_commit(
         self,

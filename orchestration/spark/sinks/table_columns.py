@@ -41,9 +41,7 @@ def check_names(
         )
 
 
-def arrow_schema(
-    schema: StructType, where: str, *, widens: bool = False, reserved: frozenset[str] = frozenset()
-) -> pa.Schema:
+def arrow_schema(schema: StructType, where: str, *, widens: bool = False) -> pa.Schema:
     """Return the result's columns as an Arrow schema, all nullable; `widens`: small integers become 32-bit ones.
 
     Raises SinkError for names that a table can't have.
@@ -51,7 +49,7 @@ def arrow_schema(
     import pyarrow as pa  # noqa: PLC0415
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415
 
-    check_names(schema, where, reserved=reserved, folds_case=True)
+    check_names(schema, where, folds_case=True)
     converted = to_arrow_schema(schema, timezone="UTC")
     return pa.schema([pa.field(field.name, _nullable(field.type, widens=widens)) for field in converted])
 

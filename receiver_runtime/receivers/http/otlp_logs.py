@@ -161,7 +161,7 @@ def _parsed(found: Any, *, may_be_halved: bool = True) -> ExportLogsServiceReque
 def _parted(found: Any, limits: ParsingLimits) -> tuple[int, list[RejectedRecord]]:  # noqa: ANN401
     """Take each log record that is none out of the request, and all of a resource or scope that is none itself.
 
-    Return how many are left, and those.
+    Return how many are left, and those that were taken out.
     """
     good, rejected = 0, []
     for of_resource in found.get("resourceLogs") or ():

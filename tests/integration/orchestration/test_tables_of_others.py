@@ -77,3 +77,7 @@ def test_an_iceberg_table_is_refused(tmp_path: Path, *, required: bool) -> None:
     with pytest.raises(SinkError, match="the required column word" if required else "the partition spec"):
         IcebergSink("s.t", catalog=catalog).write(words(("a", 1)), attempt())
     assert files(tmp_path / "warehouse") == before
+
+
+def test_a_directory_with_a_colon_in_its_name_is_no_url(tmp_path: Path) -> None:
+    assert DeltaSink(tmp_path / "a:" / "t").target == str(tmp_path / "a:" / "t")
