@@ -43,14 +43,16 @@ _MOST_ENCODERS = 4
 class DeadLetter:
     """Hold a record, or a part of one, that can't be stored as intended: raw bytes, reason, part (0 is the first).
 
-    ``peer`` names the sender of a connection that anyone may open: its letters have a budget
-    (``dead_letter_budget``). Empty: all of them are kept.
+    ``left_out``: how many bytes more the record had, of one that is too large to be kept whole. ``peer`` names the
+    sender of a connection that anyone may open: its letters have a budget (``dead_letter_budget``). Empty: all of them
+    are kept.
     """
 
     reason: DeadLetterReason
     data: bytes
     part: int = 0
     peer: str = ""
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +154,14 @@ class BlockHandler:
         Raises as ``WriteAheadLog.write``. Call ``dead_letters_recorded`` afterwards.
         """
         groups: dict[DeadLetterReason, list[bytes]] = {reason: [] for reason in empty}
+        left_out: dict[DeadLetterReason, int] = {}
         large = []
         for letter in letters:
             if letter.part or len(letter.data) > _SMALL_LETTER:
                 large.append(letter)
             else:
                 groups.setdefault(letter.reason, []).append(letter.data)
+                left_out[letter.reason] = left_out.get(letter.reason, 0) + letter.left_out
         frames = [self._letter_frame(reason, of_reason, sequence=sequence) for reason, of_reason in groups.items()]
         frames += [self._letter_frame(one.reason, one, sequence=sequence) for one in large]
         # A note first, for releases that know no groups: see ``frame``.
@@ -165,9 +169,19 @@ class BlockHandler:
         self._letters_log.recorded(handles[:1])
         stored = iter(handles[1:])
         return [
-            StoredDeadLetter(reason.label, 0, sum(map(len, of_reason)), next(stored), letters=len(of_reason))
+            StoredDeadLetter(
+                reason.label,
+                0,
+                sum(map(len, of_reason)),
+                next(stored),
+                letters=len(of_reason),
+                dropped_bytes=left_out.get(reason, 0),
+            )
             for reason, of_reason in groups.items()
-        ] + [StoredDeadLetter(one.reason.label, one.part, len(one.data), next(stored)) for one in large]
+        ] + [
+            StoredDeadLetter(one.reason.label, one.part, len(one.data), next(stored), dropped_bytes=one.left_out)
+            for one in large
+        ]
 
     def dead_letters_recorded(self, letters: Sequence[StoredDeadLetter]) -> None:
         """Say that these dead letters have their rows: until then their segment is not sealed."""

@@ -107,13 +107,14 @@ class DeadLetterPath:
         rows = self._with_dropped(stored)
         self._driver_log.add_dead_letters(rows)
         self._handler.dead_letters_recorded(rows)
-        for row in rows:
+        for row, one in zip(rows, stored, strict=True):
             if row.letters:
+                rest = f", {one.dropped_bytes} bytes more were counted and not kept" if one.dropped_bytes else ""
                 self._reporter.event(
                     ReceiverEventKind.BAD_RECORD,
                     f"a record went aside as a dead letter: {row.reason}",
                     f"{row.letters} in one group, {row.bytes} bytes, part {row.part}, "
-                    f"segment {row.handle.segment_id}, offset {row.handle.offset}",
+                    f"segment {row.handle.segment_id}, offset {row.handle.offset}{rest}",
                 )
 
     def _store(self, letters: Sequence[DeadLetter]) -> list[StoredDeadLetter]:
@@ -146,7 +147,7 @@ class DeadLetterPath:
             for row in rows:
                 reason = waiting.pop(row.reason, None)
                 dropped = Dropped() if reason is None else self._dropped.pop(reason)
-                counted.append(replace(row, dropped=dropped.letters, dropped_bytes=dropped.nbytes))
+                counted.append(replace(row, dropped=dropped.letters, dropped_bytes=row.dropped_bytes + dropped.nbytes))
             return counted
 
 

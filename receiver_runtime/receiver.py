@@ -149,6 +149,16 @@ class Receiver(ABC):
         """Report an error; receiving goes on."""
         self.supervisor.report_error(message, error)
 
+    def report_degraded(self, what: str, reason: str | None) -> None:
+        """Show operators that something of the source is not received, until it is (None); receiving goes on.
+
+        ``forebay status``, the check of the stream's receivers in Dagster and the metrics show it, with the reason.
+
+        Args:
+            what: the kind of thing, by which it ends.
+        """
+        self.supervisor.report_degraded(what, reason)
+
     def restart(self, message: str, error: BaseException | None = None, delay: float | None = None) -> None:
         """Ask for ``on_stop``, a pause and ``on_start``; return at once.
 

@@ -41,7 +41,7 @@ from tracker_store.errors import (
     SequenceGapError,
     ServerChangedError,
 )
-from tracker_store.receivers import HINDERED
+from tracker_store.receivers import DEGRADED, HINDERED
 from tracker_store.states import DesiredState, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
@@ -333,6 +333,13 @@ class ReceiverSupervisor:
     def report_error(self, message: str, error: BaseException | None = None) -> None:
         """Report an ERROR event; receiving goes on (R03)."""
         self._reporter.error(message, error)
+
+    def report_degraded(self, what: str, reason: str | None) -> None:
+        """Show that something of the source is not received, or no longer (None)."""
+        if reason is None:
+            self._clear(what)
+        else:
+            self._hinder(what, f"{DEGRADED}: {reason}")
 
     def restart_receiver(self, message: str, error: BaseException | None, delay: float | None) -> None:
         """Ask for a restart; return at once (R03, S05). Ignored unless Started, or if one is requested already."""

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class StoredDeadLetter:
     """Dead letters stored in one frame of a segment: a group of `letters` records, or one part of a large record.
 
-    `bytes` is their size as received. `dropped` records of the same reason, with `dropped_bytes`, were counted and not
-    stored: their senders had used up their budgets.
+    `bytes` is their size as stored. `dropped` records of the same reason were counted and not stored: their senders had
+    used up their budgets. `dropped_bytes` is the size of those, and of what was not kept of too large records.
     """
 
     reason: str

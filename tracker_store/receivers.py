@@ -34,6 +34,8 @@ class ReceiverStoppedError(DriverLogError):
 ROWS_PER_STATEMENT = 1_000
 #: Prefix of the reason of a receiver that holds data but has made no progress for long, where the cause is known.
 HINDERED = "hindered"
+#: Prefix of the reason of a receiver that does not get all of its source, or nothing of it for now.
+DEGRADED = "degraded"
 #: Prefix of the reason of a receiver that has started where its block store is missing.
 STORE_MISSING = "nothing is received before the block store is there"
 
@@ -41,6 +43,11 @@ STORE_MISSING = "nothing is received before the block store is there"
 def is_hindered(reason: str) -> bool:
     """Return whether a receiver's reason says that it is hindered."""
     return reason.startswith(f"{HINDERED}:")
+
+
+def is_degraded(reason: str) -> bool:
+    """Return whether a receiver's reason says that it does not get all of its source."""
+    return reason.startswith(f"{DEGRADED}:")
 
 
 def lacks_store(reason: str) -> bool:

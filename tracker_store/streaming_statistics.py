@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from tracker_store.engine import named_failures
-from tracker_store.receivers import is_hindered
+from tracker_store.receivers import is_degraded, is_hindered
 from tracker_store.replica_events import REPLICA_PROBLEMS
 from tracker_store.states import BatchState, ReceiverState
 
@@ -84,7 +84,7 @@ class ReceiverCounters:
     """A receiver's running totals; `kept_bytes` are those of its blocks that are not cleaned up.
 
     `queued` blocks are in its process's queue, not stored yet; null if no process holds it. `hindered`: it holds data
-    but has made no progress for long, and its reason names the cause.
+    but has made no progress for long, and its reason names the cause. `degraded`: it does not get all of its source.
     """
 
     receiver_id: int
@@ -98,6 +98,7 @@ class ReceiverCounters:
     kept_bytes: int
     queued: int | None
     hindered: bool
+    degraded: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,6 +441,7 @@ def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
             kept_bytes,
             queued,
             is_hindered(reason),
+            is_degraded(reason),
         )
         for (
             receiver_id,

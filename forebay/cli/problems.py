@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from forebay.cli.pipelines import stale_line
-from tracker_store.receivers import is_hindered
+from tracker_store.receivers import is_degraded, is_hindered
 from tracker_store.states import DesiredState, ReceiverState
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ def _of_receivers(receivers: Sequence[ReceiverStatus]) -> Iterator[Problem]:
     for adjective, chosen in (
         ("FAILED", [row for row in receivers if row.state == ReceiverState.FAILED]),
         ("hindered", [row for row in receivers if row.state != ReceiverState.FAILED and is_hindered(row.reason)]),
+        ("degraded", [row for row in receivers if row.state != ReceiverState.FAILED and is_degraded(row.reason)]),
     ):
         # One line for each stream, whatever the number of its receivers.
         numbers = Counter(row.stream for row in chosen)
@@ -124,6 +125,7 @@ def _of_receivers(receivers: Sequence[ReceiverStatus]) -> Iterator[Problem]:
         for stream, number in numbers.items():
             name = f"{stream}/{firsts[stream].ordinal}"
             reason = firsts[stream].reason.partition("\n")[0]
+            reason = reason.removeprefix(f"{adjective}: ")
             what = f"{name} is {adjective}: {reason}"
             if number > 1:
                 what = f"{number:,} receivers of {stream} are {adjective}; {name}: {reason}"

@@ -18,7 +18,7 @@ from orchestration.settings import Settings
 from tracker_store import checks
 from tracker_store.engine import connect_once
 from tracker_store.pipelines import get_pipeline
-from tracker_store.receivers import is_hindered
+from tracker_store.receivers import is_degraded, is_hindered
 from tracker_store.states import DesiredState, ReceiverState
 from tracker_store.status import ReceiverStatus, receiver_status
 
@@ -121,7 +121,9 @@ def check_receivers(streams: Sequence[Stream], receivers: Sequence[ReceiverStatu
         amiss = [
             row
             for row in rows
-            if row.state not in _AS_WANTED[DesiredState(row.desired_state)] or is_hindered(row.reason)
+            if row.state not in _AS_WANTED[DesiredState(row.desired_state)]
+            or is_hindered(row.reason)
+            or is_degraded(row.reason)
         ]
         yield dg.AssetCheckResult(
             # A stream with a receiver per host may have no receiver yet, and then receives nothing.
@@ -145,7 +147,7 @@ def stream_checks(pipeline: Pipeline, streams: Sequence[Stream]) -> dg.AssetChec
             dg.AssetCheckSpec(
                 RECEIVERS_ACTIVE,
                 asset=stream_key(stream),
-                description="Each of its receivers is ACTIVE and not hindered, or PAUSED or stopped where wanted.",
+                description="Each of its receivers is ACTIVE and gets and stores all, or is as wanted otherwise.",
             )
             for stream in streams
         ],

@@ -77,6 +77,7 @@ FOREBAY: Mapping[str, tuple[str, tuple[str, ...], str]] = {
     "forebay_reader_waiting_bytes": ("gauge", _READER, "Bytes of these records as stored; clean-up must keep them"),
     "forebay_stream_receivers": ("gauge", (*_SUM, "state"), "Receivers of the stream in this state"),
     "forebay_stream_hindered_receivers": ("gauge", _SUM, "Receivers of the stream that are hindered, as below"),
+    "forebay_stream_degraded_receivers": ("gauge", _SUM, "Receivers of the stream that are degraded, as below"),
     "forebay_stream_records_total": ("counter", _SUM, "Records registered by all its receivers, removed ones left out"),
     "forebay_stream_bytes_total": ("counter", _SUM, "Bytes of these records as stored"),
     "forebay_stream_stored_blocks_total": (
@@ -126,6 +127,11 @@ FOREBAY: Mapping[str, tuple[str, tuple[str, ...], str]] = {
         "gauge",
         _RECEIVER,
         "1 while it holds data and could store or register none of it for progress_timeout; its reason says why",
+    ),
+    "forebay_receiver_degraded": (
+        "gauge",
+        _RECEIVER,
+        "1 while it does not get all of its source: it can't reach it, or can't read some of it; its reason says why",
     ),
     "forebay_receiver_rate_limit": ("gauge", _RECEIVER, "Most records per second it may take; no value: unlimited"),
     "forebay_receiver_lease_age_seconds": (
@@ -287,6 +293,7 @@ class _Page:
             # As `_labels` would write it.
             put("forebay_stream_receivers", states[state], f'{{state="{state.value}",{labels[1:]}')
         put("forebay_stream_hindered_receivers", sum([row.hindered for row in rows]), labels)
+        put("forebay_stream_degraded_receivers", sum([row.degraded for row in rows]), labels)
         put("forebay_stream_records_total", sum([row.records for row in rows]), labels)
         put("forebay_stream_bytes_total", sum([row.bytes for row in rows]), labels)
         records = [one.records_per_second for one in receivers if one.records_per_second is not None]
@@ -312,6 +319,7 @@ class _Page:
             in_state = f'{{receiver="{ordinal}",state="{state.value}",stream="{stream}"}}'
             put("forebay_receiver_state", row.state is state, in_state)
         put("forebay_receiver_hindered", row.hindered, labels)
+        put("forebay_receiver_degraded", row.degraded, labels)
         put("forebay_receiver_rate_limit", row.rate_limit, labels)
         age = None if row.process_id is None else self._lease_ages.get(row.process_id)
         put("forebay_receiver_lease_age_seconds", age, labels)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from receiver_runtime.block_handler import DeadLetter
+from receiver_runtime.block_store.frame import DeadLetterReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
-    from receiver_runtime.block_store.frame import DeadLetterReason
-
 #: Bytes: a record that becomes a dead letter is stored in parts of this size.
 PART_BYTES = 2**20
+#: Bytes that are kept of a record that is too large, which may have any length; the rest is counted.
+LETTER_BYTES = 2**16
 
 
 @dataclass(slots=True)
@@ -89,11 +90,8 @@ class Framing(Protocol):
         """Return the records' schema: one column, unless ``cut`` returns batches."""
         ...
 
-    def open(self, *, max_parts: int | None = None) -> Splitter:
-        """Return a new connection's splitter.
-
-        If a record becomes a dead letter while it is still arriving, at most ``max_parts`` parts of it are kept.
-        """
+    def open(self) -> Splitter:
+        """Return a new connection's splitter."""
         ...
 
     def cut(self, pieces: Sequence[Piece]) -> Cut:
@@ -101,7 +99,25 @@ class Framing(Protocol):
         ...
 
 
+def too_large(
+    first: bytes | bytearray, nbytes: int | None = None, *, peer: str = "", most: int = LETTER_BYTES
+) -> DeadLetter:
+    """Return the dead letter of a record that is too large: its beginning, and how much more there was.
+
+    Args:
+        first: the record, or its first bytes.
+        nbytes: the record's length; None: ``first`` is the whole record.
+        most: how many bytes are kept.
+    """
+    kept = bytes(first[:most])
+    left_out = (len(first) if nbytes is None else nbytes) - len(kept)
+    return DeadLetter(DeadLetterReason.RECORD_TOO_LARGE, kept, 0, peer, left_out)
+
+
 def aside(reason: DeadLetterReason, data: bytes, part_bytes: int = PART_BYTES, peer: str = "") -> Iterator[DeadLetter]:
-    """Yield a record as dead letters, one for each part."""
+    """Yield a record as dead letters: one for each part, or, of one that is too large, its beginning."""
+    if reason is DeadLetterReason.RECORD_TOO_LARGE:
+        yield too_large(data, peer=peer)
+        return
     for part, start in enumerate(range(0, len(data), part_bytes)):
         yield DeadLetter(reason, data[start : start + part_bytes], part, peer)

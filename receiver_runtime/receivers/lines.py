@@ -1,12 +1,14 @@
 """Cut streams of bytes into text records at a delimiter, by vector code: no Python object per record.
 
 The rules for bad input are in ``docs/reference/bad-input.md``; only this module implements those for text. Memory per
-connection is bounded by ``max_record_bytes`` and one part, however long a record is.
+connection is bounded by ``max_record_bytes`` and one dead letter, however long a record is.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from codecs import BOM_UTF8
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,19 +17,21 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from receiver_runtime.block_handler import DeadLetter
 from receiver_runtime.block_store.frame import DeadLetterReason
-from receiver_runtime.receivers.framing import PART_BYTES, Cut, Piece, Taken, aside
+from receiver_runtime.receivers.framing import LETTER_BYTES, PART_BYTES, Cut, Piece, Taken, aside, too_large
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+    from receiver_runtime.block_handler import DeadLetter
 
 _SCHEMA = pa.schema([("value", pa.string())])
 
 _SHORT_BYTES = 1024  # a single line up to this length is cut without vector code, which takes longer to set up
 _LONGER_FROM = (0x80, 0x800, 0x10000)  # the code points from which on UTF-8 takes one byte more
 
-_Positions = npt.NDArray[np.intp]
+#: Where something is in some bytes.
+Positions = npt.NDArray[np.intp]
 
 
 class SplitBytes(NamedTuple):
@@ -79,6 +83,7 @@ class LineFraming:
         one_byte: bool = False,
         max_record_bytes: int = 2**20,
         part_bytes: int = PART_BYTES,
+        letter_bytes: int = LETTER_BYTES,
     ) -> None:
         self._delimiter = delimiter
         self._size = len(delimiter)
@@ -88,8 +93,23 @@ class LineFraming:
         self._one_byte = one_byte
         self._max = max_record_bytes
         self._part_bytes = part_bytes
+        self._letter_bytes = letter_bytes
 
-    def open(self, *, max_parts: int | None = None) -> LineSplitter:
+    @property
+    def delimiter(self) -> bytes:
+        """Return what each record ends with."""
+        return self._delimiter
+
+    def last_end(self, data: bytes) -> int:
+        """Return how many bytes there are up to the last delimiter, and with it; 0: there is none."""
+        found = data.rfind(self._delimiter)
+        return 0 if found < 0 else found + self._size
+
+    def first_end(self, data: bytes) -> int:
+        """Return where the first delimiter begins; -1: there is none."""
+        return data.find(self._delimiter)
+
+    def open(self) -> LineSplitter:
         """Return a new connection's splitter."""
         return LineSplitter(
             self,
@@ -98,7 +118,8 @@ class LineFraming:
             strips_cr=self._strips_cr,
             max_record_bytes=self._max,
             part_bytes=self._part_bytes,
-            max_parts=max_parts,
+            letter_bytes=self._letter_bytes,
+            mark=BOM_UTF8 if self._encoding == "utf-8" else b"",
         )
 
     def cut(self, pieces: Sequence[Piece]) -> Cut:
@@ -119,13 +140,13 @@ class LineFraming:
             cut.records = arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
         return cut
 
-    def cut_placed(self, data: bytes) -> tuple[Cut, _Positions]:
+    def cut_placed(self, data: bytes) -> tuple[Cut, Positions]:
         """Cut whole records, the last delimiter included; also return where each good one begins in ``data``."""
         cut = Cut()
         cut.records, starts = self._cut_lines(cut, data)
         return cut, starts
 
-    def ends(self, data: bytes | memoryview) -> _Positions:
+    def ends(self, data: bytes | memoryview) -> Positions:
         """Return where the delimiters begin, in bytes that begin with a record."""
         octets = np.frombuffer(data, dtype=np.uint8)
         if self._size == 1:
@@ -139,26 +160,18 @@ class LineFraming:
             found = found[octets[found + place] == self._delimiter[place]]
         return found
 
-    def _cut_lines(self, cut: Cut, data: bytes, pieces: Sequence[Piece] = ()) -> tuple[pa.Array | None, _Positions]:
+    def _cut_lines(self, cut: Cut, data: bytes, pieces: Sequence[Piece] = ()) -> tuple[pa.Array | None, Positions]:
         """Cut whole records, the last delimiter included; return the good ones, and where they begin.
 
         ``pieces`` are what ``data`` was joined of, if its bad records belong to peers.
         """
-        if len(data) <= min(self._max, _SHORT_BYTES) and data.isascii() and data.count(self._delimiter) == 1:
-            # A single short line: vector code takes longer to set up than to run.
-            line = data[: -self._size]
-            text = (line.removesuffix(b"\r") if self._strips_cr else line).decode("ascii")
-            return pa.array([text], pa.string()), np.zeros(1, dtype=np.intp)
-        if (whole := self._cut_good(data)) is not None:
+        if (whole := self._at_once(data)) is not None:
             return whole
         raw_ends = self.ends(data)
         starts = np.empty_like(raw_ends)
         starts[:1] = 0
         starts[1:] = raw_ends[:-1] + self._size
-        lines, ends = data, raw_ends
-        if self._strips_cr and b"\r" in data:
-            lines = data.replace(b"\r\n", b"\n")
-            ends = self.ends(lines)
+        lines, ends = self._without_returns(data, raw_ends)
         bad = self._bad_lines(lines, ends)
         if bad:
             indexes = sorted(bad)
@@ -167,14 +180,19 @@ class LineFraming:
             for index, first, last in zip(indexes, firsts, lasts, strict=True):
                 peer = pieces[bisect_right(borders, first)].counted_as if pieces else ""
                 # A dead letter has the raw bytes, including the \r.
-                cut.dead_letters.extend(aside(bad[index], data[first:last], self._part_bytes, peer))
+                cut.dead_letters.extend(self._aside(bad[index], data[first:last], peer))
             lines = self._without(lines, ends, indexes)
             ends = self.ends(lines)
             starts = np.delete(starts, indexes)
         return self._array(lines, ends) if ends.size else None, starts
 
-    def _cut_good(self, data: bytes) -> tuple[pa.Array, _Positions] | None:
+    def _at_once(self, data: bytes) -> tuple[pa.Array, Positions] | None:
         """Do as ``_cut_lines`` where it is soon seen that all records are good, and stay as they are; else None."""
+        if len(data) <= min(self._max, _SHORT_BYTES) and data.isascii() and data.count(self._delimiter) == 1:
+            # A single short line: vector code takes longer to set up than to run.
+            line = data[: -self._size]
+            text = (line.removesuffix(b"\r") if self._strips_cr else line).decode("ascii")
+            return pa.array([text], pa.string()), np.zeros(1, dtype=np.intp)
         if not data or not data.isascii() or (self._strips_cr and b"\r" in data):
             return None
         split = split_at(data, self._delimiter)
@@ -184,6 +202,17 @@ class LineFraming:
             return None
         starts = places[:-1] + np.arange(places.size - 1) * self._size
         return pa.StringArray.from_buffers(places.size - 1, *split.buffers), starts
+
+    def _without_returns(self, data: bytes, ends: Positions) -> tuple[bytes, Positions]:
+        r"""Return records whose ends have no ``\r``, where it counts as part of the end."""
+        if not self._strips_cr or b"\r" not in data:
+            return data, ends
+        lines = data.replace(b"\r\n", b"\n")
+        return lines, self.ends(lines)
+
+    def _is_ascii(self, data: bytes) -> bool:
+        """Return whether bytes are ASCII text, which needs no decoding."""
+        return data.isascii()
 
     def _cut_last(self, cut: Cut, piece: Piece) -> str | None:
         r"""Return one record without a delimiter. A ``\\r`` at its end is kept, because no newline follows it."""
@@ -195,14 +224,19 @@ class LineFraming:
                 return data.decode(self._encoding)
             except UnicodeDecodeError:
                 reason = DeadLetterReason.INVALID_ENCODING
-        cut.dead_letters.extend(aside(reason, data, self._part_bytes, piece.counted_as))
+        cut.dead_letters.extend(self._aside(reason, data, piece.counted_as))
         return None
 
-    def _bad_lines(self, data: bytes, ends: _Positions) -> dict[int, DeadLetterReason]:
+    def _aside(self, reason: DeadLetterReason, record: bytes, peer: str) -> Iterable[DeadLetter]:
+        if reason is DeadLetterReason.RECORD_TOO_LARGE:
+            return [too_large(record, peer=peer, most=self._letter_bytes)]
+        return aside(reason, record, self._part_bytes, peer)
+
+    def _bad_lines(self, data: bytes, ends: Positions) -> dict[int, DeadLetterReason]:
         """Return why records can't be stored, by their index; good records are left out."""
         lengths = np.diff(ends, prepend=-self._size) - self._size
         bad = dict.fromkeys(np.flatnonzero(lengths > self._max).tolist(), DeadLetterReason.RECORD_TOO_LARGE)
-        if data.isascii():
+        if self._is_ascii(data):
             return bad
         size = self._size
         if not self._delimiter.isascii():
@@ -227,7 +261,7 @@ class LineFraming:
                 window *= 2
         return bad
 
-    def _without(self, data: bytes, ends: _Positions, bad: list[int]) -> bytes:
+    def _without(self, data: bytes, ends: Positions, bad: list[int]) -> bytes:
         """Return ``data`` without the bad records: one slice for each run of good ones."""
         runs = []
         start = 0
@@ -237,7 +271,7 @@ class LineFraming:
         runs.append(data[start:])
         return b"".join(runs)
 
-    def _array(self, lines: bytes, ends: _Positions) -> pa.Array:
+    def _array(self, lines: bytes, ends: Positions) -> pa.Array:
         """Return good records as an array of two buffers: the text without delimiters, and each record's end in it."""
         if self._encoding != "utf-8" and not self._one_byte and not lines.isascii():
             lines = lines.decode(self._encoding).encode("utf-8")
@@ -255,6 +289,12 @@ class LineFraming:
         return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(text))
 
 
+@dataclass(slots=True)
+class _LargeRecord:
+    first: bytearray = field(default_factory=bytearray)
+    nbytes: int = 0
+
+
 class LineSplitter:
     """Split one connection's stream; see ``framing.Splitter``. ``LineFraming.open`` makes it."""
 
@@ -267,7 +307,8 @@ class LineSplitter:
         strips_cr: bool,
         max_record_bytes: int,
         part_bytes: int,
-        max_parts: int | None,
+        letter_bytes: int,
+        mark: bytes,
     ) -> None:
         self._framing = framing
         self._delimiter = delimiter
@@ -278,51 +319,61 @@ class LineSplitter:
         self._ending = b"\r\n" if strips_cr else delimiter
         self._max = max_record_bytes
         self._part_bytes = part_bytes
-        self._max_parts = max_parts
-        #: The record whose end has not arrived: all of it, or the bytes after the parts that are dead letters already.
+        self._letter_bytes = letter_bytes
+        self._mark = mark
+        #: Nothing of the stream has been returned, so that a mark may be at its beginning.
+        self._is_new = True
+        #: The record whose end has not arrived: all of it, or the bytes that are not counted in `_large` yet.
         self._held = bytearray()
-        #: The number of the next part of a record that is too large; None outside such a record.
-        self._part: int | None = None
+        #: The beginning of a record that is too large and has no end yet, and how long it is so far; None outside one.
+        self._large: _LargeRecord | None = None
 
     def take(self, buffer: bytearray, count: int) -> Taken:
         """Take bytes; see ``framing.Splitter``."""
         taken = Taken()
         view = memoryview(buffer)
         start = 0
-        if self._part is not None:
+        if self._large is not None:
             found = self._find(buffer, count)
             if found is None:
                 self._held += view[:count]
-                self._take_parts(taken.before, self._edge)
+                self._pass_over(self._large, self._edge)
                 return taken
             if found < 0:
                 del self._held[found:]
             else:
                 self._held += view[:found]
-            self._end_large_record(taken.before)
+            taken.before.append(self._end_large_record(self._large))
             start = found + self._edge + 1
         last = self._last_end(buffer, start, count)
         if last is not None:
-            taken.piece = Piece(b"".join((self._held, view[start:last])))
+            taken.piece = Piece(self._without_mark(b"".join((self._held, view[start:last]))))
             self._held.clear()
             start = last
         self._held += view[start:count]
-        if self._part is None and self._is_too_large():
-            self._part = 0
-            self._take_parts(taken.after, self._edge)
+        if self._large is None and self._is_too_large():
+            self._large = _LargeRecord()
+            self._is_new = False
+            self._pass_over(self._large, self._edge)
         return taken
 
     def finish(self, *, clean: bool) -> Taken:
         """End the stream; see ``framing.Splitter``. The splitter may be used for another stream afterwards."""
         taken = Taken()
-        if self._part is not None:
-            self._end_large_record(taken.before)
+        if self._large is not None:
+            taken.before.append(self._end_large_record(self._large))
         elif self._held and not clean:
             taken.before.extend(aside(DeadLetterReason.TRUNCATED, bytes(self._held), self._part_bytes))
-        elif self._held:
-            taken.piece = Piece(bytes(self._held), is_last=True)
+        elif self._held and (last := self._without_mark(bytes(self._held))):
+            taken.piece = Piece(last, is_last=True)
         self._held.clear()
+        self._is_new = True
         return taken
+
+    def _without_mark(self, data: bytes) -> bytes:
+        """Return the first bytes of a stream without the byte-order mark, which belongs to no record; others as is."""
+        was_new, self._is_new = self._is_new, False
+        return data.removeprefix(self._mark) if was_new else data
 
     def _find(self, buffer: bytearray, count: int) -> int | None:
         """Return where the first delimiter begins; a negative number means that it began in the held bytes."""
@@ -359,29 +410,22 @@ class LineSplitter:
             return False
         return not any(self._held.endswith(self._ending[:size]) for size in range(over, len(self._ending)))
 
-    def _take_parts(self, letters: list[DeadLetter], keep: int) -> None:
-        """Make dead letters of the held whole parts, except the last ``keep`` bytes: a delimiter may begin there."""
-        part = self._part or 0
-        whole = max(0, len(self._held) - keep) // self._part_bytes
-        for number in range(whole):
-            if self._max_parts is None or part < self._max_parts:
-                piece = bytes(self._held[number * self._part_bytes : (number + 1) * self._part_bytes])
-                letters.append(DeadLetter(DeadLetterReason.RECORD_TOO_LARGE, piece, part))
-            part += 1
-        del self._held[: whole * self._part_bytes]
-        self._part = part
+    def _pass_over(self, large: _LargeRecord, keep: int) -> None:
+        """Count the held bytes, except the last ``keep``: a delimiter may begin there."""
+        count = max(0, len(self._held) - keep)
+        room = self._letter_bytes - len(large.first)
+        large.first += self._held[: min(count, room)]
+        large.nbytes += count
+        del self._held[:count]
 
-    def _end_large_record(self, letters: list[DeadLetter]) -> None:
-        """Make dead letters of the held bytes, the rest of a record that is too large."""
-        self._take_parts(letters, 0)
-        part = self._part or 0
-        if self._held and (self._max_parts is None or part < self._max_parts):
-            letters.append(DeadLetter(DeadLetterReason.RECORD_TOO_LARGE, bytes(self._held), part))
-        self._held.clear()
-        self._part = None
+    def _end_large_record(self, large: _LargeRecord) -> DeadLetter:
+        """Return the dead letter of a record that is too large and has ended, with the held bytes."""
+        self._pass_over(large, 0)
+        self._large = None
+        return too_large(large.first, large.nbytes, most=self._letter_bytes)
 
 
-def _utf8_places(text: str) -> _Positions:
+def _utf8_places(text: str) -> Positions:
     """Return where each character begins in UTF-8, and finally where the text ends."""
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     places = np.empty(points.size + 1, dtype=np.intp)

@@ -5,15 +5,20 @@ Only the declarations and their checks; ``receiver_runtime.receivers.files.recei
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from pathlib import PurePosixPath
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from receiver_runtime.sources.base import Guarantee, Source
 from receiver_runtime.sources.secret import Secret
+from receiver_runtime.sources.text_encoding import TextEncoding  # noqa: TC001  pydantic evaluates it
 from receiver_runtime.sources.units import parse_bytes, parse_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Seconds = Annotated[float, BeforeValidator(parse_duration)]
 Size = Annotated[int, BeforeValidator(parse_bytes)]
@@ -26,6 +31,12 @@ _OPTIONS = (
     "tls_ca_file_path",
 )
 _URL = re.compile(r"([a-z0-9+.-]+)://")
+#: Names that programs give to a file that they are still writing: browsers, WinSCP, rsync, lftp, Hadoop, editors.
+UNFINISHED = (
+    *("*.part", "*.partial", "*.filepart", "*.tmp", "*.temp", "*.crdownload", "*.download", "*.opdownload"),
+    *("*.uploading", "*.inprogress", "*.writing", "*.aria2", "*.lftp-pget-status", "*._COPYING_"),
+    *("*~", "*.swp", "*.swo", "*.swx", "#*#", ".#*"),
+)
 
 _LINE_COLUMNS = (
     ("value", "string"),
@@ -33,6 +44,20 @@ _LINE_COLUMNS = (
     ("offset", "int64"),
     ("modified_at", "timestamp[ms, tz=UTC]"),
 )
+
+
+def is_unfinished(name: str, patterns: Sequence[str]) -> bool:
+    """Return whether a file's name says that it is still being written."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _check_unfinished(field: str, wanted: str, unfinished: Sequence[str]) -> None:
+    """Raise ValueError where every file that is wanted has the name of one that is still being written."""
+    # A wild card stands for itself here: what matches a pattern in this form matches it whatever it stands for.
+    if is_unfinished(wanted, [pattern for pattern in unfinished if pattern not in ("*", "**")]):
+        raise ValueError(
+            f"{field}: {wanted!r} names files that `unfinished` leaves out: give unfinished=() if they are complete"
+        )
 
 
 class _Files(Source):
@@ -43,6 +68,7 @@ class _Files(Source):
     path: Annotated[str, Field(min_length=1)]
     shared: bool = False
     follow_symlinks: bool = False
+    unfinished: tuple[str, ...] = UNFINISHED
 
     @property
     def address(self) -> str:
@@ -66,9 +92,12 @@ class FollowedFiles(_Files):
         path: a pattern of absolute paths, as ``"/var/log/app/*.log*"``; ``**`` is any number of directories. It must
             match rotated files too, otherwise lines that were not read before the rotation are lost.
         exclude: patterns of file names that are not read.
+        unfinished: patterns of the names of files that are still being written, and are not read under these names:
+            ``*.part``, ``*.tmp``, ``*.filepart``, ``*~``, ``*.swp`` and the like. With ``()`` every name is read.
         start: where to begin in a file that exists when the stream is first read: ``"earliest"``, or ``"latest"``.
             Files that appear later are read from their beginning.
-        encoding: utf-8, ascii or latin-1.
+        encoding: by any name of Python's; utf-8, utf-16, utf-32, or one whose newline is one byte, as latin-1, cp1252
+            or shift_jis. A byte-order mark decides between Unicode's encodings. Stored as UTF-8.
         max_record_bytes: a longer line becomes a dead letter.
         complete_after: a last line without its newline becomes a record when the file has not grown for this long;
             None: it is held back until its newline comes.
@@ -89,7 +118,7 @@ class FollowedFiles(_Files):
     kind: Literal["followed_files"] = "followed_files"
     exclude: tuple[str, ...] = ()
     start: Literal["earliest", "latest"] = "earliest"
-    encoding: Literal["utf-8", "ascii", "latin-1"] = "utf-8"
+    encoding: TextEncoding = "utf-8"
     max_record_bytes: Annotated[Size, Field(ge=1, le=_LARGEST_RECORD)] = 2**20
     complete_after: Annotated[Seconds, Field(gt=0)] | None = None
     fingerprint_lines: Annotated[int, Field(ge=1, le=100)] = 1
@@ -102,6 +131,11 @@ class FollowedFiles(_Files):
         if not path.startswith("/"):
             raise ValueError(f"{path!r} is no absolute path: begin it with '/', as '/var/log/app/*.log*'")
         return path
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        _check_unfinished("path", PurePosixPath(self.path).name, self.unfinished)
+        return self
 
 
 class _ArrivingFiles(_Files):
@@ -154,6 +188,7 @@ class _ArrivingFiles(_Files):
 
     @model_validator(mode="after")
     def _check_where(self) -> Self:
+        _check_unfinished("pattern", self.pattern, self.unfinished)
         if self.options and not self.path.startswith("s3://"):
             raise ValueError(f"options are for s3://, and path is {self.path!r}: leave them out")
         return self
@@ -164,11 +199,15 @@ class FileLines(_ArrivingFiles):
 
     **Exactly once**: each file's position is in the driver log, and moves with the block; a file that was read to its
     end is not read again. A file must be complete when it appears: move it there under its final name, or see
-    ``min_age``. ``*.gz``, ``*.bz2`` and ``*.zst`` are decompressed.
+    ``min_age``. What is compressed by gzip, bzip2, zstd, xz or lz4, and the only file in a zip archive, is
+    decompressed, whatever its name; an archive or another kind without lines is not read, and the receiver is degraded
+    while it is there.
 
     Args:
         path: a directory, or ``"s3://BUCKET/PREFIX"`` (``gs``, ``abfs`` likewise); subdirectories are read too. Names
-            that begin with ``_`` or ``.``, or end in ``.tmp`` or ``.part``, are skipped.
+            that begin with ``_`` or ``.`` are skipped.
+        unfinished: patterns of the names of files that are still being written, and are skipped: ``*.part``, ``*.tmp``,
+            ``*.filepart``, ``*~``, ``*.swp`` and the like. With ``()`` none is.
         pattern: which file names are read.
         min_age: a file is read when it has not changed for this long.
         changed: what to do with a file whose time or size has changed since it was read: ``"ignore"`` or ``"read"``.
@@ -179,7 +218,8 @@ class FileLines(_ArrivingFiles):
         poll_interval: how often the directory is listed.
         options: for S3: ``access_key`` and ``secret_key`` by reference, ``endpoint_override``, ``region``, ``scheme``,
             ``tls_ca_file_path``, ``force_virtual_addressing``.
-        encoding: utf-8, ascii or latin-1.
+        encoding: by any name of Python's; utf-8, utf-16, utf-32, or one whose newline is one byte, as latin-1, cp1252
+            or shift_jis. A byte-order mark decides between Unicode's encodings. Stored as UTF-8.
         max_record_bytes: a longer line becomes a dead letter.
         shared: each host sees the same directory. An object store is always shared.
         follow_symlinks: symbolic links to files below the directory are read. Otherwise no link is, and an event names
@@ -190,7 +230,7 @@ class FileLines(_ArrivingFiles):
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.files.receiver:FileLinesReceiver"
 
     kind: Literal["file_lines"] = "file_lines"
-    encoding: Literal["utf-8", "ascii", "latin-1"] = "utf-8"
+    encoding: TextEncoding = "utf-8"
     max_record_bytes: Annotated[Size, Field(ge=1, le=_LARGEST_RECORD)] = 2**20
 
 

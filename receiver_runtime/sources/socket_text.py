@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import codecs
-import re
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, PlainSerializer, ValidationInfo, field_validator, model_validator
 
 from receiver_runtime.sources.tcp import TcpSource
+from receiver_runtime.sources.text_encoding import (
+    LEAST_TRAIL_BYTE,
+    check_byte_encoding,
+    has_several_bytes,
+    is_one_byte,
+)
 
 _MAX_DELIMITER_BYTES = 64
 #: The prefix, in JSON, of a delimiter that is not ASCII text and is written in hexadecimal.
 _HEX = "hex:"
-# Encodings in which each byte is a character, …
-_ONE_BYTE = re.compile(r"ascii|iso8859-\d+|cp125\d|cp437|cp85[0258]|cp866|koi8-[rtu]|mac-(roman|cyrillic|greek|latin2)")
-# … and those with several bytes per character, in which bytes below 0x30 are never part of a longer character.
-_SEVERAL_BYTES = re.compile(r"big5|cp932|cp949|cp950|euc_jp|euc_kr|gb18030|gb2312|gbk|shift_jis")
-_LEAST_TRAIL_BYTE = 0x30
 
 
 def _parse_delimiter(value: object) -> object:
@@ -66,22 +65,12 @@ class SocketText(TcpSource):
     @property
     def one_byte(self) -> bool:
         """Return whether each byte of the encoding is a character."""
-        return _ONE_BYTE.fullmatch(self.encoding) is not None
+        return is_one_byte(self.encoding)
 
     @field_validator("encoding")
     @classmethod
     def _check_encoding(cls, encoding: str) -> str:
-        try:
-            name = codecs.lookup(encoding).name
-        except LookupError:
-            name = ""
-        if name != "utf-8" and not _ONE_BYTE.fullmatch(name) and not _SEVERAL_BYTES.fullmatch(name):
-            raise ValueError(
-                f"{encoding!r} can't be cut at bytes: use utf-8, ascii, a one-byte encoding (iso8859-*, cp125*, "
-                "koi8-r, …), or shift_jis, cp932, euc_jp, euc_kr, cp949, big5, gb2312, gbk, gb18030, or convert at "
-                "the sender"
-            )
-        return name
+        return check_byte_encoding(encoding)
 
     @field_validator("delimiter", mode="after")
     @classmethod
@@ -99,7 +88,7 @@ class SocketText(TcpSource):
 
     @model_validator(mode="after")
     def _check_delimiter_in_encoding(self) -> Self:
-        if _SEVERAL_BYTES.fullmatch(self.encoding) and max(self.delimiter_bytes) >= _LEAST_TRAIL_BYTE:
+        if has_several_bytes(self.encoding) and max(self.delimiter_bytes) >= LEAST_TRAIL_BYTE:
             raise ValueError(
                 f"delimiter: {self.delimiter!r} can be a part of a character in {self.encoding}: use control "
                 "characters, as '\\n', a space, or one of !\"#$%&'()*+,-./"

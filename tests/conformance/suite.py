@@ -17,6 +17,7 @@ from receiver_runtime.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy
 from tests.support.postgres.address import through
 from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, eventually
+from tracker_store.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     import subprocess
@@ -157,6 +158,10 @@ class ConformanceSuite:
             eventually(lambda: rig.registered() > 1000, "what comes")
             stop(process)
         second = rig.start()
+        # It may have nothing to read: the first one came to the end of what was sent.
+        eventually(
+            lambda: [kind for kind, _, _ in rig.events()].count(ReceiverEventKind.STARTED) == 2, "a second process"
+        )
         eventually(lambda: adapter.all_came(rig), "the rest, by a second process")
         stop(second)
         adapter.check(rig)

@@ -80,6 +80,7 @@ def test_the_webserver(system: RunningSystem) -> None:
     assert system.run_keys_with_several_runs() == [], "each attempt had one run, whatever launched it"
 
 
+@pytest.mark.slow
 def test_the_batch_driver(system: RunningSystem) -> None:
     """Kill it whatever it is doing; test_batch_drivers has tests that kill it in the middle of a batch."""
     system.until("a batch is running", lambda: any(row.state == "RUNNING" for row in system.batches()))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
+import lzma
+import zipfile
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from receiver_runtime.receivers.files.content import CODECS, DecompressedFile, OpenedFile
+from receiver_runtime.receivers.files.content import DecompressedFile, OpenedFile
+from receiver_runtime.receivers.files.file_kinds import Codec
 from receiver_runtime.receivers.files.followed.known_contents import KnownContents
 from receiver_runtime.receivers.files.records import Limits, LineReader, Reading
 from tests.fuzz.target import fuzzed
@@ -19,6 +23,14 @@ if TYPE_CHECKING:
 
 _LINES = b"one\ntwo\r\n\ncaf\xc3\xa9\n" + b"x" * 60 + b"\nlast"
 _MOST_BYTES = 40
+
+
+def zipped(data: bytes) -> bytes:
+    """Return an archive of one file."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(zipfile.ZipInfo("a"), data)
+    return file.getvalue()
 
 
 def _lines(content: Content, limits: Limits, most_steps: int) -> tuple[list[object], list[object], list[bytes], int]:
@@ -52,11 +64,16 @@ def test_a_file_gives_the_same_lines_in_pieces_of_any_size(data: bytes) -> None:
 
 @fuzzed(
     "file_compressed",
-    valid=[b"g" + gzip.compress(_LINES * 9, mtime=0), b"b" + bz2.compress(_LINES * 9)],
+    valid=[
+        b"g" + gzip.compress(_LINES * 9, mtime=0),
+        b"b" + bz2.compress(_LINES * 9),
+        b"x" + lzma.compress(_LINES * 9),
+        b"p" + zipped(_LINES * 9),
+    ],
     attacks=[b"g" + gzip.compress(bytes(2**20))],
 )
 def test_a_compressed_file_gives_the_same_bytes_from_any_offset(data: bytes) -> None:
-    codec = {b"g": CODECS[".gz"], b"b": CODECS[".bz2"]}.get(data[:1], CODECS[".zst"])
+    codec = {b"g": Codec.GZIP, b"b": Codec.BZIP2, b"x": Codec.XZ, b"p": Codec.ZIP}.get(data[:1], Codec.ZSTD)
 
     def opened() -> DecompressedFile:
         return DecompressedFile(lambda: pa.BufferReader(data[1:]), codec)

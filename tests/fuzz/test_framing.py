@@ -91,7 +91,12 @@ def test_delimiters_give_the_same_records_however_a_stream_is_cut(data: bytes) -
     selector, stream = data[:1], data[1:]
     delimiter, encoding, one_byte = _DELIMITERS[((selector or b"0")[0] - 48) % len(_DELIMITERS)]
     framing = LineFraming(
-        delimiter=delimiter, encoding=encoding, one_byte=one_byte, max_record_bytes=_MOST_BYTES, part_bytes=_PART_BYTES
+        delimiter=delimiter,
+        encoding=encoding,
+        one_byte=one_byte,
+        max_record_bytes=_MOST_BYTES,
+        part_bytes=_PART_BYTES,
+        letter_bytes=_PART_BYTES,
     )
     for clean in (True, False):
         expected = None

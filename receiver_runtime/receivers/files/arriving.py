@@ -31,12 +31,12 @@ from receiver_runtime.receivers.files.content import (
     LocalFile,
     OpenContents,
     OpenedFile,
-    codec_of,
     open_compressed,
 )
+from receiver_runtime.receivers.files.file_kinds import KIND_BYTES, UnreadableKindError, codec_of, unread_files
 from receiver_runtime.receivers.files.local_tree import LocalTree, SymlinkRefusedError
 from receiver_runtime.receivers.files.records import LineReader, Part, Reading, read_whole
-from receiver_runtime.sources.files import FileLines
+from receiver_runtime.sources.files import FileLines, is_unfinished
 from tracker_store.blocks import Position
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from receiver_runtime.clock import Clock
     from receiver_runtime.receiver import Receiver
+    from receiver_runtime.receivers.files.file_kinds import Codec
     from receiver_runtime.receivers.files.records import Limits
     from receiver_runtime.receivers.files.sharing import Sharing
     from receiver_runtime.sources.files import WholeFiles
@@ -58,7 +59,6 @@ _FORGET_SECONDS = 60.0  # how often to look for files to forget
 _GONE_SECONDS = 3600.0
 _SKEW_SECONDS = 60.0  # how far the clock of a file's writer may differ from ours
 _AT_ONCE = 1000  # partitions to forget in one call to the driver log
-_PASSED_OVER = (".tmp", ".part")
 _NAME = re.compile(r"(.*)@(-?\d+)-(\d+)", re.DOTALL)
 _FINISHED = 1  # the generation of a file that was read to its end
 
@@ -89,7 +89,7 @@ class Folder(Protocol):
         ...
 
     def open_raw(self, path: str) -> Any:  # noqa: ANN401  pyarrow has no types
-        """Open a file as one of pyarrow's, to be decompressed."""
+        """Open a file as one of pyarrow's that can seek, to be decompressed."""
         ...
 
     def shown(self, path: str) -> str:
@@ -187,7 +187,7 @@ class ObjectFolder:
 
     def open_raw(self, path: str) -> Any:  # noqa: ANN401
         """See ``Folder``."""
-        return self._filesystem.open_input_stream(f"{self._prefix}/{path}", compression=None)
+        return self._filesystem.open_input_file(f"{self._prefix}/{path}")
 
     def shown(self, path: str) -> str:
         """See ``Folder``."""
@@ -210,6 +210,9 @@ class _Arrived:
     ours: bool
     first_seen: float
     ready: bool = False
+    # How it is compressed, known once it was opened.
+    codec: Codec | None = None
+    refused: OSError | None = None
     failures: int = 0
     retry_at: float = 0.0
 
@@ -293,9 +296,11 @@ class ArrivingCatalog:
             if not self._is_unavailable:
                 self._is_unavailable = True
                 self._receiver.report_error(f"{self._settings.path} can't be listed, it is tried again", error)
+            self._receiver.report_degraded("listing", f"{self._settings.path} can't be listed: {error}")
             return
         if self._is_unavailable:
             self._is_unavailable = False
+            self._receiver.report_degraded("listing", None)
             self._receiver.report_connected(self._settings.path)
         new = [found for path, found in present.items() if self._present.get(path) != found]
         if not self._sharing.is_alone and new:
@@ -339,8 +344,14 @@ class ArrivingCatalog:
                 _LONGEST_RETRY, self._settings.poll_interval * 2**file.failures
             )
             file.failures = min(file.failures + 1, 20)
-            self._report_once(file.found.path, "can't be read, it is tried again", error)
+            is_refused = isinstance(error, UnreadableKindError)
+            file.refused = error if is_refused else None
+            self._show_refused()
+            what = "is not read" if is_refused else "can't be read, it is tried again"
+            self._report_once(file.found.path, what, error)
             return None
+        if part.hole is not None:
+            self._receiver.report_error(part.hole.words(self._folder.shown(file.found.path)))
         if not part.more:
             self._finish(reading)
         return part
@@ -364,7 +375,7 @@ class ArrivingCatalog:
         parts = PurePosixPath(path).parts
         return (
             not any(part.startswith(("_", ".")) for part in parts)
-            and not path.endswith(_PASSED_OVER)
+            and not is_unfinished(parts[-1], self._settings.unfinished)
             and fnmatch.fnmatchcase(parts[-1], self._settings.pattern)
         )
 
@@ -409,7 +420,7 @@ class ArrivingCatalog:
     def _lose(self, file: _Arrived, what: str) -> None:
         reading, size = file.reading, file.found.size
         path = self._folder.shown(file.found.path)
-        if codec_of(file.found.path) is not None and self._lines is not None:
+        if file.codec is not None:
             self._receiver.report_error(f"{path} {what}, and was not read to its end")
         elif size > reading.position:
             self._receiver.report_error(
@@ -419,8 +430,10 @@ class ArrivingCatalog:
             self._changed.append(reading)
 
     def _let_go(self, name: str) -> None:
-        self._waiting.pop(name, None)
+        gone = self._waiting.pop(name, None)
         self._open.close(name)
+        if gone is not None and gone.refused is not None:
+            self._show_refused()
 
     def _is_complete(self, file: _Arrived, now: float) -> bool:
         """Return whether the file has not changed for ``min_age`` and is therefore complete.
@@ -436,17 +449,11 @@ class ArrivingCatalog:
     def _read(self, file: _Arrived, reading: Reading, limits: Limits) -> Part:
         found = file.found
         shown = self._folder.shown(found.path)
-        codec = codec_of(found.path) if self._lines is not None else None
         content = self._open.get(reading.name)
         if content is None:
-            content = (
-                self._folder.open_plain(found.path)
-                if codec is None
-                else DecompressedFile(partial(self._folder.open_raw, found.path), codec)
-            )
+            content = self._opened(file)
             self._open.put(reading.name, content)
         at, large = reading.position, reading.large
-        kept = None if large is None else (large.next, large.part)
         if self._lines is None:
             most = self._settings.max_record_bytes
             part = read_whole(
@@ -459,11 +466,34 @@ class ArrivingCatalog:
             # Checked after the read: if the file is still being written to, drop what was read.
             if (status.st_size, status.st_mtime_ns // 10**6) != (found.size, found.modified_ms):
                 reading.position, reading.large = at, large
-                if large is not None and kept is not None:
-                    large.next, large.part = kept
                 self._look_at = 0.0
                 raise OSError("it was changed just now")
         return part
+
+    def _opened(self, file: _Arrived) -> Content:
+        """Open a file, decompressed if its lines are wanted. Raises OSError, and UnreadableKindError."""
+        path = file.found.path
+        content = self._folder.open_plain(path)
+        if self._lines is None:
+            return content
+        try:
+            file.codec = codec_of(content.read(0, KIND_BYTES))
+        except BaseException:
+            content.close()
+            raise
+        if file.codec is None:
+            return content
+        content.close()
+        return DecompressedFile(partial(self._folder.open_raw, path), file.codec)
+
+    def _show_refused(self) -> None:
+        """Show in the receiver's status, for as long as they are there, the files whose kind is not read."""
+        refused = [
+            (self._folder.shown(file.found.path), file.refused)
+            for file in self._waiting.values()
+            if file.refused is not None
+        ]
+        self._receiver.report_degraded("kinds of files", unread_files(refused))
 
     def _finish(self, reading: Reading) -> None:
         """Note that a file is read to its end. The link for that goes in with its last records, or the next block."""

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
+from receiver_runtime.receivers.files.file_kinds import open_decompressed
 from receiver_runtime.receivers.files.local_tree import open_local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
+    from receiver_runtime.receivers.files.file_kinds import Codec, Decompressed
     from receiver_runtime.receivers.files.local_tree import LocalTree
 
-#: pyarrow's codec by the suffix of a compressed file's name.
-CODECS = {".bz2": "bz2", ".gz": "gzip", ".zst": "zstd"}
-
 _SKIP_BYTES = 2**20  # how much to decompress at a time on the way to an offset
+_FIRST_BYTES = 2**16  # how much of an object is read for its first bytes: all of a small one
 
 
 class Content(Protocol):
@@ -32,14 +32,13 @@ class Content(Protocol):
         """Return ``size`` bytes from ``offset`` on, fewer only at the file's end."""
         ...
 
+    def next_data(self, offset: int) -> int:
+        """Return where the next bytes are that are no hole of the file system, or ``offset`` where that is unknown."""
+        ...
+
     def close(self) -> None:
         """Close the file."""
         ...
-
-
-def codec_of(path: str) -> str | None:
-    """Return the codec of a file of this name; None: it is not compressed."""
-    return next((codec for suffix, codec in CODECS.items() if path.endswith(suffix)), None)
 
 
 class LocalFile:
@@ -65,6 +64,14 @@ class LocalFile:
             data += more
         return data
 
+    def next_data(self, offset: int) -> int:
+        """See ``Content``."""
+        try:
+            return os.lseek(self.descriptor, offset, os.SEEK_DATA)
+        except (OSError, AttributeError):
+            # It is a hole up to its end, or its file system or operating system knows no holes.
+            return offset
+
     def close(self) -> None:
         """Close the descriptor."""
         os.close(self.descriptor)
@@ -76,15 +83,28 @@ def open_compressed(path: str, tree: LocalTree) -> Any:  # noqa: ANN401  pyarrow
 
 
 class OpenedFile:
-    """A file that pyarrow has opened for random access, such as an object."""
+    """A file that pyarrow has opened for random access, such as an object.
+
+    Its first bytes are kept: they are looked at before the file is read, and each read of an object is a request.
+    """
 
     def __init__(self, file: Any) -> None:  # noqa: ANN401  pyarrow has no types
         self._file = file
+        self._first: bytes | None = None
 
     def read(self, offset: int, size: int) -> bytes:
         """See ``Content``."""
-        data: bytes = self._file.read_at(max(0, min(size, self._file.size() - offset)), offset)
+        size = max(0, min(size, self._file.size() - offset))
+        if offset + size <= _FIRST_BYTES:
+            if self._first is None:
+                self._first = self._file.read_at(min(_FIRST_BYTES, self._file.size()), 0)
+            return self._first[offset : offset + size]
+        data: bytes = self._file.read_at(size, offset)
         return data
+
+    def next_data(self, offset: int) -> int:
+        """See ``Content``: an object has no holes."""
+        return offset
 
     def close(self) -> None:
         """Close the file."""
@@ -98,10 +118,10 @@ class DecompressedFile:
         open_raw: opens the compressed bytes from their beginning, as pyarrow's file or stream.
     """
 
-    def __init__(self, open_raw: Callable[[], Any], codec: str) -> None:
+    def __init__(self, open_raw: Callable[[], Any], codec: Codec) -> None:
         self._open_raw = open_raw
         self._codec = codec
-        self._stream: Any = None
+        self._stream: Decompressed | None = None
         self._at = 0
         # The result of the last read, which ends at ``_at``. The next read begins within it, at the line it cut off.
         self._last = b""
@@ -109,34 +129,31 @@ class DecompressedFile:
     def read(self, offset: int, size: int) -> bytes:
         """See ``Content``. Raises OSError also where the file is cut short or is not compressed like this."""
         try:
-            if self._stream is None or offset < self._at - len(self._last):
+            stream = self._stream
+            if stream is None or offset < self._at - len(self._last):
                 self.close()
-                self._stream = pa.CompressedInputStream(self._open_raw(), self._codec)
+                stream = self._stream = open_decompressed(self._open_raw(), self._codec)
             while self._at < offset:
-                self._last = self._next(min(_SKIP_BYTES, offset - self._at))
+                self._last = stream.read(min(_SKIP_BYTES, offset - self._at))
                 if not self._last:
                     return b""
                 self._at += len(self._last)
             held = self._last[len(self._last) - (self._at - offset) :]
             found = [held] if held else []
             size -= len(held)
-            while size > 0 and (data := self._next(size)):
+            while size > 0 and (data := stream.read(size)):
                 found.append(data)
                 size -= len(data)
                 self._at += len(data)
-        except pa.ArrowException as error:
-            self.close()
-            raise OSError(f"it can't be decompressed: {error}") from error
         except OSError:
             self.close()
             raise
         self._last = found[0] if len(found) == 1 else b"".join(found)
         return self._last[: len(self._last) + size] if size < 0 else self._last
 
-    def _next(self, size: int) -> bytes:
-        # Not the stream's `read`: where it fails, pyarrow never frees the bytes that it had made room for.
-        data: bytes = self._stream.read_buffer(size).to_pybytes()
-        return data
+    def next_data(self, offset: int) -> int:
+        """See ``Content``: what is compressed has no holes."""
+        return offset
 
     def close(self) -> None:
         """Close the stream."""

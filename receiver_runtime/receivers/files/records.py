@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from receiver_runtime.block_handler import DeadLetter
-from receiver_runtime.block_store.frame import DeadLetterReason
-from receiver_runtime.receivers.framing import PART_BYTES, Piece
+from receiver_runtime.receivers.files.holes import LONG_RUN, Hole, Text, without_holes
+from receiver_runtime.receivers.framing import LETTER_BYTES, PART_BYTES, Piece, too_large
 from receiver_runtime.receivers.lines import LineFraming
+from receiver_runtime.receivers.wide_lines import WideLineFraming
 from receiver_runtime.records import schema_of
 from receiver_runtime.sources.files import FileLines, WholeFiles
+from receiver_runtime.sources.text_encoding import MARK_BYTES, by_mark, is_one_byte, unit_of
 from tracker_store.blocks import ORIGIN, OffsetLink
 from tracker_store.states import LinkKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from receiver_runtime.block_handler import DeadLetter
     from receiver_runtime.receivers.files.content import Content
     from tracker_store.blocks import Position
 
@@ -32,14 +34,16 @@ WHOLE = schema_of(WholeFiles.columns)
 _TIME = LINES.field("modified_at").type
 # Bytes of a record besides its text and its path: two 4-byte offsets, its place in the file, a time.
 _ROW_BYTES = 24
+_LONG_RUN = bytes(LONG_RUN)
+_NULS = bytes(PART_BYTES)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _LargeLine:
-    """A line that is too long and is put aside as it comes: where its next part begins, and that part's number."""
+    """A line that is too long and has no end yet: its beginning, and where its next bytes are."""
 
     next: int
-    part: int = 0
+    first: bytes = b""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +52,7 @@ class Reading:
 
     ``name`` is its partition's name. ``start`` is where its generation begins. ``before`` are links that go in with the
     next block, before the link of that block's own records. ``large`` is the line that is being put aside, if any.
+    ``encoding`` is that of its text; None: its first bytes have not been looked at.
     """
 
     name: str
@@ -57,6 +62,7 @@ class Reading:
     start: int = 0
     before: list[OffsetLink] = field(default_factory=list)
     large: _LargeLine | None = None
+    encoding: str | None = None
 
     def go_to(self, at: Position | None) -> None:
         """Go to the driver log's position; None: it has none of this file."""
@@ -71,6 +77,7 @@ class Reading:
         )
         self.before = []
         self.large = None
+        self.encoding = None
 
     def take_links(self, source: str) -> list[OffsetLink]:
         """Return the links that lead from exactly where the last ones ended to the position."""
@@ -98,6 +105,7 @@ class Reading:
     def begin_again(self, source: str, *, at: int = 0) -> None:
         """Begin the next generation at byte ``at``. The link for that goes in with the next block of any file."""
         self.before = self.take_links(source)
+        self.encoding = None
         if self.logged == ORIGIN:
             # The log has nothing of this generation yet: let it begin at ``at`` instead.
             self.position = self.start = at
@@ -129,92 +137,211 @@ class Limits:
 class Part:
     """A piece of a file: its records, the dead letters before them, and whether there is more to read at once.
 
-    ``waits``: the file ends with a line that has no end yet.
+    ``waits``: the file ends with a line that has no end yet. ``hole``: what was passed over, as no text.
     """
 
     batch: pa.RecordBatch | None = None
     letters: Sequence[DeadLetter] = ()
     more: bool = False
     waits: bool = False
+    hole: Hole | None = None
 
 
 class LineReader:
     """Cut files into lines. For one thread."""
 
     def __init__(self, *, encoding: str, max_record_bytes: int) -> None:
-        self._framing = LineFraming(
-            encoding="iso8859-1" if encoding == "latin-1" else encoding,
-            one_byte=encoding != "utf-8",
-            max_record_bytes=max_record_bytes,
-        )
-        # Including the newline, and a \r before it.
-        self._longest = max_record_bytes + 2
+        self._declared = encoding
+        self._max = max_record_bytes
+        # By encoding: files may have marks that name others than the declared one.
+        self._framings: dict[str, LineFraming] = {}
 
     def read(
-        self, reading: Reading, content: Content, limits: Limits, *, path: str, modified_ms: int, ends: bool
+        self,
+        reading: Reading,
+        content: Content,
+        limits: Limits,
+        *,
+        path: str,
+        modified_ms: int,
+        ends: bool,
+        completes: bool = False,
     ) -> Part:
         """Read the next piece of a file and move its position. Raises OSError.
 
-        ``ends``: the file does not grow, so that its last line needs no newline.
+        Args:
+            ends: the file does not grow, so that its last line needs no newline, and NULs at its end are a hole.
+            completes: its last line needs no newline, and may go on where NULs are now.
         """
+        if reading.encoding is None:
+            reading.encoding, mark = by_mark(content.read(0, MARK_BYTES), self._declared)
+            reading.position = max(reading.position, mark)
+        return _Cutter(self._framing(reading.encoding), self._max, path, modified_ms).read(
+            reading, content, limits, ends=ends, completes=ends or completes
+        )
+
+    def _framing(self, encoding: str) -> LineFraming:
+        framing = self._framings.get(encoding)
+        if framing is None:
+            framing = self._framings[encoding] = (
+                WideLineFraming(encoding=encoding, max_record_bytes=self._max)
+                if unit_of(encoding) > 1
+                else LineFraming(encoding=encoding, one_byte=is_one_byte(encoding), max_record_bytes=self._max)
+            )
+        return framing
+
+
+class _Cutter:
+    """Cut one file, in the encoding of a framing."""
+
+    def __init__(self, framing: LineFraming, max_record_bytes: int, path: str, modified_ms: int) -> None:
+        self._framing = framing
+        self._path = path
+        self._modified_ms = modified_ms
+        self._newline = framing.delimiter
+        # Including the newline, and a \r before it.
+        self._longest = _whole_units(max_record_bytes + 2 * len(self._newline), self._newline)
+
+    def read(self, reading: Reading, content: Content, limits: Limits, *, ends: bool, completes: bool) -> Part:
         if reading.large is not None:
-            return self._read_large(reading, content, ends=ends)
-        most = max(1, limits.nbytes)
+            return self._read_large(reading, reading.large, content, ends=ends)
+        most = _whole_units(max(1, limits.nbytes), self._newline)
+        text, at_end = self._text(reading, content, most, ends=ends)
+        whole = self._framing.last_end(text.data)
+        if not whole and not at_end and most < self._longest:
+            text, at_end = self._text(reading, content, self._longest, ends=ends)
+            whole = self._framing.last_end(text.data)
+        if whole:
+            more = not at_end or text.is_cut or (ends and whole < len(text.data))
+            return self._lines(reading, text, whole, limits, more=more)
+        return self._read_unfinished(reading, content, text, at_end=at_end, ends=ends, completes=completes)
+
+    def _read_unfinished(
+        self, reading: Reading, content: Content, text: Text, *, at_end: bool, ends: bool, completes: bool
+    ) -> Part:
+        """Read on where the next bytes have no newline."""
+        if text.data and (skipped := text.place(0)):
+            reading.position += skipped
+            return Part(more=True, hole=Hole(skipped))
+        if text.is_cut:
+            return self._read_hole(reading, content, text, ends=ends, completes=completes)
+        if len(text.data) >= self._longest:
+            reading.large = _LargeLine(reading.position)
+            return self._read_large(reading, reading.large, content, ends=ends)
+        if text.data and not (completes and at_end):
+            return Part(waits=True)
+        return self._last(reading, text, more=bool(text.stop) and not text.data)
+
+    def _text(self, reading: Reading, content: Content, most: int, *, ends: bool) -> tuple[Text, bool]:
+        """Return the next bytes without holes, and whether they are the file's last ones."""
         data = content.read(reading.position, most)
         at_end = len(data) < most
-        whole = data.rfind(b"\n") + 1
-        if not whole and not at_end and most < self._longest:
-            data = content.read(reading.position, self._longest)
-            at_end = len(data) < self._longest
-            whole = data.rfind(b"\n") + 1
-        if whole:
-            is_last = at_end and not (ends and whole < len(data))
-            return self._lines(reading, data[:whole], limits, path, modified_ms, is_last=is_last)
-        if len(data) >= self._longest:
-            reading.large = _LargeLine(reading.position)
-            return self._read_large(reading, content, ends=ends)
-        if ends and at_end and data:
-            return self.last(reading, data, path=path, modified_ms=modified_ms)
-        return Part(waits=bool(data))
+        if len(self._newline) > 1:
+            return Text(data, None, len(data), is_cut=False), at_end
+        return without_holes(data, is_whole=at_end and ends), at_end
 
-    def last(self, reading: Reading, data: bytes, *, path: str, modified_ms: int) -> Part:
-        """Return a line without a newline as a record, and move the position past it."""
-        cut = self._framing.cut([Piece(data, is_last=True)])
-        place = reading.position
-        reading.position += len(data)
-        batch = None if cut.records is None else _batch(cut.records, np.array([place]), path, modified_ms)
-        return Part(batch, cut.dead_letters)
+    def _last(self, reading: Reading, text: Text, *, more: bool) -> Part:
+        """Return a line without a newline, if there is one, as a record, and move the position past it."""
+        end = len(text.data)
+        cut = self._framing.cut([Piece(text.data, is_last=True)] if end else [])
+        place = reading.position + text.place(0)
+        reading.position += text.place(end)
+        batch = None if cut.records is None else self._batch(cut.records, np.array([place]))
+        return Part(batch, cut.dead_letters, more=more, hole=text.hole(end))
 
-    def _lines(
-        self, reading: Reading, data: bytes, limits: Limits, path: str, modified_ms: int, *, is_last: bool
-    ) -> Part:
-        most = max(1, min(limits.lines, limits.nbytes * 4 // (_ROW_BYTES + len(path))))
-        cut_short = False
+    def _lines(self, reading: Reading, text: Text, whole: int, limits: Limits, *, more: bool) -> Part:
+        data = text.data if whole == len(text.data) else text.data[:whole]
+        most = max(1, min(limits.lines, limits.nbytes * 4 // (_ROW_BYTES + len(self._path))))
         if len(data) > most:
             ends = self._framing.ends(data)
-            if cut_short := bool(ends.size > most):
-                data = data[: int(ends[most - 1]) + 1]
+            if ends.size > most:
+                data = data[: int(ends[most - 1]) + len(self._newline)]
+                more = True
         cut, starts = self._framing.cut_placed(data)
-        batch = None if cut.records is None else _batch(cut.records, starts + reading.position, path, modified_ms)
-        reading.position += len(data)
-        return Part(batch, cut.dead_letters, more=cut_short or not is_last)
+        if text.places is not None:
+            starts = text.places[starts]
+        batch = None if cut.records is None else self._batch(cut.records, starts + reading.position)
+        reading.position += text.place(len(data))
+        return Part(batch, cut.dead_letters, more=more, hole=text.hole(len(data)))
 
-    def _read_large(self, reading: Reading, content: Content, *, ends: bool) -> Part:
-        large = reading.large
-        assert large is not None
+    def _read_hole(self, reading: Reading, content: Content, text: Text, *, ends: bool, completes: bool) -> Part:
+        """Pass over a run of NULs if something is behind it, or nothing will be; the text before it is a line."""
+        at = reading.position + text.stop
+        end, is_last = _end_of_run(content, at)
+        if is_last and not ends:
+            # A file may be made with NULs, and be written into later.
+            return self._last(reading, text, more=False) if completes and text.data else Part(waits=True)
+        part = self._last(reading, text, more=not is_last)
+        # A newline right behind the run is that of the line before it.
+        reading.position = end + (content.read(end, 1) == self._newline and bool(text.data))
+        part.hole = Hole(end - at)
+        return part
+
+    def _read_large(self, reading: Reading, large: _LargeLine, content: Content, *, ends: bool) -> Part:
         data = content.read(large.next, PART_BYTES)
-        end = data.find(b"\n")
+        end = self._framing.first_end(data)
+        if len(self._newline) == 1 and (hole := data.find(_LONG_RUN, 0, len(data) if end < 0 else end)) >= 0:
+            return self._end_large(reading, large, content, data[:hole], ends=ends)
         if end < 0 and len(data) < PART_BYTES and not ends:
             return Part(waits=True)
-        piece = data if end < 0 else data[:end]
-        letters = [DeadLetter(DeadLetterReason.RECORD_TOO_LARGE, piece, large.part)] if piece else []
         if end < 0 and len(data) == PART_BYTES:
-            large.next += len(data)
-            large.part += 1
+            # A run may begin at the end of these bytes.
+            kept = len(data.rstrip(b"\0")) or len(data)
+            reading.large = _LargeLine(large.next + kept, large.first + data[: LETTER_BYTES - len(large.first)])
+            return Part(more=True)
+        piece = data if end < 0 else data[:end]
+        letter = too_large(large.first + piece, large.next + len(piece) - reading.position)
+        reading.position = large.next + len(piece) + (len(self._newline) if end >= 0 else 0)
+        reading.large = None
+        return Part(None, [letter], more=True)
+
+    def _end_large(self, reading: Reading, large: _LargeLine, content: Content, piece: bytes, *, ends: bool) -> Part:
+        """End a line at the run of NULs behind this piece of it, which may be short enough for a record after all."""
+        at = large.next + len(piece)
+        end, is_last = _end_of_run(content, at)
+        if is_last and not ends:
+            return Part(waits=True)
+        length = at - reading.position
+        if length <= self._longest:
+            line = content.read(reading.position, length)
+            part = self._last(reading, Text(line, None, length, is_cut=False), more=True)
         else:
-            reading.position = large.next + len(piece) + (end >= 0)
-            reading.large = None
-        return Part(None, letters, more=True)
+            part = Part(None, [too_large(large.first + piece, length)], more=True)
+        reading.large = None
+        reading.position = end + (content.read(end, 1) == self._newline)
+        part.hole = Hole(end - at)
+        return part
+
+    def _batch(self, values: pa.Array, places: np.ndarray[tuple[int], np.dtype[np.intp]]) -> pa.RecordBatch:
+        rows = len(values)
+        shown = _shown(self._path).encode()
+        # From buffers: without a Python object for each row.
+        ends = np.arange(rows + 1, dtype=np.int32) * len(shown)
+        times = np.full(rows, self._modified_ms, dtype=np.int64)
+        return pa.RecordBatch.from_arrays(
+            [
+                values,
+                pa.StringArray.from_buffers(rows, pa.py_buffer(ends), pa.py_buffer(shown * rows)),
+                pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(places.astype(np.int64))]),
+                pa.Array.from_buffers(_TIME, rows, [None, pa.py_buffer(times)]),
+            ],
+            schema=LINES,
+        )
+
+
+def _end_of_run(content: Content, at: int) -> tuple[int, bool]:
+    """Return where a run of NULs ends, and whether the file ends there."""
+    while True:
+        at = content.next_data(at)
+        data = content.read(at, PART_BYTES)
+        behind = b"" if data == _NULS else data.lstrip(b"\0")
+        at += len(data) - len(behind)
+        if behind or len(data) < PART_BYTES:
+            return at, not behind
+
+
+def _whole_units(nbytes: int, newline: bytes) -> int:
+    return max(1, nbytes // len(newline)) * len(newline)
 
 
 def read_whole(
@@ -222,17 +349,9 @@ def read_whole(
 ) -> Part:
     """Read a file as one record, and move its position to its end. Raises OSError."""
     if size > max_record_bytes:
-        # Put it aside, one part per call, like lines that are too long.
-        at = reading.position if reading.large is None else reading.large.next
-        part = 0 if reading.large is None else reading.large.part
-        data = content.read(at, PART_BYTES)
-        letters = [DeadLetter(DeadLetterReason.RECORD_TOO_LARGE, data, part)] if data else []
-        if len(data) == PART_BYTES and at + PART_BYTES < size:
-            reading.large = _LargeLine(at + PART_BYTES, part + 1)
-            return Part(None, letters, more=True)
-        reading.large = None
+        data = content.read(0, LETTER_BYTES)
         reading.position = size
-        return Part(None, letters)
+        return Part(None, [too_large(data, size)])
     data = content.read(0, size)
     if len(data) < size:
         raise OSError(f"it has {len(data)} bytes and had {size}")
@@ -241,25 +360,6 @@ def read_whole(
         [pa.array([data], pa.binary()), pa.array([_shown(path)]), pa.array([modified_ms], _TIME)], schema=WHOLE
     )
     return Part(batch)
-
-
-def _batch(
-    values: pa.Array, places: np.ndarray[tuple[int], np.dtype[np.intp]], path: str, modified_ms: int
-) -> pa.RecordBatch:
-    rows = len(values)
-    shown = _shown(path).encode()
-    # From buffers: without a Python object for each row.
-    ends = np.arange(rows + 1, dtype=np.int32) * len(shown)
-    times = np.full(rows, modified_ms, dtype=np.int64)
-    return pa.RecordBatch.from_arrays(
-        [
-            values,
-            pa.StringArray.from_buffers(rows, pa.py_buffer(ends), pa.py_buffer(shown * rows)),
-            pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(places.astype(np.int64))]),
-            pa.Array.from_buffers(_TIME, rows, [None, pa.py_buffer(times)]),
-        ],
-        schema=LINES,
-    )
 
 
 def _shown(path: str) -> str:

@@ -40,9 +40,8 @@ class LengthPrefixedFraming:
         self._max = max_record_bytes
         self._part_bytes = part_bytes
 
-    def open(self, *, max_parts: int | None = None) -> LengthPrefixedSplitter:
-        """Return a new connection's splitter. It puts no record aside before its end, so ``max_parts`` is unused."""
-        del max_parts
+    def open(self) -> LengthPrefixedSplitter:
+        """Return a new connection's splitter."""
         return LengthPrefixedSplitter(max_record_bytes=self._max, part_bytes=self._part_bytes)
 
     def cut(self, pieces: Sequence[Piece]) -> Cut:

@@ -51,9 +51,6 @@ _EXHAUSTED_PAUSE = 1.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 # How long to look for no silent connection after none was found, in seconds: the look goes through all of them.
 _NONE_SILENT_PAUSE = 0.5
-# Parts to keep of a record that is too large. With more, parts from several connections would alternate in the dead
-# letters.
-_MAX_PARTS = 1
 _LITTLE_BYTES = 2**14  # a listener with a `pause` pauses after a turn that read less than this
 #: Linger for 0 seconds, which closes with a reset: the sender sees at once that its data is not read.
 _RESET = struct.pack("ii", 1, 0)
@@ -348,7 +345,7 @@ class SocketListener(ListeningThread):
         accepted.setblocking(False)  # noqa: FBT003  the standard library's own
         keep_alive(accepted)
         now = self._clock.monotonic()
-        connection = _Connection(accepted, peer, counted_as, self._framing.open(max_parts=_MAX_PARTS), now)
+        connection = _Connection(accepted, peer, counted_as, self._framing.open(), now)
         if self._context is not None:
             check_peer(accepted)
             connection.socket = self._context.wrap_socket(

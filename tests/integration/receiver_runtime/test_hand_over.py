@@ -143,6 +143,7 @@ def test_a_host_on_which_receivers_can_not_start_gets_none_and_the_stream_goes_o
         system.check()
 
 
+@pytest.mark.slow
 def test_a_host_without_the_block_store_gets_no_receiver_and_the_stream_goes_on(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.machine.another_account import as_nobody
+from tests.support.machine.state_directory import state_directory
 from tests.support.polling import eventually
 from tests.support.postgres.server import InstalledPostgres, PostgresProcess, ends_within
 from tracker_store import migrate, server_account, server_socket
@@ -43,13 +44,20 @@ def _query(url: str, statement: str) -> object:
 
 @pytest.fixture
 def running(home: Path) -> Iterator[PostgresProcess]:
-    """Yield a running server with fsync, in a folder whose name contains blanks and more."""
-    with PostgresProcess(EmbeddedPostgres(home / "a b'ü" / "postgres")) as process:
+    """Yield a running server with fsync, which the test may stop."""
+    with PostgresProcess(EmbeddedPostgres(home / "postgres")) as process:
         yield process
 
 
-def test_starts_durable_and_answers_by_its_url(running: PostgresProcess) -> None:
-    server = running.server
+@pytest.fixture(scope="module")
+def shared() -> Iterator[PostgresProcess]:
+    """Yield a running server with fsync that no test stops, in a folder whose name contains blanks and more."""
+    with state_directory() as home, PostgresProcess(EmbeddedPostgres(home / "a b'ü" / "postgres")) as process:
+        yield process
+
+
+def test_starts_durable_and_answers_by_its_url(shared: PostgresProcess) -> None:
+    server = shared.server
     server.ensure_database("forebay")
     server.ensure_database("forebay")
 
@@ -69,18 +77,18 @@ def test_starts_durable_and_answers_by_its_url(running: PostgresProcess) -> None
     assert _query(server.url(), "SELECT 'Zürich ☃'") == "Zürich ☃"
 
 
-def test_a_wrong_password_is_refused(running: PostgresProcess) -> None:
-    url = sa.make_url(running.server.url("postgres")).set(drivername="postgresql", password="guess")
+def test_a_wrong_password_is_refused(shared: PostgresProcess) -> None:
+    url = sa.make_url(shared.server.url("postgres")).set(drivername="postgresql", password="guess")
     with pytest.raises(psycopg2.OperationalError, match="password authentication failed"):
         psycopg2.connect(url.render_as_string(hide_password=False))
-    assert (running.server.data_directory / "forebay.json").stat().st_mode & 0o077 == 0
+    assert (shared.server.data_directory / "forebay.json").stat().st_mode & 0o077 == 0
 
 
-def test_the_server_listens_on_no_tcp_port(running: PostgresProcess) -> None:
-    pid = running.server.running_pid()
+def test_the_server_listens_on_no_tcp_port(shared: PostgresProcess) -> None:
+    pid = shared.server.running_pid()
     assert pid is not None
     assert psutil.Process(pid).net_connections("inet") == []
-    assert _query(running.server.url("postgres"), "SHOW listen_addresses") == ""
+    assert _query(shared.server.url("postgres"), "SHOW listen_addresses") == ""
 
 
 _CONNECT = """
@@ -89,8 +97,8 @@ with socket.socket(socket.AF_UNIX) as connection:
 """
 
 
-def test_another_account_cannot_reach_the_socket(running: PostgresProcess) -> None:
-    query = sa.make_url(running.server.url()).query
+def test_another_account_cannot_reach_the_socket(shared: PostgresProcess) -> None:
+    query = sa.make_url(shared.server.url()).query
     path = f"{query['host']}/.s.PGSQL.{query['port']}"
     with socket.socket(socket.AF_UNIX) as mine:
         mine.connect(path)
@@ -189,8 +197,8 @@ def test_programs_that_the_account_cannot_reach_are_copied_and_left_as_they_are(
     assert home.stat().st_mode & 0o777 == 0o700
 
 
-def test_services_have_no_rights_beyond_the_roles(running: PostgresProcess) -> None:
-    server = running.server
+def test_services_have_no_rights_beyond_the_roles(shared: PostgresProcess) -> None:
+    server = shared.server
     server.ensure_database()
     migrate.upgrade(server.url())
     server.ensure_services_login()
@@ -287,12 +295,12 @@ def test_a_left_over_server_is_found_and_ended(home: Path) -> None:
         successor.stop()
 
 
-def test_a_second_start_on_the_same_directory_leaves_the_first_alone(running: PostgresProcess) -> None:
-    first = running.server.running_pid()
-    with _started(EmbeddedPostgres(running.server.data_directory)) as second:
+def test_a_second_start_on_the_same_directory_leaves_the_first_alone(shared: PostgresProcess) -> None:
+    first = shared.server.running_pid()
+    with _started(EmbeddedPostgres(shared.server.data_directory)) as second:
         assert second.wait(30) == 1
-    assert running.server.running_pid() == first
-    assert _query(running.server.url("postgres"), "SELECT 1") == 1
+    assert shared.server.running_pid() == first
+    assert _query(shared.server.url("postgres"), "SELECT 1") == 1
 
 
 def test_a_pid_file_that_names_another_process_is_no_server(home: Path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from receiver_runtime.receivers.files.content import codec_of
 from receiver_runtime.receivers.files.followed.followed_file import FollowedFile
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ class Bindings:
 
     def add(self, key: Key, path: str, status: os.stat_result, now: float) -> None:
         """Add a file whose content is not identified."""
-        self._by_key[key] = FollowedFile(key, path, self._tree, codec_of(path), status.st_size, status.st_mtime_ns, now)
+        self._by_key[key] = FollowedFile(key, path, self._tree, status.st_size, status.st_mtime_ns, now)
 
     def bind(self, file: FollowedFile, reading: Reading) -> None:
         """Give a file the content of this name."""
@@ -153,7 +152,7 @@ class Bindings:
         now = self._clock.monotonic()
         self.replacements += 1
         old = self._by_key.pop(file.key)
-        self._by_key[file.key] = FollowedFile(file.key, file.path, self._tree, codec_of(file.path), 0, 0, now)
+        self._by_key[file.key] = FollowedFile(file.key, file.path, self._tree, 0, 0, now)
         self._schedule.hurry()
         if old.reading is None:
             return

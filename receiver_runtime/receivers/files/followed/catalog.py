@@ -157,6 +157,8 @@ class FollowedCatalog:
         piece = self._reader.read(file, reading, limits)
         if piece is None:
             return None
+        if piece.part is not None and piece.part.hole is not None:
+            self._reports.report_hole(file.path, piece.part.hole)
         if piece.reread is not None:
             if not self._marks.extend(file, reading, piece.reread):
                 return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from receiver_runtime.receivers.files.content import codec_of
 from receiver_runtime.receivers.files.followed.comparisons import is_unchanged, open_plain
 from receiver_runtime.receivers.files.followed.directory import has_parent
 from receiver_runtime.receivers.files.followed.followed_file import key_of
@@ -44,10 +43,6 @@ class ChangeDetector:
             file.gone_since = None
             if file.codec is None:
                 file.failed = None
-            if codec_of(path) != file.codec:
-                # A file system may use an inode again at once.
-                self._bindings.replace(file)
-                continue
             self._note_status(file, status, now)
         for file in self._bindings.files():
             if file.key not in found:
@@ -133,6 +128,8 @@ class ChangeDetector:
             return
         file.size, file.mtime_ns, file.grown_at = status.st_size, status.st_mtime_ns, now
         file.is_checked = False
+        file.refused = None
+        file.waits_at = -1
 
     def _note_missing(self, file: FollowedFile, now: float) -> None:
         # A directory that was moved away may come back.

@@ -8,12 +8,14 @@ the driver log, or decide what an answer means.
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from receiver_runtime.receivers.files.content import DecompressedFile, LocalFile, open_compressed
+from receiver_runtime.receivers.files.file_kinds import codec_of
 from receiver_runtime.receivers.files.followed.fingerprints import FINGERPRINT_BYTES, digest
 
 if TYPE_CHECKING:
+    from receiver_runtime.receivers.files.file_kinds import Codec
     from receiver_runtime.receivers.files.followed.fingerprints import Fingerprint
     from receiver_runtime.receivers.files.followed.followed_file import FollowedFile
 
@@ -22,10 +24,12 @@ _OVERLAP_BYTES = 65_536  # bytes compared at the end of what two files share: en
 
 def open_content(file: FollowedFile) -> LocalFile | DecompressedFile:
     """Open a file's content, decompressed where it is compressed. Raises OSError."""
+    return open_plain(file) if file.codec is None else _open_decompressed(file, file.codec)
+
+
+def _open_decompressed(file: FollowedFile, codec: Codec) -> DecompressedFile:
     path, tree = file.path, file.tree
-    if file.codec is None:
-        return open_plain(file)
-    return DecompressedFile(lambda: open_compressed(path, tree), file.codec)
+    return DecompressedFile(lambda: open_compressed(path, tree), codec)
 
 
 def open_plain(file: FollowedFile) -> LocalFile:
@@ -33,19 +37,29 @@ def open_plain(file: FollowedFile) -> LocalFile:
     return LocalFile(file.path, file.tree)
 
 
-def read_head(file: FollowedFile) -> tuple[bytes, Fingerprint | None]:
-    """Return a content's first bytes; and, of a compressed file, its size with the digest of its two ends.
+class Head(NamedTuple):
+    """A content's first bytes, decompressed, and how they were compressed.
 
-    A compressed file's last bytes hold a checksum of the whole file, so the second tells it apart. Raises OSError.
+    ``checksum``: of a compressed file, its size with the digest of its two ends. Its last bytes hold a checksum of the
+    whole file, so this tells it apart.
     """
+
+    data: bytes
+    codec: Codec | None = None
+    checksum: Fingerprint | None = None
+
+
+def read_head(file: FollowedFile) -> Head:
+    """Return a content's beginning. Raises OSError, and UnreadableKindError for a kind that is not read."""
     with closing(open_plain(file)) as content:
         raw = content.read(0, FINGERPRINT_BYTES)
-        if file.codec is None:
-            return raw, None
+        codec = codec_of(raw)
+        if codec is None:
+            return Head(raw)
         size = content.stat.st_size
         end = content.read(max(0, size - FINGERPRINT_BYTES), FINGERPRINT_BYTES)
-    with closing(open_content(file)) as unpacked:
-        return unpacked.read(0, FINGERPRINT_BYTES), (size, digest(raw + end))
+    with closing(_open_decompressed(file, codec)) as unpacked:
+        return Head(unpacked.read(0, FINGERPRINT_BYTES), codec, (size, digest(raw + end)))
 
 
 def find_last_line_end(file: FollowedFile) -> int:

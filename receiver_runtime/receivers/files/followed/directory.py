@@ -51,7 +51,7 @@ class Directory:
 
     def __init__(self, settings: FollowedFiles, reports: Reports) -> None:
         self._pattern = settings.path
-        self._exclude = settings.exclude
+        self._left_out = (*settings.exclude, *settings.unfinished)
         self._base = _base_of(settings.path)
         #: Opens the files that are listed.
         self.tree = LocalTree(self._base, follow_symlinks=settings.follow_symlinks)
@@ -76,7 +76,7 @@ class Directory:
         refused: list[tuple[str, OSError]] = []
         for path in sorted(glob.iglob(self._pattern, recursive=True)):  # noqa: PTH207  of thousands, each second
             name = os.path.basename(path)  # noqa: PTH119  likewise
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in self._exclude):
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in self._left_out):
                 continue
             try:
                 status = self._status(path, held)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import os
 
+    from receiver_runtime.receivers.files.file_kinds import Codec
     from receiver_runtime.receivers.files.followed.fingerprints import Fingerprint
     from receiver_runtime.receivers.files.local_tree import LocalTree
     from receiver_runtime.receivers.files.records import Reading
@@ -34,12 +35,14 @@ class FollowedFile:
     path: str
     #: Opens the file, if it is still one that may be read.
     tree: LocalTree
-    #: How the file is compressed, as pyarrow names it; None: it is plain.
-    codec: str | None
     size: int
     mtime_ns: int
     #: When the file was last seen to change, on the monotonic clock.
     grown_at: float
+    #: How the content is compressed, by its first bytes; None: it is plain, or not identified.
+    codec: Codec | None = None
+    #: Why a file of its kind is not read; None: it is, as far as is known.
+    refused: OSError | None = None
     #: How far the content is read; None: the content is not identified.
     reading: Reading | None = None
     fingerprint: Fingerprint = (0, "")

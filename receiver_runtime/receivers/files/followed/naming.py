@@ -20,6 +20,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from receiver_runtime.receivers.files.file_kinds import UnreadableKindError
 from receiver_runtime.receivers.files.followed.comparisons import read_head
 from receiver_runtime.receivers.files.followed.fingerprints import (
     FINGERPRINT_BYTES,
@@ -89,9 +90,10 @@ class Naming:
         """
         unknown: list[tuple[FollowedFile, bytes]] = []
         for file in self._bindings.files():
-            if file.reading is None and file.gone_since is None:
+            if file.reading is None and file.gone_since is None and file.refused is None:
                 with self._report_unreadable(file):
                     unknown += self._look_into(file, now)
+        self._reports.show_refused([file for file in self._bindings.files() if file.refused is not None])
         this_pass = _Pass(now, unknown, self._bindings.replacements)
         for file, head in sorted(unknown, key=lambda one: (self._identity.had_another(*one), one[0].path)):
             if not self._name_file(file, head, this_pass, at_end=at_end):
@@ -137,7 +139,7 @@ class Naming:
 
     def _inspect(self, file: FollowedFile, now: float) -> bytes | None:
         """Return a file's beginning and note its fingerprint; None: it has none yet, or is done. Raises OSError."""
-        head, checksum = read_head(file)
+        head, file.codec, checksum = read_head(file)
         is_complete = file.codec is not None or file.is_complete(now, self._complete_after)
         length = fingerprint_length(head, self._fingerprint_lines, is_complete=is_complete)
         if length is None:
@@ -299,7 +301,7 @@ class Naming:
         others = [other for name in alike if (other := self._bindings.named(name)) is not None]
         for other in others:
             with contextlib.suppress(OSError):
-                its = read_head(other)[0] if other.is_present else b""
+                its = read_head(other).data if other.is_present else b""
                 end = min(len(its), len(head))
                 if end > length and its[length:end] != head[length:end]:
                     self._reports.report_same_lines(file.path, other.path, self._fingerprint_lines)
@@ -310,5 +312,8 @@ class Naming:
         """Leave a file that can't be compared to the next pass."""
         try:
             yield
+        except UnreadableKindError as error:
+            file.refused = error
+            self._reports.report_refused(file.path, error)
         except OSError as error:
             self._reports.report_unreadable(file.path, error)

@@ -94,7 +94,6 @@ class PieceReader:
 
     def __init__(self, settings: FollowedFiles, open_files: OpenFiles, schedule: LookSchedule, clock: Clock) -> None:
         self._complete_after = settings.complete_after
-        self._max_record_bytes = settings.max_record_bytes
         self._lines = LineReader(encoding=settings.encoding, max_record_bytes=settings.max_record_bytes)
         self._open = open_files
         self._schedule = schedule
@@ -122,32 +121,30 @@ class PieceReader:
         if content is None:
             return None
         at, large = reading.position, reading.large
-        kept = None if large is None else (large.next, large.part)
         part = self._next_lines(file, reading, content, limits)
         # Compare after the read: drop what was read of a file that was truncated meanwhile.
         if not is_unchanged(file, content, at):
             reading.position, reading.large = at, large
-            if large is not None and kept is not None:
-                large.next, large.part = kept
             if file.is_present:
                 raise ContentReplacedError
             return None
         file.waits_at = file.size if part.waits else -1
         if reading.position == at:
-            return Piece(part if part.batch is not None or part.letters else None, None)
+            return Piece(part if part.batch is not None or part.letters or part.more else None, None)
         begin = max(0, reading.position - _TAIL_BYTES)
         file.tail = content.read(begin, reading.position - begin)
         return Piece(part, content.read)
 
     def _next_lines(self, file: FollowedFile, reading: Reading, content: LocalFile, limits: Limits) -> Part:
-        modified_ms = content.stat.st_mtime_ns // 10**6
-        is_deleted = file.gone_since is not None
-        part = self._lines.read(reading, content, limits, path=file.path, modified_ms=modified_ms, ends=is_deleted)
-        if part.waits and reading.large is None and file.is_complete(self._clock.monotonic(), self._complete_after):
-            data = content.read(reading.position, max(limits.nbytes, self._max_record_bytes + 2))
-            if b"\n" not in data:
-                return self._lines.last(reading, data, path=file.path, modified_ms=modified_ms)
-        return part
+        return self._lines.read(
+            reading,
+            content,
+            limits,
+            path=file.path,
+            modified_ms=content.stat.st_mtime_ns // 10**6,
+            ends=file.gone_since is not None,
+            completes=file.is_complete(self._clock.monotonic(), self._complete_after),
+        )
 
     def _content_of(self, file: FollowedFile, reading: Reading) -> LocalFile | None:
         content = self._open.plain(reading.name)
@@ -175,4 +172,4 @@ class PieceReader:
             return None
         there = content
         # The beginning comes from a stream of its own, because this one does not go back.
-        return Piece(part, lambda at, size: there.read(at, size) if at else read_head(file)[0][:size])
+        return Piece(part, lambda at, size: there.read(at, size) if at else read_head(file).data[:size])

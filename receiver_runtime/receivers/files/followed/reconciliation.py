@@ -101,7 +101,7 @@ class Reconciliation:
 
     def _compare_present(self, file: FollowedFile, reading: Reading, at: Position, second: Fingerprint | None) -> None:
         try:
-            is_same = at.generation == reading.generation and matches(read_head(file)[0], second)
+            is_same = at.generation == reading.generation and matches(read_head(file).data, second)
         except OSError:
             is_same = False
         if second is None or not is_same:

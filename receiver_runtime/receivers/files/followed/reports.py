@@ -9,9 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from receiver_runtime.receiver import Receiver
     from receiver_runtime.receivers.files.followed.followed_file import FollowedFile
+    from receiver_runtime.receivers.files.holes import Hole
     from tracker_store.blocks import Position
+from receiver_runtime.receivers.files.file_kinds import unread_files
 
 
 class Reports:
@@ -26,9 +30,11 @@ class Reports:
     def report_unlisted(self, directory: str, error: OSError) -> None:
         """Report that a directory can't be listed."""
         self._receiver.report_error(f"{directory} can't be listed, it is tried again", error)
+        self._receiver.report_degraded("listing", f"{directory} can't be listed: {error}")
 
     def report_listed(self, pattern: str) -> None:
         """Report that a directory can be listed again."""
+        self._receiver.report_degraded("listing", None)
         self._receiver.report_connected(pattern)
 
     def report_no_status(self, path: str, error: OSError) -> None:
@@ -37,14 +43,24 @@ class Reports:
             self._receiver.report_error(f"{path} can't be looked at, it is tried again", error)
 
     def report_refused(self, path: str, error: OSError) -> None:
-        """Report, once for each file and reason, that a file is not read because of a symbolic link."""
+        """Report, once for each file and reason, that a file is not read: a symbolic link, or a kind without lines."""
         if self._is_first(path, str(error)):
             self._receiver.report_error(f"{path} is not read", error)
+
+    def show_refused(self, files: Sequence[FollowedFile]) -> None:
+        """Show in the receiver's status, for as long as there are any, the files whose kind is not read."""
+        self._receiver.report_degraded(
+            "kinds of files", unread_files([(file.path, file.refused) for file in files if file.refused is not None])
+        )
 
     def report_unreadable(self, path: str, error: OSError) -> None:
         """Report, once for each file and reason, that a file can't be read."""
         if self._is_first(path, str(error)):
             self._receiver.report_error(f"{path} can't be read, it is tried again", error)
+
+    def report_hole(self, path: str, hole: Hole) -> None:
+        """Report that NULs of a file were passed over."""
+        self._receiver.report_error(hole.words(path))
 
     def report_truncated(self, file: FollowedFile, position: int) -> None:
         """Report that a file has another content, and its content may be gone."""

@@ -81,7 +81,8 @@ class Retirement:
             if file.gone_since is None:
                 continue
             if file.reading is None or not file.ours:
-                if file.reading is None and file.codec is None and file.size and file.held_since is None:
+                is_plain = file.codec is None and file.refused is None
+                if file.reading is None and is_plain and file.size and file.held_since is None:
                     self._reports.report_unidentified(file)
                 self._bindings.drop(file)
             elif now - file.gone_since >= COPY_SECONDS and not self._reader.has_more(file, now):

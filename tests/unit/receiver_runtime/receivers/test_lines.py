@@ -64,7 +64,12 @@ def framing_of(
         one_byte=source.one_byte,
         max_record_bytes=limit,
         part_bytes=part,
+        letter_bytes=part,
     )
+
+
+def too_large(raw: bytes) -> DeadLetter:
+    return DeadLetter(TOO_LARGE, raw[:PART], left_out=max(0, len(raw) - PART))
 
 
 def run(
@@ -82,6 +87,9 @@ def model(stream: bytes, *, clean: bool, delimiter: bytes, encoding: str) -> tup
     letters: list[DeadLetter] = []
 
     def aside(reason: DeadLetterReason, raw: bytes) -> None:
+        if reason is TOO_LARGE:
+            letters.append(too_large(raw))
+            return
         letters.extend(DeadLetter(reason, raw[at : at + PART], n) for n, at in enumerate(range(0, len(raw), PART)))
 
     *whole, rest = stream.split(delimiter)
@@ -176,16 +184,16 @@ def test_connections_that_are_cut_together_give_the_same_as_each_alone(
     )
 
 
-def _by_line(letters: list[DeadLetter]) -> list[tuple[DeadLetterReason, bytes]]:
-    joined: list[tuple[DeadLetterReason, bytes]] = []
+def _by_line(letters: list[DeadLetter]) -> list[tuple[DeadLetterReason, bytes, int]]:
+    joined: list[tuple[DeadLetterReason, bytes, int]] = []
     for letter in letters:
         if letter.part == 0:
-            joined.append((letter.reason, letter.data))
+            joined.append((letter.reason, letter.data, letter.left_out))
         else:
-            reason, data = joined.pop()
+            reason, data, left_out = joined.pop()
             assert reason is letter.reason
             assert len(data) == letter.part * PART
-            joined.append((reason, data + letter.data))
+            joined.append((reason, data + letter.data, left_out + letter.left_out))
     return joined
 
 
@@ -235,35 +243,33 @@ def test_many_bad_lines_in_one_chunk() -> None:
 def test_a_line_at_the_limit_is_a_record_and_one_byte_more_is_too_large() -> None:
     lines, letters = run([b"x" * 10 + b"\n" + b"y" * 11 + b"\n" + b"z" * 10 + b"\r\n"])
     assert lines == ["x" * 10, "z" * 10]
-    assert letters == [DeadLetter(TOO_LARGE, b"y" * 7, 0), DeadLetter(TOO_LARGE, b"y" * 4, 1)]
+    assert letters == [too_large(b"y" * 11)]
 
 
-def test_an_endless_line_becomes_dead_letters_in_parts_with_bounded_memory() -> None:
-    framing = LineFraming(max_record_bytes=1000, part_bytes=4096)
+def test_of_an_endless_line_the_beginning_is_kept_and_the_rest_is_counted() -> None:
+    framing = LineFraming(max_record_bytes=1000, letter_bytes=4096)
     splitter = framing.open()
-    parts: list[DeadLetter] = []
     for _ in range(300):
-        lines, letters = records(framing, feed(splitter, b"0123456789" * 100))
-        assert lines == []
-        parts.extend(letters)
-        assert len(splitter._held) <= 4096 + 1000
+        assert records(framing, feed(splitter, b"0123456789" * 100)) == ([], [])
+        assert len(splitter._held) <= 1000
     lines, letters = records(framing, feed(splitter, b"tail\r\nnext\n"))
-    parts.extend(letters)
     assert lines == ["next"]
-    assert [letter.part for letter in parts] == list(range(len(parts)))
-    assert {len(letter.data) for letter in parts[:-1]} == {4096}
-    assert b"".join(letter.data for letter in parts) == b"0123456789" * 30_000 + b"tail\r"
+    whole = b"0123456789" * 30_000 + b"tail\r"
+    assert letters == [DeadLetter(TOO_LARGE, whole[:4096], left_out=len(whole) - 4096)]
 
 
-def test_at_most_max_parts_of_a_too_large_record_are_kept() -> None:
+@pytest.mark.parametrize("read", [1, 2, 5, 100])
+def test_a_mark_at_a_streams_beginning_belongs_to_no_record(read: int) -> None:
     framing = framing_of()
-    splitter = framing.open(max_parts=1)
-    lines, letters = records(framing, feed(splitter, b"y" * 40 + b"\nnext\n" + b"z" * 11 + b"\n"))
-    assert lines == ["next"]
-    assert letters[0] == DeadLetter(TOO_LARGE, b"y" * PART, 0)
-    splitter = framing.open(max_parts=1)
-    lines, letters = records(framing, feed(splitter, b"y" * 40 + b"\nnext\n", read=READ))
-    assert (lines, letters) == (["next"], [DeadLetter(TOO_LARGE, b"y" * PART, 0)])
+    for stream, expected in (
+        (b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n", ["one", "\ufefftwo"]),
+        (b"\xef\xbb\xbfone", ["one"]),
+        (b"\xef\xbb\xbf", []),
+        (b"\xef\xbb\n", []),
+    ):
+        splitter = framing.open()
+        takens = [*feed(splitter, stream, read=read), splitter.finish(clean=True)]
+        assert records(framing, takens)[0] == expected
 
 
 def test_a_last_line_without_newline_is_a_record_after_a_normal_end() -> None:
@@ -273,7 +279,7 @@ def test_a_last_line_without_newline_is_a_record_after_a_normal_end() -> None:
 
 def test_a_last_line_is_checked_like_any_other() -> None:
     assert run([b"\xff"]) == ([], [DeadLetter(ENCODING, b"\xff")])
-    assert run([b"y" * 11]) == ([], [DeadLetter(TOO_LARGE, b"y" * 7, 0), DeadLetter(TOO_LARGE, b"y" * 4, 1)])
+    assert run([b"y" * 11]) == ([], [too_large(b"y" * 11)])
 
 
 def test_a_truncated_line_is_a_dead_letter() -> None:
@@ -281,11 +287,7 @@ def test_a_truncated_line_is_a_dead_letter() -> None:
 
 
 def test_a_truncated_line_that_was_too_large_stays_too_large() -> None:
-    assert run([b"y" * 20], clean=False)[1] == [
-        DeadLetter(TOO_LARGE, b"y" * 7, 0),
-        DeadLetter(TOO_LARGE, b"y" * 7, 1),
-        DeadLetter(TOO_LARGE, b"y" * 6, 2),
-    ]
+    assert run([b"y" * 20], clean=False)[1] == [too_large(b"y" * 20)]
 
 
 def test_a_splitter_is_reusable_after_a_break() -> None:
@@ -303,28 +305,6 @@ def test_other_encodings_become_utf8(encoding: str) -> None:
 
 def test_with_ascii_other_bytes_become_dead_letters() -> None:
     assert run([b"a\n\xc3\xbc\n"], encoding="ascii") == (["a"], [DeadLetter(ENCODING, b"\xc3\xbc")])
-
-
-@pytest.mark.parametrize(
-    "encoding",
-    ["big5", "cp932", "cp949", "cp950", "euc_jp", "euc_kr", "gb18030", "gb2312", "gbk", "shift_jis"],
-)
-def test_no_byte_below_0x30_is_part_of_a_longer_character(encoding: str) -> None:
-    SocketText(host="a", port=1, encoding=encoding)
-    for last in range(0x30):
-        assert bytes([last]).decode(encoding) == chr(last)
-        for first in range(0x80, 0x100):
-            for start in (bytes([first]), bytes([first, 0xA1]), bytes([first, 0x30, 0x81])):
-                assert _is_cut_rightly(start, last, encoding), (start, last)
-
-
-def _is_cut_rightly(start: bytes, last: int, encoding: str) -> bool:
-    """Return whether the byte stands for itself, or the decoder finds an error before it."""
-    try:
-        text = (start + bytes([last]) + b"AA").decode(encoding)
-    except UnicodeDecodeError as error:
-        return error.start < len(start)
-    return text.endswith(chr(last) + "AA")
 
 
 def test_a_delimiter_that_is_not_text_does_not_affect_decoding() -> None:

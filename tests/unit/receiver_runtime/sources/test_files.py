@@ -23,7 +23,7 @@ def test_files_are_read_exactly_once(source: type[FollowedFiles | FileLines | Wh
     ("declaration", "says"),
     [
         ({"kind": "followed_files", "path": "logs/*.log"}, "no absolute path: begin it with '/'"),
-        ({"kind": "followed_files", "path": "/a", "encoding": "utf-16"}, "encoding"),
+        ({"kind": "followed_files", "path": "/a", "encoding": "utf-7"}, "can't be cut into lines: use utf-8"),
         ({"kind": "followed_files", "path": "/a", "complete_after": "soon"}, "'soon' is no duration"),
         ({"kind": "file_lines", "path": "in"}, "begin it with '/', or 's3://'"),
         ({"kind": "file_lines", "path": "ftp://host/in"}, "give a directory, or one of s3, gs, abfs"),

@@ -116,6 +116,7 @@ class Supervisor:
         self.block_path = self
         self.letters: list[DeadLetter] = []
         self.errors: list[str] = []
+        self.degraded: dict[str, str] = {}
         self.connected = 0
         self.most_lines = 1_000_000_000
         self.blocks = 0
@@ -159,6 +160,11 @@ class Supervisor:
     def report_connected(self, where: str) -> None:
         del where
         self.connected += 1
+
+    def report_degraded(self, what: str, reason: str | None) -> None:
+        self.degraded.pop(what, None)
+        if reason is not None:
+            self.degraded[what] = reason
 
     def report_error(self, message: str, error: BaseException | None) -> None:
         self.errors.append(f"{message}: {error}")

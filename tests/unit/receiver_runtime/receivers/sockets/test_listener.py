@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pytest
 
 from receiver_runtime.receiver_registry import make_receiver
+from receiver_runtime.receivers.framing import LETTER_BYTES
 from receiver_runtime.receivers.sockets import listener as socket_listener
 from receiver_runtime.sources.raw_socket import RawSocket
 from receiver_runtime.sources.socket_text import SocketText
@@ -283,7 +284,7 @@ def test_a_normal_end_completes_a_last_line_and_a_reset_does_not(tmp_path: Path)
         assert made.dead_letters() == [("truncated", 0, b"brok")]
 
 
-def test_only_the_first_part_of_a_too_large_record_is_kept(tmp_path: Path) -> None:
+def test_only_the_beginning_of_a_too_large_record_is_kept(tmp_path: Path) -> None:
     with rig(tmp_path, text_receiver(max_record_bytes=1000)) as made:
         port = port_of(made)
         with connect(port) as large, connect(port) as other:
@@ -293,7 +294,7 @@ def test_only_the_first_part_of_a_too_large_record_is_kept(tmp_path: Path) -> No
             large.sendall(b"\nnext\n")
             eventually(reaches(lambda: records(made), 31))
         assert made.values().count("next") == 1
-        assert made.dead_letters() == [("record_too_large", 0, b"L" * 2**20)]
+        assert made.dead_letters() == [("record_too_large", 0, b"L" * LETTER_BYTES)]
 
 
 def test_a_stop_stores_everything_sent_before_and_frees_the_port(tmp_path: Path) -> None:

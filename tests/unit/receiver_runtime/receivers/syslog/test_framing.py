@@ -61,10 +61,11 @@ def model(stream: bytes, *, clean: bool = True, limit: int = LIMIT) -> tuple[lis
     records: list[bytes] = []
     aside = 0
     was_counted = False
+    ended_by = b""
     while stream:
         match = re.match(rb"([1-9][0-9]{0,8}) (.)", stream, re.DOTALL)
         if match is not None and (match[2] == b"<" or was_counted):
-            was_counted = True
+            was_counted, ended_by = True, b""
             begin, size = match.end(1) + 1, int(match[1])
             if len(stream) < begin + size:
                 return records, aside + 1
@@ -73,26 +74,45 @@ def model(stream: bytes, *, clean: bool = True, limit: int = LIMIT) -> tuple[lis
             else:
                 records.append(stream[begin : begin + size])
             stream = stream[begin + size :]
-        elif was_counted and stream[:1] == b"\n":
+        elif was_counted and stream[:1] in (b"\n", b"\0"):
             stream = stream[1:]
         else:
-            line, newline, rest = stream.partition(b"\n")
+            # A NUL is an end only of a message, or before one.
+            ends = rb"(\n|\0)" if stream[:1] == b"<" else rb"(\n|\0(?=<))"
+            [line, newline, rest] = (*re.split(ends, stream, maxsplit=1), b"", b"")[:3]
             may_be_count = re.fullmatch(rb"[1-9][0-9]{0,8} ?", stream)
             if not newline and (not clean or (may_be_count and was_counted)):
                 return records, aside + 1
             was_counted = False
+            stream = rest
+            if newline and not line and ended_by not in (b"", newline):
+                ended_by = newline
+                continue
+            ended_by = newline
             line = line.removesuffix(b"\r")
             if len(line) > limit:
                 aside += 1
             else:
                 records.append(line)
-            stream = rest
     return records, aside
 
 
 FRAMES = st.one_of(
     st.sampled_from(
-        [b"<1>a\n", b"<13>a b\r\n", b"12 monkeys\n", b"\n", b"7\n", b"123456789012 <1>\n", b"<1>" + b"x" * 30 + b"\n"]
+        [
+            b"<1>a\n",
+            b"<1>a\0",
+            b"<1>a\0\n",
+            b"<1>a\n\0",
+            b"\0",
+            b"<1>" + b"x" * 30 + b"\0",
+            b"<13>a b\r\n",
+            b"12 monkeys\n",
+            b"\n",
+            b"7\n",
+            b"123456789012 <1>\n",
+            b"<1>" + b"x" * 30 + b"\n",
+        ]
     ),
     st.sampled_from(
         [counted(b"<1>a"), counted(b"<1>a\nb"), counted(b"no"), counted(b"<1>" + b"y" * 30), counted(b"<1>z") + b"\n"]
@@ -171,6 +191,15 @@ def test_a_megabyte_of_tiny_counted_frames_is_read_in_bulk(frames: bytes, monkey
 def test_one_connection_may_mix_framings_and_a_counted_message_may_have_newlines() -> None:
     stream = b"<1>a\r\n" + counted(b"<2>b\nc") + counted(b"<3>d") + b"<4>e\n9 lives\n" + counted(b"<5>f") + b"\n<6>g"
     assert run([stream]) == ([b"<1>a", b"<2>b\nc", b"<3>d", b"<4>e", b"9 lives", b"<5>f", b"<6>g"], [])
+
+
+def test_a_nul_in_other_text_is_a_character() -> None:
+    assert run([b"\xff\0 x\n<1>a\0no\0pe\0<2>b\n"]) == ([b"\xff\0 x", b"<1>a", b"no\0pe", b"<2>b"], [])
+
+
+def test_each_message_may_end_with_a_nul_or_a_newline() -> None:
+    stream = b"<1>a\0<2>b\n<3>c\0\n<4>d\0" + counted(b"<5>e\0f") + b"<6>g\0<7>h"
+    assert run([stream]) == ([b"<1>a", b"<2>b", b"<3>c", b"<4>d", b"<5>e\0f", b"<6>g", b"<7>h"], [])
 
 
 def test_too_large_and_truncated_messages_become_dead_letters_and_the_rest_is_kept() -> None:

@@ -1,0 +1,218 @@
+"""Tell a file's kind by its first bytes, and open what is compressed.
+
+A name says nothing about a content: logrotate compresses `app.log.2.xz` by any program, and copies are renamed. This
+module owns the table of kinds: what is read as it is, what is decompressed, and what is refused because its lines would
+be nonsense. It must never look at a name, and it reads only from what it is given.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+import zipfile
+import zlib
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    import lzma
+    from collections.abc import Callable, Sequence
+
+_XZ_MEMORY_BYTES = 2**28  # what a stream may ask for; `xz -9` asks for a quarter
+_XZ_READ_BYTES = 2**16
+
+#: How many of a file's first bytes tell its kind.
+KIND_BYTES = tarfile.BLOCKSIZE
+
+
+class UnreadableKindError(OSError):
+    """It is of a kind that has no lines: unpack it, or leave it out (exclude, pattern)."""
+
+    def __init__(self, what: str) -> None:
+        """Take what the file is, as "a tar archive"."""
+        super().__init__(f"it is {what}, and is not read: unpack it there, or leave it out (exclude, pattern)")
+
+
+class Codec(StrEnum):
+    """How a content is compressed."""
+
+    GZIP = "gzip"
+    BZIP2 = "bz2"
+    ZSTD = "zstd"
+    LZ4 = "lz4"
+    XZ = "xz"
+    ZIP = "zip"
+
+
+# Formats whose first bytes are text have more of their header here, so that no line is taken for one of them.
+_CODECS: tuple[tuple[re.Pattern[bytes], Codec], ...] = (
+    (re.compile(rb"\x1f\x8b\x08"), Codec.GZIP),
+    # The digit is the block size; behind it comes a block, or at once the end.
+    (re.compile(rb"BZh[1-9](?:1AY&SY|\x17\x72\x45\x38\x50\x90)"), Codec.BZIP2),
+    # pzstd begins with a frame that is passed over.
+    (re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", re.DOTALL), Codec.ZSTD),
+    (re.compile(rb"\x04\x22\x4d\x18"), Codec.LZ4),
+    (re.compile(rb"\xfd7zXZ\x00"), Codec.XZ),
+    (re.compile(rb"PK(?:\x03\x04|\x05\x06)"), Codec.ZIP),
+)
+_REFUSED: tuple[tuple[re.Pattern[bytes], str], ...] = (
+    (re.compile(rb"7z\xbc\xaf\x27\x1c"), "a 7-Zip archive"),
+    (re.compile(rb"Rar!\x1a\x07"), "a RAR archive"),
+    (re.compile(rb"\x1f[\x9d\xa0]"), "compressed by compress (.Z)"),
+    (re.compile(rb"\x1f\x1e"), "compressed by pack (.z)"),
+    (re.compile(rb"LZIP[\x00\x01]"), "compressed by lzip"),
+    (re.compile(rb"\x89LZO\x00"), "compressed by lzop"),
+    (re.compile(rb"\x5d\x00\x00.{2}(?:\x00{3}|\xff{3})", re.DOTALL), "compressed by lzma, without xz's container"),
+    (re.compile(rb"\xff\x06\x00\x00sNaPpY"), "compressed by snappy"),
+    (re.compile(rb"\x02\x21\x4c\x18"), "compressed by an old lz4"),
+    (re.compile(rb".{257}ustar", re.DOTALL), "a tar archive"),
+    (re.compile(rb"PAR1\x15"), "a Parquet file"),
+    (re.compile(rb"Obj\x01"), "an Avro file"),
+    (re.compile(rb"SQLite format 3\x00"), "an SQLite database"),
+    (re.compile(rb"ARROW1\x00\x00"), "an Arrow file"),
+    (re.compile(rb"\x7fELF"), "a program"),
+    (re.compile(rb"LPKSHHRH"), "a journal of systemd (use journalctl -o json)"),
+    (re.compile(rb"ElfFile\x00"), "a Windows event log"),
+)
+
+
+def codec_of(head: bytes) -> Codec | None:
+    """Return how a content is compressed; None: it is read as it is.
+
+    Args:
+        head: its first ``KIND_BYTES`` bytes, or all of them where it has fewer.
+
+    Raises:
+        UnreadableKindError: it has no lines, and would be read as nonsense.
+    """
+    for pattern, codec in _CODECS:
+        if pattern.match(head):
+            return codec
+    for pattern, what in _REFUSED:
+        if pattern.match(head):
+            raise UnreadableKindError(what)
+    return None
+
+
+def unread_files(refused: Sequence[tuple[str, OSError]]) -> str | None:
+    """Return what operators are told of files whose kind is not read, each with the reason; None: there are none."""
+    if not refused:
+        return None
+    path, why = refused[0]
+    more = f", and {len(refused) - 1:,} more file(s)" if len(refused) > 1 else ""
+    return f"{path} is not read{more}: {why}"
+
+
+class Decompressed(Protocol):
+    """The bytes of a compressed content, from its beginning to its end. Every method raises OSError."""
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes, at most ``size``; none only at the end."""
+        ...
+
+    def close(self) -> None:
+        """Close it, and the file below it."""
+        ...
+
+
+def open_decompressed(raw: Any, codec: Codec) -> Decompressed:  # noqa: ANN401  pyarrow has no types
+    """Open the decompressed bytes of one of pyarrow's files, which must be one that can seek. Raises OSError."""
+    try:
+        if codec is Codec.XZ:
+            return _Xz(raw)
+        if codec is Codec.ZIP:
+            return _Zip(raw)
+        return _Streamed(pa.CompressedInputStream(raw, codec.value))
+    except BaseException:
+        raw.close()
+        raise
+
+
+class _Streamed:
+    def __init__(self, stream: Any) -> None:  # noqa: ANN401  pyarrow has no types
+        self._stream = stream
+
+    def read(self, size: int) -> bytes:
+        # Not the stream's `read`: where it fails, pyarrow never frees the bytes that it had made room for.
+        try:
+            data: bytes = self._stream.read_buffer(size).to_pybytes()
+        except pa.ArrowException as error:
+            raise _damaged(error) from error
+        return data
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class _Xz:
+    """Python's own reader of xz passes over whatever follows the last stream, without a word: this one does not."""
+
+    def __init__(self, raw: Any) -> None:  # noqa: ANN401  as above
+        try:
+            import lzma  # noqa: PLC0415  a Python may be built without it
+        except ImportError as error:
+            raise OSError(f"it is compressed by xz, and this Python is built without lzma ({error})") from error
+        self._lzma = lzma
+        self._raw = raw
+        self._stream = self._new()
+
+    def _new(self) -> lzma.LZMADecompressor:
+        return self._lzma.LZMADecompressor(self._lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
+
+    def read(self, size: int) -> bytes:
+        while True:
+            data = b""
+            if self._stream.eof:
+                # Zeros may stand between streams, and at the end.
+                data = self._stream.unused_data.lstrip(b"\0")
+                while not data:
+                    if not (data := self._raw.read(_XZ_READ_BYTES)):
+                        return b""
+                    data = data.lstrip(b"\0")
+                self._stream = self._new()
+            elif self._stream.needs_input and not (data := self._raw.read(_XZ_READ_BYTES)):
+                raise _damaged("it is cut short")
+            try:
+                found = self._stream.decompress(data, size)
+            except self._lzma.LZMAError as error:
+                raise _damaged(error) from error
+            if found:
+                return found
+
+    def close(self) -> None:
+        self._raw.close()
+
+
+class _Zip:
+    """The only file in an archive."""
+
+    def __init__(self, raw: Any) -> None:  # noqa: ANN401  as above
+        self._raw = raw
+        archive = _explained(lambda: zipfile.ZipFile(raw))
+        members = [one for one in archive.infolist() if not one.is_dir()]
+        if len(members) != 1:
+            raise UnreadableKindError(f"a zip archive of {len(members)} files")
+        self._member = _explained(lambda: archive.open(members[0]))
+
+    def read(self, size: int) -> bytes:
+        data: bytes = _explained(lambda: self._member.read(size))
+        return data
+
+    def close(self) -> None:
+        self._member.close()
+        self._raw.close()
+
+
+def _explained(read: Callable[[], Any]) -> Any:  # noqa: ANN401  zipfile's readers
+    """Return what zipfile reads. Raises OSError where the bytes are not what they begin as."""
+    try:
+        return read()
+    # EOFError: it is cut short. RuntimeError: it is encrypted. NotImplementedError: a method that Python does not have.
+    except (EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise _damaged(error) from error
+
+
+def _damaged(why: object) -> OSError:
+    return OSError(f"it can't be decompressed: {why}")
