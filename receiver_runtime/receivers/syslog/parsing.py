@@ -15,6 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from receiver_runtime.receivers.syslog.device_headers import MONTHS, NO_ZONE, read_device_headers
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -28,8 +30,8 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CONTINUATION = 0x80  # the two highest bits of a byte that continues a UTF-8 character
 _PADDING = 32  # zero bytes after the text: no code below looks further behind a message's last byte
 _BSD_BYTES = 15  # the length of "Oct 11 22:14:15"
+_ZONE_BYTES, _YEAR_BYTES = 6, 5  # the longest zone by name, and a year, each with a colon
 _BSD_SEPARATORS = ((3, _SPACE), (6, _SPACE), (9, _COLON), (12, _COLON))
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _ISO = (
     r"^\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])T(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d"
     r"(?:\.\d{1,6})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)$"
@@ -73,7 +75,8 @@ def parse(data: bytes, starts: Places, ends: Places, *, received_at: int, timezo
         np.where(is_new, header.time.stops, old.iso.stops),
         (header.time.there & ~is_nil) | old.iso.there,
     )
-    timestamp = pc.coalesce(_parse_iso(made.strings(iso)), _in_zone(old.bsd, old.has_bsd, timezone))
+    local = _in_zone(old.bsd, old.has_bsd & (old.offset == NO_ZONE), timezone)
+    timestamp = pc.coalesce(_parse_iso(made.strings(iso)), _at_offset(old.bsd, old.offset, old.has_bsd), local)
     wants_time = iso.there | old.looks_bsd
     bad_time = wants_time & ~np.asarray(timestamp.is_valid())
     errors = [is_broken, ~has_priority, is_new & ~header.is_whole, bad_time]
@@ -128,6 +131,8 @@ class _OldHeader:
 
     iso: _Field
     bsd: npt.NDArray[np.datetime64]
+    #: The zone of ``bsd`` in minutes east of Greenwich, or ``NO_ZONE``.
+    offset: Places
     #: Whether ``bsd`` is a time that exists, and whether it at least looks like one ("Feb 30 00:00:00").
     has_bsd: _Mask
     looks_bsd: _Mask
@@ -215,12 +220,15 @@ class _Messages:
     def old_header(self, body: Places, is_old: _Mask, received_at: int) -> _OldHeader:
         octets, ends = self._octets, self._ends
         bsd, has_bsd, looks_bsd = self._bsd_times(body, is_old, received_at)
+        offset = np.full(body.size, NO_ZONE)
         after = np.minimum(self._next_space(body), ends)
         # rsyslog and others write an RFC 3339 time into the old header: "2003-10-11T22:14:15.003Z".
         iso = is_old & ~looks_bsd & (after > body + _BSD_BYTES) & (octets[body + 4] == _NIL)
         iso = iso & (octets[body + 10] == ord("T"))
+        iso_at, iso_end = body.copy(), after.copy()
         timed = iso | looks_bsd
         at = np.where(looks_bsd, body + _BSD_BYTES, np.where(iso, after, body))
+        is_apart = (octets[np.minimum(at, ends)] == _SPACE) | (at >= ends)
         # One space after the time belongs to it.
         at = np.where(timed & (octets[np.minimum(at, ends)] == _SPACE), at + 1, at)
         at = np.minimum(at, ends)
@@ -228,8 +236,38 @@ class _Messages:
         gap = np.minimum(self._next_space(at), ends)
         has_host = timed & (gap > at) & (gap < ends) & (octets[np.maximum(gap - 1, 0)] != _COLON)
         tag_at = np.where(has_host, gap + 1, at)
+        # What is no plain header is read as a device's; if it is none either, a time with something right behind it is
+        # not understood.
+        first, behind = octets[np.minimum(at, ends)], octets[np.minimum(at + 1, ends)]
+        word = gap - at
+        is_zone = _is_upper(first) & _is_upper(behind) & (word <= _ZONE_BYTES)
+        is_year = _is_digit(first) & (word <= _YEAR_BYTES)
+        is_mark = (first == ord("+")) | (first == _NIL) | (first == _COLON) | (first == _SPACE)
+        is_mark = is_mark | (octets[np.minimum(tag_at, ends)] == _COLON)
+        is_mark = is_mark | (iso & (octets[np.maximum(after - 1, 0)] == _COLON))
+        is_plain = timed & is_apart & ~is_zone & ~is_year & ~is_mark
+        host_at = at
+        rows = np.flatnonzero(is_old & ~is_plain & (body < ends))
+        if rows.size:
+            read = read_device_headers(_spans(self._text, body[rows], ends[rows]), _years_of(received_at))
+            lost = rows[~read.found & (looks_bsd | iso)[rows] & ~is_apart[rows]]
+            found, base = rows[read.found], body[rows][read.found]
+            bsd[found], offset[found] = read.time[read.found], read.offset[read.found]
+            has_bsd[found], looks_bsd[found] = read.has_time[read.found], read.wants_time[read.found]
+            iso_at[found], iso_end[found] = base + read.iso_at[read.found], base + read.iso_end[read.found]
+            iso[found] = iso_end[found] > iso_at[found]
+            host_at[found], gap[found] = base + read.host_at[read.found], base + read.host_end[read.found]
+            has_host[found] = gap[found] > host_at[found]
+            tag_at[found], timed[found] = base + read.end[read.found], True
+            looks_bsd[lost], has_bsd[lost], has_host[lost], iso[lost] = True, False, False, False
+            tag_at[lost] = body[lost]
+        else:
+            lost = rows
         tag_gap = np.minimum(self._next_space(tag_at), ends)
         has_tag = is_old & (tag_gap > tag_at + 1) & (octets[np.maximum(tag_gap - 1, 0)] == _COLON)
+        # Without a time before it, a number is no application.
+        has_tag = has_tag & (timed | ~_is_digit(octets[np.minimum(tag_at, ends)]))
+        has_tag[lost] = False
         tag_end = np.where(has_tag, tag_gap - 1, tag_at)
         opens = np.append(np.flatnonzero(octets[: len(self._text)] == _OPEN), len(self._text))
         bracket = opens[np.minimum(np.searchsorted(opens, tag_at), opens.size - 1)]
@@ -238,11 +276,12 @@ class _Messages:
         message_at = np.where(has_tag, np.minimum(tag_gap + 1, ends), tag_at)
         without_priority = ~is_old & (body == self._starts)
         return _OldHeader(
-            iso=_Field(body, after, iso),
+            iso=_Field(iso_at, iso_end, iso),
             bsd=bsd,
+            offset=offset,
             has_bsd=has_bsd,
             looks_bsd=looks_bsd,
-            host=_Field(at, gap, has_host),
+            host=_Field(host_at, gap, has_host),
             app=_Field(tag_at, np.where(has_process, bracket, tag_end), has_tag),
             process=_Field(bracket + 1, tag_end - 1, has_process),
             message=_Field(np.where(without_priority, self._starts, message_at), ends, is_old | without_priority),
@@ -258,7 +297,7 @@ class _Messages:
             looks = looks & (octets[body + place] == octet)
         code = octets[body].astype(np.int64) << 16 | octets[body + 1].astype(np.int64) << 8 | octets[body + 2]
         month = np.zeros(body.size, dtype=np.int64)
-        for number, name in enumerate(_MONTHS, start=1):
+        for number, name in enumerate(MONTHS, start=1):
             month[code == int.from_bytes(name.encode(), "big")] = number
         looks = looks & (month > 0)
 
@@ -286,13 +325,26 @@ class _Messages:
         return found
 
 
+def _is_upper(octets: npt.NDArray[np.uint8]) -> _Mask:
+    return (octets >= ord("A")) & (octets <= ord("Z"))
+
+
+def _is_digit(octets: npt.NDArray[np.uint8]) -> _Mask:
+    return (octets >= ord("0")) & (octets <= ord("9"))
+
+
+def _years_of(received_at: int) -> Places:
+    """Return the year of a time without one, for each month from 1 on."""
+    return _year_of(received_at, np.arange(len(MONTHS) + 1, dtype=np.int64))
+
+
 def _year_of(received_at: int, month: Places) -> Places:
     """Return the year of times without one: this year, or last year for a month later than next month."""
     now = np.datetime64(received_at, "us").astype("datetime64[M]").astype(np.int64)
     this_year, this_month = 1970 + now // 12, now % 12 + 1
     year = np.where(month > this_month + 1, this_year - 1, this_year)
     # In December a sender's clock may be ahead, already in January of next year.
-    return np.asarray(np.where((this_month == len(_MONTHS)) & (month == 1), this_year + 1, year), dtype=np.int64)
+    return np.asarray(np.where((this_month == len(MONTHS)) & (month == 1), this_year + 1, year), dtype=np.int64)
 
 
 def _parse_iso(texts: pa.Array) -> pa.Array:
@@ -317,6 +369,12 @@ def _in_zone(times: npt.NDArray[np.datetime64], there: _Mask, timezone: str) -> 
     local = pa.array(times, pa.timestamp("us"), mask=~there)
     zoned = pc.assume_timezone(local, timezone, ambiguous="earliest", nonexistent="earliest")
     return zoned.cast(_UTC_MICROSECONDS)
+
+
+def _at_offset(times: npt.NDArray[np.datetime64], offset: Places, there: _Mask) -> pa.Array:
+    has_zone = there & (offset != NO_ZONE)
+    moved = times - np.where(has_zone, offset, 0).astype("timedelta64[m]")
+    return pa.array(moved, pa.timestamp("us"), mask=~has_zone).cast(_UTC_MICROSECONDS)
 
 
 def _either(first: _Field, second: _Field) -> _Field:
