@@ -19,7 +19,7 @@ from receiver_runtime.sources.units import parse_bytes, parse_duration
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _ORIGIN = re.compile(r"[A-Za-z0-9._-]+(:\d{1,5})?")
 # Headers that hold secrets: they must not become part of the stream.
-_SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization"})
+_SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
 
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(gt=0)]
 Size = Annotated[int, BeforeValidator(parse_bytes), Field(ge=1, le=256 * 2**20)]
@@ -34,12 +34,18 @@ class Http(Source):
 
     Args:
         listen: the address to listen on, as ``"0.0.0.0:8080"`` or ``"[::]:8080"``; port 0 takes any that is free.
-        tokens: bearer tokens, by reference (``EnvVar("NAME")``, ``"env:NAME"``, ``"file:/PATH"``): a request must
-            bring one of them. Each entry is one sender, whose keys are its own, and holds a token, or several, one per
-            line. None by default: anyone may send, except web pages of other sites. Tokens are read at each start of
-            the receiver.
+        tokens: tokens, by reference (``EnvVar("NAME")``, ``"env:NAME"``, ``"file:/PATH"``): a request must bring one of
+            them, as ``Authorization: Bearer TOKEN``, as ``X-API-Key: TOKEN``, or as the password of Basic. Each entry
+            is one sender, whose keys are its own, and holds a token, or several, one per line. None by default: anyone
+            may send, except web pages of other sites. Tokens are read at each start of the receiver.
         tls: a ``Tls`` with ``certificate_file`` and ``key_file``; no TLS by default.
+        body: how a body becomes records: ``"json"`` is one value or an array of them, ``"json_lines"`` and ``"lines"``
+            are one record per line, ``"whole"`` is one record. ``"auto"`` goes by the content type, and looks at the
+            bytes where there is none, or one that many senders give to JSON (``text/plain``,
+            ``application/x-www-form-urlencoded``): a document of JSON over several lines is one record there, or an
+            array of them, and JSON lines are one record each. They are also taken as ``application/json``.
         headers: names of request headers that are kept with each record, in the column ``attributes``.
+        query_parameters: names of query parameters that are kept with each record, likewise. Others are passed over.
         webhook_origins: the origins whose web hooks may send, if they ask first by OPTIONS as CloudEvents defines it:
             their names, or ``"*"`` for all. Without tokens, web pages of these origins may send too. None by default.
         opentelemetry: take OpenTelemetry's logs too, by ``POST /v1/logs``; needs the extra ``forebay[otlp]``. A
@@ -78,7 +84,9 @@ class Http(Source):
     listen: str
     tokens: tuple[Secret, ...] = ()
     tls: Annotated[Tls | None, BeforeValidator(parse_tls)] = None
+    body: Literal["auto", "json", "json_lines", "lines", "whole"] = "auto"
     headers: Several = ()
+    query_parameters: Several = ()
     webhook_origins: Several = ()
     opentelemetry: bool = False
     max_body_bytes: Size = 16 * 2**20
@@ -141,8 +149,18 @@ class Http(Source):
                 raise ValueError(f"{name!r} holds secrets, which every reader of the stream would see: leave it out")
         return tuple(name.lower() for name in headers)
 
+    @field_validator("query_parameters")
+    @classmethod
+    def _check_parameters(cls, parameters: tuple[str, ...]) -> tuple[str, ...]:
+        for name in parameters:
+            if not name or name == "ack":
+                raise ValueError(f"{name!r} can't be kept: name a parameter of the query other than ack")
+        return parameters
+
     @model_validator(mode="after")
     def _check_together(self) -> Self:
+        if twice := set(self.headers) & set(self.query_parameters):
+            raise ValueError(f"{min(twice)!r} is among headers and query_parameters: keep one, both are attributes")
         if self.tls is not None:
             if self.tls.certificate_file is None:
                 raise ValueError("tls: senders ask for a certificate: give certificate_file and key_file")

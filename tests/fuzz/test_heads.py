@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from receiver_runtime.receivers.http.app import _is_buffered
+from receiver_runtime.receivers.http.app import _is_buffered, _parameters
 from receiver_runtime.receivers.http.cloud_events import permission
 from receiver_runtime.receivers.http.framing_checks import body_framing, check_framing
 from receiver_runtime.receivers.http.idempotency_key import key_of
@@ -94,6 +94,6 @@ def test_any_text_is_stored_as_a_key_that_the_driver_log_takes(data: bytes) -> N
 )
 def test_any_query_is_read_or_refused(query: bytes) -> None:
     try:
-        _is_buffered(query)
+        _is_buffered(_parameters(query))
     except RefusedError as error:
         check_refusal(error)

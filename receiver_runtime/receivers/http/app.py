@@ -11,6 +11,7 @@ records are stored.
 from __future__ import annotations
 
 import asyncio
+import base64
 import hmac
 import re
 import time
@@ -18,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
@@ -57,12 +59,17 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.http.route import Route
     from receiver_runtime.sources.http import Http
 
+    #: The parameters of a request's query, each with its values in order.
+    Parameters = Mapping[str, Sequence[str]]
+
 _log = structlog.get_logger(__name__)
 
 _WORKERS = 2  # threads that store dead letters, which are rare
-_BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
+_AUTHORIZATION = re.compile(rb"(bearer|basic) +(\S+)", re.IGNORECASE)
 _ASKED = frozenset({"/health", "/ready", description.PATH})
 _ACKS = frozenset({"registered", "buffered"})
+_MOST_PARAMETERS = 100
+_NO_PARAMETERS: Parameters = MappingProxyType({})
 
 
 def _buffer_full() -> RefusedError:
@@ -126,6 +133,14 @@ class HttpApp:
                 *(
                     StarletteRoute(
                         path,
+                        _Endpoint(self, by_path[path] + ([] if path == STREAM_PATH else of_streams)),
+                    )
+                    for path in ordered
+                ),
+                # The same paths with a slash behind them: a client that is given an address often adds one.
+                *(
+                    StarletteRoute(
+                        f"{path}/",
                         _Endpoint(self, by_path[path] + ([] if path == STREAM_PATH else of_streams)),
                     )
                     for path in ordered
@@ -221,7 +236,8 @@ class HttpApp:
             return self._permit(headers)
         key_scope = self.authorize(headers)
         check_framing(headers)
-        buffered = _is_buffered(scope["query_string"])
+        parameters = _parameters(scope["query_string"])
+        buffered = _is_buffered(parameters)
         try:
             key = key_of(header(headers, b"idempotency-key"))
             encoding = header(headers, b"content-encoding")
@@ -233,7 +249,7 @@ class HttpApp:
                 "Idempotency-Key: it is not kept with ack=buffered: leave out one of the two",
             )
         parsed = await self._bodies.read(body, route, headers, encoding)
-        waiting = self.waiting_of(parsed, scope["path"], headers, key, key_scope)
+        waiting = self.waiting_of(parsed, scope["path"], headers, key, key_scope, parameters)
         self.check_size(waiting, buffered=buffered)
         rejected, why = await self._put_aside(parsed, waiting)
         if not waiting.bodies:
@@ -281,16 +297,16 @@ class HttpApp:
         if not self._tokens:
             check_origin(headers, self._source)
             return None
-        given = [value for name, value in headers if name == b"authorization"]
-        match = _BEARER.fullmatch(given[0].decode("latin-1").strip()) if len(given) == 1 else None
-        token = (match[1] if match else "").encode("latin-1")
+        given = [(name, value) for name, value in headers if name in (b"authorization", b"x-api-key")]
+        token = _token_in(*given[0]) if len(given) == 1 else b""
         # Compare all tokens, so that the time that it takes tells nothing about them.
         scopes = [scope for known, scope in self._tokens if hmac.compare_digest(token, known)]
         if not scopes:
             what = "there is none" if not given else "the token is not one of this stream's"
             raise refusal(
                 HTTPStatus.UNAUTHORIZED,
-                f"Authorization: {what}: send 'Authorization: Bearer TOKEN'",
+                f"Authorization: {what}: send 'Authorization: Bearer TOKEN', 'X-API-Key: TOKEN', or it as the password "
+                "of Basic",
                 www_authenticate="Bearer" if not given else 'Bearer error="invalid_token"',
             )
         return scopes[0]
@@ -311,10 +327,16 @@ class HttpApp:
             raise _buffer_full()
 
     def waiting_of(
-        self, parsed: Pushed | Plain, path: str, headers: Headers, key: str | None, key_scope: str | None
+        self,
+        parsed: Pushed | Plain,
+        path: str,
+        headers: Headers,
+        key: str | None,
+        key_scope: str | None,
+        parameters: Parameters = _NO_PARAMETERS,
     ) -> Waiting:
         """Return a parsed request's records as they are handed in."""
-        kept = self._kept(headers)
+        kept = self._kept(headers, parameters)
         now = time.time_ns() // 1000
         if isinstance(parsed, Plain):
             waiting = Waiting(
@@ -345,11 +367,11 @@ class HttpApp:
             )
         return waiting
 
-    def _kept(self, headers: Headers) -> Mapping[str, str] | None:
-        """Return the headers that the source keeps; those that came twice are joined, as HTTP defines it."""
+    def _kept(self, headers: Headers, parameters: Parameters) -> Mapping[str, str] | None:
+        """Return the headers and parameters that the source keeps; what came twice is joined, as HTTP defines it."""
+        kept = {name: ", ".join(parameters[name]) for name in self._source.query_parameters if name in parameters}
         if not self._source.headers:
-            return None
-        kept: dict[str, str] = {}
+            return kept or None
         for raw, value in headers:
             name = raw.decode("latin-1")
             if name in self._source.headers:
@@ -479,14 +501,34 @@ class _Endpoint:
         await self._app.take(self._routes, scope, receive, send)
 
 
-def _is_buffered(query: bytes) -> bool:
+def _token_in(name: bytes, value: bytes) -> bytes:
+    """Return the token that a header of a request brings; nothing where it brings none."""
+    if name == b"x-api-key":
+        return value.strip()
+    match = _AUTHORIZATION.fullmatch(value.strip())
+    if match is None:
+        return b""
+    if match[1].lower() == b"bearer":
+        return match[2]
+    try:
+        return base64.b64decode(match[2], validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
+
+
+def _parameters(query: bytes) -> Parameters:
     if not query:
-        return False
-    asked = parse_qs(query.decode("latin-1"), keep_blank_values=True)
-    for name in asked:
-        if name != "ack":
-            raise refusal(HTTPStatus.BAD_REQUEST, f"{name}: there is no such parameter: leave it out, or use ack")
-    [*earlier, ack] = asked.get("ack", ["registered"])
+        return _NO_PARAMETERS
+    try:
+        return parse_qs(query.decode("latin-1"), keep_blank_values=True, max_num_fields=_MOST_PARAMETERS)
+    except ValueError as error:
+        raise refusal(
+            HTTPStatus.BAD_REQUEST, f"query: it has more than {_MOST_PARAMETERS} parameters: send fewer"
+        ) from error
+
+
+def _is_buffered(parameters: Parameters) -> bool:
+    [*earlier, ack] = parameters.get("ack", ["registered"])
     if earlier or ack not in _ACKS:
         raise refusal(HTTPStatus.BAD_REQUEST, f"ack: {ack!r} is no way to answer: use 'registered' or 'buffered'")
     return ack == "buffered"

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import json
 import re
-from codecs import BOM_UTF8
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import pyarrow as pa
 
 from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.receivers.framing import Cut, Piece
 from receiver_runtime.receivers.http.parsing_limits import UNLIMITED, ParsingLimits
 from receiver_runtime.receivers.http.pushed import MOST_REJECTED, PushRefusedError, RejectedRecord, header, media_type
-from receiver_runtime.receivers.lines import split_at
+from receiver_runtime.receivers.lines import LineFraming, split_at
+from receiver_runtime.receivers.wide_lines import WideLineFraming
+from receiver_runtime.sources.text_encoding import MARK_BYTES, Marked, by_mark, check_encoding, is_one_byte, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +39,12 @@ _NDJSON = frozenset(
     }
 )
 _UTF8 = frozenset({None, "utf-8", "utf8", "us-ascii"})
+# Types that many senders give to JSON: none at all, SNS's, and curl's where nothing else is said.
+_DOUBTFUL = frozenset({"", "text/plain", "application/x-www-form-urlencoded"})
+_MAY_BE_DOCUMENT = frozenset({b"{", b"["})
+_LOOK_LINES = 2  # how many lines are looked at to tell JSON lines from a document
+# The first bytes of byte-order marks.
+_MARKS = frozenset({b"\xef", b"\xfe", b"\xff", b"\0"})
 _BLANKS = b" \t\r\n"
 _LAST_BLANK, _OPENING, _CLOSING = b" {}"
 _BLANK = re.compile(r"[ \t\r\n]*")
@@ -57,11 +65,13 @@ class Plain:
     rejected: Sequence[RejectedRecord] = field(default=())
 
 
-def parse_plain(headers: Headers, body: bytes, *, most_bytes: int, limits: ParsingLimits = UNLIMITED) -> Plain:
-    """Return the records of a request whose form is given by its media type alone.
+def parse_plain(
+    headers: Headers, body: bytes, *, most_bytes: int, form: str = "auto", limits: ParsingLimits = UNLIMITED
+) -> Plain:
+    """Return the records of a request whose form is given by its media type, its bytes, or its source.
 
     ``application/json`` is one record, or an array of records. JSON lines and ``text/plain`` are one record per line,
-    without blank lines. Any other body is one record, as it is.
+    without blank lines. Any other body is one record, as it is. ``form`` is the source's ``body``.
 
     Raises:
         ParsingStoppedError: the time is over, or the sender has left.
@@ -69,48 +79,142 @@ def parse_plain(headers: Headers, body: bytes, *, most_bytes: int, limits: Parsi
     """
     content_type = header(headers, b"content-type")
     kind, charset = media_type(content_type)
-    body = _without_mark(kind, body)
+    if form == "auto":
+        form = _form_of(kind, body)
+    if form == "whole":
+        if not body:
+            raise _empty()
+        if len(body) > most_bytes:
+            raise PushRefusedError(413, f"body: a record of {len(body)} bytes, max_record_bytes is {most_bytes}")
+        return Plain([body], content_type)
+    encoding, mark = _encoding_of(kind, charset, body, is_json=form != "lines")
+    body = body[mark:]
     if not body:
-        raise PushRefusedError(400, "body: it is empty: send at least one record")
-    if kind in _NDJSON:
-        _expect_utf8(kind, charset)
-        return _lines(body, "application/json", most_bytes, limits, is_json=True)
-    if kind == "text/plain":
-        return _lines(body, content_type, most_bytes, limits, is_json=False)
-    if kind == "application/json" or kind.endswith("+json"):
-        _expect_utf8(kind, charset)
+        raise _empty()
+    if form == "json":
+        if encoding != "utf-8":
+            body = _decoded(body, encoding)
         limits.check_json(body)
         return _json(body, content_type, most_bytes, limits)
-    if len(body) > most_bytes:
-        raise PushRefusedError(413, f"body: a record of {len(body)} bytes, max_record_bytes is {most_bytes}")
-    return Plain([body], content_type)
+    is_json = form == "json_lines"
+    unreadable: Sequence[RejectedRecord] = ()
+    if unit_of(encoding) > 1 or (is_json and encoding != "utf-8"):
+        body, unreadable = _lines_in_utf8(body, encoding, most_bytes)
+        content_type = content_type if is_json else f"{kind}; charset=utf-8"
+    if is_json and kind in _NDJSON:
+        content_type = "application/json"
+    found = _lines(body, content_type, most_bytes, limits, is_json=is_json, is_rest=bool(unreadable))
+    return replace(found, rejected=[*unreadable, *found.rejected]) if unreadable else found
 
 
-def lines_at_once(headers: Headers, body: bytes, *, most_bytes: int) -> Plain | None:
+def lines_at_once(headers: Headers, body: bytes, *, most_bytes: int, form: str = "auto") -> Plain | None:
     """Return the records of a body of lines that vector code cuts and checks as a whole, which takes microseconds.
 
     None: it is no such body, and ``parse_plain`` says what it is.
     """
     content_type = header(headers, b"content-type")
     kind, charset = media_type(content_type)
-    is_json = kind in _NDJSON
-    if (not is_json and kind != "text/plain") or (is_json and charset not in _UTF8):
+    is_json = form == "json_lines" or (form == "auto" and kind in _NDJSON)
+    if not is_json and form != "lines" and (form != "auto" or kind != "text/plain" or body[:1] in _MAY_BE_DOCUMENT):
         return None
-    column = _column(_without_mark(kind, body), most_bytes, is_json=is_json)
-    return None if column is None else Plain(column, "application/json" if is_json else content_type)
+    # Text in another encoding is cut at the same bytes, if its newline is one of them.
+    if body[:1] in _MARKS or (charset not in _UTF8 and (is_json or not _is_cut_at_bytes(charset))):
+        return None
+    column = _column(body, most_bytes, is_json=is_json)
+    return (
+        None if column is None else Plain(column, "application/json" if is_json and kind in _NDJSON else content_type)
+    )
 
 
-def _without_mark(kind: str, body: bytes) -> bytes:
-    """Return a body of text without the byte-order mark at its start, which belongs to no record."""
-    return body[len(BOM_UTF8) :] if body.startswith(BOM_UTF8) and (kind in _NDJSON or kind == "text/plain") else body
+def _form_of(kind: str, body: bytes) -> str:
+    """Return the form of a body by its media type; where senders are known to give a wrong one, by its bytes too."""
+    if kind in _NDJSON:
+        return "json_lines"
+    if kind == "application/json" or kind.endswith("+json"):
+        return "json"
+    if kind not in _DOUBTFUL:
+        return "whole"
+    start = body.lstrip(_BLANKS)[:1]
+    if start in _MAY_BE_DOCUMENT:
+        lines = [stripped for line in body.split(b"\n", _LOOK_LINES) if (stripped := line.strip(_BLANKS))]
+        is_line = _is_json(lines[0])
+        if not is_line and _is_json(body):
+            return "json"
+        if is_line and kind != "text/plain":
+            return "json_lines" if len(lines) > 1 and start == b"{" else "json"
+    return "lines" if kind == "text/plain" else "whole"
 
 
-def _expect_utf8(kind: str, charset: str | None) -> None:
-    if charset not in _UTF8:
-        raise PushRefusedError(415, f"Content-Type: {kind} in charset {charset} is not read here: send UTF-8")
+def _is_json(data: bytes) -> bool:
+    try:
+        if not data.isascii():
+            data.decode()
+        _UNBUILT.decode(data)
+    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
-def _lines(body: bytes, content_type: str | None, most_bytes: int, limits: ParsingLimits, *, is_json: bool) -> Plain:
+def _encoding_of(kind: str, charset: str | None, body: bytes, *, is_json: bool) -> Marked:
+    """Return the encoding of a body of text, by its charset and its byte-order mark."""
+    try:
+        declared = "utf-8" if charset in _UTF8 else check_encoding(charset or "")
+    except ValueError as error:
+        # Its lines can be cut if its newline is one byte, as in nearly all; then they are kept as they are.
+        if not is_json and charset is not None and not charset.startswith("utf"):
+            return Marked("latin-1", 0)
+        raise PushRefusedError(
+            415, f"Content-Type: {kind} in charset {charset} is not read here: send UTF-8"
+        ) from error
+    return by_mark(body[:MARK_BYTES], declared)
+
+
+def _is_cut_at_bytes(charset: str | None) -> bool:
+    try:
+        return unit_of(check_encoding(charset or "")) == 1
+    except ValueError:
+        return False
+
+
+def _decoded(body: bytes, encoding: str) -> bytes:
+    try:
+        return body.decode(encoding).encode()
+    except UnicodeDecodeError as error:
+        raise PushRefusedError(400, f"body: no {encoding} at byte {error.start}: send JSON in UTF-8") from error
+
+
+def _lines_in_utf8(body: bytes, encoding: str, most_bytes: int) -> tuple[bytes, Sequence[RejectedRecord]]:
+    """Return the lines of a body in another encoding, and those that are none in it."""
+    framing: LineFraming
+    if unit_of(encoding) > 1:
+        framing = WideLineFraming(encoding=encoding, max_record_bytes=most_bytes)
+    else:
+        framing = LineFraming(encoding=encoding, one_byte=is_one_byte(encoding), max_record_bytes=most_bytes)
+    whole = framing.last_end(body)
+    cut, _ = framing.cut_placed(body[:whole])
+    last = framing.cut([Piece(body[whole:], is_last=True)]) if whole < len(body) else Cut()
+    rejected = [
+        RejectedRecord(letter.data, letter.reason, f"a line of {len(letter.data)} bytes: {letter.reason.label}")
+        for letter in (*cut.dead_letters, *last.dead_letters)
+    ]
+    lines = [line for found in (cut.records, last.records) if found is not None for line in found.cast(pa.binary())]
+    return b"\n".join(line.as_buffer().to_pybytes() for line in lines), rejected
+
+
+def _empty() -> PushRefusedError:
+    return PushRefusedError(400, "body: it is empty: send at least one record")
+
+
+def _lines(
+    body: bytes,
+    content_type: str | None,
+    most_bytes: int,
+    limits: ParsingLimits,
+    *,
+    is_json: bool,
+    is_rest: bool = False,
+) -> Plain:
+    """Return the lines of a body as records. ``is_rest``: others of its lines are rejected, so there may be none."""
     if (column := _column(body, most_bytes, is_json=is_json)) is not None:
         return Plain(column, content_type)
     limits.check_lines(body)
@@ -124,11 +228,17 @@ def _lines(body: bytes, content_type: str | None, most_bytes: int, limits: Parsi
             and _are_objects(len(good), body)
         ):
             return Plain(good, content_type)
-    return _one_by_one(lines, content_type, most_bytes, limits, is_json=is_json)
+    return _one_by_one(lines, content_type, most_bytes, limits, is_json=is_json, is_rest=is_rest)
 
 
 def _one_by_one(
-    lines: Sequence[bytes], content_type: str | None, most_bytes: int, limits: ParsingLimits, *, is_json: bool
+    lines: Sequence[bytes],
+    content_type: str | None,
+    most_bytes: int,
+    limits: ParsingLimits,
+    *,
+    is_json: bool,
+    is_rest: bool = False,
 ) -> Plain:
     good, rejected = [], []
     for number, whole in enumerate(lines, start=1):
@@ -150,7 +260,7 @@ def _one_by_one(
                 f"body: more than {MOST_REJECTED} lines are not records; {rejected[0].why}: correct it, or send less "
                 "at once",
             )
-    if not good:
+    if not good and not is_rest:
         if not rejected:
             raise PushRefusedError(400, "body: there are only blank lines: send at least one record")
         raise PushRefusedError(400, f"body: none of {len(rejected)} lines is a record; {rejected[0].why}: correct it")
@@ -215,7 +325,6 @@ def _json(body: bytes, content_type: str | None, most_bytes: int, limits: Parsin
         text = body.decode()
     except UnicodeDecodeError as error:
         raise PushRefusedError(400, f"body: no UTF-8 at byte {error.start}: send JSON in UTF-8") from error
-    text = text.removeprefix("\ufeff")
     at = _after_blank(text, 0)
     try:
         if text[at : at + 1] == "[":
@@ -226,10 +335,14 @@ def _json(body: bytes, content_type: str | None, most_bytes: int, limits: Parsin
     except PushRefusedError:
         raise
     except ValueError as error:
+        if _are_lines(text):
+            return _lines(body, content_type, most_bytes, limits, is_json=True)
         raise PushRefusedError(
             400, f"body: no JSON: {error}: correct it, or send lines of JSON as application/x-ndjson"
         ) from error
     if _after_blank(text, end) != len(text):
+        if _are_lines(text):
+            return _lines(body, content_type, most_bytes, limits, is_json=True)
         raise PushRefusedError(
             400,
             f"body: there is more behind the JSON value, at character {end}: send one value, an array of them, or "
@@ -239,6 +352,12 @@ def _json(body: bytes, content_type: str | None, most_bytes: int, limits: Parsin
     if len(record) > most_bytes:
         raise PushRefusedError(413, f"body: a record of {len(record)} bytes, max_record_bytes is {most_bytes}")
     return Plain([record], content_type)
+
+
+def _are_lines(text: str) -> bool:
+    """Return whether a text that is no JSON as a whole is written as one object per line."""
+    first, _, rest = text.lstrip().partition("\n")
+    return first[:1] == "{" and first.rstrip()[-1:] == "}" and bool(rest.strip())
 
 
 def _array(text: str, at: int, content_type: str | None, most_bytes: int, limits: ParsingLimits) -> Plain:

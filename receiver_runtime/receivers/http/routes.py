@@ -32,11 +32,11 @@ def _is_any(_: Headers) -> bool:
 
 
 def _parse_plain(headers: Headers, body: bytes, source: Http, limits: ParsingLimits) -> Plain:
-    return parse_plain(headers, body, most_bytes=source.max_record_bytes, limits=limits)
+    return parse_plain(headers, body, most_bytes=source.max_record_bytes, form=source.body, limits=limits)
 
 
 def _lines_at_once(headers: Headers, body: bytes, source: Http) -> Plain | None:
-    return lines_at_once(headers, body, most_bytes=source.max_record_bytes)
+    return lines_at_once(headers, body, most_bytes=source.max_record_bytes, form=source.body)
 
 
 def _parse_events(headers: Headers, body: bytes, source: Http, limits: ParsingLimits) -> Pushed:

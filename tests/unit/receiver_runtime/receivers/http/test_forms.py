@@ -1,0 +1,194 @@
+"""Check which records a body becomes: by its type, by its bytes where that is often wrong, or as the source says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import zlib
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.receivers.http.decompression import decompressed
+from receiver_runtime.receivers.http.pushed import PushRefusedError
+from receiver_runtime.receivers.http.records import lines_at_once, parse_plain
+from receiver_runtime.sources.http import Http
+from tests.support.searches import examples
+
+MOST = 2**20
+DOCUMENT = json.dumps({"Type": "Notification", "Message": "a\nb", "of": [{"x": 1}]}, indent=2).encode()
+JSON_LINES = b'{"level":30,"msg":"one"}\n{"level":30,"msg":"two"}\n'
+PLAIN, ABSENT, CURL = "text/plain; charset=UTF-8", None, "application/x-www-form-urlencoded"
+
+
+def bodies(body: bytes, content_type: str | None, *, form: str = "auto") -> list[bytes]:
+    headers = [] if content_type is None else [(b"content-type", content_type.encode())]
+    found = parse_plain(headers, body, most_bytes=MOST, form=form)
+    at_once = lines_at_once(headers, body, most_bytes=MOST, form=form)
+    made = [one.as_py() if isinstance(one, pa.Scalar) else one for one in found.bodies]
+    if at_once is not None:
+        assert isinstance(at_once.bodies, pa.BinaryArray)
+        assert at_once.bodies.to_pylist() == made
+        assert at_once.content_type == found.content_type
+    return made
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "records"),
+    [
+        # SNS sends one document as text, over several lines.
+        (DOCUMENT, PLAIN, [DOCUMENT]),
+        (b"\n" + DOCUMENT + b"\n", "text/plain", [DOCUMENT]),
+        (b"[\n" + DOCUMENT + b",\n" + DOCUMENT + b"]", PLAIN, [DOCUMENT, DOCUMENT]),
+        (DOCUMENT, ABSENT, [DOCUMENT]),
+        (DOCUMENT, CURL, [DOCUMENT]),
+        # pino's transports send lines without a type.
+        (JSON_LINES, ABSENT, JSON_LINES.splitlines()),
+        (JSON_LINES, CURL, JSON_LINES.splitlines()),
+        (JSON_LINES, PLAIN, JSON_LINES.splitlines()),
+        (JSON_LINES, "application/json", JSON_LINES.splitlines()),
+        (JSON_LINES * 60, "application/json", JSON_LINES.splitlines() * 60),
+        (JSON_LINES * 60, ABSENT, JSON_LINES.splitlines() * 60),
+        (b'{"a": 1}', ABSENT, [b'{"a": 1}']),
+        (b'[{"a": 1}, {"b": 2}]', ABSENT, [b'{"a": 1}', b'{"b": 2}']),
+        # What only looks like it is what its type says.
+        (b"[INFO] started\n[WARN] slow\n", PLAIN, [b"[INFO] started", b"[WARN] slow"]),
+        (b"{ not\njson }", PLAIN, [b"{ not", b"json }"]),
+        (b"{ not\njson }", ABSENT, [b"{ not\njson }"]),
+        (b"a=1&b=2", CURL, [b"a=1&b=2"]),
+        (b"17\n18\n", PLAIN, [b"17", b"18"]),
+        (b"17\n18\n", ABSENT, [b"17\n18\n"]),
+        (JSON_LINES, "application/octet-stream", [JSON_LINES]),
+        (JSON_LINES, "application/vnd.mine", [JSON_LINES]),
+    ],
+)
+def test_auto_goes_by_the_type_and_looks_where_it_is_often_wrong(
+    body: bytes, content_type: str | None, records: list[bytes]
+) -> None:
+    assert bodies(body, content_type) == records
+
+
+@pytest.mark.parametrize(
+    ("form", "records"),
+    [
+        ("json", [b'{"level":30,"msg":"one"}', b'{"level":30,"msg":"two"}']),
+        ("json_lines", JSON_LINES.splitlines()),
+        ("lines", JSON_LINES.splitlines()),
+        ("whole", [JSON_LINES]),
+    ],
+)
+@pytest.mark.parametrize("content_type", [PLAIN, ABSENT, "application/json", "application/x-ndjson", "image/png"])
+def test_the_source_may_say_it(form: str, records: list[bytes], content_type: str | None) -> None:
+    assert bodies(JSON_LINES, content_type, form=form) == records
+
+
+def test_one_odd_line_of_json_lines_as_json_refuses_no_other() -> None:
+    body = b'{"a": 1}\n{"b": }\n{"c": 3}\n'
+    found = parse_plain([(b"content-type", b"application/json")], body, most_bytes=MOST)
+    assert found.bodies == [b'{"a": 1}', b'{"c": 3}']
+    assert [(one.data, one.reason) for one in found.rejected] == [(b'{"b": }', DeadLetterReason.UNPARSABLE)]
+
+
+@pytest.mark.parametrize("body", [b'[\n{"a": 1},\n{"b": 2}', b'{"a":\n{"b": 2}', b'{"a": 1,}', b'{"a": 1} x'])
+def test_a_broken_document_is_not_taken_for_lines(body: bytes) -> None:
+    with pytest.raises(PushRefusedError) as raised:
+        bodies(body, "application/json")
+    assert raised.value.status == 400
+
+
+ENCODINGS = ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1", "cp1252", "shift_jis", "utf-8")
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("kind", ["application/json", "application/x-ndjson"])
+def test_json_in_any_charset_is_kept_as_utf8(kind: str, encoding: str) -> None:
+    text = '{"a": "x|y"}\n{"b": 2}\n'.replace("x|y", "ü" if encoding in ("latin-1", "cp1252") else "日")
+    found = bodies(text.encode(encoding), f"{kind}; charset={encoding}")
+    assert found == text.encode().splitlines()
+
+
+def test_lines_of_wide_text_are_cut_at_characters() -> None:
+    text = "first line\nzweite ü\n\nlast"
+    for charset, data in (
+        ("utf-16", text.encode("utf-16")),
+        ("utf-16le", text.encode("utf-16-le")),
+        ("utf-16be", text.encode("utf-16-be")),
+        ("utf-8", text.encode("utf-16")),
+        ("utf-8", text.encode("utf-8-sig")),
+    ):
+        found = parse_plain([(b"content-type", f"text/plain; charset={charset}".encode())], data, most_bytes=MOST)
+        assert found.bodies == [line.encode() for line in text.split("\n") if line]
+        assert found.content_type == f"text/plain; charset={'utf-8' if data[:1] != b'f' else charset}".replace(
+            "=utf-16le", "=utf-8"
+        )
+
+
+def test_a_line_of_wide_text_that_can_not_be_decoded_is_a_dead_letter_alone() -> None:
+    data = "one\n".encode("utf-16-le") + b"\x00\xd8x\0\n\0" + "two".encode("utf-16-le")
+    found = parse_plain([(b"content-type", b"text/plain; charset=utf-16le")], data, most_bytes=MOST)
+    assert found.bodies == [b"one", b"two"]
+    assert [(one.data, one.reason) for one in found.rejected] == [(b"\x00\xd8x\0", DeadLetterReason.INVALID_ENCODING)]
+
+
+def test_lines_in_a_charset_whose_newline_is_a_byte_stay_as_they_are() -> None:
+    data = "fünf\nsechs\n".encode("latin-1")
+    found = parse_plain([(b"content-type", b"text/plain; charset=latin-1")], data, most_bytes=MOST)
+    assert (found.bodies, found.content_type) == (data.splitlines(), "text/plain; charset=latin-1")
+
+
+@pytest.mark.search
+@settings(max_examples=examples(300), deadline=None)
+@given(
+    st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3)).map(
+        lambda inner: {"of": inner}
+    ),
+    st.sampled_from([None, 0, 2]),
+    st.sampled_from([PLAIN, ABSENT, CURL]),
+)
+def test_a_document_is_one_record_however_it_is_written(document: Any, indent: int | None, kind: str | None) -> None:  # noqa: ANN401
+    body = json.dumps(document, indent=indent).encode()
+    assert bodies(body, kind) == [body]
+
+
+# -- encodings of the body -------------------------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=2000), st.sampled_from([zlib.MAX_WBITS, -zlib.MAX_WBITS]), st.integers(0, 9))
+def test_deflate_is_read_in_both_forms(data: bytes, form: int, level: int) -> None:
+    deflater = zlib.compressobj(level, wbits=form)
+    body = deflater.compress(data) + deflater.flush()
+    assert decompressed(body, "deflate", most_bytes=MOST) == data
+    for damaged in (body[:-1], body + b"x"):
+        with contextlib.suppress(PushRefusedError):
+            # The form without a checksum may be another body's.
+            assert decompressed(damaged, "deflate", most_bytes=MOST) != data or form < 0
+
+
+def test_brotli_is_read_and_a_bomb_of_each_encoding_is_refused() -> None:
+    data = bytes(2**21)
+    assert decompressed(pa.compress(b"one", "brotli", asbytes=True), "br", most_bytes=MOST) == b"one"
+    for name, body in (("br", pa.compress(data, "brotli", asbytes=True)), ("deflate", zlib.compress(data))):
+        with pytest.raises(PushRefusedError) as raised:
+            decompressed(body, name, most_bytes=MOST)
+        assert raised.value.status == 413
+
+
+# -- the declaration -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"query_parameters": ["ack"]}, "other than ack"),
+        ({"query_parameters": ["x"], "headers": ["X"]}, "both are attributes"),
+        ({"headers": ["X-API-Key"]}, "holds secrets"),
+        ({"body": "csv"}, "'auto', 'json', 'json_lines', 'lines' or 'whole'"),
+    ],
+)
+def test_a_declaration_that_can_not_work_is_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Http(listen="127.0.0.1:0", **fields)
