@@ -159,6 +159,10 @@ class Receiver(ABC):
         """
         self.supervisor.report_degraded(what, reason)
 
+    def report_note(self, what: str, text: str | None) -> None:
+        """Show operators a text behind the receiver's reason, until it is taken away (None)."""
+        self.supervisor.report_note(what, text)
+
     def restart(self, message: str, error: BaseException | None = None, delay: float | None = None) -> None:
         """Ask for ``on_stop``, a pause and ``on_start``; return at once.
 

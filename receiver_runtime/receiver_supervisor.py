@@ -66,6 +66,7 @@ _log = structlog.get_logger(__name__)
 _SLOWEST_DISK_BYTES = 2**20
 # The hindrance "no progress for a long time". The block path reports the other hindrances, those of blocks.
 _PROGRESS = "make progress"
+_UNREACHED = "unreached"  # the degradation of a receiver that has restarted several times in a row
 
 
 class SupervisorState(StrEnum):
@@ -189,6 +190,9 @@ class ReceiverSupervisor:
         self._ending: Ending | None = None
         # What keeps blocks from being registered, and why. While it holds anything, operators see that as the reason.
         self._hindrances: dict[str, str] = {}
+        # What of the source is not received, and why; operators see it unless blocks are hindered.
+        self._degradations: dict[str, str] = {}
+        self._notes: dict[str, str] = {}
         self._reason = "receiving"
 
         # Last, because a heartbeat may steer the supervisor at once.
@@ -323,12 +327,12 @@ class ReceiverSupervisor:
     def report_connected(self, where: str) -> None:
         """Report that the receiver is connected to its source."""
         self._reporter.event(ReceiverEventKind.CONNECTED, f"connected to {where}")
-        self._say(f"connected to {where}")
+        self._say(f"connected to {where}", reached=True)
 
     def report_listening(self, where: str) -> None:
         """Report that the source's senders can connect."""
         self._reporter.event(ReceiverEventKind.CONNECTED, f"listening on {where}")
-        self._say(f"listening on {where}")
+        self._say(f"listening on {where}", reached=True)
 
     def report_error(self, message: str, error: BaseException | None = None) -> None:
         """Report an ERROR event; receiving goes on (R03)."""
@@ -336,10 +340,11 @@ class ReceiverSupervisor:
 
     def report_degraded(self, what: str, reason: str | None) -> None:
         """Show that something of the source is not received, or no longer (None)."""
-        if reason is None:
-            self._clear(what)
-        else:
-            self._hinder(what, f"{DEGRADED}: {reason}")
+        self._change(self._degradations, what, reason)
+
+    def report_note(self, what: str, text: str | None) -> None:
+        """Show a text behind the reason, or no longer (None)."""
+        self._change(self._notes, what, text)
 
     def restart_receiver(self, message: str, error: BaseException | None, delay: float | None) -> None:
         """Ask for a restart; return at once (R03, S05). Ignored unless Started, or if one is requested already."""
@@ -422,26 +427,28 @@ class ReceiverSupervisor:
                     return self._wanted_end
                 if self._desired is DesiredState.STOPPED:
                     return Ending(ExitCode.STOPPED, "stopped by an operator", drained=True)
-                wait: float | None = None
-                if self._desired is DesiredState.PAUSED:
-                    if not self._paused:
-                        action = self._pause
-                        break
-                elif self._paused:
-                    action = self._resume
+                due = self._due(now)
+                if callable(due):
                     break
-                elif self._state is SupervisorState.STARTED:
-                    if self._wanted_restart is not None:
-                        action = self._restart
-                        break
-                elif now >= self._start_at:
-                    action = self._start_receiver
-                    break
-                else:
-                    wait = self._start_at - now
-                self._clock.wait_on(self._changed, wait)
-        action()
+                self._clock.wait_on(self._changed, due)
+        due()
         return None
+
+    def _due(self, now: float) -> Callable[[], None] | float | None:
+        """Return what is to be done now, or the seconds until something is; None: nothing is before a wish comes."""
+        if self._desired is DesiredState.PAUSED:
+            return None if self._paused else self._pause
+        if self._paused:
+            return self._resume
+        if self._state is not SupervisorState.STARTED:
+            return self._start_receiver if now >= self._start_at else self._start_at - now
+        if self._wanted_restart is not None:
+            return self._restart
+        if _UNREACHED not in self._degradations:
+            return None
+        # A receiver need not say that it is connected.
+        wait = self._started_at + self._settings.receiver_healthy_after - now
+        return wait if wait > 0 else self._on_healthy
 
     def _start_receiver(self) -> None:
         with self._changed:
@@ -531,11 +538,19 @@ class ReceiverSupervisor:
                 )
             )
             return
+        # A source that hangs up once is there again soon.
+        if self._backoff.failures:
+            self.report_degraded(_UNREACHED, f"trying again: {_sentence(restart)}")
         delay = self._backoff.next_delay()
         with self._changed:
             self._start_at = self._clock.monotonic() + (delay if restart.delay is None else restart.delay)
         self._reporter.event(ReceiverEventKind.RESTARTED, restart.message, describe(restart.error))
         self._say(f"trying again: {_sentence(restart)}")
+
+    def _on_healthy(self) -> None:
+        with self._changed:
+            self._reason = "receiving"
+        self.report_degraded(_UNREACHED, None)
 
     def _pause(self) -> None:
         if not self._stop_receiver(for_a_pause=True):
@@ -608,12 +623,31 @@ class ReceiverSupervisor:
             return ""
         return f"; it held {blocks} blocks with {records} records that are stored and not registered by it"
 
-    def _say(self, reason: str) -> None:
+    def _say(self, reason: str, *, reached: bool = False) -> None:
         with self._changed:
             self._reason = reason
-            hindered = bool(self._hindrances)
-        if not hindered:
-            self._reporter.reason(reason)
+            if reached:
+                self._degradations.pop(_UNREACHED, None)
+            shown = None if self._hindrances else self._calm_reason()
+        if shown is not None:
+            self._reporter.reason(shown)
+
+    def _change(self, of_these: dict[str, str], what: str, text: str | None) -> None:
+        with self._changed:
+            if of_these.get(what) == text:
+                return
+            if text is None:
+                del of_these[what]
+            else:
+                of_these[what] = text
+            shown = None if self._hindrances else self._calm_reason()
+        if shown is not None:
+            self._reporter.reason(shown)
+
+    def _calm_reason(self) -> str:
+        """Return what operators see while no block is hindered."""
+        degraded = next(iter(self._degradations.values()), None)
+        return "; ".join([self._reason if degraded is None else f"{DEGRADED}: {degraded}", *self._notes.values()])
 
     def _hinder(self, what: str, reason: str) -> None:
         with self._changed:
@@ -629,7 +663,7 @@ class ReceiverSupervisor:
             return ""
         with self._changed:
             was = self._hindrances.pop(what, "")
-            now = self._hindrances.get(_PROGRESS) or next(iter(self._hindrances.values()), self._reason)
+            now = self._hindrances.get(_PROGRESS) or next(iter(self._hindrances.values()), None) or self._calm_reason()
         if was:
             self._reporter.reason(now)
         return was

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,21 @@ HINDERED = "hindered"
 DEGRADED = "degraded"
 #: Prefix of the reason of a receiver that has started where its block store is missing.
 STORE_MISSING = "nothing is received before the block store is there"
+
+
+_REFUSED = re.compile(r"(?:^|; )([\d,]+ requests? refused.*)")
+
+
+def refused_requests(total: int, most: str, number: int) -> str:
+    """Return what a receiver's reason says of the requests that it refused: the sum, and the most frequent cause."""
+    cause = most if number == total else f"{number:,} of them {most}"
+    return f"{total:,} request{'' if total == 1 else 's'} refused: {cause}"
+
+
+def refused_in(reason: str) -> str | None:
+    """Return the part of a receiver's reason that ``refused_requests`` made, or None."""
+    found = _REFUSED.search(reason)
+    return None if found is None else found[1]
 
 
 def is_hindered(reason: str) -> bool:

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from forebay.cli.pipelines import stale_line
-from tracker_store.receivers import is_degraded, is_hindered
+from tracker_store.receivers import is_degraded, is_hindered, refused_in
 from tracker_store.states import DesiredState, ReceiverState
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def problems(found: SystemStatus) -> list[Problem]:
     for of_one in (_halted, _quarantined, _blocked):
         listed += [problem for row in pipelines for problem in of_one(row)]
     listed += _of_receivers(found.receivers or [])
+    listed += _refusing(found.receivers or [])
     late = [problem for row in pipelines for problem in _late(row)]
     return listed + late
 
@@ -125,12 +126,21 @@ def _of_receivers(receivers: Sequence[ReceiverStatus]) -> Iterator[Problem]:
         for stream, number in numbers.items():
             name = f"{stream}/{firsts[stream].ordinal}"
             reason = firsts[stream].reason.partition("\n")[0]
+            if (refused := refused_in(reason)) is not None:
+                # It has a line of its own.
+                reason = reason.removesuffix(refused).removesuffix("; ")
             reason = reason.removeprefix(f"{adjective}: ")
             what = f"{name} is {adjective}: {reason}"
             if number > 1:
                 what = f"{number:,} receivers of {stream} are {adjective}; {name}: {reason}"
             restart = f"forebay receivers restart {name if number == 1 else stream}"
             yield Problem(what, restart if adjective == "FAILED" else "forebay receivers list")
+
+
+def _refusing(receivers: Sequence[ReceiverStatus]) -> Iterator[Problem]:
+    for row in receivers:
+        if (refused := refused_in(row.reason)) is not None:
+            yield Problem(f"{row.stream}/{row.ordinal}: {refused}", "forebay events --kind receiver_error")
 
 
 def _late(row: PipelineStatus) -> Iterator[Problem]:

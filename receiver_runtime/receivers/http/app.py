@@ -42,6 +42,7 @@ from receiver_runtime.receivers.http.idempotency_key import key_of
 from receiver_runtime.receivers.http.peer_checks import check_origin, missing_host
 from receiver_runtime.receivers.http.pushed import MOST_REJECTED, Pushed, PushRefusedError, header
 from receiver_runtime.receivers.http.records import Plain
+from receiver_runtime.receivers.http.refusal_counts import RefusalCounts
 from receiver_runtime.receivers.http.refusals import AWAY_RETRY_SECONDS, RETRY_SECONDS, RefusedError, refusal, release
 from receiver_runtime.receivers.http.route import Answered, Refused, Reply, refuse_by_problem, with_retry
 from receiver_runtime.receivers.http.routes import STREAM_PATH
@@ -109,6 +110,7 @@ class HttpApp:
             source, self._supervisor, acknowledgement, buffering, self.draining, is_paused=is_paused
         )
         self._bodies = BodyReader(source, self.admission, self._deadlines)
+        self.refusals = RefusalCounts(receiver, asyncio.get_running_loop())
         self._open_requests = 0
         # The types of errors of Forebay's own that were logged with their place.
         self._logged_failures: set[type[Exception]] = set()
@@ -152,6 +154,7 @@ class HttpApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, as an ASGI application."""
         if scope["type"] == "http" and (refused := missing_host(scope["headers"], scope["http_version"])) is not None:
+            self.refusals.count(refused, scope["path"])
             await RequestBody(receive, body_framing(scope["headers"])).discard()
             await _send(send, refuse_by_problem(scope["headers"], refused), close=True)
         elif scope["type"] == "http" and scope["path"] == self._own_path:
@@ -162,6 +165,7 @@ class HttpApp:
 
     def close(self) -> None:
         """End the threads. The loop must have ended."""
+        self.refusals.close()
         self._bodies.close()
         self._asiders.shutdown(wait=False, cancel_futures=True)
 
@@ -198,6 +202,7 @@ class HttpApp:
         except RefusedError as error:
             refused = error.refused
             release(error)
+            self.refusals.count(refused, scope["path"])
             await body.discard()
             reply = with_retry((refuse_by_problem if route is None else route.refuse)(headers, refused), refused)
         except Exception as error:  # noqa: BLE001  the sender is answered in its route's form

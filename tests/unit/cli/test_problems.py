@@ -10,7 +10,7 @@ import pytest
 from forebay.cli.problems import problems
 from orchestration.bounded_looks import Unreachable
 from orchestration.system_status import AgentStatus, LeaderStatus, SystemStatus
-from tracker_store.receivers import HINDERED
+from tracker_store.receivers import DEGRADED, HINDERED, refused_requests
 from tracker_store.status import PipelineStatus, ReceiverStatus
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -57,6 +57,20 @@ def test_failed_receivers_are_one_line_for_each_stream_however_many() -> None:
     assert lines(system(*many, receiver(1, "ACTIVE", f"{HINDERED}: disk full", stream="clicks"))) == [
         "10,000 receivers of lines are FAILED; lines/3: why 3: forebay receivers restart lines",
         "clicks/1 is hindered: disk full: forebay receivers list",
+    ]
+
+
+def test_refused_requests_and_what_is_not_received_have_lines_of_their_own() -> None:
+    refused = refused_requests(12_031, "404 /v1/traces", 11_000)
+    assert lines(
+        system(
+            receiver(1, "ACTIVE", f"listening on http://a:1; {refused}"),
+            receiver(2, "ACTIVE", f"{DEGRADED}: /in/a.zip is not read; {refused_requests(1, '401 Authorization', 1)}"),
+        )
+    ) == [
+        "lines/2 is degraded: /in/a.zip is not read: forebay receivers list",
+        "lines/1: 12,031 requests refused: 11,000 of them 404 /v1/traces: forebay events --kind receiver_error",
+        "lines/2: 1 request refused: 401 Authorization: forebay events --kind receiver_error",
     ]
 
 

@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -436,6 +437,57 @@ def test_restarts_wait_longer_each_time_until_something_is_received(receiver: Ha
     for pause, least in zip(pauses, (1, 2, 4, 4, 1), strict=True):
         assert least * 0.9 <= pause
     assert pauses[-1] < 4 * 0.9
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_a_source_that_is_not_reached_again_and_again_is_degraded_until_it_is(
+    receiver: HandReceiver, tmp_path: Path, says: bool
+) -> None:
+    clock = ManualClock()
+    with rig(tmp_path, receiver, clock=clock, receiver_restart_delay="1s", receiver_healthy_after="5s") as made:
+        reasons = made.reporter.reasons
+        for n in range(1, 3):
+            eventually(reaches(lambda: receiver.starts * receiver.is_started(), n))
+            receiver.restart("no connection", OSError("refused"))
+            wait_for_starts(made, clock, reaches(lambda: receiver.starts, n + 1))
+        assert not any(reason.startswith("degraded") for reason in reasons[:1]), "it may hang up once"
+        assert reasons[-1] == "degraded: trying again: no connection (OSError: refused)"
+        eventually(receiver.is_started)
+        if says:
+            receiver.report_connected("there")
+            assert reasons[-1] == "connected to there"
+        else:
+
+            def step_on() -> bool:
+                clock.advance(1.0)
+                return reasons[-1] == "receiving"
+
+            eventually(step_on)
+
+
+def test_what_is_degraded_and_noted_is_shown_unless_a_block_is_hindered(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        receiver.report_connected("there")
+        receiver.report_note("a", "a note")
+        receiver.report_degraded("files", "one file is not read")
+        receiver.report_degraded("more", "another thing")
+        receiver.report_degraded("files", None)
+        made.supervisor.on_hindered("store", "hindered: the disk is full")
+        receiver.report_degraded("more", "another thing, still")
+        made.supervisor.on_hindered("store", None)
+        receiver.report_degraded("more", None)
+        receiver.report_note("a", None)
+        shown = [reason for reason, _ in groupby(made.reporter.reasons)]
+        assert shown[-7:] == [
+            "connected to there; a note",
+            "degraded: one file is not read; a note",
+            "degraded: another thing; a note",
+            "hindered: the disk is full",
+            "degraded: another thing, still; a note",
+            "connected to there; a note",
+            "connected to there",
+        ]
 
 
 def test_s05_s06_a_restart_keeps_claim_and_buffer_and_asks_nobody(receiver: HandReceiver, tmp_path: Path) -> None:

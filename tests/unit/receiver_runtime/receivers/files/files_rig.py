@@ -166,6 +166,9 @@ class Supervisor:
         if reason is not None:
             self.degraded[what] = reason
 
+    def report_note(self, what: str, text: str | None) -> None:
+        raise NotImplementedError
+
     def report_error(self, message: str, error: BaseException | None) -> None:
         self.errors.append(f"{message}: {error}")
 

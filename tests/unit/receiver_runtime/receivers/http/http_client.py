@@ -52,7 +52,8 @@ class Listening:
     @property
     def port(self) -> int:
         said = [reason for reason in self.rig.reporter.reasons if reason.startswith("listening on ")]
-        return int(said[-1].rpartition(":")[2])
+        # Behind it may be a note.
+        return int(said[-1].partition(";")[0].rpartition(":")[2])
 
     def connect(self) -> http.client.HTTPConnection:
         if self.context is not None:

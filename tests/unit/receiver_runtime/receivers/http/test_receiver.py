@@ -22,6 +22,7 @@ from receiver_runtime.block_store.frame import FrameKind, SourceRule
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.receiver_registry import make_receiver
+from receiver_runtime.receivers.http import refusal_counts
 from receiver_runtime.sources.http import Http
 from receiver_runtime.sources.tcp import Tls
 from tests.support.machine.held_ports import held_port
@@ -219,6 +220,22 @@ def test_each_line_is_one_object(one: Listening) -> None:
     answer = one.post(b'{"a":\n{}}\n{}{}\n{"b": 1}', LINES)
     assert answer.json()["records"] == 1
     assert newest(one, answer) == [b'{"b": 1}']
+
+
+def test_refused_requests_are_counted_by_reason_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusal_counts, "_SHOW_SECONDS", 0.05)
+    with listening(tmp_path, tokens="env:PATH") as server:
+        for _ in range(3):
+            assert server.post(b"1", JSON, path="/v1/traces").status == 404
+        assert server.post(b"1", JSON).status == 401
+        eventually(lambda: "4 requests refused: 3 of them 404 /v1/traces" in server.rig.reporter.reasons[-1])
+        assert server.rig.reporter.reasons[-1].startswith("listening on ")
+        told = [(message, detail) for kind, message, detail in server.rig.reporter.events if "refused" in message]
+        assert {message for message, _ in told} == {
+            "requests were refused: 404 /v1/traces",
+            "requests were refused: 401 Authorization",
+        }
+        assert "POST to /v1/orders" in told[0][1]
 
 
 def test_parameters_are_kept_if_they_are_named_and_a_slash_at_the_end_is_taken(tmp_path: Path) -> None:
