@@ -453,6 +453,8 @@ class ReceiverSupervisor:
     def _start_receiver(self) -> None:
         with self._changed:
             self._wanted_restart = None
+            # What a receiver said before it was stopped is said again, if it is still so.
+            self._degradations = {what: why for what, why in self._degradations.items() if what == _UNREACHED}
             self.block_path.receiver_starts()
             self._started_at = self._clock.monotonic()
             # Move before on_start runs: it may already ask whether the receiver is started (S02).

@@ -82,6 +82,11 @@ class SourceRig(ReceiverProcesses):
         )
         return [state for (state,) in rows]
 
+    def reason(self, number: int = 0) -> str:
+        """Return the reason for a receiver's state."""
+        [(reason,)] = self.execute("SELECT reason FROM forebay.receivers WHERE id = :id", id=self.receiver_ids[number])
+        return str(reason)
+
     def registered_of(self, number: int) -> int:
         [(records,)] = self.execute(
             "SELECT coalesce(sum(records), 0) FROM forebay.blocks WHERE receiver_id = :id", id=self.receiver_ids[number]

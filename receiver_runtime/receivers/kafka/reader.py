@@ -372,6 +372,7 @@ class KafkaReader:
     def _note_answer(self) -> None:
         if self._reported_unreachable:
             self._reported_unreachable = False
+            self._receiver.report_degraded("brokers", None)
             self._receiver.report_connected(self._source.address)
 
     def _next_of(self, run: Run, offsets: NDArray[np.int64], next_ones: dict[Key, int]) -> Run | None:
@@ -507,6 +508,7 @@ class KafkaReader:
         elif not self._reported_unreachable:
             self._reported_unreachable = True
             self._receiver.report_error("Kafka can't be reached", KafkaException(error))
+            self._receiver.report_degraded("brokers", f"Kafka can't be reached: {error.str()}")
 
     def _refuse(self, sentence: str, error: KafkaError) -> None:
         """Restart with this sentence as the reason; the client's own error is reported once, as an event."""

@@ -24,6 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from nats.errors import NoServersError
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import NotFoundError
 
@@ -63,6 +64,7 @@ _MOST_UNDER_WAY = 16
 _WORKING = b"+WPI"
 _AGAIN = b"-NAK"
 _DONE = b"+ACK"
+_RECONNECT_SECONDS = 1  # between two attempts to connect to the same server
 _CLOSING_SECONDS = 2.0  # how long sending the last acknowledgements, and then closing, may take
 
 
@@ -142,16 +144,22 @@ class NatsReader:
     async def _open(self) -> str:
         """Connect, and create the consumer if it is missing; return the inbox where its messages arrive."""
         source = self._source
-        await self._client.connect(
-            [f"nats://{server}" for server in source.servers.split(",")],
-            name="forebay",
-            allow_reconnect=False,
-            connect_timeout=max(1, round(source.connect_timeout)),
-            ping_interval=10,
-            error_cb=self._on_error,
-            closed_cb=self._on_closed,
-            **self._login(),
-        )
+        try:
+            await self._client.connect(
+                [f"nats://{server}" for server in source.servers.split(",")],
+                name="forebay",
+                allow_reconnect=False,
+                # The client would try each server for two minutes; the supervisor tries again, and says so.
+                max_reconnect_attempts=1,
+                reconnect_time_wait=_RECONNECT_SECONDS,
+                connect_timeout=max(1, round(source.connect_timeout)),
+                ping_interval=10,
+                error_cb=self._on_error,
+                closed_cb=self._on_closed,
+                **self._login(),
+            )
+        except NoServersError as error:
+            raise NatsError(f"no server of {source.servers} can be reached: {self._client.last_error}") from error
         jetstream = self._client.jetstream(timeout=source.connect_timeout)
         about = await jetstream.stream_info(source.stream)
         try:
