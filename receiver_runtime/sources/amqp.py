@@ -29,7 +29,8 @@ class Amqp(Source):
     **At least once**: a message is acknowledged after the block that holds it is registered. A message that the broker
     delivers again is stored again, unless ``key`` identifies messages: then the repeat is left out.
 
-    The queues must exist: Forebay neither declares nor binds them.
+    The queues must exist: Forebay neither declares nor binds them. A stream of RabbitMQ's is refused, because it would
+    be read from its end at each start: bind a quorum queue to the same exchange.
 
     Args:
         host: the broker's name or address.
@@ -58,6 +59,10 @@ class Amqp(Source):
         ("content_type", "string"),
         ("timestamp", "timestamp[s, tz=UTC]"),
         ("headers", "list<item: struct<key: string, value: string>>"),
+        ("content_encoding", "string"),
+        ("type", "string"),
+        ("app_id", "string"),
+        ("reply_to", "string"),
     )
     needs_extra: ClassVar[str | None] = "amqp"
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE

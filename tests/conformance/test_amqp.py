@@ -122,6 +122,37 @@ def test_a_message_repeated_at_once_is_stored_once(queue: AmqpQueue, make_rig: C
     assert [row["message_id"] for row in rig.rows()] == ["a", "b", "c", "the last"]
 
 
+def test_a_stream_is_refused_because_it_would_be_read_from_its_end(
+    rabbitmq: RabbitMq, make_rig: Callable[..., SourceRig]
+) -> None:
+    stream = AmqpQueue(rabbitmq, kind="stream")
+    try:
+        stream.declare()
+        rig = make_rig(stream.source())
+        process = rig.start()
+        eventually(lambda: rig.reason().startswith("connected"), "a consumer")
+        stream.send(1)
+        eventually(lambda: "bind a quorum queue" in rig.reason().lower(), "the reason")
+        assert rig.registered() == 0
+        process.kill()
+    finally:
+        stream.close()
+
+
+def test_the_properties_of_a_message_are_columns(queue: AmqpQueue, make_rig: Callable[..., SourceRig]) -> None:
+    queue.publish("a", b"x", content_encoding="gzip", type="order", app_id="shop", reply_to="answers")
+    queue.publish("b", b"x")
+    rig = make_rig(queue.source())
+    process = rig.start()
+    eventually(lambda: rig.registered() == 2, "both")
+    stop(process)
+    names = ("content_encoding", "type", "app_id", "reply_to")
+    assert [tuple(row[name] for name in names) for row in rig.rows()] == [
+        ("gzip", "order", "shop", "answers"),
+        (None, None, None, None),
+    ]
+
+
 def test_a_too_large_message_becomes_a_dead_letter_and_is_not_redelivered(
     queue: AmqpQueue, make_rig: Callable[..., SourceRig]
 ) -> None:

@@ -49,10 +49,18 @@ _TURN_SECONDS = 1.0  # how long the connection's thread waits for data before it
 # How long to gather messages after the first one, and how many end this wait; they are handed over together.
 _GATHERING_SECONDS = 0.01
 _GATHERED_MESSAGES = 500
+_STREAM_OFFSET = "x-stream-offset"  # RabbitMQ adds this header to messages of a stream
 
 
 class AmqpConsumerError(ConnectionError):
     """The broker ended a consumer, or the channel that all of them have."""
+
+
+class AmqpStreamError(ConnectionError):
+    """The broker would begin at its end with each start, and what came meanwhile would be missing without a word.
+
+    Bind a quorum queue to the same exchange, and read that.
+    """
 
 
 class AmqpReader:
@@ -172,6 +180,8 @@ class AmqpReader:
     def _on_message(
         self, queue: str, _: object, method: Basic.Deliver, properties: DecodedProperties, body: bytes
     ) -> None:
+        if _STREAM_OFFSET in (properties.headers or {}):
+            raise AmqpStreamError(f"{queue!r} is a stream. {AmqpStreamError.__doc__}")
         message = Message(
             int(method.delivery_tag or 0),
             queue,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SCHEMA = schema_of(Amqp.columns)
 _HEADER = "header:"
+_MORE_PROPERTIES = ("content_encoding", "type", "app_id", "reply_to")
 # Seconds since 1970: the end of the year 9999. Python can't hold later times of Arrow.
 _LAST_SECOND = 253_402_300_799
 
@@ -51,6 +52,7 @@ def batch_of(messages: Sequence[Message]) -> pa.RecordBatch:
         [text_of(found.content_type) for found in properties],
         [_second(found.timestamp) for found in properties],
         [None if found.headers is None else _pairs(found.headers) for found in properties],
+        *([text_of(getattr(found, name)) for found in properties] for name in _MORE_PROPERTIES),
     ]
     return pa.RecordBatch.from_arrays(
         [pa.array(values, kind) for values, kind in zip(columns, SCHEMA.types, strict=True)], schema=SCHEMA

@@ -15,11 +15,11 @@ import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from google.protobuf.json_format import ParseDict, ParseError
-from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from receiver_runtime.block_store.frame import DeadLetterReason
 from receiver_runtime.receivers.http.otlp_answers import JSON, PROTOBUF
+from receiver_runtime.receivers.http.otlp_protobuf import request_of
 from receiver_runtime.receivers.http.parsing_limits import UNLIMITED, ParsingLimits
 from receiver_runtime.receivers.http.pushed import (
     Pushed,
@@ -75,7 +75,7 @@ def parse_logs(
     rejected: list[RejectedRecord] = []
     if kind == PROTOBUF:
         limits.check_protobuf(body)
-        request = _from_protobuf(body)
+        request, rejected = request_of(body, limits)
     elif kind == JSON:
         limits.check_json(body)
         request, rejected = _from_json(body, limits)
@@ -111,16 +111,6 @@ def parse_logs(
     has_key = any_fine and header(headers, b"idempotency-key") is None
     key = f"otlp {hashlib.sha256(body).hexdigest()}" if has_key else None
     return Pushed([PushedRecord(data, JSON, key) for data in good], rejected)
-
-
-def _from_protobuf(body: bytes) -> ExportLogsServiceRequest:
-    try:
-        request: ExportLogsServiceRequest = ExportLogsServiceRequest.FromString(body)
-    except DecodeError as error:
-        raise PushRefusedError(
-            400, f"{len(body)} bytes are no ExportLogsServiceRequest in protobuf ({error}): send one"
-        ) from error
-    return request
 
 
 def _from_json(body: bytes, limits: ParsingLimits) -> tuple[ExportLogsServiceRequest, list[RejectedRecord]]:

@@ -338,3 +338,54 @@ def test_an_odd_resource_refuses_no_other() -> None:
     body = json.dumps({"resourceLogs": [odd, {"resource": {}, "scopeLogs": logs}]}).encode()
     found = parse_logs([(b"content-type", b"application/json")], body, most_bytes=10_000, most_bytes_in_all=10**6)
     assert (len(found.records), len(found.rejected)) == (1, 1)
+
+
+BAD = b"BAD!"
+
+
+def _broken(body: bytes) -> bytes:
+    """Return a request whose strings with the mark are no UTF-8: only its bytes can be such."""
+    return body.replace(BAD, b"\xff\xfe\xfd\xfc")
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=5), min_size=1, max_size=4), st.booleans())
+def test_a_record_in_protobuf_that_is_none_refuses_no_other_and_is_kept(bad: list[list[bool]], unknown: bool) -> None:
+    made = ExportLogsServiceRequest()
+    number = 0
+    for of_one in bad:
+        scope = made.resource_logs.add().scope_logs.add()
+        for is_bad in of_one:
+            number += 1
+            body = AnyValue(string_value=f"{number} BAD!" if is_bad else f"{number}")
+            scope.log_records.add(time_unix_nano=TIME, body=body)
+    # A field of a later version, of each wire type, is passed over.
+    more = b"\xf8\x07\x05\xf9\x07" + bytes(8) + b"\xfa\x07\x02ab\xfd\x07" + bytes(4) if unknown else b""
+    data = _broken(made.SerializeToString()) + more
+    if all(all(of_one) for of_one in bad):
+        with pytest.raises(PushRefusedError) as raised:
+            parsed(data)
+        assert raised.value.status == 400
+        return
+    found = parsed(data)
+    all_of_them = [is_bad for of_one in bad for is_bad in of_one]
+    good = [str(n) for n, is_bad in enumerate(all_of_them, 1) if not is_bad]
+    assert [json.loads(record.body or b"")["body"] for record in found.records] == good
+    assert len(found.rejected) == sum(all_of_them)
+    assert all(b"\xff\xfe\xfd\xfc" in one.data for one in found.rejected)
+
+
+def test_a_resource_in_protobuf_that_is_none_refuses_no_other() -> None:
+    bad, good = request(), request()
+    bad.resource_logs[0].resource.attributes[0].value.string_value = "BAD!"
+    bad.resource_logs[0].scope_logs[0].log_records.add(time_unix_nano=TIME)
+    good.resource_logs[0].scope_logs.add().scope.name = "BAD!"
+    good.resource_logs[0].scope_logs[1].log_records.add(time_unix_nano=TIME)
+    found = parsed(_broken(bad.SerializeToString() + good.SerializeToString()))
+    assert [json.loads(record.body or b"")["scope"]["name"] for record in found.records] == ["checkout"]
+    assert len(found.rejected) == 3
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_behind_a_request_are_read_or_refused(more: bytes) -> None:
+    with suppress(PushRefusedError):
+        parsed(_broken(request(body=AnyValue(string_value="BAD!")).SerializeToString()) + more)
