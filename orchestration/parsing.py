@@ -1,21 +1,36 @@
-"""Parses records of JSON or CSV into columns; keeps what can't be parsed in `_corrupt`, never drops or guesses it.
+r"""Parses records of JSON or CSV into columns; keeps what can't be parsed in `_corrupt`, never drops or guesses it.
 
 Owns the one rule for both: a record that doesn't fit the schema has its text in `_corrupt`; one that does has null
-there. Spark's own modes treat blank records differently by format; here they are corrupt. Loads Spark only when
-called.
+there. What Spark's readers pass over or change is corrupt: what follows a JSON value, half of a surrogate pair, digits
+that a decimal has no room for, text behind a closing quote. Blank records, which Spark's own modes treat differently by
+format, are corrupt too. Loads Spark only when called.
 """
 
 from __future__ import annotations
 
+import re
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructType
 
 #: The column that holds the text of a record that couldn't be parsed.
 CORRUPT = "_corrupt"
+
+# Of JSON's escapes, in this order: a backslash, a pair of surrogates. What is left of surrogates then is half of one.
+_PAIRS = r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_HALF = r"\\u[dD][89a-fA-F]"
+_DIGITS = 38  # the most that a decimal of Spark's has
+# Numbers as everyone writes them: Java also takes "1d" and "0x1p3".
+_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?(NaN|Inf|Infinity)$"
+# Stands for a field with nothing in it, which is null; a pair of quotes is an empty text.
+_NOTHING = "\x01nothing\x01"
+_INFINITY = "Infinity"
 
 
 class ParsingError(ValueError):
@@ -37,17 +52,57 @@ def from_json_records(
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
 
-    # Spark reads one value and ignores what follows it.
-    return _parsed(records, schema, column, options, F.from_json, ends=r"\}\s*$")
+    asked = {"allowSingleQuotes": "false", **(options or {})}
+    is_relaxed = any(name.startswith("allow") for name in options or ())
+    return _parsed(records, schema, column, asked, F.from_json, lambda text: _json_faults(text, is_relaxed=is_relaxed))
 
 
 def from_csv_records(
     records: DataFrame, schema: str, *, column: str = "value", options: Mapping[str, str] | None = None
 ) -> DataFrame:
-    """Parse one line of CSV each, the same way: too few or too many fields are corrupt too. Options such as ``sep``."""
+    """Parse one line of CSV each, the same way: too few or too many fields are corrupt too. Options such as ``sep``.
+
+    Quotes are written as RFC 4180 has them: a field in quotes may have separators, line ends and, doubled, quotes. A
+    field with nothing in it is null, and a pair of quotes is an empty text. A line end in quotes needs records that
+    have it: of ``FileLines`` each line is a record.
+    """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
 
-    return _parsed(records, schema, column, options, F.from_csv)
+    own = {"escape": '"', "emptyValue": "", "nullValue": _NOTHING}
+    asked = {**own, **(options or {})}
+    has_own_quotes = "quote" in asked or asked["escape"] != own["escape"]
+    separator = asked.get("sep", asked.get("delimiter", ","))
+    return _parsed(
+        records,
+        schema,
+        column,
+        asked,
+        F.from_csv,
+        lambda text: [] if has_own_quotes else [~text.rlike(_csv_line(separator))],
+        is_csv=True,
+    )
+
+
+def _json_faults(text: Column, *, is_relaxed: bool) -> list[Column]:
+    """Return the conditions under which Spark's reader would pass over some of a text, or change it."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
+
+    is_halved = text.contains("\\u") & F.regexp_replace(text, _PAIRS, "").rlike(_HALF)
+    if is_relaxed:
+        # The check below reads strict JSON.
+        return [is_halved, ~text.rlike(r"\}\s*$")]
+    # Spark reads one value and ignores what follows it. In an array, before an element that no text can have in itself,
+    # it is alone only if that one is the second.
+    mark = F.md5(text)
+    alone = F.get_json_object(F.concat(F.lit("["), text, F.lit(',"'), mark, F.lit('"]')), "$[1]") == mark
+    return [is_halved, ~F.coalesce(alone, F.lit(False))]  # noqa: FBT003  SQL's literal
+
+
+def _csv_line(separator: str) -> str:
+    """Return the pattern of a line by RFC 4180, and of fields with quotes behind their first characters."""
+    sep = re.escape(separator)
+    field = rf'(?:"[^"]*+(?:""[^"]*+)*+"|(?!"|{sep})[^\r\n](?:(?!{sep})[^\r\n])*+|)'
+    return rf"(?s)^{field}(?:{sep}{field})*+\r?\n?\z"
 
 
 def well_formed(parsed: DataFrame) -> DataFrame:
@@ -64,31 +119,68 @@ def _parsed(
     records: DataFrame,
     schema: str,
     column: str,
-    options: Mapping[str, str] | None,
+    options: Mapping[str, str],
     parse: Callable[[Column, str, dict[str, str]], Column],
+    faults: Callable[[Column], list[Column]],
     *,
-    ends: str = "",
+    is_csv: bool = False,
 ) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
 
     if column not in records.columns:
         raise ParsingError(f"there is no column {column!r} to parse: there are {', '.join(records.columns)}")
     fields = _fields(schema)
-    if CORRUPT in fields:
+    if CORRUPT in fields.names:
         raise ParsingError(f"the column {CORRUPT} is added to the schema, and can't be in it: {schema!r}")
-    asked = {**(options or {}), "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
-    parsed = records.select(
-        F.col(column).alias("text"), parse(F.col(column), f"{schema}, {CORRUPT} STRING", asked).alias("record")
-    )
+    asked = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+    # A line end would be part of the last field.
+    value = F.regexp_replace(column, r"\r?\n?\z", "") if is_csv else F.col(column)
+    columns = [F.col(column).alias("text"), parse(value, f"{schema}, {CORRUPT} STRING", asked).alias("record")]
+    text, record, wide, texts = (F.col(name) for name in ("text", "record", "wide", "texts"))
     # From a blank record Spark makes no row for JSON, and a row of nulls for CSV.
-    blank = F.col("record").isNull() | (F.trim("text") == "")
-    aside = F.when(blank | ~F.col("text").rlike(ends), F.coalesce("text", F.lit(""))).otherwise(
-        F.col(f"record.{CORRUPT}")
-    )
-    return parsed.select(*(F.col("record").getField(name).alias(name) for name in fields), aside.alias(CORRUPT))
+    bad = [record.isNull(), F.trim("text") == "", record.getField(CORRUPT).isNotNull(), *faults(text)]
+    decimals = [field.name for field in fields if field.dataType.typeName() == "decimal"]
+    floats = [field.name for field in fields if field.dataType.typeName() in ("double", "float")]
+    widened = _widened(fields)
+    if widened != fields:
+        # Spark rounds to a decimal's scale.
+        columns.append(parse(value, _ddl(widened), asked).alias("wide"))
+        changed = [one for one, before in zip(widened, fields, strict=True) if one != before]
+        bad += [record.getField(one.name).cast(one.dataType) != wide.getField(one.name) for one in changed]
+    if decimals or (is_csv and floats):
+        columns.append(parse(value, ", ".join(f"`{name}` STRING" for name in fields.names), asked).alias("texts"))
+        if is_csv:
+            bad += [~texts.getField(name).rlike(_NUMBER) for name in (*floats, *decimals)]
+        # What is smaller than the widest decimal's last digit.
+        bad += [(record.getField(name) == 0) & texts.getField(name).rlike(r"^[^eE]*[1-9]") for name in decimals]
+    strings = [field.name for field in fields if field.dataType.typeName() == "string"]
+    # Of a number that is too large within an object, a text has the word.
+    bad += [record.getField(name).contains(_INFINITY) & ~text.contains(_INFINITY) for name in strings]
+    is_bad = reduce(or_, [F.coalesce(one, F.lit(False)) for one in bad])  # noqa: FBT003  SQL's literal
+    aside = F.when(is_bad, F.coalesce("text", F.lit("")))
+    parsed = records.select(*columns)
+    return parsed.select(*(record.getField(name).alias(name) for name in fields.names), aside.alias(CORRUPT))
 
 
-def _fields(schema: str) -> list[str]:
+def _widened(fields: StructType) -> StructType:
+    """Return the fields with as much room behind the point of each decimal as there is."""
+    from pyspark.sql.types import DecimalType, StructField, StructType  # noqa: PLC0415  as above
+
+    def wide(kind: DataType) -> DataType:
+        if isinstance(kind, DecimalType):
+            return DecimalType(_DIGITS, _DIGITS - (kind.precision - kind.scale))
+        if isinstance(kind, StructType):
+            return StructType([StructField(one.name, wide(one.dataType)) for one in kind])
+        return kind
+
+    return StructType([StructField(one.name, wide(one.dataType)) for one in fields])
+
+
+def _ddl(fields: StructType) -> str:
+    return ", ".join(f"`{field.name.replace('`', '``')}` {field.dataType.simpleString()}" for field in fields)
+
+
+def _fields(schema: str) -> StructType:
     from pyspark.sql.types import StructType  # noqa: PLC0415  the light parts load no Spark
 
     try:
@@ -97,4 +189,4 @@ def _fields(schema: str) -> list[str]:
         raise ParsingError(f"schema {schema!r}: write Spark's DDL, as 'id BIGINT, name STRING' ({error})") from error
     if not isinstance(found, StructType):
         raise ParsingError(f"schema {schema!r}: name the columns, as 'id BIGINT, name STRING'")
-    return list(found.names)
+    return found

@@ -15,7 +15,7 @@ from receiver_runtime.sources.base import Guarantee, Source
 from receiver_runtime.sources.secret import Secret
 from receiver_runtime.sources.units import parse_bytes, parse_duration
 
-_LISTEN = re.compile(r"(?:\[(?P<ipv6>[^\]\s/]+)\]|(?P<host>[^:\[\]\s/]+)):(?P<port>\d{1,5})")
+_LISTEN = re.compile(r"(?:\[(?P<ipv6>[^\[\]\s/]+)\]|(?P<host>[^:\[\]\s/]+)):(?P<port>\d{1,5})")
 _MAX_PORT = 65535
 _PEER_FIFTHS = 4  # the part of a listener's connections that one peer may have, in fifths
 

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from google.protobuf.json_format import Parse
+from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 
 from receiver_runtime.receivers.http.otlp_answers import JSON, PROTOBUF, exported, status
@@ -114,7 +115,13 @@ def test_json_is_taken_or_refused_and_gives_the_same_as_protobuf(body: bytes) ->
 def test_protobuf_is_taken_or_refused(body: bytes) -> None:
     found = _taken(PROTOBUF, body)
     if found is not None:
-        again = ExportLogsServiceRequest.FromString(body)
+        try:
+            again = ExportLogsServiceRequest.FromString(body)
+        except DecodeError:
+            # Its log records are read apart, and at least one of them is one.
+            assert found.records
+            assert found.rejected
+            return
         assert len(found.records) + len(found.rejected) == sum(
             len(scope.log_records) for resource in again.resource_logs for scope in resource.scope_logs
         )

@@ -86,14 +86,15 @@ _SCHEMAS: Mapping[str, Json] = {
             "subject": _nullable(_ATTRIBUTE),
             "time": _nullable({"type": "string", "format": "date-time"}),
             "data": {"description": "Of any type. Text that is no JSON, by datacontenttype, is a string."},
-            "data_base64": {"type": "string", "contentEncoding": "base64", "pattern": _BASE64},
+            "data_base64": _nullable({"type": "string", "contentEncoding": "base64", "pattern": _BASE64}),
         },
         "propertyNames": {"pattern": "^([a-z0-9]+|data_base64)$"},
         "additionalProperties": {
             "type": ["string", "integer", "boolean", "null"],
             "pattern": r"^[^\x00-\x1f\x7f-\x9f]*$",
         },
-        "not": {"required": ["data", "data_base64"]},
+        # Null is as if it were absent.
+        "not": {"required": ["data", "data_base64"], "properties": {"data_base64": {"type": "string"}}},
     },
 }
 

@@ -44,7 +44,8 @@ def request_of(body: bytes, limits: ParsingLimits) -> tuple[ExportLogsServiceReq
             request, rejected = _parted(body, limits)
         except DecodeError:
             request, rejected = ExportLogsServiceRequest(), []
-        if not request.resource_logs:
+        # Where no log record is the fault, it is somewhere that is not known here.
+        if not request.resource_logs or not rejected:
             raise PushRefusedError(
                 400, f"{len(body)} bytes are no ExportLogsServiceRequest in protobuf ({error}): send one"
             ) from error
