@@ -45,6 +45,8 @@ def run_output(
         written = found.written
     else:
         written = output.sink.write(_checked(compute(), attempt), attempt)
+        if written.refused:
+            log.warning("rows were refused by the target, and put aside", output=output.name, rows=written.refused)
     # Wait through an outage: the result is computed, and the commit is idempotent.
     commit = partial(
         outputs.commit_output,

@@ -29,7 +29,7 @@ from orchestration.spark.sinks.postgres_columns import (
     columns_of,
     fitted,
 )
-from orchestration.spark.sinks.postgres_staging import ANSWER, Address, Staging, TargetError
+from orchestration.spark.sinks.postgres_staging import ANSWER, REFUSED, Address, Staging, TargetError
 from orchestration.spark.sinks.sink import (
     AttemptOutdatedError,
     Committed,
@@ -50,8 +50,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Mode = Literal["append", "overwrite", "merge"]
+OnBadRows = Literal["fail", "dead_letter"]
 
 COMMITS = "forebay_commits"
+#: Rows that the target refused, and their batches.
+REFUSED_ROWS = "forebay_refused_rows"
 _STAGING = "forebay_staging_"
 #: Staging tables of a dead process are dropped by the next attempt at their batch, or after this time by any attempt.
 _FORGOTTEN = timedelta(days=1)
@@ -77,6 +80,7 @@ class PostgresSink(Sink):
         mode: Mode = "append",
         key: Sequence[str] | str | None = None,
         password: str | Secret | None = None,
+        on_bad_rows: OnBadRows = "fail",
     ) -> None:
         """Declare the table.
 
@@ -88,6 +92,9 @@ class PostgresSink(Sink):
                 `key`, from the newest batch that had it.
             key: the columns that identify a row, for "merge".
             password: `EnvVar("NAME")`, `"env:NAME"` or `"file:/PATH"`, if the URL has none.
+            on_bad_rows: what happens to rows with a value that a column can't hold (a NUL, a number that is too large):
+                "fail" fails the batch, and names them; "dead_letter" commits the others, and with them the refused rows
+                as JSON in `forebay_refused_rows`, beside the table.
 
         Raises:
             DeclarationError: a value is invalid, or a secret is given as plain text; the message says how to fix it.
@@ -111,6 +118,12 @@ class PostgresSink(Sink):
                 else f"PostgresSink {table!r}: key={list(self.key)} is of no use to mode={mode!r}: say mode='merge'"
             )
             raise DeclarationError(message)
+        if on_bad_rows not in get_args(OnBadRows):
+            message = (
+                f"PostgresSink {table!r}: on_bad_rows={on_bad_rows!r} must be one of {', '.join(get_args(OnBadRows))}"
+            )
+            raise DeclarationError(message)
+        self.on_bad_rows: OnBadRows = on_bad_rows
 
     @property
     def target(self) -> str:
@@ -126,6 +139,7 @@ class PostgresSink(Sink):
             "table": self.target,
             "mode": self.mode,
             "key": list(self.key),
+            **({} if self.on_bad_rows == "fail" else {"on_bad_rows": self.on_bad_rows}),
         }
 
     def committed(self, attempt: OutputAttempt) -> Committed | None:
@@ -163,16 +177,18 @@ class PostgresSink(Sink):
                 name,
                 tuple((column.name, column.type) for column in columns),
                 json.dumps(_comment(attempt)),
+                keeps_refused=self.on_bad_rows == "dead_letter",
             )
             answers = result.mapInArrow(self._task(staging), ANSWER).collect()
             staged = {row["staging"]: row["rows"] for row in answers}
+            refused = {f"{row['staging']}{REFUSED}": row["refused"] for row in answers if row["refused"]}
             self.reached(Step.STAGED)
-            rows = self._commit(columns, staged, attempt)
+            rows = self._commit(columns, staged, refused, attempt)
             self.reached(Step.COMMITTED)
         finally:
             self._sweep(attempt, name)
         self.reached(Step.SWEPT)
-        return Written(self.target, rows)
+        return Written(self.target, rows, sum(refused.values()))
 
     def _task(self, staging: Staging) -> Any:  # noqa: ANN401  a function on iterators, as Spark takes it
         def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -196,7 +212,9 @@ class PostgresSink(Sink):
                 table = self._table_columns(cursor)
         return columns if not table else fitted(columns, table, name=self.target, where=attempt.name)
 
-    def _commit(self, columns: list[Column], staged: dict[str, int], attempt: OutputAttempt) -> int:
+    def _commit(
+        self, columns: list[Column], staged: dict[str, int], refused: dict[str, int], attempt: OutputAttempt
+    ) -> int:
         """Record the attempt and change the table in one transaction. Raises AttemptOutdatedError."""
         from tracker_store.pooler import strong_commit  # noqa: PLC0415  declaring a sink needs no driver
 
@@ -224,8 +242,42 @@ class PostgresSink(Sink):
                 cursor.execute(self._sql("DELETE FROM {table}"))
                 self._insert(cursor, columns, source, attempt, "")
             # Else the table shows a later batch (this is a replay of an older one): record it, and keep the table.
+            self._keep_refused(cursor, refused, attempt)
             self.reached(Step.IN_TRANSACTION)
         return rows
+
+    def _keep_refused(self, cursor: Any, refused: dict[str, int], attempt: OutputAttempt) -> None:  # noqa: ANN401
+        """Replace the batch's refused rows by those of this attempt. Raises SinkError if any are missing."""
+        from psycopg2 import sql  # noqa: PLC0415
+
+        cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (_quoted(self.schema, REFUSED_ROWS),))
+        table = sql.Identifier(self.schema, REFUSED_ROWS)
+        if cursor.fetchone()[0]:
+            cursor.execute(
+                self._sql(
+                    "DELETE FROM {refused_rows} WHERE target = %(target)s AND pipeline = %(pipeline)s "
+                    "AND output = %(output)s AND batch_time = %(batch_time)s",
+                    self._key_of(attempt),
+                    refused_rows=table,
+                )
+            )
+        elif refused:
+            cursor.execute(self._sql(_MAKE_REFUSED_ROWS, refused_rows=table))
+        for staging in sorted(refused):
+            cursor.execute(
+                self._sql(
+                    "INSERT INTO {refused_rows} (target, pipeline, output, batch_time, refused_row, reason) "
+                    "SELECT %(target)s, %(pipeline)s, %(output)s, %(batch_time)s, refused_row, reason FROM {staging}",
+                    self._key_of(attempt),
+                    refused_rows=table,
+                    staging=sql.Identifier(self.schema, staging),
+                )
+            )
+            if cursor.rowcount != refused[staging]:
+                raise SinkError(
+                    f"{attempt.name}: {cursor.rowcount} of {refused[staging]} refused rows are there (did the target's "
+                    "server crash, or fail over?): nothing was committed, the next attempt stages them again"
+                )
 
     def _check_age(self, cursor: Any, attempt: OutputAttempt) -> None:  # noqa: ANN401
         """Refuse an attempt that began too long ago: the row of the attempt that replaced it may be deleted already."""
@@ -388,6 +440,17 @@ class PostgresSink(Sink):
                 f"{attempt.name} has several rows of one key ({', '.join(self.key)}), of which one can be kept: "
                 "group by the key, or drop all but one"
             ) from None
+        except errors.UniqueViolation as error:
+            way_out = (
+                "if it is of mode='merge', which the output had before, go back to that, or: "
+                f"ALTER TABLE {self.target} DROP CONSTRAINT {error.diag.constraint_name}"
+                if self.mode == "append"
+                else "group by its columns, or drop it"
+            )
+            raise SinkError(
+                f"{attempt.name}: two rows of {self.target} have what its constraint {error.diag.constraint_name} "
+                f"forbids ({error.diag.message_detail}): {way_out}"
+            ) from None
         except errors.InvalidColumnReference:
             raise SinkError(
                 f"{attempt.name}: the table {self.target} has no unique constraint on its key "
@@ -538,6 +601,21 @@ CREATE TABLE {commits} (
 """
 
 
+_MAKE_REFUSED_ROWS = """
+CREATE TABLE {refused_rows} (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    target text NOT NULL,
+    pipeline text NOT NULL,
+    output text NOT NULL,
+    batch_time timestamp with time zone NOT NULL,
+    refused_row text NOT NULL,
+    reason text NOT NULL,
+    refused_at timestamp with time zone NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX ON {refused_rows} (target, batch_time)
+"""
+
+
 class _Failures:
     """Turn Postgres errors into a SinkError that names the output."""
 
@@ -594,7 +672,7 @@ def _checked_table(table: str) -> tuple[str, str]:
             f"{MOST_NAME_BYTES} bytes each, without NUL"
         )
         raise DeclarationError(message)
-    if name == COMMITS or name.startswith(_STAGING):
+    if name in (COMMITS, REFUSED_ROWS) or name.startswith(_STAGING):
         message = f"PostgresSink: table {table!r} is the sink's own: choose another name"
         raise DeclarationError(message)
     return schema, name

@@ -3,6 +3,9 @@
 Runs in Spark's Python workers, so it loads neither Spark nor Dagster nor the driver log. A task attempt creates its
 table and fills it in one transaction, so a table is complete or missing. Spark passes on only the answer of the valid
 attempt of a task: the tables of attempts that lost, or were run again, are never merged.
+
+Rows that the target refuses are found by halves. They end the task, with what is wrong with the first of them; or,
+where the sink keeps them, they go to a second table, as text.
 """
 
 from __future__ import annotations
@@ -19,8 +22,15 @@ if TYPE_CHECKING:
 
     from receiver_runtime.block_store.secret_url import SecretUrl
 
-#: The columns of a task's answer: its staging table, and the number of rows in it.
-ANSWER = "staging string, rows bigint"
+#: The columns of a task's answer: its staging table, how many rows it has, and how many were refused.
+ANSWER = "staging string, rows bigint, refused bigint"
+#: What is behind the name of a staging table in that of its refused rows.
+REFUSED = "_refused"
+_MOST_NAMED = 5  # refused rows that an error names
+_NUL = "\\u0000"  # as JSON has it
+_MOST_CHARACTERS = 200  # of a refused value that are shown
+#: Refused rows that one task keeps aside: with more, it is the output that is wrong.
+_MOST_REFUSED = 10_000
 _KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
 
 
@@ -76,6 +86,7 @@ class Staging:
     prefix: str
     columns: tuple[tuple[str, str], ...]
     comment: str
+    keeps_refused: bool = False
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """COPY a task's rows to its own table, and yield its name and count; nothing if there are no rows."""
@@ -85,16 +96,21 @@ class Staging:
         context = TaskContext.get()
         task = secrets.token_hex(4) if context is None else context.taskAttemptId()
         table = f"{self.prefix}_{task}"
-        rows = self.copy(table, batches)
-        if rows:
-            yield pa.record_batch({"staging": pa.array([table]), "rows": pa.array([rows], pa.int64())})
+        rows, refused = self.copy(table, batches)
+        if rows or refused:
+            counts = {"rows": pa.array([rows], pa.int64()), "refused": pa.array([refused], pa.int64())}
+            yield pa.record_batch({"staging": pa.array([table]), **counts})
 
-    def copy(self, table: str, batches: Iterable[pa.RecordBatch]) -> int:
-        """Create `table` and fill it in one transaction; return the number of rows. Raises TargetError."""
+    def copy(self, table: str, batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
+        """Create `table` and fill it in one transaction; return the numbers of rows and of refused rows.
+
+        Raises TargetError.
+        """
         import psycopg2  # noqa: PLC0415
         from psycopg2 import sql  # noqa: PLC0415
 
         connection, rows = None, 0
+        refused: list[_Refused] = []
         try:
             for batch in batches:
                 if not batch.num_rows:
@@ -103,17 +119,58 @@ class Staging:
                     connection = self.address.connect()
                     self._make(connection, sql.Identifier(self.schema, table))
                 statement = sql.SQL("COPY {} FROM STDIN (FORMAT csv)").format(sql.Identifier(self.schema, table))
+                before = len(refused)
                 with connection.cursor() as cursor:
-                    cursor.copy_expert(statement.as_string(connection), as_csv(batch))
-                rows += batch.num_rows
+                    self._fill(cursor, statement.as_string(connection), batch, refused)
+                rows += batch.num_rows - (len(refused) - before)
             if connection is not None:
+                if refused:
+                    self._put_aside(connection, f"{table}{REFUSED}", refused)
                 connection.commit()
         except psycopg2.Error as error:
             raise TargetError(f"COPY to the target failed: {_said(error)}") from None
         finally:
             if connection is not None:
                 connection.close()
-        return rows
+        return rows, len(refused)
+
+    def _fill(self, cursor: Any, statement: str, batch: pa.RecordBatch, refused: list[_Refused]) -> None:  # noqa: ANN401
+        """COPY rows; add those that the target refuses to the list. Raises TargetError if there are too many."""
+        import psycopg2  # noqa: PLC0415
+
+        cursor.execute("SAVEPOINT piece")
+        try:
+            cursor.copy_expert(statement, as_csv(batch))
+        except psycopg2.DataError as error:
+            cursor.execute("ROLLBACK TO SAVEPOINT piece")
+            if batch.num_rows > 1:
+                half = batch.num_rows // 2
+                self._fill(cursor, statement, batch.slice(0, half), refused)
+                self._fill(cursor, statement, batch.slice(half), refused)
+                return
+            refused.append(_refused(batch, error))
+            self._check(refused)
+        else:
+            cursor.execute("RELEASE SAVEPOINT piece")
+
+    def _check(self, refused: list[_Refused]) -> None:
+        if len(refused) < (_MOST_REFUSED if self.keeps_refused else _MOST_NAMED):
+            return
+        raise TargetError(_words(refused, more=True))
+
+    def _put_aside(self, connection: Any, table: str, refused: list[_Refused]) -> None:  # noqa: ANN401
+        """Keep refused rows in a table. Raises TargetError where the sink keeps none."""
+        from psycopg2 import sql  # noqa: PLC0415
+        from psycopg2.extras import execute_values  # noqa: PLC0415
+
+        if not self.keeps_refused:
+            raise TargetError(_words(refused, more=False))
+        name = sql.Identifier(self.schema, table)
+        with connection.cursor() as cursor:
+            cursor.execute(sql.SQL("CREATE UNLOGGED TABLE {} (refused_row text, reason text)").format(name))
+            cursor.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(name, sql.Literal(self.comment)))
+            values = [(one.row, one.reason) for one in refused]
+            execute_values(cursor, sql.SQL("INSERT INTO {} VALUES %s").format(name).as_string(connection), values)
 
     def _make(self, connection: Any, table: Any) -> None:  # noqa: ANN401
         from psycopg2 import sql  # noqa: PLC0415
@@ -127,13 +184,46 @@ class Staging:
             cursor.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(self.comment)))
 
 
-def _said(error: Any) -> str:  # noqa: ANN401
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """A row that the target refuses, as JSON, and what is wrong with it."""
+
+    row: str
+    reason: str
+
+
+def _refused(batch: pa.RecordBatch, error: Any) -> _Refused:  # noqa: ANN401  psycopg2 has no types
+    [row] = batch.to_pylist()
+    context = (error.diag.context or "") if error.diag is not None else ""
+    # Of two names where one begins like the other, the longer one.
+    named = [name for name in sorted(row, key=len, reverse=True) if f", column {name}" in context]
+    # Postgres names no column for a NUL in a text.
+    named += [name for name, value in row.items() if _NUL in json.dumps(value, default=str)]
+    reason = _said(error)
+    if named:
+        value = repr(row[named[0]])
+        shown = value if len(value) <= _MOST_CHARACTERS else f"{value[:_MOST_CHARACTERS]} …"
+        reason = f"column {named[0]} is {shown}: {_said(error, with_context=False)}"
+    # A NUL is an escape there, so that the text can be kept.
+    return _Refused(json.dumps(row, default=str), reason.replace("\0", "\\0"))
+
+
+def _words(refused: list[_Refused], *, more: bool) -> str:
+    number = f"{len(refused)} rows, or more," if more else f"{len(refused)} row(s)"
+    first = "; ".join(one.reason for one in refused[:_MOST_NAMED])
+    return (
+        f"{number} can't be stored: {first}. Correct them in the output's function, or have them put aside by "
+        'on_bad_rows="dead_letter"'
+    )
+
+
+def _said(error: Any, *, with_context: bool = True) -> str:  # noqa: ANN401
     """Return Postgres' message, with the context that names the column."""
     context = (error.diag.context or "").partition("\n")[0] if error.diag is not None else ""
     message = str(error.diag.message_primary or error).strip() if error.diag is not None else str(error)
-    if "0x00" in message:
+    if "0x00" in message or "unsupported Unicode escape sequence" in message:
         message += " (a NUL character, which text in Postgres can't hold: take it out by translate(column, '\\0', ''))"
-    return f"{message} [{context}]" if context else message
+    return f"{message} [{context}]" if context and with_context else message
 
 
 def as_csv(batch: pa.RecordBatch) -> pa.BufferReader:

@@ -50,10 +50,14 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """An attempt's result: its location and its number of rows (None: the sink does not count)."""
+    """An attempt's result: its location and its number of rows (None: the sink does not count).
+
+    `refused` counts rows that the target can't hold, and that are kept aside.
+    """
 
     location: str
     rows: int | None
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,9 @@ def test_its_outputs_are_written_and_its_statements_run(
             # Spark itself writes its files, in the tests of the first pipeline.
             if not isinstance(output.sink, ParquetSink):
                 output.sink.write(words(("be", 2), ("or", 1)), attempt(output=name))
-        commits, newest, last_seen, _ = [target.rows(statement) for statement in blocks("sql")]
+        commits, newest, last_seen, _, _ = [target.rows(statement) for statement in blocks("sql")]
+        counted = target.rows("SELECT word, sum(n) FROM word_counts GROUP BY word ORDER BY word")
+        assert target.rows("SELECT word, n FROM word_totals ORDER BY word") == counted
     assert [row[:4] for row in commits] == [(row[0], TIME, 1, 2) for row in commits]
     assert {row[0] for row in commits} == {"history", "now", "last_seen"}
     assert sorted(newest) == [("be", 2), ("or", 1)]

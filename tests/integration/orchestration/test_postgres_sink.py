@@ -8,13 +8,15 @@ import threading
 import time as clock
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import psycopg2
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from forebay import EnvVar, PostgresSink
+from orchestration.spark.sinks.postgres import Mode
+from orchestration.spark.sinks.postgres_staging import TargetError
 from orchestration.spark.sinks.sink import AttemptOutdatedError, OutputAttempt, SinkError, Step
 from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark, words
 from tests.integration.orchestration.target_database import TIME, Target, attempt
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from orchestration.spark.sinks.postgres import Mode
     from tests.support.postgres.server import TestServer
 
 
@@ -276,10 +277,77 @@ def test_columns_that_do_not_fit_are_named(target: Target) -> None:
 
 def test_a_value_that_does_not_fit_is_named_with_its_column(target: Target) -> None:
     target.rows("CREATE TABLE counts (word uuid, n bigint, _batch_time timestamptz)")
-    with pytest.raises(Exception, match=r"invalid input syntax for type uuid.*column word"):
+    with pytest.raises(Exception, match=r"column word is 'no uuid': invalid input syntax for type uuid"):
         PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(("no uuid", 1)), attempt())
     with pytest.raises(Exception, match="a NUL character, which text in Postgres can't hold"):
         PostgresSink(EnvVar("TARGET_URL"), "others").write(words(("a\0b", 1)), attempt(output="others"))
+    assert target.staging() == []
+
+
+def test_rows_with_values_that_do_not_fit_are_named_up_to_five(target: Target) -> None:
+    target.rows("CREATE TABLE counts (word text, n integer, _batch_time timestamptz)")
+    rows = [(f"word {number}" + "x" * 300 * (number == 3), number) for number in range(100)]
+    for number in (3, 50, 99):
+        rows[number] = (rows[number][0] + "\0" * (number != 50), number if number != 50 else 2**40)
+    with pytest.raises(TargetError) as raised:
+        PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(*rows, parts=1), attempt())
+    said = str(raised.value)
+    assert said.startswith("3 row(s) can't be stored: ")
+    for part in (
+        f"column word is 'word 3{'x' * 193} …: ",
+        "a NUL",
+        f"column n is {2**40}: ",
+        "word 99",
+        "on_bad_rows=",
+    ):
+        assert part in said
+    many = words(*[("\0", number) for number in range(1000)], parts=1)
+    with pytest.raises(TargetError, match="5 rows, or more, can't be stored"):
+        PostgresSink(EnvVar("TARGET_URL"), "counts").write(many, attempt())
+    assert (target.staging(), target.counts()) == ([], [])
+
+
+@pytest.mark.parametrize("mode", get_args(Mode))
+def test_refused_rows_are_put_aside_with_the_commit_and_replaced_by_a_replay(target: Target, mode: Mode) -> None:
+    key = ["word"] if mode == "merge" else None
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", mode=mode, key=key, on_bad_rows="dead_letter")
+    refused = "SELECT refused_row::json ->> 'word', reason FROM forebay_refused_rows ORDER BY batch_time, id"
+    written = sink.write(words(("a", 1), ("b\0", 2), ("c", 3), ("d\0", 4)), attempt())
+    assert (written.rows, written.refused) == (2, 2)
+    assert target.counts() == [("a", 1), ("c", 3)]
+    kept = target.rows("SELECT refused_row, reason FROM forebay_refused_rows ORDER BY id")
+    assert [row for row, _ in kept] == ['{"word": "b\\u0000", "n": 2}', '{"word": "d\\u0000", "n": 4}']
+    assert all(reason.startswith("column word is ") and "a NUL" in reason for _, reason in kept)
+    assert sink.write(words(("e\0", 5)), attempt(time=TIME + timedelta(days=1))).refused == 1
+    assert sink.write(words(("b", 2)), attempt(2)).refused == 0
+    assert len(target.rows(refused.replace("refused_row::json ->> 'word'", "id"))) == 1
+    assert target.staging() == []
+
+
+def test_append_after_merge_says_which_constraint_is_in_the_way(target: Target) -> None:
+    PostgresSink(EnvVar("TARGET_URL"), "counts", mode="merge", key="word").write(words(("a", 1)), attempt())
+    append = PostgresSink(EnvVar("TARGET_URL"), "counts")
+    later = attempt(time=TIME + timedelta(days=1))
+    with pytest.raises(SinkError, match=r"\(word\)=\(a\).*ALTER TABLE public.counts DROP CONSTRAINT counts_pkey"):
+        append.write(words(("a", 2)), later)
+    target.rows("ALTER TABLE public.counts DROP CONSTRAINT counts_pkey")
+    append.write(words(("a", 2)), later)
+    assert target.counts() == [("a", 1), ("a", 2)]
+
+
+@pytest.mark.parametrize("step", list(Step))
+def test_refused_rows_count_only_with_their_attempts_commit(target: Target, step: Step) -> None:
+    sink = Dying(EnvVar("TARGET_URL"), "counts", on_bad_rows="dead_letter")
+    sink.dies_at = step
+    with contextlib.suppress(Died):
+        sink.write(words(("a", 1), ("b\0", 2)), attempt())
+    is_committed = target.rows("SELECT to_regclass('forebay_refused_rows') IS NOT NULL") == [(True,)]
+    assert is_committed == (step in (Step.COMMITTED, Step.SWEPT))
+    PostgresSink(EnvVar("TARGET_URL"), "counts", on_bad_rows="dead_letter").write(
+        words(("a", 1), ("b\0", 2)), attempt(2)
+    )
+    assert target.counts() == [("a", 1)]
+    assert target.rows("SELECT count(*) FROM forebay_refused_rows") == [(1,)]
     assert target.staging() == []
 
 
