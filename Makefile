@@ -43,9 +43,9 @@ up: $(STAMP) ## run a pipeline module on this machine until Ctrl-C: make up ARGS
 	@$(BIN)/forebay up $(ARGS)
 
 # Each process takes whole files, in order: a module's shared fixtures are created once, and slow files come first.
-# Three processes on two cores, because many tests wait most of their time. The JVMs start from an archive of Spark's
-# classes, which is made once for an environment.
-WORKERS ?= 3
+# More processes than cores, because many tests wait most of their time: four take 8 GB, three 6. The JVMs start from an
+# archive of Spark's classes, which is made once for an environment.
+WORKERS ?= $(shell awk '/^MemAvailable/ {print ($$2 > 12000000) ? 4 : 3}' /proc/meminfo 2>/dev/null || echo 3)
 IN_PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: $(STAMP) ## each behaviour that needs no broker, cluster or browser; ARGS="tests/unit -k frame" for a part
 	@$(if $(filter tests/unit%,$(ARGS)),,$(BIN)/python -m tests.support.spark.class_archive)

@@ -33,7 +33,7 @@ from orchestration.spark.sinks.parquet_names import (
 from orchestration.spark.sinks.parquet_objects import ParquetObjects
 from orchestration.spark.sinks.parquet_staging import staged_files
 from orchestration.spark.sinks.sink import Guarantee, Sink, Step, Written, unchecked
-from orchestration.spark.sinks.table_columns import arrow_schema, check_names
+from orchestration.spark.sinks.table_columns import arrow_schema, check_names, check_types
 from receiver_runtime.block_store.roots import OBJECT_SCHEMES, without_secrets
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.secret import Secret, SecretError
@@ -79,6 +79,7 @@ class ParquetSink(Sink):
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
         """Write to a directory of this attempt in this process; every file and directory is synced on return."""
         check_names(result.schema, attempt.name, reserved=FOLDERS, folds_case=True)
+        check_types(result.schema, attempt.name)
         if self._objects is not None:
             return self._objects.write(result, attempt)
         directory = self.path / attempt_directory(attempt.batch_time, attempt.attempt)

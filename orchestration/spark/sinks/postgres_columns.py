@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from orchestration.spark.sinks.batch_column import BATCH_TIME
 from orchestration.spark.sinks.sink import SinkError
-from orchestration.spark.sinks.table_columns import check_names
+from orchestration.spark.sinks.table_columns import check_names, lacking
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,7 +99,7 @@ def _column_type(name: str, data_type: DataType, where: str) -> str:
     kind = spelled.partition("(")[0].partition("<")[0]
     if kind == "decimal":
         return spelled.replace("decimal", "numeric")
-    if kind not in _TYPES:
+    if kind not in _TYPES or lacking(data_type):
         raise SinkError(
             f"{where}: its column {name} is a {spelled}, for which Postgres has no column: cast it, as "
             f"frame.withColumn({name!r}, frame[{name!r}].cast('string'))"

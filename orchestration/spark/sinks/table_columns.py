@@ -9,7 +9,7 @@ from orchestration.spark.sinks.sink import SinkError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 
 def check_names(
@@ -41,15 +41,43 @@ def check_names(
         )
 
 
+def check_types(schema: StructType, where: str) -> None:
+    """Raise SinkError for a column of a type, at any depth, that other programs would read as something else."""
+    for field in schema.fields:
+        if odd := lacking(field.dataType):
+            raise SinkError(
+                f"{where}: its column {field.name} is a {field.dataType.simpleString()}, and files have no {odd}: "
+                f"cast it, as frame.withColumn({field.name!r}, frame[{field.name!r}].cast('string'))"
+            )
+
+
+def lacking(type_: DataType) -> str | None:
+    """Return the name of the type, or of the first inside it, that not each of Parquet, Delta, Iceberg and JSON has."""
+    from pyspark.sql import types  # noqa: PLC0415
+
+    inner: list[DataType] = []
+    match type_:
+        case types.ArrayType():
+            inner = [type_.elementType]
+        case types.MapType():
+            inner = [type_.keyType, type_.valueType]
+        case types.StructType():
+            inner = [field.dataType for field in type_.fields]
+        case types.AnsiIntervalType() | types.CalendarIntervalType() | types.VariantType() | types.UserDefinedType():
+            return type_.simpleString()
+    return next((odd for one in inner if (odd := lacking(one))), None)
+
+
 def arrow_schema(schema: StructType, where: str, *, widens: bool = False) -> pa.Schema:
     """Return the result's columns as an Arrow schema, all nullable; `widens`: small integers become 32-bit ones.
 
-    Raises SinkError for names that a table can't have.
+    Raises SinkError for names and types that a table can't have.
     """
     import pyarrow as pa  # noqa: PLC0415
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415
 
     check_names(schema, where, folds_case=True)
+    check_types(schema, where)
     converted = to_arrow_schema(schema, timezone="UTC")
     return pa.schema([pa.field(field.name, _nullable(field.type, widens=widens)) for field in converted])
 
