@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from orchestration.pipeline import DeclarationError
 from orchestration.spark.sinks.batch_column import BATCH_TIME
+from orchestration.spark.sinks.postgres_access import unsupported
 from orchestration.spark.sinks.postgres_columns import (
     MOST_NAME_BYTES,
     Column,
@@ -210,6 +211,11 @@ class PostgresSink(Sink):
             with connection, connection.cursor() as cursor:
                 self._check_owner(cursor, attempt)
                 table = self._table_columns(cursor)
+                if odd := unsupported(cursor, self.schema, self.table, merges=self.mode == "merge"):
+                    raise SinkError(
+                        f"{attempt.name}: the table {self.target} has {'; '.join(odd)}, which PostgresSink does not "
+                        "write: give the output a table of its own, and fill this one from it"
+                    )
         return columns if not table else fitted(columns, table, name=self.target, where=attempt.name)
 
     def _commit(
@@ -238,9 +244,12 @@ class PostgresSink(Sink):
             source = self._counted(cursor, columns, staged, rows, attempt)
             if self.mode != "overwrite":
                 self._replace_batch(cursor, columns, source, attempt)
+                if self.mode == "append":
+                    self._check_stored(cursor, rows, attempt)
             elif newest is None or newest <= (attempt.pipeline_id, attempt.batch_time):
                 cursor.execute(self._sql("DELETE FROM {table}"))
                 self._insert(cursor, columns, source, attempt, "")
+                self._check_stored(cursor, rows, attempt)
             # Else the table shows a later batch (this is a replay of an older one): record it, and keep the table.
             self._keep_refused(cursor, refused, attempt)
             self.reached(Step.IN_TRANSACTION)
@@ -458,6 +467,14 @@ class PostgresSink(Sink):
                 f"({', '.join(self.key)})"
             ) from None
 
+    def _check_stored(self, cursor: Any, rows: int, attempt: OutputAttempt) -> None:  # noqa: ANN401
+        """Raise SinkError if the table did not take each row that was inserted: a trigger may leave rows out."""
+        if cursor.rowcount != rows:
+            raise SinkError(
+                f"{attempt.name}: {self.target} took {cursor.rowcount} of {rows} rows, so nothing was committed: one "
+                "of its triggers leaves rows out. Filter them in the output's function, or change the trigger"
+            )
+
     def _check_key(self, columns: list[Column], attempt: OutputAttempt) -> None:
         missing = [column for column in self.key if column not in {found.name for found in columns}]
         if missing:
@@ -488,7 +505,8 @@ class PostgresSink(Sink):
         """Return the table's columns; none if the table does not exist."""
         cursor.execute(
             "SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typcategory, "
-            "a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> '' FROM pg_attribute a "
+            "a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> '', a.attidentity = 'a' OR a.attgenerated <> '' "
+            "FROM pg_attribute a "
             "JOIN pg_type t ON t.oid = a.atttypid "
             "WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
             (_quoted(self.schema, self.table),),

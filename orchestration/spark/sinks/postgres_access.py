@@ -1,4 +1,4 @@
-"""Check whether a sink's Postgres could be written to, without writing: its schema, its table and the login's rights.
+"""Check whether a sink's Postgres could be written to, without writing: its schema, table, and the login's rights.
 
 All SQL here runs on the target, and changes nothing; this module never touches the driver log.
 """
@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _REFERENCES = ("env:", "file:")
+_KINDS = {
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table",
+    "S": "a sequence",
+    "c": "a type",
+    "i": "an index",
+}
+# Bits of pg_trigger.tgtype: fires for each row; before it; at DELETE.
+_BEFORE_ROW, _AT_DELETE = 1 | 2, 8
 
 
 def missing_rights(sink: Mapping[str, Any], application_name: str) -> list[str]:
@@ -30,19 +40,65 @@ def missing_rights(sink: Mapping[str, Any], application_name: str) -> list[str]:
         connection.set_session(readonly=True, autocommit=True)
         with connection.cursor() as cursor:
             cursor.execute(
-                "SELECT n.oid IS NOT NULL, coalesce(has_schema_privilege(n.oid, 'CREATE'), false), "
-                "c.oid IS NULL OR has_table_privilege(c.oid, 'INSERT, DELETE'), current_user "
+                "SELECT n.oid IS NOT NULL, coalesce(has_schema_privilege(n.oid, 'CREATE'), false), ARRAY("
+                "SELECT one FROM unnest(%(rights)s) one WHERE NOT has_table_privilege(c.oid, one)), current_user "
                 "FROM (VALUES (1)) AS one "
                 "LEFT JOIN pg_namespace n ON n.nspname = %(schema)s "
                 "LEFT JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = %(table)s",
-                {"schema": schema, "table": table},
+                {
+                    "schema": schema,
+                    "table": table,
+                    "rights": ["SELECT", "INSERT", "DELETE", *(["UPDATE"] if sink["mode"] == "merge" else [])],
+                },
             )
-            exists, may_create, may_write, login = cursor.fetchone()
+            exists, may_create, lacks, login = cursor.fetchone()
+            unknown = unsupported(cursor, schema, table, merges=sink["mode"] == "merge")
     if not exists:
         return [f"there is no schema {schema}"]
     lacking = []
     if not may_create:
         lacking.append(f"{login} may not create tables in the schema {schema}, which every attempt does")
-    if not may_write:
-        lacking.append(f"{login} lacks INSERT or DELETE on {schema}.{table}")
-    return lacking
+    if lacks:
+        lacking.append(f"{login} lacks {' and '.join(lacks)} on {schema}.{table}")
+    return lacking + [f"the table {schema}.{table} has {one}, which PostgresSink does not write" for one in unknown]
+
+
+def unsupported(cursor: Any, schema: str, table: str, *, merges: bool) -> list[str]:  # noqa: ANN401
+    """Return by name what the relation has with which a batch's rows would not be replaced by a replay, or be left out.
+
+    Its other triggers, its constraints and its partitions are Postgres's own affair: they work as for any login.
+    Locks: none.
+    """
+    cursor.execute(
+        "SELECT c.oid, c.relkind, row_security_active(c.oid), "
+        "EXISTS (SELECT FROM pg_inherits WHERE inhparent = c.oid) AND c.relkind <> 'p', "
+        "ARRAY(SELECT rulename::text FROM pg_rewrite WHERE ev_class = c.oid AND ev_enabled <> 'D' ORDER BY 1), "
+        "ARRAY(SELECT inhrelid::regclass::text FROM pg_inherits p JOIN pg_class leaf ON leaf.oid = inhrelid "
+        "WHERE inhparent = c.oid AND leaf.relkind = 'f' ORDER BY 1) "
+        "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = %(schema)s AND c.relname = %(table)s",
+        {"schema": schema, "table": table},
+    )
+    found = cursor.fetchone()
+    if found is None:
+        return []
+    oid, kind, secured, has_children, rules, foreign = found
+    if kind in _KINDS:
+        return [f"no rows of its own: it is {_KINDS[kind]}"]
+    cursor.execute(
+        "SELECT tgname::text FROM pg_trigger WHERE tgrelid IN (SELECT %(oid)s UNION SELECT relid FROM "
+        "pg_partition_tree(%(oid)s)) AND NOT tgisinternal AND tgenabled IN ('O', 'A') AND tgtype & %(before)s = "
+        "%(before)s AND (%(any)s OR tgtype & %(delete)s <> 0) GROUP BY 1 ORDER BY 1",
+        {"oid": oid, "before": _BEFORE_ROW, "delete": _AT_DELETE, "any": merges},
+    )
+    triggers = [name for (name,) in cursor.fetchall()]
+    return [
+        *(["row security for this login, which hides rows from it"] if secured else []),
+        *(["tables that inherit from it"] if has_children else []),
+        *(f"the rule {name}" for name in rules),
+        *(f"the foreign partition {name}" for name in foreign),
+        *(
+            f"the trigger {name}, which may keep rows from being {'merged' if merges else 'deleted'}"
+            for name in triggers
+        ),
+    ]

@@ -66,12 +66,13 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column of an existing table; `filled`: it gets a value even if none is given."""
+    """A column of an existing table; `filled`: it gets a value even if none is given; `generated`: it takes none."""
 
     name: str
     type: str
     category: str
     filled: bool
+    generated: bool
 
 
 def can_be_name(text: str) -> bool:
@@ -123,6 +124,11 @@ def fitted(columns: Sequence[Column], table: Sequence[TableColumn], *, name: str
     wrong += [
         f"column {column.name} is {there[column.name].type} in the table and {column.type} in the result"
         for column in other
+    ]
+    wrong += [
+        f"the table generates its column {column.name}, so that it takes no value"
+        for column in table
+        if column.generated and column.name in {*given, BATCH_TIME}
     ]
     if BATCH_TIME not in there:
         wrong.append(f"the table has no column {BATCH_TIME} (timestamp with time zone), which says a row's batch")

@@ -11,6 +11,7 @@ where the sink keeps them, they go to a second table, as text.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ ANSWER = "staging string, rows bigint, refused bigint"
 REFUSED = "_refused"
 _MOST_NAMED = 5  # refused rows that an error names
 _NUL = "\\u0000"  # as JSON has it
+#: Bytes of a character in Postgres's message.
+_BYTE = re.compile(r"\b0x([0-9a-f]{2})\b")
 _MOST_CHARACTERS = 200  # of a refused value that are shown
 #: Refused rows that one task keeps aside: with more, it is the output that is wrong.
 _MOST_REFUSED = 10_000
@@ -60,6 +63,8 @@ class Address:
                 f"postgresql://{rest}",
                 **password,
                 connect_timeout=10,
+                # Else libpq takes the database's, and bytes of UTF-8 would be stored as text of that.
+                client_encoding="UTF8",
                 application_name=self.application_name[:63],
                 **_KEEPALIVE,
             )
@@ -193,17 +198,25 @@ class _Refused:
 
 
 def _refused(batch: pa.RecordBatch, error: Any) -> _Refused:  # noqa: ANN401  psycopg2 has no types
+    from psycopg2.errors import UntranslatableCharacter  # noqa: PLC0415
+
     [row] = batch.to_pylist()
     context = (error.diag.context or "") if error.diag is not None else ""
     # Of two names where one begins like the other, the longer one.
     named = [name for name in sorted(row, key=len, reverse=True) if f", column {name}" in context]
-    # Postgres names no column for a NUL in a text.
+    # Postgres names no column for a NUL in a text, and none for a character that the database's encoding lacks.
     named += [name for name, value in row.items() if _NUL in json.dumps(value, default=str)]
+    lacking = ""
+    if isinstance(error, UntranslatableCharacter):
+        lacking = bytes.fromhex("".join(_BYTE.findall(str(error)))).decode(errors="ignore")
+        named += [name for name, value in row.items() if lacking in json.dumps(value, default=str, ensure_ascii=False)]
     reason = _said(error)
     if named:
         value = repr(row[named[0]])
         shown = value if len(value) <= _MOST_CHARACTERS else f"{value[:_MOST_CHARACTERS]} …"
         reason = f"column {named[0]} is {shown}: {_said(error, with_context=False)}"
+    if lacking:
+        reason = reason.encode("ascii", "backslashreplace").decode()
     # A NUL is an escape there, so that the text can be kept.
     return _Refused(json.dumps(row, default=str), reason.replace("\0", "\\0"))
 

@@ -1,0 +1,137 @@
+"""Check that a table with what a sink would not write rightly is refused by name, and that the rest is honoured."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import psycopg2
+import pytest
+
+from forebay import EnvVar, PostgresSink
+from orchestration.spark.sinks.postgres_access import missing_rights, unsupported
+from orchestration.spark.sinks.postgres_staging import TargetError
+from orchestration.spark.sinks.sink import SinkError
+from tests.integration.orchestration.frame_without_spark import words
+from tests.integration.orchestration.target_database import Target, attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.postgres.server import TestServer
+
+TABLE = "CREATE TABLE counts (word text, n bigint, _batch_time timestamptz)"
+_NOTHING = "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'"
+
+
+@pytest.fixture
+def target(postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
+    with postgres_server.database(migrated=False) as url:
+        made = Target(url)
+        monkeypatch.setenv("TARGET_URL", made.url)
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("statements", "named"),
+    [
+        ("ALTER TABLE counts RENAME TO kept; CREATE VIEW counts AS SELECT * FROM kept", "it is a view"),
+        ("CREATE RULE away AS ON DELETE TO counts DO INSTEAD NOTHING", "the rule away"),
+        (
+            f"{_NOTHING}; CREATE TRIGGER kept BEFORE DELETE ON counts FOR EACH ROW EXECUTE FUNCTION nothing()",
+            "trigger kept",
+        ),
+        (
+            f"{_NOTHING}; CREATE TRIGGER out BEFORE INSERT ON counts FOR EACH ROW EXECUTE FUNCTION nothing()",
+            "0 of 1 rows",
+        ),
+        ("CREATE TABLE child () INHERITS (counts)", "tables that inherit from it"),
+        (
+            "ALTER TABLE counts DROP n; ALTER TABLE counts ADD n bigint GENERATED ALWAYS AS (1) STORED",
+            "generates its column n",
+        ),
+        ("ALTER TABLE counts ALTER n SET NOT NULL, ALTER n ADD GENERATED ALWAYS AS IDENTITY", "generates its column n"),
+        (
+            "DROP TABLE counts; CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w;"
+            + TABLE.replace("TABLE", "FOREIGN TABLE")
+            + " SERVER s",
+            "it is a foreign table",
+        ),
+    ],
+)
+def test_what_the_sink_would_not_write_rightly_is_refused_by_name(target: Target, statements: str, named: str) -> None:
+    target.rows(TABLE)
+    target.rows(statements)
+    with pytest.raises(SinkError, match=named):
+        PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(("a", 1)), attempt())
+    assert target.staging() == target.commits() == []
+
+
+def test_merge_refuses_a_trigger_before_rows(target: Target) -> None:
+    target.rows(TABLE + ";ALTER TABLE counts ADD PRIMARY KEY (word);" + _NOTHING)
+    target.rows("CREATE TRIGGER out BEFORE UPDATE ON counts FOR EACH ROW EXECUTE FUNCTION nothing()")
+    with pytest.raises(SinkError, match="the trigger out, which may keep rows from being merged"):
+        PostgresSink(EnvVar("TARGET_URL"), "counts", mode="merge", key="word").write(words(("a", 1)), attempt())
+
+
+def test_partitions_and_triggers_after_a_row_work_as_for_any_login(target: Target) -> None:
+    target.rows(TABLE + " PARTITION BY LIST (word); CREATE TABLE counts_a PARTITION OF counts FOR VALUES IN ('a')")
+    target.rows("CREATE TABLE seen (word text)")
+    target.rows(
+        "CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO seen VALUES (new.word); RETURN "
+        "NULL; END'; CREATE TRIGGER see AFTER INSERT ON counts FOR EACH ROW EXECUTE FUNCTION see()"
+    )
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts")
+    sink.write(words(("a", 1)), attempt())
+    sink.write(words(("a", 2)), attempt(2))
+    assert target.counts() == [("a", 2)]
+    assert target.rows("SELECT word FROM seen") == [("a",), ("a",)]
+
+
+def test_row_security_that_hides_rows_from_the_login_is_seen(target: Target) -> None:
+    with contextlib.closing(psycopg2.connect(target.url)) as connection, connection.cursor() as cursor:
+        cursor.execute(TABLE + "; ALTER TABLE counts ENABLE ROW LEVEL SECURITY; CREATE ROLE forebay_hidden")
+        assert unsupported(cursor, "public", "counts", merges=False) == []
+        cursor.execute("GRANT ALL ON counts TO forebay_hidden; SET LOCAL ROLE forebay_hidden")
+        assert unsupported(cursor, "public", "counts", merges=False) == [
+            "row security for this login, which hides rows from it"
+        ]
+        connection.rollback()
+
+
+def test_the_check_before_a_batch_names_each_right_that_is_missing_and_what_the_table_has(target: Target) -> None:
+    role = f"{target.rows('SELECT current_database()')[0][0]}_role"
+    target.rows(f"{TABLE}; CREATE ROLE {role}; GRANT SELECT, INSERT ON counts TO {role}")
+    target.rows("CREATE RULE away AS ON DELETE TO counts DO INSTEAD NOTHING")
+    try:
+        url = f"{target.url}{'&' if '?' in target.url else '?'}options=-c%20role%3D{role}"
+        sink = {**PostgresSink(EnvVar("TARGET_URL"), "counts").declaration(), "url": url}
+        rule = "the table public.counts has the rule away, which PostgresSink does not write"
+        may_not = f"{role} may not create tables in the schema public, which every attempt does"
+        assert missing_rights(sink, "test") == [may_not, f"{role} lacks DELETE on public.counts", rule]
+        merges = {**sink, "mode": "merge"}
+        assert missing_rights(merges, "test")[1] == f"{role} lacks DELETE and UPDATE on public.counts"
+    finally:
+        target.rows(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_text_in_a_database_of_another_encoding_is_that_text_or_refused(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.closing(psycopg2.connect(target.url)) as connection:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            name = f"{connection.info.dbname}_latin1"
+            cursor.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+            try:
+                latin = Target(target.url.replace(f"/{connection.info.dbname}", f"/{name}"))
+                monkeypatch.setenv("TARGET_URL", latin.url)
+                PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(("Grüße", 1)), attempt())
+                assert latin.rows("SELECT length(word) FROM counts") == [(5,)]
+                with pytest.raises(TargetError, match=r"column word is '.u20ac': .* no equivalent in encoding .LATIN1"):
+                    PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(("€", 1)), attempt(2))
+                sink = PostgresSink(EnvVar("TARGET_URL"), "counts", on_bad_rows="dead_letter")
+                assert sink.write(words(("€", 1), ("ü", 2)), attempt(3)).refused == 1
+                assert latin.rows("SELECT n FROM counts") == [(2,)]
+            finally:
+                cursor.execute(f"DROP DATABASE {name} WITH (FORCE)")
