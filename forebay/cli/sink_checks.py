@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forebay.cli.findings import Finding, Health
-from orchestration.spark.sinks.postgres_access import missing_rights
+from orchestration.spark.sinks.postgres_access import access
 from orchestration.spark.sinks.postgres_staging import TargetError
 from receiver_runtime.sources.secret import SecretError
 
@@ -39,14 +39,20 @@ def check_sink(output: Output) -> Iterator[Finding]:
 
 def _postgres(name: str, sink: dict[str, object]) -> Finding:
     try:
-        missing = missing_rights(sink, APPLICATION)
+        found = access(sink, APPLICATION)
     except SecretError as error:
         way_out = "Set it where batches run; to check the target from here, set it here too."
         return Finding(name, Health.WARNING, f"{sink['table']}: {error}", way_out)
     except TargetError as error:
         return Finding(name, Health.FAILED, str(error), "Start the target, or correct the URL.")
-    if missing:
-        return Finding(name, Health.FAILED, "; ".join(missing), "Grant it to the login of the sink's URL.")
+    if found.missing_rights:
+        way_out = "Grant it to the login of the sink's URL."
+        return Finding(name, Health.FAILED, "; ".join(found.missing_rights + found.misfits), way_out)
+    if found.misfits:
+        return Finding(name, Health.FAILED, "; ".join(found.misfits), "Give the output a table of its own.")
+    if found.warnings:
+        way_out = "If it was made by mode='merge', go back to that, or drop the constraint."
+        return Finding(name, Health.WARNING, "; ".join(found.warnings), way_out)
     return Finding(name, Health.OK, f"{sink['table']}: its Postgres answers, and may be written to")
 
 

@@ -6,6 +6,7 @@ All SQL here runs on the target, and changes nothing; this module never touches 
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestration.spark.sinks.postgres_staging import Address
@@ -28,8 +29,17 @@ _KINDS = {
 _BEFORE_ROW, _AT_DELETE = 1 | 2, 8
 
 
-def missing_rights(sink: Mapping[str, Any], application_name: str) -> list[str]:
-    """Return what the login lacks to write an output there, as sentences; empty if it can.
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What is in an output's way, as sentences: rights that the login lacks, what the table has, and what may come."""
+
+    missing_rights: list[str]
+    misfits: list[str]
+    warnings: list[str]
+
+
+def access(sink: Mapping[str, Any], application_name: str) -> Access:
+    """Return what would be in the way of an output's batches.
 
     `sink`: the declaration of a `PostgresSink`. Raises TargetError if there is no connection, and SecretError.
     """
@@ -52,15 +62,48 @@ def missing_rights(sink: Mapping[str, Any], application_name: str) -> list[str]:
                 },
             )
             exists, may_create, lacks, login = cursor.fetchone()
-            unknown = unsupported(cursor, schema, table, merges=sink["mode"] == "merge")
+            misfits = [
+                f"the table {schema}.{table} has {one}, which PostgresSink does not write"
+                for one in unsupported(cursor, schema, table, merges=sink["mode"] == "merge")
+            ]
+            unique = _unique_indexes(cursor, schema, table)
     if not exists:
-        return [f"there is no schema {schema}"]
+        return Access([f"there is no schema {schema}"], [], [])
     lacking = []
     if not may_create:
         lacking.append(f"{login} may not create tables in the schema {schema}, which every attempt does")
     if lacks:
         lacking.append(f"{login} lacks {' and '.join(lacks)} on {schema}.{table}")
-    return lacking + [f"the table {schema}.{table} has {one}, which PostgresSink does not write" for one in unknown]
+    if (
+        sink["mode"] == "merge"
+        and unique is not None
+        and set(sink["key"]) not in [set(columns) for _, columns, _ in unique]
+    ):
+        key = ", ".join(sink["key"])
+        misfits.append(f"the table {schema}.{table} has no unique constraint on its key ({key}), which merging needs")
+    warnings = [
+        f"{name} of {schema}.{table} lets no two batches have a row of the same {', '.join(columns)}: mode='append' "
+        "fails when they do"
+        for name, columns, fills in unique or ()
+        if sink["mode"] == "append" and not fills
+    ]
+    return Access(lacking, misfits, warnings)
+
+
+def _unique_indexes(cursor: Any, schema: str, table: str) -> list[tuple[str, list[str], bool]] | None:  # noqa: ANN401
+    """Return the table's unique indexes with columns, and whether it fills one itself; None without it. Locks: none."""
+    cursor.execute(
+        "SELECT i.relname::text, ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = x.indrelid "
+        "AND a.attnum = ANY (x.indkey::int2[]) ORDER BY a.attnum), EXISTS (SELECT FROM pg_attribute a "
+        "WHERE a.attrelid = x.indrelid AND a.attnum = ANY (x.indkey::int2[]) AND (a.atthasdef OR a.attidentity <> '')) "
+        "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "LEFT JOIN pg_index x ON x.indrelid = c.oid AND x.indisunique AND x.indimmediate AND x.indpred IS NULL "
+        "AND x.indexprs IS NULL LEFT JOIN pg_class i ON i.oid = x.indexrelid "
+        "WHERE n.nspname = %(schema)s AND c.relname = %(table)s ORDER BY 1",
+        {"schema": schema, "table": table},
+    )
+    found = cursor.fetchall()
+    return [(name, columns, fills) for name, columns, fills in found if name] if found else None
 
 
 def unsupported(cursor: Any, schema: str, table: str, *, merges: bool) -> list[str]:  # noqa: ANN401

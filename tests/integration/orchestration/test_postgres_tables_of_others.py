@@ -9,7 +9,7 @@ import psycopg2
 import pytest
 
 from forebay import EnvVar, PostgresSink
-from orchestration.spark.sinks.postgres_access import missing_rights, unsupported
+from orchestration.spark.sinks.postgres_access import Access, access, unsupported
 from orchestration.spark.sinks.postgres_staging import TargetError
 from orchestration.spark.sinks.sink import SinkError
 from tests.integration.orchestration.frame_without_spark import words
@@ -108,11 +108,21 @@ def test_the_check_before_a_batch_names_each_right_that_is_missing_and_what_the_
         sink = {**PostgresSink(EnvVar("TARGET_URL"), "counts").declaration(), "url": url}
         rule = "the table public.counts has the rule away, which PostgresSink does not write"
         may_not = f"{role} may not create tables in the schema public, which every attempt does"
-        assert missing_rights(sink, "test") == [may_not, f"{role} lacks DELETE on public.counts", rule]
-        merges = {**sink, "mode": "merge"}
-        assert missing_rights(merges, "test")[1] == f"{role} lacks DELETE and UPDATE on public.counts"
+        assert access(sink, "test") == Access([may_not, f"{role} lacks DELETE on public.counts"], [rule], [])
+        merges = access({**sink, "mode": "merge", "key": ["word"]}, "test")
+        assert merges.missing_rights[1] == f"{role} lacks DELETE and UPDATE on public.counts"
+        assert "no unique constraint on its key (word)" in merges.misfits[1]
     finally:
         target.rows(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_the_check_warns_of_append_on_a_table_that_merge_made(target: Target) -> None:
+    merge = PostgresSink(EnvVar("TARGET_URL"), "counts", mode="merge", key="word")
+    assert access(merge.declaration(), "test") == Access([], [], [])
+    merge.write(words(("a", 1)), attempt())
+    assert access(merge.declaration(), "test") == Access([], [], [])
+    [warning] = access(PostgresSink(EnvVar("TARGET_URL"), "counts").declaration(), "test").warnings
+    assert warning.startswith("counts_pkey of public.counts lets no two batches have a row of the same word")
 
 
 def test_text_in_a_database_of_another_encoding_is_that_text_or_refused(
