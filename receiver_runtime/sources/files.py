@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from receiver_runtime.sources.base import Guarantee, Source
+from receiver_runtime.sources.dialects import FILE_NAMES, FILE_PATHS, PLAIN_PATHS, PLAIN_URLS, READ_FILE_NAMES
 from receiver_runtime.sources.secret import Secret
 from receiver_runtime.sources.text_encoding import TextEncoding  # noqa: TC001  pydantic evaluates it
 from receiver_runtime.sources.units import parse_bytes, parse_duration
@@ -69,6 +70,12 @@ class _Files(Source):
     shared: bool = False
     follow_symlinks: bool = False
     unfinished: tuple[str, ...] = UNFINISHED
+
+    @field_validator("unfinished")
+    @classmethod
+    def _check_unfinished(cls, unfinished: tuple[str, ...]) -> tuple[str, ...]:
+        FILE_NAMES.check(*unfinished)
+        return unfinished
 
     @property
     def address(self) -> str:
@@ -130,7 +137,14 @@ class FollowedFiles(_Files):
     def _check_path(cls, path: str) -> str:
         if not path.startswith("/"):
             raise ValueError(f"{path!r} is no absolute path: begin it with '/', as '/var/log/app/*.log*'")
+        FILE_PATHS.check(path)
         return path
+
+    @field_validator("exclude")
+    @classmethod
+    def _check_exclude(cls, exclude: tuple[str, ...]) -> tuple[str, ...]:
+        FILE_NAMES.check(*exclude)
+        return exclude
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -166,12 +180,20 @@ class _ArrivingFiles(_Files):
         if url is None:
             if not PurePosixPath(path).is_absolute():
                 raise ValueError(f"{path!r} is no absolute path and no URL: begin it with '/', or 's3://'")
+            PLAIN_PATHS.check(path)
             return path
         if url[1] not in _OBJECT_SCHEMES:
             raise ValueError(f"{path!r} can't be read: give a directory, or one of {', '.join(_OBJECT_SCHEMES)}://")
         if "@" in path or "?" in path:
             raise ValueError("the URL has more than bucket and prefix: put the rest into options, secrets by reference")
+        PLAIN_URLS.check(path)
         return path
+
+    @field_validator("pattern")
+    @classmethod
+    def _check_pattern(cls, pattern: str) -> str:
+        READ_FILE_NAMES.check(pattern)
+        return pattern
 
     @field_validator("options", mode="before")
     @classmethod
@@ -182,6 +204,8 @@ class _ArrivingFiles(_Files):
         for name, value in options.items():
             if name not in _OPTIONS:
                 raise ValueError(f"options: {name} is not known: use {', '.join(_OPTIONS)}")
+            if name == "force_virtual_addressing" and value not in ("true", "false"):
+                raise ValueError(f"options: {name}={value!r} must be 'true' or 'false'")
             # A secret is kept as its reference; a literal is refused.
             checked[name] = Secret.of(value).reference if name in _SECRET_OPTIONS else value
         return checked

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from receiver_runtime.sources.base import Source
+from receiver_runtime.sources.dialects import check_librdkafka_numbers
 from receiver_runtime.sources.loopback import are_loopback
 from receiver_runtime.sources.secret import Secret
 from receiver_runtime.sources.several import Several  # noqa: TC001  pydantic reads it
@@ -186,6 +187,7 @@ class Kafka(Source):
                 raise ValueError(f"options: {name} is not to be set here: use {_OURS[name]}")
             # A secret is kept as its reference; a literal is refused.
             checked[name] = Secret.of(value).reference if name in _SECRET_OPTIONS else value
+        check_librdkafka_numbers(checked.items())
         return checked
 
     @model_serializer(mode="wrap")

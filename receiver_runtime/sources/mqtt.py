@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from receiver_runtime.sources.base import Guarantee, Source, SourceRule
+from receiver_runtime.sources.dialects import MQTT_FILTERS
 from receiver_runtime.sources.secret import Secret  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.several import Several  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.tcp import Tls, address_of, parse_tls
@@ -123,9 +124,8 @@ class Mqtt(Source):
     def _check_topics(cls, topics: tuple[str, ...]) -> tuple[str, ...]:
         if not topics:
             raise ValueError("no topic is named: give at least one filter, as 'plant/#'")
+        MQTT_FILTERS.check(*topics)
         for topic in topics:
-            if topic.startswith(_SHARE):
-                raise ValueError(f"{topic!r} is a shared subscription: give the filter alone, and group")
             levels = topic.split("/")
             odd = any("#" in level for level in levels[:-1]) or any(
                 len(level) > 1 and ("#" in level or "+" in level) for level in levels

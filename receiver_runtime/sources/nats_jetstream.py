@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from receiver_runtime.sources.base import Guarantee, Source
+from receiver_runtime.sources.dialects import NATS_SUBJECTS
 from receiver_runtime.sources.loopback import are_loopback
 from receiver_runtime.sources.secret import Secret  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.tcp import Tls, parse_tls
@@ -102,6 +103,7 @@ class NatsJetStream(Source):
     def _check_subject(cls, subject: str | None) -> str | None:
         if subject is not None and (not subject or re.search(r"\s", subject) or "" in subject.split(".")):
             raise ValueError(f"{subject!r} is no subject: words with dots between, '*' for one word, '>' for the rest")
+        NATS_SUBJECTS.check(*([] if subject is None else [subject]))
         return subject
 
     @field_validator("credentials_file")

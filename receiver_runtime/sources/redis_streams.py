@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from receiver_runtime.sources.base import Guarantee, Source
+from receiver_runtime.sources.dialects import REDIS_KEYS
 from receiver_runtime.sources.secret import Secret  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.several import Several  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.tcp import Tls, address_of, parse_tls
@@ -77,6 +78,7 @@ class RedisStreams(Source):
             raise ValueError("no stream key is named: give at least one, as 'orders'")
         if len(set(streams)) != len(streams):
             raise ValueError("a stream key is named twice: name it once")
+        REDIS_KEYS.check(*streams)
         return streams
 
     @model_validator(mode="after")

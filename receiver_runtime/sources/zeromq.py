@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from receiver_runtime.sources.base import Guarantee, Source
+from receiver_runtime.sources.dialects import ZEROMQ_TOPICS
 from receiver_runtime.sources.loopback import is_loopback
 from receiver_runtime.sources.secret import Secret  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.several import Several  # noqa: TC001  pydantic reads it
@@ -117,6 +118,7 @@ class ZeroMQ(Source):
     def _check_topics(cls, topics: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(topics)) != len(topics):
             raise ValueError("a topic is named twice: name it once")
+        ZEROMQ_TOPICS.check(*topics)
         return topics
 
     @field_validator("curve_server_key")

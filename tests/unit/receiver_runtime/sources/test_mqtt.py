@@ -27,7 +27,7 @@ def test_one_topic_may_be_given_as_text_and_the_port_has_its_default() -> None:
         ("topics", ["#/a"], "topics: '#/a' is no topic filter"),
         ("topics", ["a/b+"], "is no topic filter"),
         ("topics", ["a", "a"], "topics: a topic is named twice"),
-        ("topics", ["$share/g/a"], "is a shared subscription: give the filter alone, and group"),
+        ("topics", ["$share/g/a"], "does not match what it seems to: give the filter alone, and group"),
         ("group", "a/b", "group: 'a/b' is no name of a group"),
         ("qos", 3, "qos: "),
         ("version", "4", "version: "),

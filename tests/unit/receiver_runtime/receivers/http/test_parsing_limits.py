@@ -82,10 +82,10 @@ def test_too_many_values_are_413_before_any_object_is_made(
 
 
 def test_a_protobuf_of_many_empty_messages_is_413_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: bytes) -> None:
+    def refuse(*_: object) -> None:
         raise AssertionError("it was read")
 
-    monkeypatch.setattr(otlp_logs, "_from_protobuf", refuse)
+    monkeypatch.setattr(otlp_logs, "request_of", refuse)
     headers = [(b"content-type", b"application/x-protobuf")]
     with pytest.raises(PushRefusedError, match="messages in protobuf, max_body_values is 999") as raised:
         otlp_logs.parse_logs(
