@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from orchestration.pipeline_settings import PipelineSettings
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
-from receiver_runtime.sources.units import parse_duration
+from receiver_runtime.sources.units import MOST_DAYS, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -83,6 +83,12 @@ def _duration(value: str | timedelta, where: str, *, least: timedelta = timedelt
         except ValueError as error:
             message = f"{where}: {error}"
             raise DeclarationError(message) from error
+    if duration > timedelta(days=MOST_DAYS):
+        message = f"{where}={value!r} is longer than {MOST_DAYS} days: give less"
+        raise DeclarationError(message)
+    if duration % timedelta(milliseconds=1):
+        message = f"{where}={value!r} is no whole number of milliseconds, in which the driver log keeps it: round it"
+        raise DeclarationError(message)
     if duration < least:
         message = f"{where}={value!r} must be longer than 0" if least else f"{where}={value!r} must not be negative"
         raise DeclarationError(message)

@@ -7,6 +7,8 @@ import re
 
 _NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+#: The longest duration: dates that are this far from now are still dates in Python and in Postgres.
+MOST_DAYS = 36_500
 _BYTES = {
     "B": 1,
     "KB": 10**3,
@@ -22,15 +24,17 @@ def parse_duration(value: object) -> float:
     """Return a duration in seconds, from ``"200ms"``, ``"2s"``, ``"1m"``, ``"1h"``, ``"7d"`` or a number of seconds.
 
     Raises:
-        ValueError: not of that form, or not finite; the message says what is valid.
+        ValueError: not of that form, or longer than 36,500 days; the message says what is valid.
     """
+    seconds = math.nan
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if math.isfinite(value) and value >= 0:
-            return float(value)
+        seconds = float(min(value, 1e18)) if value >= 0 else math.nan
     elif isinstance(value, str) and (match := _NUMBER_AND_UNIT.fullmatch(value)) and match[2] in _SECONDS:
         seconds = float(match[1]) * _SECONDS[match[2]]
-        if math.isfinite(seconds):
-            return seconds
+    if seconds > MOST_DAYS * _SECONDS["d"]:
+        raise ValueError(f"{value!r} is longer than {MOST_DAYS} days: give less")
+    if not math.isnan(seconds):
+        return seconds
     raise ValueError(f"{value!r} is no duration: write a number with a unit, one of {', '.join(_SECONDS)}, as '200ms'")
 
 

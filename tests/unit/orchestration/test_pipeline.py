@@ -227,6 +227,8 @@ def test_a_module_gives_its_pipelines(tmp_path: Path) -> None:
     [
         ("", "declares no Pipeline"),
         ("p = Pipeline('p', interval='1s')", "'p'.*has no output"),
+        ("\n\nPipeline('p', interval='333.3ms')", "interval='333.3ms' is no whole number of milliseconds"),
+        ("\n\nPipeline('p', interval='1s', retention='40000d')", "'40000d' is longer than 36500 days"),
         ("\n\nPipeline('p', interval='0s')", r"longer than 0.*declared\.py:6\)"),
         # The value is not shown: it may be a secret in the wrong field.
         ("SocketText(host='127.0.0.1', port='a secret')", r"^module 'declared': SocketText: port: [^']*$"),

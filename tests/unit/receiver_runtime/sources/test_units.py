@@ -19,6 +19,13 @@ def test_an_invalid_duration_is_refused_with_an_example(value: object) -> None:
         parse_duration(value)
 
 
+@pytest.mark.parametrize("value", ["36501d", "9" * 400 + "d", 10**400, float("inf"), 36_500 * 86_400.0 + 1])
+def test_a_duration_that_no_date_can_be_added_to_is_refused(value: object) -> None:
+    assert parse_duration("36500d") == 36_500 * 86_400.0
+    with pytest.raises(ValueError, match="is longer than 36500 days"):
+        parse_duration(value)
+
+
 @pytest.mark.parametrize(
     ("value", "size"), [("16MiB", 2**24), ("64KB", 64_000), ("7", 7), ("1.5KiB", 1536), (12, 12), ("1GiB", 2**30)]
 )
