@@ -238,6 +238,16 @@ def test_a_consumer_that_would_lose_messages_or_gives_none_is_refused(
     stream.check(rig)
 
 
+def test_a_consumer_with_another_subject_than_the_declared_one_is_refused(
+    stream: NatsStream, make_rig: Callable[..., SourceRig]
+) -> None:
+    create_consumer(stream, filter_subject=f"{stream.name}.a.*")
+    rig = make_rig(stream.source(subject=f"{stream.name}.b.*"))
+    process = rig.start()
+    eventually(lambda: rig.said(f"reads {stream.name}.a.*, and not '{stream.name}.b.*'"), "the event")
+    stop(process)
+
+
 def test_a_deleted_consumer_is_recreated_at_its_position(
     stream: NatsStream, make_rig: Callable[..., SourceRig]
 ) -> None:

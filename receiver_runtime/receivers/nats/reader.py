@@ -209,6 +209,13 @@ class NatsReader:
                 "another durable"
             )
 
+        filters = [*(config.filter_subjects or []), *([config.filter_subject] if config.filter_subject else [])]
+        if self._source.subject is not None and filters != [self._source.subject]:
+            raise NatsError(
+                f"{name} reads {', '.join(filters) or 'each subject'}, and not {self._source.subject!r}, which was "
+                "declared: give another durable, or delete the consumer"
+            )
+
     def _where_to_begin(self, made: datetime | None) -> tuple[DeliverPolicy, int | None]:
         """Return where a new consumer begins: as declared, or where the consumer that is gone had got to."""
         source, known = self._source, self._known
