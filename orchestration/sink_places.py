@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _POSTGRES_PORT = 5432
+_PORT = re.compile(r":\d+$")
 # The options that identify a catalog; a SQL catalog has its own name in its tables.
 _CATALOG = ("type", "uri", "warehouse")
 
@@ -50,8 +52,16 @@ def _database(url: str) -> tuple[str, ...]:
     parts = urlsplit(url)
     if not parts.netloc and not parts.path.startswith("/"):
         return (url,)
-    user = parts.username or getpass.getuser()
-    return (parts.hostname or "", str(parts.port or _POSTGRES_PORT), parts.path.strip("/") or user)
+    # libpq takes several servers with commas between, and parameters in place of what is before them.
+    given = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    servers = (given.get("host") or unquote(parts.netloc.rpartition("@")[2])).lower().split(",")
+    ports = given.get("port", "").split(",")
+    named = [
+        server if _PORT.search(server) else f"{server}:{ports[min(index, len(ports) - 1)] or _POSTGRES_PORT}"
+        for index, server in enumerate(servers)
+    ]
+    user = given.get("user") or unquote(parts.netloc.rpartition("@")[0].partition(":")[0]) or getpass.getuser()
+    return (",".join(named), given.get("dbname") or unquote(parts.path.strip("/")) or user)
 
 
 def _directory(path: str) -> str:

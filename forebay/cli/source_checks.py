@@ -74,7 +74,7 @@ def check_source(stream: Stream, *, running: Collection[str]) -> Iterator[Findin
     yield from _reached(name, source, answering)
     path = getattr(source, "path", None)
     if isinstance(path, str):
-        yield _readable(name, path)
+        yield _readable(name, path, is_pattern=source.kind == "followed_files")
     if not places and not answering and path is None:
         yield Finding(name, Health.OK, f"{source.kind} {source.address}: its receiver knows where it reads; not tried")
 
@@ -175,10 +175,10 @@ def _refusal(place: _Place) -> str:
     return ""
 
 
-def _readable(name: str, path: str) -> Finding:
+def _readable(name: str, path: str, *, is_pattern: bool) -> Finding:
     if "://" in path:
         return Finding(name, Health.OK, f"{path} is in an object store: not tried")
-    pattern = _PATTERN.search(path)
+    pattern = _PATTERN.search(path) if is_pattern else None
     # Of a pattern, the folder above its first part that is one.
     fixed = Path(path) if pattern is None else Path(f"{path[: pattern.start()]}*").parent
     if not fixed.exists():
@@ -186,4 +186,7 @@ def _readable(name: str, path: str) -> Finding:
         return Finding(name, Health.WARNING, f"{fixed} does not exist on this host", way_out)
     if not os.access(fixed, os.R_OK | (os.X_OK if fixed.is_dir() else 0)):
         return Finding(name, Health.FAILED, f"{fixed} can't be read by this user", "Let the agent's account read it.")
+    if is_pattern and pattern is None and fixed.is_dir():
+        way_out = f"Write its files, as '{fixed}/*.log*': it is a pattern of files."
+        return Finding(name, Health.FAILED, f"{fixed} is a directory, which has no lines", way_out)
     return Finding(name, Health.OK, f"{fixed} can be read")

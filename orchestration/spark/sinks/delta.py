@@ -11,18 +11,16 @@ Needs the package `deltalake`, and no connector in the JVM.
 from __future__ import annotations
 
 import json
-import re
 from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from orchestration.pipeline import DeclarationError
 from orchestration.spark.sinks.batch_column import BATCH_TIME
+from orchestration.spark.sinks.declared_directory import declared_directory
 from orchestration.spark.sinks.file_table import FileTableSink, batch_folder
 from orchestration.spark.sinks.parquet_staging import with_batch_time
 from orchestration.spark.sinks.sink import Committed, SinkError, Written
 from orchestration.spark.sinks.table_columns import check_fit
-from receiver_runtime.block_store.roots import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from orchestration.spark.sinks.parquet_staging import StagedFile
     from orchestration.spark.sinks.sink import OutputAttempt
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _CONSTRAINTS = "delta.constraints."
 # A replay removes files, and names that are mapped are not those of the files.
 _REFUSED_PROPERTIES = {
@@ -57,16 +54,10 @@ class DeltaSink(FileTableSink):
         """Declare the table in the directory `path`, shared by Spark's workers; relative to the working directory.
 
         Raises:
-            DeclarationError: `path` is a URL.
+            DeclarationError: `path` is a URL, or empty, or has what a shell replaces.
         """
-        # A Path has made one slash of two.
-        if _URL.match(str(path)):
-            message = (
-                f"DeltaSink: {without_secrets(str(path))!r} is a URL, and a Delta table is kept in a directory that "
-                "Spark's workers share: write the directory itself, /DIRECTORY/TABLE"
-            )
-            raise DeclarationError(message)
-        self.path = Path(path).absolute()
+        urls = "a Delta table is kept in a directory that Spark's workers share: write the directory itself, /TABLE"
+        self.path = declared_directory(path, "DeltaSink", urls=urls)
 
     @property
     def target(self) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from orchestration.pipeline import DeclarationError
 from orchestration.spark.sinks.batch_column import BATCH_TIME
@@ -240,4 +240,10 @@ def _directory(location: str, attempt: OutputAttempt) -> Path:
             f"{attempt.name}: its Iceberg table lies at {parts.scheme}://…: IcebergSink writes to a directory that "
             "Spark's workers share, so give the catalog a warehouse of file:///DIRECTORY"
         )
-    return Path(unquote(parts.path) if parts.scheme else location)
+    # What pyiceberg, pyarrow and Spark read of these differs.
+    if parts.netloc or not parts.path.startswith("/") or any(character in location for character in "%#?"):
+        raise SinkError(
+            f"{attempt.name}: its Iceberg table lies at {location!r}, which programs read in several ways: give the "
+            "catalog a warehouse of file:///DIRECTORY, without %, # and ?"
+        )
+    return Path(parts.path)

@@ -15,10 +15,11 @@ import shutil
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import urlsplit
 
 from orchestration.pipeline import DeclarationError
+from orchestration.spark.sinks.declared_directory import declared_directory
 from orchestration.spark.sinks.directories import hidden_beside, recover, replace, sweep, sync
 from orchestration.spark.sinks.parquet_hours import batches_of, compacted_directory, rewrite_hour
 from orchestration.spark.sinks.parquet_names import (
@@ -68,7 +69,15 @@ class ParquetSink(Sink):
         """
         self._objects = _objects(path)
         # For an object store this is the URL without secrets, only for messages.
-        self.path = Path(self._objects.shown) if self._objects is not None else Path(str(path)).absolute()
+        self.path = (
+            Path(self._objects.shown)
+            if self._objects is not None
+            else declared_directory(
+                cast("str | Path", path),
+                "ParquetSink",
+                urls="write the URL of an object store as text, s3://BUCKET/PREFIX",
+            )
+        )
         self.compact = compact
 
     def declaration(self) -> dict[str, Any]:

@@ -166,6 +166,7 @@ def test_sources_are_tried_from_here(
                 Stream("free", Syslog(listen="127.0.0.1:{free}")),
                 Stream("elsewhere", Http(listen="192.0.2.7:80")),
                 Stream("files", FollowedFiles(path={str(home / "arriving" / "*.log")!r})),
+                Stream("folder", FollowedFiles(path={str(home / "arriving")!r})),
                 Stream("missing", FileLines(path={str(home / "missing")!r})),
             ]
             words = Pipeline("words", interval="10s")
@@ -190,6 +191,7 @@ def test_sources_are_tried_from_here(
     ]
     assert [health for health, _ in told("elsewhere")] == ["warning"]
     assert told("files") == [("ok", f"{home / 'arriving'} can be read")]
+    assert told("folder") == [("failed", f"{home / 'arriving'} is a directory, which has no lines")]
     assert told("missing") == [("warning", f"{home / 'missing'} does not exist on this host")]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,13 +14,11 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
-from forebay import DeclarationError, DeltaSink, IcebergSink
+from forebay import DeclarationError, DeltaSink, IcebergSink, ParquetSink
+from orchestration.spark.sinks.iceberg import _directory
 from orchestration.spark.sinks.sink import SinkError
 from tests.integration.orchestration.frame_without_spark import words
 from tests.integration.orchestration.target_database import attempt
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TABLE = pa.table(
     {"word": pa.array(["x"]), "n": pa.array([1]), "_batch_time": pa.array([0], pa.timestamp("us", "UTC"))},
@@ -57,8 +56,25 @@ def test_a_delta_table_with_a_constraint_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["s3://bucket/t", "gs://bucket/t", "abfss://c@a.dfs.core.windows.net/t", "file:///t"])
 def test_a_url_is_no_directory(path: str) -> None:
-    with pytest.raises(DeclarationError, match=r"DeltaSink: .* is a URL, .*: write the directory itself"):
+    with pytest.raises(DeclarationError, match=r"DeltaSink: .* is a URL: .*: write the directory itself"):
         DeltaSink(path)
+
+
+@pytest.mark.parametrize("sink", [DeltaSink, ParquetSink])
+@pytest.mark.parametrize(
+    "path", ["", "~/out", "$HOME/out", "/data/${DAY}", Path("s3://bucket/p"), "file:/data", "dbfs:/x"]
+)
+def test_what_would_become_a_directory_of_that_name_is_refused(
+    sink: type[DeltaSink | ParquetSink], path: str | Path
+) -> None:
+    with pytest.raises(DeclarationError, match=rf"{sink.__name__}: .*: .*(write|give)"):
+        sink(path)
+
+
+@pytest.mark.parametrize("odd", ["file://host/w", "w", "file:///a%20b", "file:///a#b"])
+def test_an_iceberg_location_that_programs_read_in_several_ways_is_refused(odd: str) -> None:
+    with pytest.raises(SinkError, match="programs read in several ways: give the catalog a warehouse of file:///"):
+        _directory(odd, attempt())
 
 
 @pytest.mark.parametrize("required", [False, True])

@@ -1,0 +1,46 @@
+"""Check that two spellings of one database are one place, as libpq reads them, and that no URL is a traceback."""
+
+from __future__ import annotations
+
+import psycopg2.extensions
+import pytest
+
+from orchestration.sink_places import place_of
+
+
+def key(url: str) -> tuple[str, ...]:
+    found = place_of({"kind": "postgres", "url": url, "table": "public.t"})
+    assert found is not None
+    return found.key
+
+
+@pytest.mark.parametrize(
+    "spellings",
+    [
+        [
+            "postgresql://u@h/db",
+            "postgresql://v@H:5432/db",
+            "postgresql:///db?host=h",
+            "postgresql://x/db?host=h&port=5432",
+        ],
+        ["postgresql://u@h:6000/db", "postgresql://u@h/db?port=6000"],
+        ["postgresql://u@h/mydb", "postgresql://u@h/my%64b", "postgresql://h/x?dbname=mydb", "postgresql://mydb@h"],
+        [
+            "postgresql://u@h1:5432,h2:5433/db",
+            "postgresql://h1,h2:5433/db",
+            "postgresql:///db?host=h1,h2&port=5432,5433",
+        ],
+        ["postgresql://u@[::1]/db", "postgresql://u@[::1]:5432/db"],
+        ["postgresql://h:99999/db"],
+    ],
+)
+def test_the_spellings_of_one_database_are_one_place_and_differ_from_the_others(spellings: list[str]) -> None:
+    for spelling in spellings:
+        psycopg2.extensions.parse_dsn(spelling)
+    assert len({key(spelling) for spelling in spellings}) == 1
+    assert key(spellings[0]) != key("postgresql://u@h/other")
+
+
+def test_other_servers_are_other_places() -> None:
+    urls = ["postgresql://h/db", "postgresql://h:1/db", "postgresql://g/db", "postgresql://h/db?host=a", "env:URL"]
+    assert len({key(url) for url in urls}) == len(urls)
