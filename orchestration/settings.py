@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, Secret
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from orchestration.project_file import project_module
-from receiver_runtime.block_store.roots import absolute_roots, one_root, split_roots
+from receiver_runtime.block_store.roots import absolute_roots, not_a_directory, one_root, split_roots
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.secret import Secret
 from receiver_runtime.sources.units import parse_duration
@@ -62,7 +62,16 @@ def _roots(value: object) -> object:
     roots = split_roots(value)
     if value.strip() and not roots:
         raise ValueError("it names no root: give a directory or a URL, or several with commas between")
+    for root in roots:
+        if "://" not in root and (why := not_a_directory(root)):
+            raise ValueError(f"a root is no directory: {why}")
     return tuple(SecretUrl(root) for root in roots)
+
+
+def _home(value: object) -> object:
+    if why := not_a_directory(str(value)):
+        raise ValueError(why)
+    return value
 
 
 def _printed(value: SecretUrl | tuple[SecretUrl, ...] | None) -> object:
@@ -80,7 +89,9 @@ class Settings(BaseSettings):
     # A value that is refused may be a secret that was given itself.
     model_config = SettingsConfigDict(env_prefix="FOREBAY_", extra="ignore", frozen=True, hide_input_in_errors=True)
 
-    home: Path = Field(Path(".forebay"), description="State of this installation: embedded Postgres, blocks, logs.")
+    home: Annotated[Path, BeforeValidator(_home)] = Field(
+        Path(".forebay"), description="State of this installation: embedded Postgres, blocks, logs."
+    )
     database_url: _Address = Field(
         None,
         description="The driver log; without it `forebay up` runs an embedded Postgres under the home. Behind a "

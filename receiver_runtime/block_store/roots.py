@@ -6,6 +6,7 @@ written ``%2C`` in a URL. This module loads nothing large, because every process
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -13,6 +14,8 @@ from receiver_runtime.block_store.secret_url import SecretUrl
 
 #: Schemes of stores without append, where a block is an object.
 OBJECT_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
+# A Path has made one slash of two.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 def split_roots(block_store: str) -> list[str]:
@@ -44,6 +47,17 @@ def directory_of(root: str) -> Path | None:
     return (
         Path(unquote(parts.path)).absolute() if parts.scheme == "file" and parts.netloc in ("", "localhost") else None
     )
+
+
+def not_a_directory(path: str) -> str | None:
+    """Return why a path would become a local directory of an odd name, and what to write; None if it would not."""
+    if not path:
+        return "it is empty: write a directory"
+    if _URL.match(path):
+        return "it is a URL that is none here: write a directory"
+    if path.startswith("~") or "$" in path:
+        return "no shell replaces '~' and '$' here: write the directory itself"
+    return None
 
 
 def root_name(root: str) -> str:

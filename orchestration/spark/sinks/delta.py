@@ -56,8 +56,9 @@ class DeltaSink(FileTableSink):
         Raises:
             DeclarationError: `path` is a URL, or empty, or has what a shell replaces.
         """
-        urls = "a Delta table is kept in a directory that Spark's workers share: write the directory itself, /TABLE"
-        self.path = declared_directory(path, "DeltaSink", urls=urls)
+        self.path = declared_directory(
+            path, "DeltaSink", otherwise=", which Spark's workers share, and no object store"
+        )
 
     @property
     def target(self) -> str:

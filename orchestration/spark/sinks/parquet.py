@@ -73,9 +73,7 @@ class ParquetSink(Sink):
             Path(self._objects.shown)
             if self._objects is not None
             else declared_directory(
-                cast("str | Path", path),
-                "ParquetSink",
-                urls="write the URL of an object store as text, s3://BUCKET/PREFIX",
+                cast("str | Path", path), "ParquetSink", otherwise=", or s3://BUCKET/PREFIX as text"
             )
         )
         self.compact = compact

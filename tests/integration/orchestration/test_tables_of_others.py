@@ -56,7 +56,9 @@ def test_a_delta_table_with_a_constraint_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["s3://bucket/t", "gs://bucket/t", "abfss://c@a.dfs.core.windows.net/t", "file:///t"])
 def test_a_url_is_no_directory(path: str) -> None:
-    with pytest.raises(DeclarationError, match=r"DeltaSink: .* is a URL: .*: write the directory itself"):
+    with pytest.raises(
+        DeclarationError, match=r"DeltaSink: path '.*': it is a URL that is none here: write a directory, which"
+    ):
         DeltaSink(path)
 
 
