@@ -1,4 +1,4 @@
-"""The Spark session that the tests of a process share, and a driver log with blocks to run batches on in it."""
+"""The Spark session that the tests of a process share, a driver log with blocks, and a database that sinks write to."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from pyspark.sql import SparkSession
 
+    from tests.integration.orchestration.target_database import Target
+    from tests.support.postgres.server import TestServer
     from tests.support.spark.batch_rig import System
     from tests.support.spark.shared_session import SharedSession
 
@@ -56,3 +58,14 @@ def settings_in_environment(database_url: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     monkeypatch.setenv("FOREBAY_HOME", str(tmp_path))
     monkeypatch.setenv("FOREBAY_SPARK_MASTER", "local[2]")
+
+
+@pytest.fixture
+def target(postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
+    """Return a user's database that sinks write to, named by TARGET_URL."""
+    from tests.integration.orchestration.target_database import Target  # noqa: PLC0415  as above
+
+    with postgres_server.database(migrated=False) as url:
+        made = Target(url)
+        monkeypatch.setenv("TARGET_URL", made.url)
+        yield made

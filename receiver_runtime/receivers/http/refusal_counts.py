@@ -1,6 +1,6 @@
 """Count the requests that are refused by a sender's fault, by reason, and show them to operators.
 
-A sender that is refused often drops what it could not send, and nobody looks at its log. Each reason is an event, which
+A sender that is refused often drops what it could not send, and no one looks at its log. Each reason is an event, which
 the reporter repeats with a count once a minute; the sum stands behind the receiver's reason until there was no refusal
 for ten minutes. This module never decides whether a request is refused. For one thread.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from receiver_runtime.receiver import Receiver
     from receiver_runtime.receivers.http.route import Refused
 
-_SHOW_SECONDS = 5.0  # how often the sum is shown anew, at most
+_SHOW_SECONDS = 5.0  # how often a new sum is shown, at most
 _CALM_SECONDS = 600.0  # after how long without a refusal the sum begins again
 _MOST_REASONS = 100
 _OTHER = "other reasons"

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from forebay import Pipeline, Stream
     from tests.support.driver_log.stored_lines import LineReceiver
-    from tests.support.postgres.server import TestServer
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "from-dstreams.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^```python file=(\w+)\.py\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
@@ -54,14 +53,6 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     yield importlib.import_module
     for name in FILES:
         sys.modules.pop(name, None)
-
-
-@pytest.fixture
-def target(postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
-    with postgres_server.database(migrated=False) as url:
-        made = Target(url)
-        monkeypatch.setenv("TARGET_URL", made.url)
-        yield made
 
 
 def outputs(

@@ -19,7 +19,6 @@ from orchestration.settings import Settings
 from orchestration.spark.sinks.sink import Step
 from orchestration.tracker.tracker import Tracker
 from tests.integration.orchestration import killed_batch_run
-from tests.integration.orchestration.target_database import Target
 from tests.support.machine.forked_processes import run
 from tracker_store import batches
 from tracker_store.engine import connect
@@ -32,15 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from orchestration.spark.sinks.postgres import Mode
-    from tests.support.postgres.server import TestServer
-
-
-@pytest.fixture
-def target(postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
-    with postgres_server.database(migrated=False) as url:
-        made = Target(url)
-        monkeypatch.setenv("TARGET_URL", made.url)
-        yield made
+    from tests.integration.orchestration.target_database import Target
 
 
 class Log:

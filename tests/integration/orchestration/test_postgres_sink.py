@@ -22,19 +22,7 @@ from tests.integration.orchestration.frame_without_spark import FrameWithoutSpar
 from tests.integration.orchestration.target_database import TIME, Target, attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyspark.sql import DataFrame
-
-    from tests.support.postgres.server import TestServer
-
-
-@pytest.fixture
-def target(postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
-    with postgres_server.database(migrated=False) as url:
-        made = Target(url)
-        monkeypatch.setenv("TARGET_URL", made.url)
-        yield made
 
 
 class Died(BaseException):

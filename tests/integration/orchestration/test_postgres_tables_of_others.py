@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
 
 import psycopg2
 import pytest
@@ -15,21 +14,8 @@ from orchestration.spark.sinks.sink import SinkError
 from tests.integration.orchestration.frame_without_spark import words
 from tests.integration.orchestration.target_database import Target, attempt
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.postgres.server import TestServer
-
 TABLE = "CREATE TABLE counts (word text, n bigint, _batch_time timestamptz)"
 _NOTHING = "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'"
-
-
-@pytest.fixture
-def target(postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
-    with postgres_server.database(migrated=False) as url:
-        made = Target(url)
-        monkeypatch.setenv("TARGET_URL", made.url)
-        yield made
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,9 @@ from tests.integration.orchestration.target_database import TIME, Target, attemp
 from tests.support.searches import examples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from orchestration.spark.sinks.sink import OutputAttempt, Sink
-    from tests.support.postgres.server import TestServer
 
 LATER = TIME + timedelta(hours=2)
 #: Names that a statement, a path, a format or a reader may take for something else.
@@ -40,14 +39,6 @@ ODD = st.sampled_from(
     ]
 )
 NAMES = st.lists(ODD | st.text(max_size=5), min_size=1, max_size=3)
-
-
-@pytest.fixture
-def target(postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
-    with postgres_server.database(migrated=False) as url:
-        made = Target(url)
-        monkeypatch.setenv("TARGET_URL", made.url)
-        yield made
 
 
 def frame(names: Sequence[str], *values: str) -> Any:  # noqa: ANN401  a DataFrame

@@ -21,12 +21,11 @@ from orchestration.spark.sinks.sink import SinkError
 from tests.integration.orchestration.target_database import Target, attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from tests.support.postgres.server import TestServer
 
 pytestmark = pytest.mark.spark
 
@@ -85,14 +84,6 @@ def frame(session: SparkSession) -> DataFrame:
         for number, row in enumerate(rows)
     ]
     return session.sql(" UNION ALL ".join(selects)).coalesce(1)
-
-
-@pytest.fixture
-def target(postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
-    with postgres_server.database(migrated=False) as url:
-        made = Target(url)
-        monkeypatch.setenv("TARGET_URL", made.url)
-        yield made
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401  any value of a column

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from orchestration.spark.sinks.postgres_staging import Staging
-    from tests.support.postgres.server import TestServer
 
     Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -38,14 +37,6 @@ def session(tmp_path_factory: pytest.TempPathFactory, no_shared_session: None) -
     made = spark_session(settings, application="tests")
     yield made
     made.stop()
-
-
-@pytest.fixture
-def target(postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
-    with postgres_server.database(migrated=False) as url:
-        made = Target(url)
-        monkeypatch.setenv("TARGET_URL", made.url)
-        yield made
 
 
 def frame(session: SparkSession, *rows: tuple[str, int]) -> DataFrame:
