@@ -27,7 +27,7 @@ from tests.support.machine.state_directory import state_directory
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.core, pytest.mark.timeout(1200)]
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "tutorial.md"
 BLOCK = re.compile(r"^```(?P<kind>[^\n]+)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
