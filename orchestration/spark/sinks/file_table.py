@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from orchestration.spark.sinks.parquet_names import batch_stamp
 from orchestration.spark.sinks.parquet_staging import staged_files
 from orchestration.spark.sinks.sink import AttemptOutdatedError, Guarantee, Sink, SinkError, Step, Written
-from orchestration.spark.sinks.table_columns import arrow_schema
+from orchestration.spark.sinks.table_columns import arrow_schema, refuse_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,12 +79,8 @@ class FileTableSink(Sink):
         return Written(self.target, sum(file.rows for file in files))
 
     def _refuse_table(self, unknown: Sequence[str], attempt: OutputAttempt) -> None:
-        """Raise SinkError if a table has something that the sink does not write rightly, by the names in `unknown`."""
-        if unknown:
-            raise SinkError(
-                f"{attempt.name}: the {self.format} table {self.target} has {'; '.join(unknown)}, which "
-                f"{self.format}Sink does not write: give the output a table of its own, and fill this one from it"
-            )
+        table = f"{self.format} table {self.target}"
+        refuse_table(unknown, table=table, sink=f"{self.format}Sink", where=attempt.name)
 
     def _check_characters(self, schema: pa.Schema, attempt: OutputAttempt) -> None:
         for name in schema.names:

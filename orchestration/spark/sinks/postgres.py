@@ -41,6 +41,7 @@ from orchestration.spark.sinks.sink import (
     Step,
     Written,
 )
+from orchestration.spark.sinks.table_columns import refuse_table
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.secret import Secret, SecretError
 
@@ -211,11 +212,8 @@ class PostgresSink(Sink):
             with connection, connection.cursor() as cursor:
                 self._check_owner(cursor, attempt)
                 table = self._table_columns(cursor)
-                if odd := unsupported(cursor, self.schema, self.table, merges=self.mode == "merge"):
-                    raise SinkError(
-                        f"{attempt.name}: the table {self.target} has {'; '.join(odd)}, which PostgresSink does not "
-                        "write: give the output a table of its own, and fill this one from it"
-                    )
+                unknown = unsupported(cursor, self.schema, self.table, merges=self.mode == "merge")
+                refuse_table(unknown, table=f"table {self.target}", sink="PostgresSink", where=attempt.name)
         return columns if not table else fitted(columns, table, name=self.target, where=attempt.name)
 
     def _commit(

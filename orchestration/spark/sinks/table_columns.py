@@ -8,6 +8,8 @@ from orchestration.spark.sinks.batch_column import BATCH_TIME
 from orchestration.spark.sinks.sink import SinkError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyarrow as pa
     from pyspark.sql.types import DataType, StructType
 
@@ -38,6 +40,15 @@ def check_names(
     if taken := sorted({name for name in names if same(name) in {*reserved, BATCH_TIME}}):
         raise SinkError(
             f"{where} has a column {', '.join(map(repr, taken))}, which is the target's own: rename it by .alias(...)"
+        )
+
+
+def refuse_table(unknown: Sequence[str], *, table: str, sink: str, where: str) -> None:
+    """Raise SinkError if a table of others has something that the sink does not write rightly, by the names."""
+    if unknown:
+        raise SinkError(
+            f"{where}: the {table} has {'; '.join(unknown)}, which {sink} does not write: give the output a table of "
+            "its own, and fill this one from it"
         )
 
 
