@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from receiver_runtime.sources.base import Guarantee, Source
 from receiver_runtime.sources.secret import Secret  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.several import Several  # noqa: TC001  pydantic reads it
-from receiver_runtime.sources.tcp import Tls, address_of, parse_tls
+from receiver_runtime.sources.tcp import Host, Tls, address_of, parse_tls
 from receiver_runtime.sources.units import parse_bytes, parse_duration
 
 _PORT = 5672
@@ -69,7 +69,7 @@ class Amqp(Source):
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.amqp.receiver:AmqpReceiver"
 
     kind: Literal["amqp"] = "amqp"
-    host: Annotated[str, Field(min_length=1)]
+    host: Host
     port: Annotated[int | None, Field(ge=1, le=65_535)] = None
     virtual_host: str = "/"
     queues: Several

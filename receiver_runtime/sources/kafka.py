@@ -17,12 +17,12 @@ from receiver_runtime.sources.dialects import check_librdkafka_numbers
 from receiver_runtime.sources.loopback import are_loopback
 from receiver_runtime.sources.secret import Secret
 from receiver_runtime.sources.several import Several  # noqa: TC001  pydantic reads it
+from receiver_runtime.sources.tcp import Servers  # noqa: TC001  pydantic reads it
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
-_SERVER = re.compile(r"(\[[^\]\s/]+\]|[^:\[\]\s/,]+):\d{1,5}")
 #: Options that are secrets: accepted only by reference.
 _SECRET_OPTIONS = frozenset(
     {
@@ -96,7 +96,7 @@ class Kafka(Source):
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.kafka.receiver:KafkaReceiver"
 
     kind: Literal["kafka"] = "kafka"
-    bootstrap_servers: str
+    bootstrap_servers: Servers
     topics: Several = ()
     pattern: str | None = None
     group: Annotated[str, Field(min_length=1, max_length=255)]
@@ -144,14 +144,6 @@ class Kafka(Source):
         if len(set(topics)) != len(topics):
             raise ValueError("a topic is named twice: name it once")
         return topics
-
-    @field_validator("bootstrap_servers")
-    @classmethod
-    def _check_servers(cls, servers: str) -> str:
-        for server in servers.split(","):
-            if not _SERVER.fullmatch(server.strip()):
-                raise ValueError(f"{server!r} is no server: give host:port, as '127.0.0.1:9092', with commas between")
-        return ",".join(server.strip() for server in servers.split(","))
 
     @field_validator("pattern")
     @classmethod

@@ -15,7 +15,7 @@ from receiver_runtime.sources.base import Guarantee, Source, SourceRule
 from receiver_runtime.sources.dialects import MQTT_FILTERS
 from receiver_runtime.sources.secret import Secret  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.several import Several  # noqa: TC001  pydantic reads it
-from receiver_runtime.sources.tcp import Tls, address_of, parse_tls
+from receiver_runtime.sources.tcp import Host, Tls, address_of, parse_tls
 from receiver_runtime.sources.units import parse_bytes, parse_duration
 
 _PORT = 1883
@@ -70,7 +70,7 @@ class Mqtt(Source):
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.mqtt.receiver:MqttReceiver"
 
     kind: Literal["mqtt"] = "mqtt"
-    host: Annotated[str, Field(min_length=1)]
+    host: Host
     port: Annotated[int | None, Field(ge=1, le=65_535)] = None
     topics: Several
     client_id: Annotated[str, Field(min_length=1, max_length=200)]

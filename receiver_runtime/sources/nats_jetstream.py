@@ -16,10 +16,9 @@ from receiver_runtime.sources.base import Guarantee, Source
 from receiver_runtime.sources.dialects import NATS_SUBJECTS
 from receiver_runtime.sources.loopback import are_loopback
 from receiver_runtime.sources.secret import Secret  # noqa: TC001  pydantic reads it
-from receiver_runtime.sources.tcp import Tls, parse_tls
+from receiver_runtime.sources.tcp import Servers, Tls, parse_tls
 from receiver_runtime.sources.units import parse_duration
 
-_SERVER = re.compile(r"(\[[^\]\s/]+\]|[^:\[\]\s/,]+):\d{1,5}")
 _NAME = re.compile(r"[^\s.*>/\\]+")
 
 
@@ -59,7 +58,7 @@ class NatsJetStream(Source):
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.nats.receiver:NatsJetStreamReceiver"
 
     kind: Literal["nats_jetstream"] = "nats_jetstream"
-    servers: str
+    servers: Servers
     stream: str
     durable: str
     subject: str | None = None
@@ -82,14 +81,6 @@ class NatsJetStream(Source):
     def address(self) -> str:
         """Return the servers, the stream and the subject."""
         return f"{self.servers}/{self.stream}" + ("" if self.subject is None else f"/{self.subject}")
-
-    @field_validator("servers")
-    @classmethod
-    def _check_servers(cls, servers: str) -> str:
-        for server in servers.split(","):
-            if not _SERVER.fullmatch(server.strip()):
-                raise ValueError(f"{server!r} is no server: give host:port, as '127.0.0.1:4222', with commas between")
-        return ",".join(server.strip() for server in servers.split(","))
 
     @field_validator("stream", "durable")
     @classmethod

@@ -14,7 +14,7 @@ from receiver_runtime.sources.base import Guarantee, Source
 from receiver_runtime.sources.dialects import REDIS_KEYS
 from receiver_runtime.sources.secret import Secret  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.several import Several  # noqa: TC001  pydantic reads it
-from receiver_runtime.sources.tcp import Tls, address_of, parse_tls
+from receiver_runtime.sources.tcp import Host, Tls, address_of, parse_tls
 from receiver_runtime.sources.units import parse_duration
 
 
@@ -52,7 +52,7 @@ class RedisStreams(Source):
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.redis.receiver:RedisStreamsReceiver"
 
     kind: Literal["redis_streams"] = "redis_streams"
-    host: Annotated[str, Field(min_length=1)]
+    host: Host
     port: Annotated[int, Field(ge=1, le=65_535)] = 6379
     streams: Several
     group: Annotated[str, Field(min_length=1, max_length=255)]

@@ -5,19 +5,65 @@ Only declarations and their checks; ``receiver_runtime.receivers`` opens the con
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from pathlib import PurePath
 from typing import Annotated, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from receiver_runtime.sources.base import Guarantee, Source
-from receiver_runtime.sources.secret import Secret
+from receiver_runtime.sources.secret import Secret, SecretError
 from receiver_runtime.sources.units import parse_bytes, parse_duration
 
+# Of a host's name: what would be part of a URL, a login or a list, which the clients read in different ways.
+_NOT_IN_HOST = re.compile(r"[\s/@,:\[\]?#\0]")
+_SERVER = re.compile(r"(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<host>[^:]*)):(?P<port>\d{1,5})")
 _LISTEN = re.compile(r"(?:\[(?P<ipv6>[^\[\]\s/]+)\]|(?P<host>[^:\[\]\s/]+)):(?P<port>\d{1,5})")
 _MAX_PORT = 65535
 _PEER_FIFTHS = 4  # the part of a listener's connections that one peer may have, in fifths
+
+
+def check_host(host: str) -> str:
+    """Return the name or address of a host.
+
+    Raises:
+        ValueError: a URL, a port or several hosts; a SecretError for a login, which is not shown.
+    """
+    if "@" in host:
+        raise SecretError("a host has no login in it: give username and password, the password by reference")
+    if not host or (_NOT_IN_HOST.search(host) and not _is_ipv6(host)):
+        raise ValueError(
+            f"{host!r} is no host: give a name or an address alone, as 'broker' or '127.0.0.1', and a port as port"
+        )
+    return host
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6  # noqa: PLR2004
+    except ValueError:
+        return False
+
+
+def check_servers(servers: str) -> str:
+    """Return ``host:port,host:port`` without blanks. Raises as ``check_host``."""
+    if "@" in servers:
+        raise SecretError("a server has no login in it: give the login by its own fields, a password by reference")
+    checked = [server.strip() for server in servers.split(",")]
+    for server in checked:
+        match = _SERVER.fullmatch(server)
+        host = "" if match is None else match["ipv6"] or match["host"]
+        is_host = host and (not _NOT_IN_HOST.search(host) or _is_ipv6(host))
+        if match is None or not is_host or int(match["port"]) not in range(1, _MAX_PORT + 1):
+            raise ValueError(f"{server!r} is no server: give host:port, as '127.0.0.1:9092', with commas between")
+    return ",".join(checked)
+
+
+#: The name or address of one host.
+Host = Annotated[str, AfterValidator(check_host)]
+#: `host:port` of several servers, with commas between.
+Servers = Annotated[str, AfterValidator(check_servers)]
 
 
 def parse_tls(value: object) -> object:
@@ -95,7 +141,7 @@ class TcpSource(Source):
 
     guarantee: ClassVar[Guarantee] = Guarantee.AT_MOST_ONCE
 
-    host: str | None = None
+    host: Host | None = None
     port: Annotated[int | None, Field(ge=1, le=_MAX_PORT)] = None
     listen: str | None = None
     tls: Annotated[Tls | None, BeforeValidator(parse_tls)] = None
@@ -116,13 +162,6 @@ class TcpSource(Source):
         if self.listen is None:
             raise ValueError(f"{self.address} is connected to, not listened on: give listen")
         return parse_listen(self.listen)
-
-    @field_validator("host")
-    @classmethod
-    def _check_host(cls, host: str | None) -> str | None:
-        if host is not None and (not host or "/" in host or any(c.isspace() for c in host)):
-            raise ValueError(f"{host!r} is no host: give a name or an address without a port, as '127.0.0.1'")
-        return host
 
     @field_validator("listen")
     @classmethod

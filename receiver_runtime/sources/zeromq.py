@@ -7,6 +7,7 @@ A declaration and its checks; ``receiver_runtime.receivers.zeromq`` opens the so
 from __future__ import annotations
 
 import re
+import string
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -16,6 +17,7 @@ from receiver_runtime.sources.dialects import ZEROMQ_TOPICS
 from receiver_runtime.sources.loopback import is_loopback
 from receiver_runtime.sources.secret import Secret  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.several import Several  # noqa: TC001  pydantic reads it
+from receiver_runtime.sources.tcp import check_host
 from receiver_runtime.sources.units import parse_bytes
 
 _TCP = re.compile(r"tcp://(?P<host>\[[^\]\s/;]+\]|[^:\[\]\s/;]+):(?P<port>\*|\d{1,5})")
@@ -23,7 +25,9 @@ _TCP = re.compile(r"tcp://(?P<host>\[[^\]\s/;]+\]|[^:\[\]\s/;]+):(?P<port>\*|\d{
 _IPC = re.compile(r"ipc://[/@].+", re.DOTALL)
 _MOST_IPC_BYTES = 107  # what the kernel takes as the address of a Unix socket
 _MOST_PORT = 65_535
-_Z85 = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+_Z85 = string.digits + string.ascii_letters + ".-:+=^!/*?&<>()[]{}@%$#"
+_KEY_CHARACTERS = 40
+_GROUP = 5  # characters of Z85 that stand for four bytes
 
 
 class ZeroMQ(Source):
@@ -100,6 +104,10 @@ class ZeroMQ(Source):
             tcp = _TCP.fullmatch(endpoint)
             if tcp is not None and tcp["port"] != "*" and int(tcp["port"]) > _MOST_PORT:
                 raise ValueError(f"{endpoint!r} has a port above {_MOST_PORT}: give one from 1 to {_MOST_PORT}")
+            if re.search(",(tcp|ipc)://", endpoint):
+                raise ValueError(f"{endpoint!r} is several endpoints in one: give a list, endpoints=[…]")
+            if tcp is not None and tcp["host"] != "*":
+                check_host(tcp["host"].strip("[]"))
             if tcp is None and _IPC.fullmatch(endpoint) is None:
                 raise ValueError(
                     f"{endpoint!r} is no endpoint: give 'tcp://HOST:PORT', or 'ipc:///PATH' with a path from the root"
@@ -124,7 +132,7 @@ class ZeroMQ(Source):
     @field_validator("curve_server_key")
     @classmethod
     def _check_key(cls, key: str | None) -> str | None:
-        if key is not None and not _Z85.fullmatch(key):
+        if key is not None and not _is_key(key):
             raise ValueError(f"{key!r} is no public key: give 40 characters of Z85, as zmq_curve_keypair makes them")
         return key
 
@@ -146,3 +154,14 @@ class ZeroMQ(Source):
         if not self.bind and self.curve_secret_key is not None and self.curve_server_key is None:
             raise ValueError("curve_secret_key without the senders' public key: give curve_server_key too")
         return self
+
+
+def _is_key(text: str) -> bool:
+    """Return whether it is 32 bytes in Z85 (ZeroMQ's RFC 32), of which five characters may say too large a number."""
+    if len(text) != _KEY_CHARACTERS or not set(text) <= set(_Z85):
+        return False
+    groups = [text[begin : begin + _GROUP] for begin in range(0, _KEY_CHARACTERS, _GROUP)]
+    numbers: list[int] = [
+        sum(_Z85.index(c) * int(85**place) for place, c in enumerate(reversed(group))) for group in groups
+    ]
+    return max(numbers) < 2**32

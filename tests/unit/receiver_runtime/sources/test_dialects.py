@@ -21,6 +21,11 @@ MQTT = {"kind": "mqtt", "host": "h", "client_id": "c", "topics": "a"}
 NATS = {"kind": "nats_jetstream", "servers": "h:4222", "stream": "s", "durable": "d"}
 REDIS = {"kind": "redis_streams", "host": "h", "streams": "a", "group": "g"}
 ZEROMQ = {"kind": "zeromq", "socket": "sub", "endpoints": "tcp://h:5556"}
+AMQP = {"kind": "amqp", "host": "h", "queues": "q"}
+SOCKET = {"kind": "socket_text", "host": "h", "port": 1}
+NO_HOSTS = ["redis://h", "h:1883", "u@h", "u:secret@h", "a,b", "h/x", "", " h", "[::1]", "h?x", "h\0"]
+KAFKA_LOGIN = ("bootstrap_servers", "u:secret@h:1")
+NO_SERVERS = ["nats://h:1", "u:secret@h:1", "h", "h:0", "h:99999", "h:1,,g:1", "[h]x:1", ""]
 KAFKA = {"kind": "kafka", "bootstrap_servers": "h:9092", "topics": "a", "group": "g"}
 
 
@@ -76,6 +81,11 @@ def parsed(base: dict[str, Any], field: str, value: object) -> Source:
             *(KAFKA, "options"),
             [{"socket.timeout.ms": "10s"}, {"fetch.message.max.bytes": "10MB"}, {"queued.max.messages.kbytes": "1e3"}],
         ),
+        *((base, "host", NO_HOSTS) for base in (MQTT, AMQP, REDIS, SOCKET)),
+        (NATS, "servers", NO_SERVERS),
+        (KAFKA, "bootstrap_servers", NO_SERVERS),
+        (ZEROMQ, "endpoints", ["tcp://u@h:1", "tcp://a,b:1", "ipc:///a,ipc:///b", "tcp://a:1,tcp://b:1"]),
+        (ZEROMQ, "curve_server_key", ["#" * 40, "%nSc1" + "0" * 35, "0" * 39 + "~"]),
     ],
 )
 def test_a_value_of_another_dialect_is_refused_with_the_way_out(
@@ -95,6 +105,13 @@ def test_a_value_of_another_dialect_is_refused_with_the_way_out(
         (NATS, "subject", [">", "*", "*.*", "orders.*.paid", "orders.>", "orders.*.>", "a-b.c_d.$x"]),
         (REDIS, "streams", [["orders:1"], ["{tag}:a b"], ["a,b"], ["a[1]"]]),
         (ZEROMQ, "topics", [["orders."], ["#1"], ["*a"], [""]]),
+        *(
+            (base, "host", ["h", "h.example", "10.0.0.1", "::1", "fe80::1%eth0"])
+            for base in (MQTT, AMQP, REDIS, SOCKET)
+        ),
+        (NATS, "servers", ["h:4222", "[::1]:4222,10.0.0.1:1"]),
+        (ZEROMQ, "endpoints", [["tcp://[::1]:1"], ["ipc:///run/a,b"]]),
+        (ZEROMQ, "curve_server_key", ["0" * 40, "%nSc0" * 8]),
         (KAFKA, "options", [{"socket.timeout.ms": "10000"}, {"fetch.max.bytes": 10}, {"client.id": "10s"}]),
     ],
 )
@@ -102,6 +119,13 @@ def test_what_is_of_its_dialect_is_taken_as_it_is(base: dict[str, Any], field: s
     for value in values:
         found = getattr(parsed(base, field, value), field)
         assert list(found) == value if isinstance(value, list) else found == value
+
+
+def test_a_password_in_the_place_of_a_host_is_not_shown() -> None:
+    for base, field, value in ((REDIS, "host", "u:secret@h"), (NATS, "servers", "u:secret@h:x"), (KAFKA, *KAFKA_LOGIN)):
+        with pytest.raises(SourceError) as raised:
+            parsed(base, field, value)
+        assert "secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
