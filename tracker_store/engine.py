@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg2
 import sqlalchemy as sa
-from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -24,6 +23,7 @@ from tracker_store.pooler import (
     direct_url,
     is_options_refused,
     options_refused,
+    parsed_url,
     pool_mode,
     split_pool_mode,
 )
@@ -59,7 +59,7 @@ _OTHER_RELEASE_CODES = ("42883", "42703", "42P01", "3F000")
 
 def psycopg2_url(url: str) -> sa.URL:
     """Return `url` for libpq, with its driver named: SQLAlchemy refuses ``postgres://``, which many providers write."""
-    parsed = split_pool_mode(make_url(url))[0]
+    parsed = split_pool_mode(parsed_url(url))[0]
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg2")
     return parsed
@@ -85,7 +85,9 @@ def create_engine(
     settings = SessionSettings(statement_timeout, lock_timeout, IDLE_IN_TRANSACTION_TIMEOUT, search_path)
     how_set: dict[str, object] = {}
     if mode is None:
-        how_set["options"] = settings.start_up_options()
+        # Ours last: they hold. A provider may need its own there, as `endpoint=…`.
+        given = psycopg2_url(url).query.get("options", ())
+        how_set["options"] = " ".join([*([given] if isinstance(given, str) else given), settings.start_up_options()])
     elif mode is PoolMode.TRANSACTION:
         how_set["connection_factory"] = TransactionPooledConnection
     engine = sa.create_engine(

@@ -14,13 +14,16 @@ and a stopped process could then hold a lock for ever. Must never run a statemen
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import psycopg2.extensions
 from psycopg2.sql import Composable
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
 from tracker_store.errors import DriverLogError
 
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 POOL_MODE = "pool_mode"
 DIRECT_URL_VARIABLE = "FOREBAY_DATABASE_DIRECT_URL"
+_SERVER = re.compile(r"(?:\[(?P<ipv6>[^\[\]]*)\]|(?P<host>[^:]*))(?::(?P<port>.*))?")
 # What a pooler says that knows no `options`, or not what is in it.
 _REFUSES_OPTIONS = "unsupported startup parameter"
 # With any other value, a commit may be lost by a crash of the server, or by the failover to a synchronous standby.
@@ -157,6 +161,27 @@ class _SettingCursor(psycopg2.extensions.cursor):  # type: ignore[misc]  # as ab
         super().execute(self.connection.settings + text, vars)
 
 
+def parsed_url(url: str) -> sa.URL:
+    """Return a URL as libpq reads it, which takes several servers, `h1:5432,h2:5432`. Raises ArgumentError."""
+    scheme, separator, rest = url.partition("://")
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    login, at, servers = authority.rpartition("@")
+    after = rest[len(authority) :]
+    if "," in servers:
+        # SQLAlchemy has them among the parameters.
+        before, _, query = after.partition("?")
+        found = [_SERVER.fullmatch(server) for server in servers.split(",")]
+        hosts = ",".join(quote(match["ipv6"] or match["host"], safe=":") for match in found if match)
+        ports = ",".join(match["port"] or "" for match in found if match)
+        after = f"{before}?{query}{'&' * bool(query)}host={hosts}&port={ports}"
+        servers = ""
+    try:
+        return make_url(f"{scheme}{separator}{login}{at}{servers}{after}")
+    except (ValueError, ArgumentError):
+        # The cause would be printed with parts of the URL.
+        raise ArgumentError("it is no URL of Postgres: write postgresql://USER@HOST:PORT/DATABASE") from None
+
+
 def split_pool_mode(url: sa.URL) -> tuple[sa.URL, PoolMode | None]:
     """Return the URL that libpq understands, and the mode of the pooler that it leads to. Raises PoolerError."""
     value = url.query.get(POOL_MODE)
@@ -169,7 +194,7 @@ def split_pool_mode(url: sa.URL) -> tuple[sa.URL, PoolMode | None]:
 
 def pool_mode(url: str) -> PoolMode | None:
     """Return the mode of the pooler that `url` leads to; None: it leads to Postgres itself."""
-    return split_pool_mode(make_url(url))[1]
+    return split_pool_mode(parsed_url(url))[1]
 
 
 def direct_url(url: str, needed_by: str) -> str:

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 _CONNECT_SECONDS = 5.0
 _REQUEST_SECONDS = 20.0
+_TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 _S3_OPTIONS: dict[str, Callable[[str], object]] = {
     "endpoint_override": str,
-    "force_virtual_addressing": lambda value: value.lower() == "true",
+    "force_virtual_addressing": lambda value: _TRUTHS[value.lower()],
     "region": str,
     "scheme": str,
     "tls_ca_file_path": str,
@@ -127,6 +128,10 @@ def open_objects(url: str) -> Objects:
         parts = urlsplit(url)
     except ValueError as error:
         raise ObjectStoreUrlError(f"{without_secrets(url)!r}: {error}. {ObjectStoreUrlError.__doc__}") from None
+    if parts.fragment or url.endswith("#"):
+        raise ObjectStoreUrlError(
+            f"{without_secrets(url)!r}: what follows '#' would be left out of the key: write %23 for a '#' in it"
+        )
     if not parts.netloc:
         raise ObjectStoreUrlError(f"{without_secrets(url)!r} names no bucket: write {parts.scheme}://BUCKET/PREFIX")
     try:
@@ -152,7 +157,14 @@ def _open_s3(url: str) -> Objects:
             raise ObjectStoreUrlError(
                 f"the option {name!r} of {without_secrets(url)!r} is not known: known are {', '.join(_S3_OPTIONS)}"
             )
-        options[name] = _S3_OPTIONS[name](value)
+        if name in options:
+            raise ObjectStoreUrlError(f"{without_secrets(url)!r} has the option {name!r} twice: give it once")
+        try:
+            options[name] = _S3_OPTIONS[name](value)
+        except KeyError:
+            raise ObjectStoreUrlError(
+                f"{without_secrets(url)!r}: {name}={value!r} is none of {', '.join(_TRUTHS)}"
+            ) from None
     user, _, host = parts.netloc.rpartition("@")
     if user:
         access_key, _, secret_key = user.partition(":")

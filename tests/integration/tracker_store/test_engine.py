@@ -103,6 +103,17 @@ def test_a_url_may_name_several_servers(database_url: str) -> None:
     engine.dispose()
 
 
+def test_options_of_the_url_hold_beside_forebays_own(database_url: str) -> None:
+    url = sa.make_url(database_url).update_query_dict({"options": "-c geqo=off -c statement_timeout=1h"})
+    engine = create_engine(url.render_as_string(hide_password=False), application_name="tests")
+    with engine.connect() as connection:
+        found = connection.execute(
+            sa.text("SELECT current_setting('geqo'), current_setting('statement_timeout')")
+        ).one()
+    engine.dispose()
+    assert found == ("off", "30s")
+
+
 # What a server may say, and what Forebay's sessions have then.
 COMMITS = {"off": "on", "local": "on", "remote_write": "on", "on": "on", "remote_apply": "remote_apply"}
 

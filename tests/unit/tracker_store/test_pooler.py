@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
-from tracker_store.engine import Prepared
+from tracker_store.engine import Prepared, psycopg2_url
 from tracker_store.pooler import (
     DIRECT_URL_VARIABLE,
     DirectUrlMissingError,
@@ -26,6 +27,28 @@ def test_the_mode_is_not_sent_to_the_server(mode: PoolMode) -> None:
     assert found is mode
     assert url.query == {"host": ("a:1", "b:2")}
     assert split_pool_mode(make_url(URL)) == (make_url(URL), None)
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts", "port"),
+    [
+        ("postgresql://me@h1:5432,h2:5433/d?sslmode=require", "h1,h2", "5432,5433"),
+        ("postgresql://me@h1,h2/d", "h1,h2", ","),
+        ("postgresql://me@[::1]:5432,[::2]:5433/d", "::1,::2", "5432,5433"),
+        ("postgresql://me@h1:5432/d", "h1", 5432),
+    ],
+)
+def test_several_servers_are_read_as_libpq_does(url: str, hosts: str, port: object) -> None:
+    [_, found] = psycopg2_url(url).get_dialect()().create_connect_args(psycopg2_url(url))
+    assert (found["host"], found.get("port")) == (hosts, port)
+    assert found["dbname"] == "d"
+
+
+@pytest.mark.parametrize("url", ["nope", "postgresql://me:secret@h:x/d", ""])
+def test_what_is_no_url_says_how_to_write_one_without_its_secret(url: str) -> None:
+    with pytest.raises(ArgumentError, match="write postgresql://USER@HOST:PORT/DATABASE") as raised:
+        psycopg2_url(url)
+    assert "secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize("wrong", ["pool_mode=statement", "pool_mode=session&pool_mode=transaction"])
