@@ -96,6 +96,8 @@ class ReceiverProcesses:
             if process.stdin is not None:
                 process.stdin.close()
         self.engine.dispose()
+        # Shown with a test that fails.
+        print(self.logs())  # noqa: T201
 
     def logs(self) -> str:
-        return "\n".join(path.read_text() for path in sorted(self.root.glob("process-*.log")))
+        return "\n".join(path.read_text(errors="replace") for path in sorted(self.root.glob("process-*.log")))
