@@ -15,6 +15,7 @@ from orchestration.spark.sinks.foreach_batch import ForeachBatchSink  # noqa: E4
 from orchestration.spark.sinks.iceberg import IcebergSink  # noqa: E402
 from orchestration.spark.sinks.parquet import ParquetSink  # noqa: E402
 from orchestration.spark.sinks.postgres import PostgresSink  # noqa: E402
+from orchestration.spark.sinks.postgres_totals import Totals  # noqa: E402
 from receiver_runtime.sources.secret import EnvVar, Secret  # noqa: E402
 
 __all__ = [
@@ -31,5 +32,6 @@ __all__ = [
     "PostgresSink",
     "Secret",
     "Stream",
+    "Totals",
     "Window",
 ]

@@ -72,7 +72,7 @@ class FileTableSink(Sink):
         directory = self._prepare(connection, schema, attempt)
         self.reached(Step.PREPARED)
         own = directory / batch_folder(attempt) / f"attempt{attempt.attempt}-{secrets.token_hex(4)}"
-        files = staged_files(result, own, schema, attempt)
+        files = staged_files(result, own, schema, attempt.batch_time)
         self.reached(Step.STAGED)
         self._commit(connection, files, schema, attempt)
         self.reached(Step.COMMITTED)

@@ -32,7 +32,7 @@ from orchestration.spark.sinks.parquet_names import (
     batch_stamp,
 )
 from orchestration.spark.sinks.parquet_objects import ParquetObjects
-from orchestration.spark.sinks.parquet_staging import staged_files
+from orchestration.spark.sinks.parquet_staging import empty_file, staged_files
 from orchestration.spark.sinks.sink import Guarantee, Sink, Step, Written, unchecked
 from orchestration.spark.sinks.table_columns import arrow_schema, check_names, check_types
 from receiver_runtime.block_store.roots import OBJECT_SCHEMES, without_secrets
@@ -90,23 +90,25 @@ class ParquetSink(Sink):
         if self._objects is not None:
             return self._objects.write(result, attempt)
         directory = self.path / attempt_directory(attempt.batch_time, attempt.attempt)
-        if self.compact:
-            # Not by Spark, which would write times in its own type, which loses the time zone when it is rewritten.
-            rows = _write_by_tasks(result, directory, attempt)
-        else:
-            # Hadoop does not know this process's umask: what it makes would be open to other accounts.
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            # Hadoop's paths are not percent-encoded, so this is no `as_uri()`.
-            result.write.parquet(f"file:{directory}")
-            files = _data_files(directory)
-            for file in files:
-                sync(file)
-            rows = sum(_rows(file) for file in files)
+        rows = self._stage(result, directory, attempt)
         for made in (directory, *directory.parents):
             sync(made)
             if made == self.path:
                 break
         return Written(str(directory), rows)
+
+    def _stage(self, result: DataFrame, directory: Path, attempt: OutputAttempt) -> int:
+        """Let the tasks write, list the files of the valid task attempts in the file FILES, and return the rows."""
+        schema = arrow_schema(result.schema, attempt.name)
+        directory.mkdir(parents=True)
+        files = staged_files(result, directory, schema, attempt.batch_time if self.compact else None)
+        if not files and not self.compact:
+            # Readers of a directory without rows get its columns from there.
+            files = [empty_file(directory, schema)]
+        named = directory / FILES
+        named.write_text(json.dumps(sorted(Path(file.path).name for file in files)), encoding="utf-8")
+        sync(named)
+        return sum(file.rows for file in files)
 
     def publish(self, location: str, *, batch_time: datetime, check: Check = unchecked) -> None:
         """Link the files of `location` into place: readers see either the whole old result or the whole new one."""
@@ -232,16 +234,6 @@ def _hour_stamp(time: datetime) -> str:
     return f"{time.astimezone(UTC):%Y%m%dT%H}"
 
 
-def _write_by_tasks(result: DataFrame, directory: Path, attempt: OutputAttempt) -> int:
-    """Let Spark's tasks write, list the files of the valid task attempts in the file FILES, and return the rows."""
-    directory.mkdir(parents=True)
-    files = staged_files(result, directory, arrow_schema(result.schema, attempt.name), attempt)
-    named = directory / FILES
-    named.write_text(json.dumps(sorted(Path(file.path).name for file in files)), encoding="utf-8")
-    sync(named)
-    return sum(file.rows for file in files)
-
-
 def _has(target: Path, files: Sequence[Path]) -> bool:
     return target.is_dir() and sorted(file.name for file in files) == sorted(entry.name for entry in target.iterdir())
 
@@ -255,15 +247,5 @@ def _forget(attempts: Path, newest: int, *, but: Path | None = None) -> None:
 
 
 def _data_files(directory: Path) -> list[Path]:
-    """Return the valid files of an attempt: those listed in FILES if our own tasks wrote them, else all."""
-    named = directory / FILES
-    if named.exists():
-        return [directory / name for name in json.loads(named.read_text(encoding="utf-8"))]
-    return sorted(file for file in directory.iterdir() if file.name[0] not in "_." and file.suffix == ".parquet")
-
-
-def _rows(file: Path) -> int:
-    import pyarrow.parquet as pq  # noqa: PLC0415  declaring a sink needs no Arrow
-
-    rows: int = pq.read_metadata(file).num_rows
-    return rows
+    """Return the files of the valid task attempts of an attempt."""
+    return [directory / name for name in json.loads((directory / FILES).read_text(encoding="utf-8"))]

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestration.spark.sinks.batch_column import BATCH_TIME
+from orchestration.spark.sinks.refused_rows import check_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from datetime import datetime
 
     import pyarrow as pa
-
-    from orchestration.spark.sinks.sink import OutputAttempt
 
 #: The columns of a task's answer: its file's full path, the size in bytes, and the number of rows.
 ANSWER = "path string, size bigint, rows bigint"
@@ -37,11 +36,14 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class ParquetStaging:
-    """The target of the tasks of one attempt at an output; `schema` is the result's, serialized by Arrow."""
+    """The target of the tasks of one attempt at an output; `schema` is the result's, serialized by Arrow.
+
+    `batch_time` is that of the column `_batch_time`; None: the files don't have it.
+    """
 
     directory: str
     schema: bytes
-    batch_time: datetime
+    batch_time: datetime | None
 
     def task(self) -> Any:  # noqa: ANN401  a function on iterators, as Spark takes it
         """Return the function that each task runs."""
@@ -52,7 +54,10 @@ class ParquetStaging:
         return stage
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write a task's rows to a synced file, and yield the answer; nothing if there are no rows."""
+        """Write a task's rows to a synced file, and yield the answer; nothing if there are no rows.
+
+        Raises RefusedRowsError.
+        """
         import pyarrow as pa  # noqa: PLC0415
         import pyarrow.parquet as pq  # noqa: PLC0415
 
@@ -63,9 +68,11 @@ class ParquetStaging:
             for batch in batches:
                 if not batch.num_rows:
                     continue
+                check_text(batch)
                 if writer is None:
                     stream = self.create(file)
-                    writer = pq.ParquetWriter(stream, with_batch_time(schema), compression="zstd")
+                    of_files = schema if self.batch_time is None else with_batch_time(schema)
+                    writer = pq.ParquetWriter(stream, of_files, compression="zstd")
                 writer.write_table(self._with_time(batch, schema))
                 rows += batch.num_rows
         finally:
@@ -100,17 +107,35 @@ class ParquetStaging:
         import pyarrow as pa  # noqa: PLC0415
 
         table = pa.Table.from_batches([batch]).cast(schema)
+        if self.batch_time is None:
+            return table
         time = pa.array([self.batch_time] * table.num_rows, pa.timestamp("us", "UTC"))
         return table.append_column(pa.field(BATCH_TIME, time.type), time)
 
 
-def staged_files(result: Any, directory: Path, schema: pa.Schema, attempt: OutputAttempt) -> list[StagedFile]:  # noqa: ANN401
+def staged_files(
+    result: Any,  # noqa: ANN401
+    directory: Path,
+    schema: pa.Schema,
+    batch_time: datetime | None,
+) -> list[StagedFile]:
     """Run the result's tasks, writing to `directory`; return the files of the valid task attempts."""
-    staging = ParquetStaging(str(directory), schema.serialize().to_pybytes(), attempt.batch_time)
+    staging = ParquetStaging(str(directory), schema.serialize().to_pybytes(), batch_time)
     files = staged_by(result, staging)
     if files:
         _sync(directory.parent)
     return files
+
+
+def empty_file(directory: Path, schema: pa.Schema) -> StagedFile:
+    """Write a file of these columns without a row; it is synced on return."""
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    file = directory / f"part-{secrets.token_hex(8)}.parquet"
+    pq.write_table(schema.empty_table(), file, compression="zstd")
+    _sync(file)
+    _sync(directory)
+    return StagedFile(str(file), file.stat().st_size, 0)
 
 
 def staged_by(result: Any, staging: ParquetStaging) -> list[StagedFile]:  # noqa: ANN401

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from orchestration.pipeline import DeclarationError
 from orchestration.spark.sinks.batch_column import BATCH_TIME
-from orchestration.spark.sinks.postgres_access import unsupported
+from orchestration.spark.sinks.postgres_access import changes_rows, unsupported
 from orchestration.spark.sinks.postgres_columns import (
     MOST_NAME_BYTES,
     Column,
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
+
+    from orchestration.spark.sinks.postgres_totals import Totals
 
 Mode = Literal["append", "overwrite", "merge"]
 OnBadRows = Literal["fail", "dead_letter"]
@@ -83,6 +85,7 @@ class PostgresSink(Sink):
         key: Sequence[str] | str | None = None,
         password: str | Secret | None = None,
         on_bad_rows: OnBadRows = "fail",
+        totals: Totals | None = None,
     ) -> None:
         """Declare the table.
 
@@ -97,6 +100,7 @@ class PostgresSink(Sink):
             on_bad_rows: what happens to rows with a value that a column can't hold (a NUL, a number that is too large):
                 "fail" fails the batch, and names them; "dead_letter" commits the others, and with them the refused rows
                 as JSON in `forebay_refused_rows`, beside the table.
+            totals: a view that adds up the rows of all batches per key, for "append".
 
         Raises:
             DeclarationError: a value is invalid, or a secret is given as plain text; the message says how to fix it.
@@ -126,6 +130,10 @@ class PostgresSink(Sink):
             )
             raise DeclarationError(message)
         self.on_bad_rows: OnBadRows = on_bad_rows
+        if totals is not None and mode != "append":
+            message = f"PostgresSink {table!r}: totals add up the rows of every batch: say mode='append'"
+            raise DeclarationError(message)
+        self.totals = totals
 
     @property
     def target(self) -> str:
@@ -142,6 +150,7 @@ class PostgresSink(Sink):
             "mode": self.mode,
             "key": list(self.key),
             **({} if self.on_bad_rows == "fail" else {"on_bad_rows": self.on_bad_rows}),
+            **({} if self.totals is None else {"totals": self.totals.declaration()}),
         }
 
     def committed(self, attempt: OutputAttempt) -> Committed | None:
@@ -171,7 +180,7 @@ class PostgresSink(Sink):
         self._check_key(columns, attempt)
         name = f"{_STAGING}{secrets.token_hex(6)}"
         try:
-            columns = self._prepare(columns, attempt)
+            columns, like = self._prepare(columns, attempt)
             self.reached(Step.PREPARED)
             staging = Staging(
                 self._address(attempt),
@@ -179,6 +188,8 @@ class PostgresSink(Sink):
                 name,
                 tuple((column.name, column.type) for column in columns),
                 json.dumps(_comment(attempt)),
+                required=self.key,
+                like=like,
                 keeps_refused=self.on_bad_rows == "dead_letter",
             )
             answers = result.mapInArrow(self._task(staging), ANSWER).collect()
@@ -198,8 +209,13 @@ class PostgresSink(Sink):
 
         return stage
 
-    def _prepare(self, columns: list[Column], attempt: OutputAttempt) -> list[Column]:
-        """Create `forebay_commits`, drop leftovers of earlier attempts, and fit the columns to the table."""
+    def _prepare(
+        self, columns: list[Column], attempt: OutputAttempt
+    ) -> tuple[list[Column], tuple[str, tuple[str, ...]] | None]:
+        """Create `forebay_commits`, drop leftovers of earlier attempts, and fit the columns to the table.
+
+        Return the columns, and whose constraints each row must meet, as `Staging` takes it.
+        """
         with closing(self._connect(attempt)) as connection, self._failures(attempt):
             with connection, connection.cursor() as cursor:
                 # IF NOT EXISTS takes no lock: two transactions at the same time would both try to create the table.
@@ -214,7 +230,14 @@ class PostgresSink(Sink):
                 table = self._table_columns(cursor)
                 unknown = unsupported(cursor, self.schema, self.table, merges=self.mode == "merge")
                 refuse_table(unknown, table=f"table {self.target}", sink="PostgresSink", where=attempt.name)
-        return columns if not table else fitted(columns, table, name=self.target, where=attempt.name)
+                changes = changes_rows(cursor, self.schema, self.table)
+        if not table:
+            return columns, None
+        columns = fitted(columns, table, name=self.target, where=attempt.name)
+        given = {column.name for column in columns}
+        left_out = tuple(column.name for column in table if column.name not in given)
+        # A row that a trigger is to change first can't be judged before.
+        return columns, None if changes else (self.table, left_out)
 
     def _commit(
         self, columns: list[Column], staged: dict[str, int], refused: dict[str, int], attempt: OutputAttempt
@@ -239,6 +262,8 @@ class PostgresSink(Sink):
             newest = self._newest_batch(cursor, attempt)
             self._record(cursor, attempt, rows)
             self._make_table(cursor, columns)
+            if self.totals is not None:
+                self.totals.make(cursor, self.schema, self.table, where=attempt.name)
             source = self._counted(cursor, columns, staged, rows, attempt)
             if self.mode != "overwrite":
                 self._replace_batch(cursor, columns, source, attempt)
@@ -502,7 +527,9 @@ class PostgresSink(Sink):
     def _table_columns(self, cursor: Any) -> list[TableColumn]:  # noqa: ANN401
         """Return the table's columns; none if the table does not exist."""
         cursor.execute(
-            "SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typcategory, "
+            "SELECT a.attname, format_type(a.atttypid, a.atttypmod), "
+            "CASE WHEN t.typtype = 'd' THEN format_type(t.typbasetype, t.typtypmod) "
+            "ELSE format_type(a.atttypid, a.atttypmod) END, "
             "a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> '', a.attidentity = 'a' OR a.attgenerated <> '' "
             "FROM pg_attribute a "
             "JOIN pg_type t ON t.oid = a.atttypid "

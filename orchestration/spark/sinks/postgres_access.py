@@ -25,8 +25,8 @@ _KINDS = {
     "c": "a type",
     "i": "an index",
 }
-# Bits of pg_trigger.tgtype: fires for each row; before it; at DELETE.
-_BEFORE_ROW, _AT_DELETE = 1 | 2, 8
+# Bits of pg_trigger.tgtype: fires for each row; before it; at INSERT; at DELETE.
+_BEFORE_ROW, _AT_INSERT, _AT_DELETE = 1 | 2, 4, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,3 +145,14 @@ def unsupported(cursor: Any, schema: str, table: str, *, merges: bool) -> list[s
             for name in triggers
         ),
     ]
+
+
+def changes_rows(cursor: Any, schema: str, table: str) -> bool:  # noqa: ANN401
+    """Return whether a trigger of the table may change a row before it is inserted. Locks: none."""
+    cursor.execute(
+        "SELECT EXISTS (SELECT FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n "
+        "ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s AND NOT tgisinternal "
+        "AND tgenabled IN ('O', 'A') AND tgtype & %s = %s)",
+        (schema, table, _BEFORE_ROW | _AT_INSERT, _BEFORE_ROW | _AT_INSERT),
+    )
+    return bool(cursor.fetchone()[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,19 +42,21 @@ _TYPES = {
     "map": _JSON,
     "struct": _JSON,
 }
-# Type of the column that would be created → the category in pg_type whose types can hold the same values.
-_CATEGORIES = {
-    "boolean": "B",
-    "smallint": "N",
-    "integer": "N",
-    "bigint": "N",
-    "real": "N",
-    "double precision": "N",
-    "numeric": "N",
-    "date": "D",
-    "timestamp with time zone": "D",
-    "timestamp without time zone": "D",
+# Type of the column that would be created → further types that keep each value as it is, or refuse it: an integer that
+# is too large for the column is an error, but a fraction would be rounded, and a zone left out, without a word.
+_KEEPING = {
+    "smallint": {"integer", "bigint", "real", "double precision"},
+    "integer": {"smallint", "bigint", "double precision"},
+    "bigint": {"smallint", "integer"},
+    "real": {"double precision"},
+    "date": {"timestamp without time zone"},
+    _JSON: {"json"},
 }
+_NUMBERS = frozenset({"smallint", "integer", "bigint", "real", "double precision", "numeric"})
+# How many decimal digits a binary number keeps, so that it is written again as it was.
+_BINARY_DIGITS = {"real": 6, "double precision": 15}
+_INTEGERS = frozenset({"smallint", "integer", "bigint"})
+_NUMERIC = re.compile(r"numeric\((\d+),(-?\d+)\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +69,14 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column of an existing table; `filled`: it gets a value even if none is given; `generated`: it takes none."""
+    """A column of an existing table.
+
+    `base`: its type without domains. `filled`: it gets a value even if none is given; `generated`: it takes none.
+    """
 
     name: str
     type: str
-    category: str
+    base: str
     filled: bool
     generated: bool
 
@@ -142,9 +148,21 @@ def fitted(columns: Sequence[Column], table: Sequence[TableColumn], *, name: str
 
 
 def _holds(table: TableColumn, column: Column) -> bool:
-    """Return whether a table's column can hold a result's: text is always parsed; others need the same category."""
-    if column.type in ("text", table.type):
+    """Return whether a table's column keeps a result's values as they are, or refuses them; text is always parsed."""
+    if column.type in ("text", table.base) or table.base in _KEEPING.get(column.type, ()):
         return True
-    if column.type == _JSON:
-        return table.type == "json"
-    return table.category == _CATEGORIES.get(column.type.partition("(")[0])
+    kind, numeric = column.type.partition("(")[0], _NUMERIC.fullmatch(table.base)
+    decimal = _NUMERIC.fullmatch(column.type)
+    if decimal is None:
+        # Of integers, each numeric keeps all digits before the point; of binary numbers, only one without bounds.
+        return (table.base == "numeric" and kind in _NUMBERS) or (
+            kind in _INTEGERS and numeric is not None and int(numeric[2]) >= 0
+        )
+    digits, scale = int(decimal[1]), int(decimal[2])
+    if numeric is not None:
+        return int(numeric[2]) >= scale
+    return (
+        table.base == "numeric"
+        or (scale == 0 and table.base in _INTEGERS)
+        or digits <= _BINARY_DIGITS.get(table.base, 0)
+    )

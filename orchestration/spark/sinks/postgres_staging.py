@@ -16,6 +16,8 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from orchestration.spark.sinks.refused_rows import MOST_NAMED, RefusedRow, bad_text, readable_row, refusal, shown
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -27,11 +29,12 @@ if TYPE_CHECKING:
 ANSWER = "staging string, rows bigint, refused bigint"
 #: What is behind the name of a staging table in that of its refused rows.
 REFUSED = "_refused"
-_MOST_NAMED = 5  # refused rows that an error names
 _NUL = "\\u0000"  # as JSON has it
+_WAY_OUT = ', or have them put aside by on_bad_rows="dead_letter"'
 #: Bytes of a character in Postgres's message.
 _BYTE = re.compile(r"\b0x([0-9a-f]{2})\b")
-_MOST_CHARACTERS = 200  # of a refused value that are shown
+_COPIED = re.compile(r"^COPY forebay_staging_\S+, line \d+: ")
+_RELATION = re.compile(r' (for|of) relation "forebay_staging_[^"]*"')
 #: Refused rows that one task keeps aside: with more, it is the output that is wrong.
 _MOST_REFUSED = 10_000
 _KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
@@ -84,13 +87,19 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """The staging tables of one attempt at an output; `comment` identifies the attempt on each table."""
+    """The staging tables of one attempt at an output; `comment` identifies the attempt on each table.
+
+    `columns`: names and types. `required`: those that take no null. `like`: the table whose constraints the rows must
+    meet too, with the names of its columns that the result has not.
+    """
 
     address: Address
     schema: str
     prefix: str
     columns: tuple[tuple[str, str], ...]
     comment: str
+    required: tuple[str, ...] = ()
+    like: tuple[str, tuple[str, ...]] | None = None
     keeps_refused: bool = False
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -109,13 +118,13 @@ class Staging:
     def copy(self, table: str, batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
         """Create `table` and fill it in one transaction; return the numbers of rows and of refused rows.
 
-        Raises TargetError.
+        Raises TargetError and RefusedRowsError.
         """
         import psycopg2  # noqa: PLC0415
         from psycopg2 import sql  # noqa: PLC0415
 
         connection, rows = None, 0
-        refused: list[_Refused] = []
+        refused: list[RefusedRow] = []
         try:
             for batch in batches:
                 if not batch.num_rows:
@@ -123,7 +132,10 @@ class Staging:
                 if connection is None:
                     connection = self.address.connect()
                     self._make(connection, sql.Identifier(self.schema, table))
-                statement = sql.SQL("COPY {} FROM STDIN (FORMAT csv)").format(sql.Identifier(self.schema, table))
+                statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(
+                    sql.Identifier(self.schema, table),
+                    sql.SQL(", ").join(sql.Identifier(name) for name, _ in self.columns),
+                )
                 before = len(refused)
                 with connection.cursor() as cursor:
                     self._fill(cursor, statement.as_string(connection), batch, refused)
@@ -139,14 +151,15 @@ class Staging:
                 connection.close()
         return rows, len(refused)
 
-    def _fill(self, cursor: Any, statement: str, batch: pa.RecordBatch, refused: list[_Refused]) -> None:  # noqa: ANN401
-        """COPY rows; add those that the target refuses to the list. Raises TargetError if there are too many."""
+    def _fill(self, cursor: Any, statement: str, batch: pa.RecordBatch, refused: list[RefusedRow]) -> None:  # noqa: ANN401
+        """COPY rows; add those that the target refuses to the list. Raises RefusedRowsError if there are too many."""
         import psycopg2  # noqa: PLC0415
+        from psycopg2.errors import ProgramLimitExceeded  # noqa: PLC0415
 
         cursor.execute("SAVEPOINT piece")
         try:
             cursor.copy_expert(statement, as_csv(batch))
-        except psycopg2.DataError as error:
+        except (psycopg2.DataError, psycopg2.IntegrityError, ProgramLimitExceeded, UnicodeDecodeError) as error:
             cursor.execute("ROLLBACK TO SAVEPOINT piece")
             if batch.num_rows > 1:
                 half = batch.num_rows // 2
@@ -158,18 +171,18 @@ class Staging:
         else:
             cursor.execute("RELEASE SAVEPOINT piece")
 
-    def _check(self, refused: list[_Refused]) -> None:
-        if len(refused) < (_MOST_REFUSED if self.keeps_refused else _MOST_NAMED):
+    def _check(self, refused: list[RefusedRow]) -> None:
+        if len(refused) < (_MOST_REFUSED if self.keeps_refused else MOST_NAMED):
             return
-        raise TargetError(_words(refused, more=True))
+        raise refusal(refused, more=True, way_out=_WAY_OUT)
 
-    def _put_aside(self, connection: Any, table: str, refused: list[_Refused]) -> None:  # noqa: ANN401
-        """Keep refused rows in a table. Raises TargetError where the sink keeps none."""
+    def _put_aside(self, connection: Any, table: str, refused: list[RefusedRow]) -> None:  # noqa: ANN401
+        """Keep refused rows in a table. Raises RefusedRowsError where the sink keeps none."""
         from psycopg2 import sql  # noqa: PLC0415
         from psycopg2.extras import execute_values  # noqa: PLC0415
 
         if not self.keeps_refused:
-            raise TargetError(_words(refused, more=False))
+            raise refusal(refused, more=False, way_out=_WAY_OUT)
         name = sql.Identifier(self.schema, table)
         with connection.cursor() as cursor:
             cursor.execute(sql.SQL("CREATE UNLOGGED TABLE {} (refused_row text, reason text)").format(name))
@@ -180,30 +193,35 @@ class Staging:
     def _make(self, connection: Any, table: Any) -> None:  # noqa: ANN401
         from psycopg2 import sql  # noqa: PLC0415
 
-        columns = sql.SQL(", ").join(
-            sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_)) for name, type_ in self.columns
-        )
+        columns = [
+            sql.SQL("{} {} {}").format(
+                sql.Identifier(name), sql.SQL(type_), sql.SQL("NOT NULL" if name in self.required else "")
+            )
+            for name, type_ in self.columns
+        ]
+        left_out: tuple[str, ...] = ()
+        if self.like is not None:
+            target, left_out = self.like
+            columns = [sql.SQL("LIKE {} INCLUDING CONSTRAINTS").format(sql.Identifier(self.schema, target))]
         with connection.cursor() as cursor:
             # UNLOGGED: a crash of the target empties the table, which the count before the merge detects.
-            cursor.execute(sql.SQL("CREATE UNLOGGED TABLE {} ({})").format(table, columns))
+            cursor.execute(sql.SQL("CREATE UNLOGGED TABLE {} ({})").format(table, sql.SQL(", ").join(columns)))
+            for name in left_out:
+                # Its constraints go with it.
+                cursor.execute(sql.SQL("ALTER TABLE {} DROP COLUMN {}").format(table, sql.Identifier(name)))
             cursor.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(self.comment)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    """A row that the target refuses, as JSON, and what is wrong with it."""
-
-    row: str
-    reason: str
-
-
-def _refused(batch: pa.RecordBatch, error: Any) -> _Refused:  # noqa: ANN401  psycopg2 has no types
+def _refused(batch: pa.RecordBatch, error: Any) -> RefusedRow:  # noqa: ANN401  psycopg2 has no types
     from psycopg2.errors import UntranslatableCharacter  # noqa: PLC0415
 
-    [row] = batch.to_pylist()
+    if (bad := bad_text(batch)) is not None:
+        return bad
+    row = readable_row(batch)
     context = (error.diag.context or "") if error.diag is not None else ""
     # Of two names where one begins like the other, the longer one.
     named = [name for name in sorted(row, key=len, reverse=True) if f", column {name}" in context]
+    named += [name for name in row if error.diag is not None and name == error.diag.column_name]
     # Postgres names no column for a NUL in a text, and none for a character that the database's encoding lacks.
     named += [name for name, value in row.items() if _NUL in json.dumps(value, default=str)]
     lacking = ""
@@ -212,28 +230,19 @@ def _refused(batch: pa.RecordBatch, error: Any) -> _Refused:  # noqa: ANN401  ps
         named += [name for name, value in row.items() if lacking in json.dumps(value, default=str, ensure_ascii=False)]
     reason = _said(error)
     if named:
-        value = repr(row[named[0]])
-        shown = value if len(value) <= _MOST_CHARACTERS else f"{value[:_MOST_CHARACTERS]} …"
-        reason = f"column {named[0]} is {shown}: {_said(error, with_context=False)}"
+        reason = f"column {named[0]} is {shown(row[named[0]])}: {_said(error, with_context=False)}"
     if lacking:
         reason = reason.encode("ascii", "backslashreplace").decode()
     # A NUL is an escape there, so that the text can be kept.
-    return _Refused(json.dumps(row, default=str), reason.replace("\0", "\\0"))
-
-
-def _words(refused: list[_Refused], *, more: bool) -> str:
-    number = f"{len(refused)} rows, or more," if more else f"{len(refused)} row(s)"
-    first = "; ".join(one.reason for one in refused[:_MOST_NAMED])
-    return (
-        f"{number} can't be stored: {first}. Correct them in the output's function, or have them put aside by "
-        'on_bad_rows="dead_letter"'
-    )
+    return RefusedRow(json.dumps(row, default=str), reason.replace("\0", "\\0"))
 
 
 def _said(error: Any, *, with_context: bool = True) -> str:  # noqa: ANN401
     """Return Postgres' message, with the context that names the column."""
     context = (error.diag.context or "").partition("\n")[0] if error.diag is not None else ""
     message = str(error.diag.message_primary or error).strip() if error.diag is not None else str(error)
+    # The name of the staging table says nothing to a reader.
+    context, message = _COPIED.sub("the row is ", context), _RELATION.sub("", message)
     if "0x00" in message or "unsupported Unicode escape sequence" in message:
         message += " (a NUL character, which text in Postgres can't hold: take it out by translate(column, '\\0', ''))"
     return f"{message} [{context}]" if context and with_context else message

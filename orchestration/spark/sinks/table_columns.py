@@ -14,6 +14,16 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 
+#: Types of Spark that each target has; any other is refused, also one that a later Spark brings.
+_KNOWN = frozenset(
+    f"{name}Type"
+    for name in (
+        *("Null", "Boolean", "Byte", "Short", "Integer", "Long", "Float", "Double", "Decimal", "String", "Char"),
+        *("Varchar", "Binary", "Date", "Timestamp", "TimestampNTZ"),
+    )
+)
+
+
 def check_names(
     schema: StructType, where: str, *, reserved: frozenset[str] = frozenset(), folds_case: bool = False
 ) -> None:
@@ -54,16 +64,22 @@ def refuse_table(unknown: Sequence[str], *, table: str, sink: str, where: str) -
 
 def check_types(schema: StructType, where: str) -> None:
     """Raise SinkError for a column of a type, at any depth, that other programs would read as something else."""
+    from pyspark.sql.types import NullType  # noqa: PLC0415
+
     for field in schema.fields:
-        if odd := lacking(field.dataType):
+        # A column of nulls has no type in files, and a later batch may give it one.
+        if odd := lacking(field.dataType, further=(NullType,)):
             raise SinkError(
                 f"{where}: its column {field.name} is a {field.dataType.simpleString()}, and files have no {odd}: "
                 f"cast it, as frame.withColumn({field.name!r}, frame[{field.name!r}].cast('string'))"
             )
 
 
-def lacking(type_: DataType) -> str | None:
-    """Return the name of the type, or of the first inside it, that not each of Parquet, Delta, Iceberg and JSON has."""
+def lacking(type_: DataType, *, further: tuple[type[DataType], ...] = ()) -> str | None:
+    """Return the name of the type, or of the first inside it, that not each of Parquet, Delta, Iceberg and JSON has.
+
+    `further`: types that the target lacks too. A struct without fields is one that no file has.
+    """
     from pyspark.sql import types  # noqa: PLC0415
 
     inner: list[DataType] = []
@@ -72,11 +88,11 @@ def lacking(type_: DataType) -> str | None:
             inner = [type_.elementType]
         case types.MapType():
             inner = [type_.keyType, type_.valueType]
-        case types.StructType():
+        case types.StructType() if type_.fields:
             inner = [field.dataType for field in type_.fields]
-        case types.AnsiIntervalType() | types.CalendarIntervalType() | types.VariantType() | types.UserDefinedType():
+        case _ if type(type_).__name__ not in _KNOWN or isinstance(type_, further):
             return type_.simpleString()
-    return next((odd for one in inner if (odd := lacking(one))), None)
+    return next((odd for one in inner if (odd := lacking(one, further=further))), None)
 
 
 def arrow_schema(schema: StructType, where: str, *, widens: bool = False) -> pa.Schema:

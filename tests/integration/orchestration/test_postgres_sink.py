@@ -14,9 +14,9 @@ import psycopg2
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from forebay import EnvVar, PostgresSink
+from forebay import EnvVar, PostgresSink, Totals
 from orchestration.spark.sinks.postgres import Mode
-from orchestration.spark.sinks.postgres_staging import TargetError
+from orchestration.spark.sinks.refused_rows import RefusedRowsError
 from orchestration.spark.sinks.sink import AttemptOutdatedError, OutputAttempt, SinkError, Step
 from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark, words
 from tests.integration.orchestration.target_database import TIME, Target, attempt
@@ -277,7 +277,7 @@ def test_rows_with_values_that_do_not_fit_are_named_up_to_five(target: Target) -
     rows = [(f"word {number}" + "x" * 300 * (number == 3), number) for number in range(100)]
     for number in (3, 50, 99):
         rows[number] = (rows[number][0] + "\0" * (number != 50), number if number != 50 else 2**40)
-    with pytest.raises(TargetError) as raised:
+    with pytest.raises(RefusedRowsError) as raised:
         PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(*rows, parts=1), attempt())
     said = str(raised.value)
     assert said.startswith("3 row(s) can't be stored: ")
@@ -290,7 +290,7 @@ def test_rows_with_values_that_do_not_fit_are_named_up_to_five(target: Target) -
     ):
         assert part in said
     many = words(*[("\0", number) for number in range(1000)], parts=1)
-    with pytest.raises(TargetError, match="5 rows, or more, can't be stored"):
+    with pytest.raises(RefusedRowsError, match="5 rows, or more, can't be stored"):
         PostgresSink(EnvVar("TARGET_URL"), "counts").write(many, attempt())
     assert (target.staging(), target.counts()) == ([], [])
 
@@ -310,6 +310,77 @@ def test_refused_rows_are_put_aside_with_the_commit_and_replaced_by_a_replay(tar
     assert sink.write(words(("b", 2)), attempt(2)).refused == 0
     assert len(target.rows(refused.replace("refused_row::json ->> 'word'", "id"))) == 1
     assert target.staging() == []
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "said"),
+    [
+        (
+            "word text CHECK (word <> 'bad'), n bigint",
+            ("bad", 1),
+            r"1 row\(s\) .*violates check constraint .*the row is .*bad",
+        ),
+        ("word text NOT NULL, n bigint", (None, 1), r"column word is None: null value in column"),
+        ("word short, n bigint", ("longer", 1), r"value for domain short violates check constraint"),
+        (
+            "word text, n bigint, CHECK (n < 5), further text DEFAULT 'x' CHECK (further <> '')",
+            ("a", 7),
+            r"violates check",
+        ),
+    ],
+)
+def test_rows_that_a_constraint_of_the_table_refuses_are_named_or_put_aside(
+    target: Target, table: str, row: tuple[str | None, int], said: str
+) -> None:
+    target.rows(
+        f"CREATE DOMAIN short AS text CHECK (length(VALUE) < 4); CREATE TABLE counts ({table}, _batch_time timestamptz)"
+    )
+    rows = words(("a", 1), row, ("b", 2), parts=1)
+    with pytest.raises(RefusedRowsError, match=said):
+        PostgresSink(EnvVar("TARGET_URL"), "counts").write(rows, attempt())
+    written = PostgresSink(EnvVar("TARGET_URL"), "counts", on_bad_rows="dead_letter").write(rows, attempt())
+    assert (written.rows, written.refused) == (2, 1)
+    assert target.counts() == [("a", 1), ("b", 2)]
+    assert target.staging() == []
+
+
+def test_a_row_without_its_key_is_named_in_the_first_batch_too(target: Target) -> None:
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", mode="merge", key="word")
+    for number in (1, 2):
+        with pytest.raises(RefusedRowsError, match=r"column word is None: null value"):
+            sink.write(words(("a", 1), (None, 2), parts=1), attempt(number))
+        sink.write(words(("a", 1)), attempt(number))
+
+
+def test_a_row_that_a_trigger_completes_is_not_judged_before(target: Target) -> None:
+    target.rows(
+        "CREATE TABLE counts (word text NOT NULL, n bigint, _batch_time timestamptz);"
+        "CREATE FUNCTION named() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$BEGIN NEW.word := coalesce(NEW.word, 'none'); RETURN NEW; END$$;"
+        "CREATE TRIGGER named BEFORE INSERT ON counts FOR EACH ROW EXECUTE FUNCTION named()"
+    )
+    PostgresSink(EnvVar("TARGET_URL"), "counts").write(words((None, 1)), attempt())
+    assert target.counts() == [("none", 1)]
+
+
+def test_totals_add_up_the_rows_of_all_batches_and_a_replay_corrects_them(target: Target) -> None:
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", totals=Totals("word_totals", by="word", sum="n"))
+    totals = "SELECT word, n::int FROM word_totals ORDER BY 1"
+    sink.write(words(("a", 1), ("b", 2)), attempt())
+    sink.write(words(("a", 10)), attempt(time=TIME + timedelta(hours=1)))
+    assert target.rows(totals) == [("a", 11), ("b", 2)]
+    sink.write(words(("a", 5)), attempt(2))
+    assert target.rows(totals) == [("a", 15)]
+    target.rows("ALTER TABLE counts ADD more bigint DEFAULT 1")
+    otherwise = PostgresSink(
+        EnvVar("TARGET_URL"), "counts", totals=Totals("word_totals", by=["word"], sum=["n", "more"])
+    )
+    otherwise.write(words(("a", 5)), attempt(3))
+    assert target.rows("SELECT word, n::int, more::int FROM word_totals") == [("a", 15, 2)]
+    with pytest.raises(SinkError, match=r"public.counts is there, and is no view of totals"):
+        PostgresSink(EnvVar("TARGET_URL"), "counts", totals=Totals("counts", by="word", sum="n")).write(
+            words(("a", 5)), attempt(4)
+        )
 
 
 def test_append_after_merge_says_which_constraint_is_in_the_way(target: Target) -> None:

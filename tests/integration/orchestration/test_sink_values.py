@@ -7,7 +7,7 @@ import math
 from datetime import date, datetime
 from decimal import Decimal
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import psycopg2
@@ -15,9 +15,12 @@ import pytest
 from deltalake import DeltaTable
 from pyarrow import parquet
 from pyiceberg.catalog import load_catalog
+from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from forebay import DeltaSink, EnvVar, IcebergSink, ParquetSink, PostgresSink
+from orchestration.spark.sinks.refused_rows import RefusedRowsError
 from orchestration.spark.sinks.sink import SinkError
+from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark
 from tests.integration.orchestration.target_database import Target, attempt
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
+
+    from orchestration.spark.sinks.sink import Sink
 
 
 pytestmark = pytest.mark.spark
@@ -115,8 +120,9 @@ def _same(_: str, value: Any) -> Any:  # noqa: ANN401
     return value
 
 
-def test_parquet(frame: DataFrame, tmp_path: Path) -> None:
-    sink = ParquetSink(str(tmp_path / "files"), compact=True)
+@pytest.mark.parametrize("compact", [False, True])
+def test_parquet(frame: DataFrame, tmp_path: Path, compact: bool) -> None:
+    sink = ParquetSink(str(tmp_path / "files"), compact=compact)
     written = sink.write(frame, attempt())
     sink.publish(written.location, batch_time=attempt().batch_time)
     assert differences(frame, sink.dataset().to_table().to_pylist(), _same) == []
@@ -184,21 +190,84 @@ def test_a_nul_in_postgres_is_refused_with_its_column_and_what_to_do(
     assert target.rows("SELECT id FROM kept") == [(2,)]
 
 
-@pytest.mark.parametrize("kind", ["INTERVAL DAY TO SECOND", "INTERVAL YEAR TO MONTH", "VARIANT"])
+def file_sinks(directory: Path) -> list[Sink]:
+    catalog = {"type": "sql", "uri": f"sqlite:///{directory}/c.db", "warehouse": f"file://{directory}"}
+    return [
+        ParquetSink(str(directory / "files")),
+        ParquetSink(str(directory / "compacted"), compact=True),
+        DeltaSink(str(directory / "table")),
+        IcebergSink("ns.values", catalog=catalog),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["INTERVAL DAY TO SECOND", "INTERVAL YEAR TO MONTH", "VARIANT", "STRUCT<>"])
 def test_a_type_that_a_sink_lacks_is_refused_with_its_column(
     session: SparkSession, target: Target, tmp_path: Path, kind: str
 ) -> None:
     del target
     odd = session.sql(f"SELECT 1 AS id, array(CAST(NULL AS {kind})) AS `the column`")
-    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db", "warehouse": f"file://{tmp_path}"}
-    for sink in (
-        PostgresSink(EnvVar("TARGET_URL"), "kept"),
-        ParquetSink(str(tmp_path / "files")),
-        DeltaSink(str(tmp_path / "table")),
-        IcebergSink("ns.values", catalog=catalog),
-    ):
+    for sink in (PostgresSink(EnvVar("TARGET_URL"), "kept"), *file_sinks(tmp_path)):
         with pytest.raises(SinkError, match="the column"):
             sink.write(odd, attempt())
+
+
+@pytest.mark.parametrize("value", ["NULL", "array(NULL)", "map()"])
+def test_a_column_of_nulls_without_a_type_is_refused_by_files(
+    session: SparkSession, tmp_path: Path, value: str
+) -> None:
+    odd = session.sql(f"SELECT 1 AS id, {value} AS `the column`")
+    for sink in file_sinks(tmp_path):
+        with pytest.raises(SinkError, match=r"the column.*void.*cast it"):
+            sink.write(odd, attempt())
+
+
+@pytest.mark.parametrize(
+    "value", ["{}", "array({})", "named_struct('a', {})", "map({}, 1)", "array(map('k', named_struct('a', {})))"]
+)
+def test_a_text_that_is_not_utf_8_is_refused_with_its_column(
+    session: SparkSession, target: Target, tmp_path: Path, value: str
+) -> None:
+    """Spark's cast of bytes to a string checks nothing, and readers of the file would fail."""
+    odd = session.sql(
+        f"SELECT id, {value.format('CAST(value AS STRING)')} AS odd "
+        "FROM VALUES (1, X'C3BC'), (2, X'4772FC6E'), (3, X'78') AS t(id, value)"
+    ).coalesce(1)
+    said = r"1 row\(s\) can't be stored: column odd is .*Gr.*xfcn.*not UTF-8"
+    for sink in (PostgresSink(EnvVar("TARGET_URL"), "kept"), *file_sinks(tmp_path)):
+        with pytest.raises(Exception, match=said):
+            sink.write(odd, attempt())
+    sink = PostgresSink(EnvVar("TARGET_URL"), "kept", on_bad_rows="dead_letter")
+    assert sink.write(odd, attempt()).refused == 1
+    assert target.rows("SELECT id FROM kept ORDER BY 1") == [(1,), (3,)]
+    [(row,)] = target.rows("SELECT refused_row FROM forebay_refused_rows")
+    assert json.loads(row)["id"] == 2
+
+
+@pytest.mark.slow
+def test_a_text_of_64_mib_is_kept_as_it_is(session: SparkSession, target: Target, tmp_path: Path) -> None:
+    text = "Gr\u00fc\u00dfe, " * (2**26 // 10)
+    large = session.sql(f"SELECT 1 AS id, repeat('Gr\u00fc\u00dfe, ', {2**26 // 10}) AS text")
+    PostgresSink(EnvVar("TARGET_URL"), "kept").write(large, attempt())
+    assert target.rows("SELECT id, text FROM kept") == [(1, text)]
+    for sink in file_sinks(tmp_path):
+        sink.write(large, attempt())
+    files = list(tmp_path.rglob("*.parquet"))
+    assert len(files) == 4
+    for file in files:
+        assert parquet.read_table(file, columns=["id", "text"]).to_pylist() == [{"id": 1, "text": text}]
+
+
+@pytest.mark.slow
+def test_a_value_beyond_the_targets_own_limit_is_refused_with_its_column(target: Target) -> None:
+    """Postgres takes at most 2^28 - 1 bytes as a text in jsonb."""
+    schema = StructType([StructField("word", StringType()), StructField("list", ArrayType(StringType()))])
+    rows = [("good", ["x"]), ("long", ["x" * 2**28])]
+    frame = cast("DataFrame", FrameWithoutSpark(rows, schema=schema))
+    with pytest.raises(RefusedRowsError, match=r"1 row\(s\) can't be stored: .*jsonb"):
+        PostgresSink(EnvVar("TARGET_URL"), "kept").write(frame, attempt())
+    written = PostgresSink(EnvVar("TARGET_URL"), "kept", on_bad_rows="dead_letter").write(frame, attempt())
+    assert (written.rows, written.refused) == (1, 1)
+    assert target.rows("SELECT word FROM kept") == [("good",)]
 
 
 def test_the_times_are_those_of_the_calendar(frame: DataFrame) -> None:

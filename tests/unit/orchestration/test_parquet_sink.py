@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -16,7 +17,7 @@ import pytest
 from forebay import EnvVar, ParquetSink
 from orchestration.pipeline import DeclarationError
 from orchestration.spark.sinks import directories
-from orchestration.spark.sinks.parquet_names import ATTEMPTS, attempt_directory, batch_directory
+from orchestration.spark.sinks.parquet_names import ATTEMPTS, FILES, attempt_directory, batch_directory
 from orchestration.spark.sinks.parquet_object_hours import hours_with_work
 from orchestration.spark.sinks.sink import SinkError
 from tests.support.polling import eventually
@@ -31,13 +32,13 @@ def sink(tmp_path: Path) -> ParquetSink:
 
 
 def attempt(sink: ParquetSink, number: int, *files: list[int]) -> str:
-    """Make an attempt's directory as Spark leaves it."""
+    """Make an attempt's directory as tasks leave it, with the file of a task attempt that lost."""
     directory = sink.path / attempt_directory(TIME, number)
     directory.mkdir(parents=True)
-    (directory / "_SUCCESS").touch()
-    for index, values in enumerate(files):
-        pq.write_table(pa.table({"n": values}), directory / f"part-{index}-attempt{number}.parquet")
-        (directory / f".part-{index}.parquet.crc").touch()
+    names = [f"part-{index}-attempt{number}.parquet" for index in range(len(files))]
+    for name, values in zip([*names, "part-lost.parquet"], [*files, [-1]], strict=True):
+        pq.write_table(pa.table({"n": values}), directory / name)
+    (directory / FILES).write_text(json.dumps(names))
     return str(directory)
 
 
