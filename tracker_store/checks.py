@@ -22,7 +22,6 @@ from alembic.runtime.migration import MigrationContext
 from tracker_store.engine import connect, engine_beside, named_failures, with_statement_timeout
 from tracker_store.event_triggers import (
     EVENT_TRIGGERS,
-    GUARD_TRIGGERS,
     RANGE_TRIGGERS,
     TOTAL_TRIGGERS,
     missing_triggers,
@@ -339,10 +338,7 @@ def blocks_have_their_segment(connection: sa.Connection, pipeline_id: int | None
         FROM forebay.receivers r
         CROSS JOIN LATERAL (
             SELECT b.segment_id, count(*) AS blocks, min(b.sequence) AS first FROM forebay.blocks b
-            WHERE b.receiver_id = r.id AND b.segment_id IS NOT NULL GROUP BY b.segment_id
-            UNION ALL
-            SELECT k.segment_id, count(*), min(k.sequence) FROM forebay.kept_block_rows k
-            WHERE k.receiver_id = r.id GROUP BY k.segment_id) AS w
+            WHERE b.receiver_id = r.id AND b.segment_id IS NOT NULL GROUP BY b.segment_id) AS w
         LEFT JOIN forebay.log_segments g ON g.id = w.segment_id AND g.receiver_id = r.id
         WHERE (g.id IS NULL OR g.state = 'DELETING') AND $OF_STREAMS
         UNION ALL
@@ -580,18 +576,6 @@ def changes_are_told(connection: sa.Connection, pipeline_id: int | None = None) 
     )
 
 
-def rows_are_guarded(connection: sa.Connection, pipeline_id: int | None = None) -> CheckResult:
-    """Check that the triggers that hold a receiver's login to its own rows are there and enabled."""
-    del pipeline_id
-    return _triggers_are_there(
-        connection,
-        GUARD_TRIGGERS,
-        function="guard_row",
-        name="rows_are_guarded",
-        promise="a receiver's login writes only rows of its own processes",
-    )
-
-
 def totals_are_kept(connection: sa.Connection, pipeline_id: int | None = None) -> CheckResult:
     """Check that the triggers that keep sums of segments and dead letters are there and enabled."""
     del pipeline_id
@@ -641,7 +625,6 @@ SCHEMA_CHECKS: tuple[Callable[[sa.Connection, int | None], CheckResult], ...] = 
     tables_are_as_declared,
     functions_are_the_files,
     changes_are_told,
-    rows_are_guarded,
     totals_are_kept,
     ranges_are_checked,
 )

@@ -1,6 +1,6 @@
 """Read pipelines and streams as `forebay apply` wrote them; no other Python module reads that JSON.
 
-What an older release did not write gets its default. The SQL function `end_attempt` reads `outputs` and `on_failure`
+What is not written has its default. The SQL function `end_attempt` reads `outputs` and `on_failure`
 itself, in its transaction.
 """
 

@@ -1,8 +1,7 @@
 """Name the triggers of the driver log, and find those that are missing.
 
-Without one that writes events, listeners would miss changes; without one that guards rows, a receiver's login could
-write rows of others; without one that keeps sums, the storage that people see would be wrong; without one that checks
-ranges, a bug could allocate a block twice. Migrations make them.
+Without one that writes events, listeners would miss changes; without one that keeps sums, the storage that people see
+would be wrong; without one that checks ranges, a bug could allocate a block twice. Migrations make them.
 This module changes nothing.
 """
 
@@ -27,13 +26,6 @@ EVENT_TRIGGERS: Mapping[str, Sequence[str]] = {
     "pipelines": ("pipeline_begins", "pipeline_changes"),
     "receiver_events": ("receiver_reports",),
     "receivers": ("receiver_changes",),
-}
-
-#: The triggers that call `guard_row`, by table.
-GUARD_TRIGGERS: Mapping[str, Sequence[str]] = {
-    "log_segments": ("guard_row",),
-    "processes": ("guard_row",),
-    "receivers": ("guard_row",),
 }
 
 #: The triggers that call `keep_storage_totals`, by table.

@@ -306,10 +306,7 @@ class ReceivedBlockTracker:
         return self._blocks(batch_time - length + timedelta(microseconds=1), batch_time, stream_id=stream_id)
 
     def _blocks(self, first: datetime, last: datetime, *, stream_id: int | None) -> list[AllocatedBlock]:
-        """Return the blocks of the batches from `first` to `last`.
-
-        Those of a batch that an earlier version quarantined are in kept_block_rows.
-        """
+        """Return the blocks of the batches from `first` to `last`."""
         with named_failures():
             rows = self._connection.execute(
                 sa.text("""
@@ -321,19 +318,6 @@ class ReceivedBlockTracker:
                       AND b.sequence >= lower(a.sequences)
                       AND b.sequence < upper(a.sequences)
                     JOIN forebay.log_segments g ON g.id = b.segment_id
-                    WHERE a.pipeline_id = :pipeline
-                      AND a.batch_time BETWEEN :first AND :last
-                      AND (CAST(:stream AS bigint) IS NULL OR r.stream_id = :stream)
-                    UNION
-                    SELECT k.receiver_id, k.sequence, k.records, g.path, k.segment_id, k."offset", k.length, k.crc32c,
-                        k.added_at, g.durability = 'ephemeral'
-                    FROM forebay.batch_allocations a
-                    JOIN forebay.receivers r ON r.id = a.receiver_id
-                    JOIN forebay.kept_block_rows k ON k.pipeline_id = a.pipeline_id
-                      AND k.batch_time >= a.batch_time
-                      AND k.receiver_id = a.receiver_id
-                      AND k.sequence <@ a.sequences
-                    JOIN forebay.log_segments g ON g.id = k.segment_id
                     WHERE a.pipeline_id = :pipeline
                       AND a.batch_time BETWEEN :first AND :last
                       AND (CAST(:stream AS bigint) IS NULL OR r.stream_id = :stream)

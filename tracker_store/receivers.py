@@ -245,23 +245,6 @@ def placements_on_agent(connection: sa.Connection, agent_id: int) -> list[Placem
     ]
 
 
-def schedule_receiver(
-    connection: sa.Connection, *, term: int, receiver_id: int, agent_id: int, why: str, only_host: str | None = None
-) -> str:
-    """Place an INACTIVE receiver on an agent under a new assignment; `only_host` binds it to that host.
-
-    Locks: leadership FOR SHARE, the receiver's row. Returns 'scheduled', 'not inactive' or 'deposed'.
-    """
-    with named_failures():
-        outcome: str = connection.execute(
-            sa.text(
-                "SELECT outcome FROM forebay.schedule_receiver(:term, :receiver, :agent, :why, CAST(:host AS text))"
-            ),
-            {"term": term, "receiver": receiver_id, "agent": agent_id, "why": why, "host": only_host},
-        ).scalar_one()
-    return outcome
-
-
 @dataclass(frozen=True, slots=True)
 class Placing:
     """A decision to place a receiver on an agent; `only_host` binds it to that host."""

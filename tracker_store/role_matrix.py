@@ -29,13 +29,11 @@ change only rows of its own processes.
 ## Which rows
 
 `processes.login` records which login registered a process. It is the database that fills it in, and no role can write
-it. The functions for receivers check it, and so does a trigger (`guard_row`) for the direct writes that receivers of
-the version before still send:
+it. The functions for receivers check it:
 
 """
 _AFTER_ROWS = """
-A process that was registered before this version has no login, and counts as every login's until it ends. What a login
-may not change stays as it is: a function answers as if another process had been faster.
+What a login may not change stays as it is: a function answers as if another process had been faster.
 """
 _NOTHING = "no"
 _HOLDER = "the login that registered the agent on which the receiver is placed, or the process that holds it"

@@ -71,25 +71,11 @@ ROLES: Mapping[str, Role] = {
             "wanted_batch_drivers",
         ),
         {
-            **_read("block_stores", "blocks", "hand_overs", "streams", "alembic_version"),
+            **_read("block_stores", "blocks", "hand_overs", "log_segments", "receivers", "streams", "alembic_version"),
             "dead_letters": ("SELECT", "INSERT"),
-            # Receivers of the version before still update these rows and insert segments; the trigger guard_row holds
-            # them to the rows of their login. This version does so only by functions: revoke them in the next one.
-            "log_segments": ("SELECT", "INSERT", "UPDATE (path, state, length, sealed_at)"),
             # Not `login`: its default is the session's own.
-            "processes": (
-                "SELECT",
-                "INSERT (kind, name, host, pid, slots, draining)",
-                "UPDATE (ended_at, end_reason)",
-            ),
+            "processes": ("SELECT", "INSERT (kind, name, host, pid, slots, draining)"),
             "receiver_events": ("SELECT", "INSERT"),
-            # States, the new assignment when a stopping agent gives its receivers back, a receiver's preferred host
-            # and whether it is bound to its host.
-            "receivers": (
-                "SELECT",
-                "UPDATE (state, reason, since, assignment, agent_id, process_id)",
-                "UPDATE (preferred_location, bound_to_host)",
-            ),
         },
     ),
     "forebay_driver": Role(
@@ -119,7 +105,6 @@ ROLES: Mapping[str, Role] = {
             "end_attempt",
             "expire_process",
             "expire_stream_rates",
-            "fail_attempt",
             "fail_output",
             "follow_commit",
             "forget_receivers",
@@ -136,7 +121,6 @@ ROLES: Mapping[str, Role] = {
             "release_receivers",
             "remove_pipeline",
             "remove_stream",
-            "schedule_receiver",
             "schedule_receivers",
             "server_timeline",
             "set_rate_limits",

@@ -225,8 +225,9 @@ processes = Table(
     Column(
         "login",
         Text,
+        nullable=False,
         server_default=text("SESSION_USER"),
-        comment="The login that registered it, and may end it; null: not known",
+        comment="The login that registered it, and may end it",
     ),
     CheckConstraint(_one_of("kind", ProcessKind), name="processes_kind"),
     CheckConstraint("slots >= 0", name="processes_slots"),
@@ -584,7 +585,7 @@ log_segments = Table(
     Column(
         "uncompressed_bytes",
         BigInteger,
-        comment="Bytes of its blocks that are not compressed; null: open, salvaged, or sealed by an older version",
+        comment="Bytes of its blocks that are not compressed; null: open, or salvaged",
     ),
     UniqueConstraint("path", name="log_segments_path"),
     CheckConstraint(_one_of("state", SegmentState), name="log_segments_state"),
@@ -787,7 +788,13 @@ cursors = Table(
 scaling_decisions = Table(
     "scaling_decisions",
     metadata,
-    Column("pipeline_id", BigInteger, primary_key=True, comment="The pipeline whose batches it is about"),
+    Column(
+        "pipeline_id",
+        BigInteger,
+        primary_key=True,
+        autoincrement=False,
+        comment="The pipeline whose batches it is about",
+    ),
     Column(
         "ratio", Double, nullable=False, comment="Mean processing time of its newest batches, divided by its interval"
     ),
@@ -1098,25 +1105,6 @@ kept_segments = Table(
     CheckConstraint("blocks > 0", name="kept_segments_positive"),
     comment="Which files hold blocks below the low mark that kept ranges need?",
     postgresql_with=HOT,
-)
-
-kept_block_rows = Table(
-    "kept_block_rows",
-    metadata,
-    Column("pipeline_id", BigInteger, nullable=False, comment="The quarantined batch's pipeline"),
-    Column("batch_time", DateTime(timezone=True), nullable=False, comment="The quarantined batch"),
-    Column("receiver_id", BigInteger, nullable=False, comment="The receiver that stored the block"),
-    Column("sequence", BigInteger, nullable=False, comment="Its place in the receiver's sequence"),
-    Column("added_at", DateTime(timezone=True), nullable=False, comment="When it was added"),
-    Column("records", BigInteger, nullable=False, comment="How many records it has"),
-    Column("bytes", BigInteger, nullable=False, comment="Its size as stored"),
-    Column("segment_id", BigInteger, nullable=False, comment="The segment that holds it, whose file stays for it"),
-    Column("offset", BigInteger, nullable=False, comment="Where its frame begins in the segment's file, in bytes"),
-    Column("length", BigInteger, nullable=False, comment="How long its frame is, in bytes"),
-    Column("crc32c", BigInteger, nullable=False, comment="The checksum of its frame, header and payload"),
-    PrimaryKeyConstraint("pipeline_id", "batch_time", "receiver_id", "sequence"),
-    Index("kept_block_rows_segment", "segment_id"),
-    comment="Which blocks does a batch still need that an earlier version quarantined? (It kept rows, not ranges.)",
 )
 
 cleanup_events = Table(

@@ -15,14 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PAGE = 5_000
-# Of a row of kept_block_rows: its block has no row in blocks any more.
-_NOT_IN_BLOCKS = """
-    AND NOT EXISTS (
-        SELECT
-        FROM forebay.blocks n
-        WHERE n.receiver_id = b.receiver_id AND n.sequence = b.sequence
-    )
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +103,6 @@ def offsets_of_rows(
                     WHERE b.receiver_id = :receiver
                       AND b.segment_id = :id
                       AND b.sequence BETWEEN :first AND greatest(:last, :salvaged)
-                    UNION
-                    SELECT k."offset"
-                    FROM forebay.kept_block_rows k
-                    WHERE k.segment_id = :id
                 """),
                 {
                     "receiver": segment.receiver_id,
@@ -138,31 +126,26 @@ def segment_paths_known(connection: sa.Connection, paths: list[str]) -> set[str]
 
 
 def stored_blocks(connection: sa.Connection) -> Iterator[StoredBlock]:
-    """Yield every block that must be readable, once, by receiver and sequence; page by page. No locks.
-
-    Those of which only a batch that an earlier version quarantined has a row come last.
-    """
-    for table in ("blocks", "kept_block_rows"):
-        others = _NOT_IN_BLOCKS if table == "kept_block_rows" else ""
-        after = (0, 0)
-        while True:
-            with named_failures():
-                rows = connection.execute(
-                    sa.text(f"""
-                        SELECT DISTINCT b.receiver_id, b.sequence, g.path, b.segment_id, b."offset", b.length, b.crc32c
-                        FROM forebay.{table} b
-                        JOIN forebay.log_segments g ON g.id = b.segment_id
-                        WHERE (b.receiver_id, b.sequence) > (:receiver, :sequence) {others}
-                        ORDER BY b.receiver_id, b.sequence LIMIT :page
-                    """),  # noqa: S608  constants
-                    {"receiver": after[0], "sequence": after[1], "page": PAGE},
-                ).all()
-            if not rows:
-                break
-            for row in rows:
-                handle = BlockHandle(row.segment_id, row.offset, row.length, row.crc32c)
-                yield StoredBlock(row.receiver_id, row.sequence, row.path, handle)
-            after = (rows[-1].receiver_id, rows[-1].sequence)
+    """Yield every block that must be readable, once, by receiver and sequence; page by page. No locks."""
+    after = (0, 0)
+    while True:
+        with named_failures():
+            rows = connection.execute(
+                sa.text("""
+                    SELECT b.receiver_id, b.sequence, g.path, b.segment_id, b."offset", b.length, b.crc32c
+                    FROM forebay.blocks b
+                    JOIN forebay.log_segments g ON g.id = b.segment_id
+                    WHERE (b.receiver_id, b.sequence) > (:receiver, :sequence)
+                    ORDER BY b.receiver_id, b.sequence LIMIT :page
+                """),
+                {"receiver": after[0], "sequence": after[1], "page": PAGE},
+            ).all()
+        if not rows:
+            return
+        for row in rows:
+            handle = BlockHandle(row.segment_id, row.offset, row.length, row.crc32c)
+            yield StoredBlock(row.receiver_id, row.sequence, row.path, handle)
+        after = (rows[-1].receiver_id, rows[-1].sequence)
 
 
 def find_stored_block(connection: sa.Connection, *, stream: str, ordinal: int, sequence: int) -> StoredBlock | None:
@@ -171,18 +154,11 @@ def find_stored_block(connection: sa.Connection, *, stream: str, ordinal: int, s
         row = connection.execute(
             sa.text("""
                 SELECT e.receiver_id, e.sequence, g.path, e.segment_id, e."offset", e.length, e.crc32c
-                FROM (
-                    SELECT b.receiver_id, b.sequence, b.segment_id, b."offset", b.length, b.crc32c
-                    FROM forebay.blocks b
-                    UNION ALL
-                    SELECT k.receiver_id, k.sequence, k.segment_id, k."offset", k.length, k.crc32c
-                    FROM forebay.kept_block_rows k
-                ) AS e
+                FROM forebay.blocks e
                 JOIN forebay.receivers r ON r.id = e.receiver_id
                 JOIN forebay.streams s ON s.id = r.stream_id
                 JOIN forebay.log_segments g ON g.id = e.segment_id
                 WHERE s.name = :stream AND s.removed_at IS NULL AND r.ordinal = :ordinal AND e.sequence = :sequence
-                LIMIT 1
             """),
             {"stream": stream, "ordinal": ordinal, "sequence": sequence},
         ).one_or_none()
@@ -197,13 +173,8 @@ def count_stored_blocks(connection: sa.Connection) -> int:
     """Return about how many blocks `stored_blocks` will yield. No locks; O(receivers, and segments kept)."""
     with named_failures():
         count: int = connection.execute(
-            sa.text(f"""
+            sa.text("""
                 SELECT coalesce(sum(newest.sequence - r.low_mark), 0)::bigint
-                    + (
-                        SELECT count(DISTINCT (b.receiver_id, b.sequence))
-                        FROM forebay.kept_block_rows b
-                        WHERE true {_NOT_IN_BLOCKS}
-                    )
                     + (SELECT coalesce(sum(k.blocks), 0)::bigint FROM forebay.kept_segments k)
                 FROM forebay.receivers r
                 CROSS JOIN LATERAL (
@@ -212,7 +183,7 @@ def count_stored_blocks(connection: sa.Connection) -> int:
                     WHERE b.receiver_id = r.id
                     ORDER BY b.sequence DESC LIMIT 1
                 ) AS newest
-            """)  # noqa: S608  a constant
+            """)
         ).scalar_one()
     return count
 
@@ -230,7 +201,6 @@ def forget_empty_segment(connection: sa.Connection, segment_id: int) -> bool:
                       FROM forebay.blocks b
                       WHERE b.receiver_id = g.receiver_id AND b.segment_id = g.id
                   )
-                  AND NOT EXISTS (SELECT 1 FROM forebay.kept_block_rows k WHERE k.segment_id = g.id)
                   AND NOT EXISTS (SELECT 1 FROM forebay.dead_letters d WHERE d.segment_id = g.id)
                 RETURNING g.id
             """),

@@ -228,7 +228,7 @@ class ConformanceSuite:
             before = rig.registered()
             eventually(lambda: rig.registered() > before + 200, "records after it")
         eventually(lambda: adapter.all_came(rig), "everything")
-        assert not rig.reason().startswith("degraded: ")
+        eventually(lambda: not rig.reason().startswith("degraded: "), "that it is well is shown")
         stop(process)
         adapter.check(rig)
 

@@ -1,7 +1,9 @@
-"""The Spark session that the tests of a process share, a driver log with blocks, and a database that sinks write to."""
+"""The Spark session that the tests of a process share, driver logs, and a database that sinks write to."""
 
 from __future__ import annotations
 
+import inspect
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -69,3 +71,19 @@ def target(postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch) -> Iter
         made = Target(url)
         monkeypatch.setenv("TARGET_URL", made.url)
         yield made
+
+
+@pytest.fixture
+def version_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """Let this installation have one more migration; return its revision."""
+    from tests.support.driver_log import next_migration  # noqa: PLC0415  most tests load no Alembic
+    from tracker_store import migrate  # noqa: PLC0415
+
+    migrations = tmp_path / "migrations"
+    shutil.copytree(migrate._scripts(), migrations, ignore=shutil.ignore_patterns("__pycache__"))
+    before = migrate.newest_revision()
+    after = inspect.getsource(next_migration).replace("REVISION_BEFORE", before)
+    (migrations / "versions" / "next.py").write_text(after, encoding="utf-8")
+    monkeypatch.setattr(migrate, "_scripts", lambda: migrations)
+    assert migrate.newest_revision() != before
+    return migrate.newest_revision()

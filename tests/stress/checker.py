@@ -175,7 +175,7 @@ SAFETY = {
     "a segment's row is gone and its blocks are not": """
         SELECT b.receiver_id, b.sequence, b.segment_id FROM (
             SELECT receiver_id, sequence, segment_id FROM forebay.blocks WHERE segment_id IS NOT NULL
-            UNION ALL SELECT receiver_id, sequence, segment_id FROM forebay.kept_block_rows) AS b
+            ) AS b
         WHERE NOT EXISTS (SELECT 1 FROM forebay.log_segments g WHERE g.id = b.segment_id AND g.state <> 'DELETING')""",
 }
 

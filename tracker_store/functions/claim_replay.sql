@@ -85,13 +85,9 @@ BEGIN
     JOIN receivers r ON r.id = a.receiver_id
     JOIN streams s ON s.id = r.stream_id
     CROSS JOIN LATERAL (
-        SELECT sum(e.records) AS records FROM (
-            SELECT b.sequence, b.records FROM blocks b
-            WHERE b.receiver_id = a.receiver_id AND b.sequence >= lower(a.sequences) AND b.sequence < upper(a.sequences)
-            UNION
-            SELECT k.sequence, k.records FROM kept_block_rows k
-            WHERE k.pipeline_id = pipeline AND k.batch_time = at_time AND k.receiver_id = a.receiver_id
-              AND k.sequence <@ a.sequences) AS e) AS there
+        SELECT sum(b.records) AS records FROM blocks b
+        WHERE b.receiver_id = a.receiver_id AND b.sequence >= lower(a.sequences) AND b.sequence < upper(a.sequences)
+        ) AS there
     WHERE a.pipeline_id = pipeline AND a.batch_time > after AND a.batch_time <= at_time
       AND lower(a.sequences) <= r.low_mark AND a.records > coalesce(there.records, 0)
     ORDER BY a.batch_time DESC, a.receiver_id LIMIT 1;

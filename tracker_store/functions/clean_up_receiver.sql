@@ -221,7 +221,7 @@ BEGIN
     ON CONFLICT (segment_id) DO UPDATE SET blocks = k.blocks + excluded.blocks;
     UPDATE receivers SET low_mark = goes_to WHERE id = receiver;
     -- A pipeline's ranges of the receiver follow each other in time, too, so those that may go come before the first that
-    -- ends above the low mark. An earlier version kept rows of blocks, by the ranges of the batch's whole window.
+    -- ends above the low mark.
     DELETE FROM batch_allocations d WHERE d.ctid = ANY (ARRAY(
         SELECT gone.ctid
         FROM cursors c
@@ -238,8 +238,7 @@ BEGIN
                               AND k.pipeline_id = c.pipeline_id AND k.sequences && a.sequences)
             ORDER BY a.batch_time LIMIT max_rows FOR UPDATE SKIP LOCKED) AS gone
         -- Of a removed receiver they stay with their batches: they say when it can be forgotten.
-        WHERE c.receiver_id = receiver AND locked.removed_at IS NULL
-          AND NOT EXISTS (SELECT FROM kept_block_rows k WHERE k.pipeline_id = c.pipeline_id)));
+        WHERE c.receiver_id = receiver AND locked.removed_at IS NULL));
     RETURN NEXT;
 END
 $$;

@@ -50,7 +50,6 @@ BEGIN
         WHERE pipeline_id = pipeline AND batch_time = at_time;
         UPDATE kept_ranges k SET released_at = clock_timestamp()
         WHERE k.pipeline_id = pipeline AND k.batch_time = at_time AND k.released_at IS NULL;
-        DELETE FROM kept_block_rows k WHERE k.pipeline_id = pipeline AND k.batch_time = at_time;
         -- A batch that was quarantined after it, while the pipeline was halted, takes over the halt.
         UPDATE pipelines SET halted_by = (SELECT min(b.batch_time) FROM batches b WHERE b.pipeline_id = pipeline
                                           AND b.batch_time > at_time AND b.state = 'QUARANTINED')

@@ -12,7 +12,6 @@ AS $$
 DECLARE
     batch batches;
     running text;
-    released bigint;
 BEGIN
     PERFORM 1 FROM pipelines p WHERE p.id = pipeline FOR NO KEY UPDATE;
     SELECT * INTO batch FROM batches b WHERE b.pipeline_id = pipeline AND b.batch_time = at_time FOR UPDATE;
@@ -29,10 +28,7 @@ BEGIN
         UPDATE kept_ranges k SET released_at = clock_timestamp()
         WHERE k.pipeline_id = pipeline AND k.batch_time = at_time AND k.released_at IS NULL
         RETURNING upper(k.sequences) - lower(k.sequences) AS blocks)
-    SELECT coalesce(sum(g.blocks), 0) INTO released FROM gone g;
-    DELETE FROM kept_block_rows k WHERE k.pipeline_id = pipeline AND k.batch_time = at_time;
-    GET DIAGNOSTICS kept = ROW_COUNT;
-    kept := kept + released;
+    SELECT coalesce(sum(g.blocks), 0) INTO kept FROM gone g;
     UPDATE batches SET state = 'DISCARDED', retry_at = NULL WHERE pipeline_id = pipeline AND batch_time = at_time;
     UPDATE pipelines SET halted_by = (SELECT min(b.batch_time) FROM batches b WHERE b.pipeline_id = pipeline
                                       AND b.batch_time > at_time AND b.state = 'QUARANTINED')

@@ -22,7 +22,7 @@ BEGIN
         queued = (SELECT jsonb_object_agg(q.id, q.blocks) FROM unnest(receiver_ids, in_queue) AS q(id, blocks)
                   WHERE q.blocks IS NOT NULL)
     WHERE id = process AND ended_at IS NULL
-      AND (coalesce(login, session_user) = session_user OR pg_has_role(session_user, current_user, 'USAGE'));
+      AND (login = session_user OR pg_has_role(session_user, current_user, 'USAGE'));
     alive := FOUND;
     RETURN NEXT;
     RETURN QUERY

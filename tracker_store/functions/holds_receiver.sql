@@ -12,6 +12,6 @@ AS $$
 BEGIN
     RETURN pg_has_role(session_user, current_user, 'USAGE') OR EXISTS (
         SELECT FROM receivers r JOIN processes p ON p.id IN (r.agent_id, r.process_id)
-        WHERE r.id = receiver AND coalesce(p.login, session_user) = session_user);
+        WHERE r.id = receiver AND p.login = session_user);
 END
 $$;

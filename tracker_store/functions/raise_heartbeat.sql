@@ -28,7 +28,7 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
     UPDATE processes SET heartbeat = heartbeat + 1, queued = coalesce(in_queue, queued)
     WHERE id = process AND ended_at IS NULL
-      AND (coalesce(login, session_user) = session_user OR pg_has_role(session_user, current_user, 'USAGE'));
+      AND (login = session_user OR pg_has_role(session_user, current_user, 'USAGE'));
     alive := FOUND;
     -- The probe of the newest block, in the primary key, is made only if it is asked for.
     SELECT array_agg(r.id), array_agg(r.rate_limit), array_agg(r.desired_state), array_agg(r.assignment),

@@ -107,7 +107,6 @@ BEGIN
                      AND (g.salvaged_sequence IS NULL OR g.salvaged_sequence <= r.low_mark)
                      AND NOT EXISTS (SELECT 1 FROM dead_letters d WHERE d.segment_id = g.id OFFSET 0)
                      AND NOT EXISTS (SELECT 1 FROM kept_segments k WHERE k.segment_id = g.id OFFSET 0)
-                     AND NOT EXISTS (SELECT 1 FROM kept_block_rows k WHERE k.segment_id = g.id OFFSET 0)
                ) AS segments
         FROM streams_of_page s
         CROSS JOIN LATERAL unnest(s.receiver_ids, s.low_marks) AS r(id, low_mark)

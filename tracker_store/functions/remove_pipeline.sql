@@ -32,7 +32,6 @@ BEGIN
     ELSE
         UPDATE kept_ranges k SET released_at = clock_timestamp()
         WHERE k.pipeline_id = pipeline.id AND k.released_at IS NULL;
-        DELETE FROM kept_block_rows k WHERE k.pipeline_id = pipeline.id;
         UPDATE pipelines p SET removed_at = clock_timestamp(),
             removed_why = format('removed by an operator: %s records had not been in a batch, %s batches were not '
                                  'complete', waiting_records, unfinished_batches + kept_batches)

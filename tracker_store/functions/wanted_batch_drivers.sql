@@ -5,8 +5,7 @@
 -- by name get one more each. A host without a driver gets one, so that several hosts that start at once don't each
 -- start all.
 -- Locks: none.
--- Agents of an older release name no host, and get one.
-CREATE FUNCTION forebay.wanted_batch_drivers(on_host text DEFAULT NULL)
+CREATE FUNCTION forebay.wanted_batch_drivers(on_host text)
 RETURNS integer
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = forebay, pg_temp

@@ -1,26 +1,15 @@
 CREATE VIEW forebay.batch_blocks AS
-SELECT p.name AS pipeline, e.pipeline_id, e.batch_time, s.name AS stream, r.ordinal, e.receiver_id, e.sequence,
-       e.added_at, e.records, e.bytes, g.path, e.segment_id, e."offset", e.length, e.crc32c, e.kept
-FROM (
-    SELECT a.pipeline_id, a.batch_time, b.receiver_id, b.sequence, b.added_at, b.records, b.bytes, b.segment_id,
-           b."offset", b.length, b.crc32c, b.sequence <= passed.low_mark AS kept
-    FROM forebay.batch_allocations a
-    JOIN forebay.receivers passed ON passed.id = a.receiver_id
-    JOIN forebay.blocks b ON b.receiver_id = a.receiver_id
-         AND b.sequence >= lower(a.sequences) AND b.sequence < upper(a.sequences)
-    WHERE b.segment_id IS NOT NULL
-    UNION ALL
-    SELECT k.pipeline_id, k.batch_time, k.receiver_id, k.sequence, k.added_at, k.records, k.bytes, k.segment_id,
-           k."offset", k.length, k.crc32c, true
-    FROM forebay.kept_block_rows k
-    JOIN forebay.batch_allocations a ON a.pipeline_id = k.pipeline_id AND a.batch_time = k.batch_time
-         AND a.receiver_id = k.receiver_id AND k.sequence <@ a.sequences
-    WHERE NOT EXISTS (SELECT 1 FROM forebay.blocks b WHERE b.receiver_id = k.receiver_id AND b.sequence = k.sequence)
-    ) AS e
-JOIN forebay.pipelines p ON p.id = e.pipeline_id
-JOIN forebay.receivers r ON r.id = e.receiver_id
+SELECT p.name AS pipeline, a.pipeline_id, a.batch_time, s.name AS stream, r.ordinal, b.receiver_id, b.sequence,
+       b.added_at, b.records, b.bytes, g.path, b.segment_id, b."offset", b.length, b.crc32c,
+       b.sequence <= r.low_mark AS kept
+FROM forebay.batch_allocations a
+JOIN forebay.receivers r ON r.id = a.receiver_id
+JOIN forebay.blocks b ON b.receiver_id = a.receiver_id
+     AND b.sequence >= lower(a.sequences) AND b.sequence < upper(a.sequences)
+JOIN forebay.pipelines p ON p.id = a.pipeline_id
 JOIN forebay.streams s ON s.id = r.stream_id
-LEFT JOIN forebay.log_segments g ON g.id = e.segment_id;
+LEFT JOIN forebay.log_segments g ON g.id = b.segment_id
+WHERE b.segment_id IS NOT NULL;
 
 COMMENT ON VIEW forebay.batch_blocks IS
     'The blocks of each batch with their handles, as far as they are kept. Ask for one pipeline_id and batch_time: it '

@@ -4,11 +4,7 @@ SELECT k.pipeline_id, k.batch_time, b.receiver_id, b.sequence, b.added_at, b.rec
 FROM forebay.kept_ranges k
 JOIN forebay.blocks b ON b.receiver_id = k.receiver_id
      AND b.sequence >= lower(k.sequences) AND b.sequence < upper(k.sequences)
-WHERE k.released_at IS NULL AND b.segment_id IS NOT NULL
-UNION ALL
-SELECT w.pipeline_id, w.batch_time, w.receiver_id, w.sequence, w.added_at, w.records, w.bytes, w.segment_id,
-       w."offset", w.length, w.crc32c
-FROM forebay.kept_block_rows w;
+WHERE k.released_at IS NULL AND b.segment_id IS NOT NULL;
 
 COMMENT ON VIEW forebay.kept_blocks IS
     'The blocks that quarantined batches, and the windows that end with them, keep. Ask for one pipeline_id and '

@@ -29,13 +29,9 @@ LEFT JOIN LATERAL (
     FROM forebay.log_segments l
     WHERE l.receiver_id = r.id AND l.state = 'OPEN') AS unsealed ON true
 LEFT JOIN (
-    SELECT l.receiver_id, sum(l.blocks) AS blocks, sum(l.bytes) AS bytes
-    FROM (
-        SELECT q.receiver_id, upper(q.sequences) - lower(q.sequences) AS blocks, q.bytes
-        FROM forebay.kept_ranges q WHERE q.released_at IS NULL
-        UNION ALL
-        SELECT w.receiver_id, 1, w.bytes FROM forebay.kept_block_rows w) AS l
-    GROUP BY l.receiver_id) AS k ON k.receiver_id = r.id;
+    SELECT q.receiver_id, sum(upper(q.sequences) - lower(q.sequences)) AS blocks, sum(q.bytes) AS bytes
+    FROM forebay.kept_ranges q WHERE q.released_at IS NULL
+    GROUP BY q.receiver_id) AS k ON k.receiver_id = r.id;
 
 COMMENT ON VIEW forebay.storage_usage IS
     'What each receiver keeps: blocks, segment files by state, kept blocks, dead letters; removed receivers too. '

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from typing import TYPE_CHECKING
 
 from receiver_runtime.block_store.frame import FrameKind
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
     from receiver_runtime.block_store.interface import BlockStore
     from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource, ReceiverRig
+
+
+_HOLD_SECONDS = 15.0  # how long to wait for blocks that can't be registered: many block intervals
 
 
 def segment_paths(store: BlockStore) -> list[str]:
@@ -51,6 +55,30 @@ def holds_unregistered(rig: ReceiverRig, blocks: int) -> bool:
     return frames >= int(registered) + blocks
 
 
+def hold_unregistered(rig: ReceiverRig, between: CuttingProxy, blocks: int = 3) -> None:
+    """Receive some records, and cut the driver log off until blocks are stored that are not registered.
+
+    A receiver that just then needs an answer before it can go on makes no blocks until it has that answer. So the
+    driver log comes back, and is cut off again.
+    """
+    eventually(lambda: rig.records() > 50, "50 records")
+
+    def holds_some() -> bool:
+        between.away = True
+        between.cut()
+        deadline = time.monotonic() + _HOLD_SECONDS
+        while time.monotonic() < deadline:
+            if holds_unregistered(rig, blocks):
+                return True
+            time.sleep(0.05)
+        between.away = False
+        before = rig.records()
+        eventually(lambda: rig.records() > before, "records with the driver log back")
+        return False
+
+    eventually(holds_some, f"{blocks} blocks that are stored and not registered")
+
+
 def check_each_stored_record_came_out_once(rig: ReceiverRig) -> None:
     values = rig.values()
     assert values == stored(rig)
@@ -70,10 +98,7 @@ def kill_and_take_over(
     """Kill a process that can't register while it receives; check that what it had stored comes out once."""
     between, url = proxy
     process = rig.start(database_url=url)
-    eventually(lambda: rig.records() > 50, "50 records")
-    between.away = True
-    between.cut()
-    eventually(lambda: holds_unregistered(rig, 3), "3 blocks that are stored and not registered")
+    hold_unregistered(rig, between)
     process.kill()
     process.wait(60)
     source.pause()

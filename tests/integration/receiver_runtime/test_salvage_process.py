@@ -11,6 +11,7 @@ import pytest
 from receiver_runtime.exit_codes import ExitCode
 from tests.integration.receiver_runtime.killed_process import (
     check_each_stored_record_came_out_once,
+    hold_unregistered,
     holds_unregistered,
     kill_and_take_over,
     stored,
@@ -89,10 +90,7 @@ def test_a_long_salvage_keeps_its_lease(rig: ReceiverRig, proxy: tuple[CuttingPr
     """Check that heartbeats continue while the store is slow, and that nothing is received before the salvage ends."""
     between, url = proxy
     process = rig.start(database_url=url)
-    eventually(lambda: rig.records() > 50, "50 records")
-    between.away = True
-    between.cut()
-    eventually(lambda: holds_unregistered(rig, 3), "3 blocks that are stored and not registered")
+    hold_unregistered(rig, between)
     process.kill()
     process.wait(60)
     waiting = len(stored(rig))
@@ -152,10 +150,7 @@ def test_w21_a_paused_process_that_resumes_after_its_segments_were_salvaged(
 ) -> None:
     between, url = proxy
     paused = rig.start(database_url=url)
-    eventually(lambda: rig.records() > 50, "50 records")
-    between.away = True
-    between.cut()
-    eventually(lambda: holds_unregistered(rig, 3), "3 blocks that are stored and not registered")
+    hold_unregistered(rig, between)
     paused.send_signal(signal.SIGSTOP)
     source.pause()
     rig.assign(2)

@@ -292,21 +292,6 @@ def test_an_interrupted_run_has_a_pause_before_the_next_attempt(log: Log) -> Non
     assert not batch_of(log).retry_due
 
 
-@pytest.mark.parametrize(("blocked", "expected"), [(False, AttemptState.FAILED), (True, AttemptState.BLOCKED)])
-def test_processes_of_the_previous_release_end_attempts_as_before(
-    log: Log, *, blocked: bool, expected: AttemptState
-) -> None:
-    """Check with the function that they know, also without its last argument."""
-    claim(log, 1, "run1")
-    call = "SELECT forebay.fail_attempt(:p, :t, 1, 'run1', 'boom', 3, interval '1 minute'" + (
-        ", true)" if blocked else ")"
-    )
-    outcome = log.connection.execute(sa.text(call), {"p": log.pipeline_id, "t": T1}).scalar_one()
-    assert outcome == expected.value
-    batch = batch_of(log)
-    assert (batch.attempt_state, batch.reason, batch.retry_due) == (expected, "boom", False)
-
-
 def test_each_kind_of_failure_of_an_attempt_is_a_state_that_ends_it(log: Log) -> None:
     """Check the table of transitions against the behaviour of the driver log."""
     ends = ATTEMPT_TRANSITIONS[AttemptState.RUNNING]

@@ -274,16 +274,6 @@ BREAKS = {
         "changes_are_told",
         "receivers.receiver_changes: not in the database, or disabled",
     ),
-    "a guard is gone": (
-        "DROP TRIGGER guard_row ON forebay.log_segments",
-        "rows_are_guarded",
-        "log_segments.guard_row: not in the database, or disabled",
-    ),
-    "a guard is disabled": (
-        "ALTER TABLE forebay.processes DISABLE TRIGGER guard_row",
-        "rows_are_guarded",
-        "processes.guard_row: not in the database, or disabled",
-    ),
     "sums are not kept": (
         "DROP TRIGGER segments_go ON forebay.log_segments",
         "totals_are_kept",

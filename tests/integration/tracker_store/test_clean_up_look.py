@@ -299,9 +299,6 @@ class RandomLog:
         at = {"receiver_id": receiver, "segment_id": segment, "offset": 1, "length": 1, "crc32c": 1}
         if self.chance(10):
             self.insert("dead_letters", **at, epoch=epoch, reason="r", part=0, bytes=1)
-        if self.chance(5):
-            of_batch = {"pipeline_id": 1, "batch_time": self.now, "sequence": segment, "added_at": self.now}
-            self.insert("kept_block_rows", **at, **of_batch, records=1, bytes=1)
         return segment
 
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from tests.support.driver_log.log import INTERVAL, NOON, add, block, claim_anew, make_log, oldest_unfinished_batch
+from tests.support.driver_log.placing import schedule_receiver
 from tests.support.driver_log.state_moves import MACHINES, RECORDER, SEEN, illegal_moves
 from tests.support.searches import examples
 from tracker_store import batches
@@ -45,7 +46,6 @@ from tracker_store.receivers import (
     release_receivers,
     release_receivers_of_agent,
     restart_receiver,
-    schedule_receiver,
     set_receiver_state,
 )
 from tracker_store.run_queue import register_batch_driver, set_batch_driver_state

@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import Log, claim_anew, make_log, wait_until_blocked
+from tests.support.driver_log.placing import schedule_receiver
 from tracker_store.agents import set_draining
 from tracker_store.engine import connect
 from tracker_store.errors import NotAssignedError
@@ -29,7 +30,6 @@ from tracker_store.receivers import (
     release_receivers,
     release_receivers_of_agent,
     restart_receiver,
-    schedule_receiver,
     set_desired_state,
     set_receiver_state,
 )

@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import Log, make_log
+from tests.support.driver_log.placing import schedule_receiver
 from tracker_store.engine import connect
 from tracker_store.leadership import raise_counter, read_leadership, resign, take_leadership
 from tracker_store.processes import (
@@ -19,7 +20,7 @@ from tracker_store.processes import (
     live_processes,
     register_process,
 )
-from tracker_store.receivers import placements, receiver_events, schedule_receiver, set_receiver_state
+from tracker_store.receivers import placements, receiver_events, set_receiver_state
 from tracker_store.states import RECEIVER_TRANSITIONS, ProcessKind, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:

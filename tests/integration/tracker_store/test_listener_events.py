@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ProgrammingError
 
 from tests.support.driver_log.log import INTERVAL, NOON, Log, claim_anew, make_log, wait_until_told
+from tests.support.driver_log.placing import schedule_receiver
 from tests.support.polling import eventually, joined
 from tracker_store import batches, pipeline_states
 from tracker_store.cleanup import clean_up_receiver
@@ -33,7 +34,7 @@ from tracker_store.listener_events import (
 )
 from tracker_store.outputs import commit_output
 from tracker_store.processes import expire_process, live_processes, register_process
-from tracker_store.receivers import report_event, restart_receiver, schedule_receiver, set_receiver_state
+from tracker_store.receivers import get_receiver, report_event, restart_receiver, set_receiver_state
 from tracker_store.states import AttemptFailure, ProcessKind, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
@@ -267,13 +268,22 @@ def test_a_change_that_is_undone_has_no_event(connection: sa.Connection, engine:
 def test_a_receivers_role_changes_states_with_their_events_and_can_write_no_other(
     connection: sa.Connection, engine: sa.Engine
 ) -> None:
-    log = make_log(connection)
+    [receiver_id] = make_log(connection).receiver_ids
+    agent = register_process(connection, kind=ProcessKind.AGENT, name="h", host="h", pid=1, slots=1)
+    schedule_receiver(connection, term=0, receiver_id=receiver_id, agent_id=agent, why="placed on h")
+    assignment = get_receiver(connection, receiver_id).assignment
     with connect(engine) as receiver:
         receiver.exec_driver_sql("SET ROLE forebay_receiver")
         try:
-            receiver.exec_driver_sql(f"UPDATE forebay.receivers SET state = 'FAILED' WHERE id = {log.receiver_ids[0]}")
-            with pytest.raises(ProgrammingError, match="permission denied for table events"):
-                receiver.exec_driver_sql("INSERT INTO forebay.events (kind, message) VALUES ('batch_completed', '')")
+            assert set_receiver_state(
+                receiver, receiver_id=receiver_id, assignment=assignment, state=ReceiverState.FAILED, reason="a test"
+            )
+            for statement in (
+                "INSERT INTO forebay.events (kind, message) VALUES ('batch_completed', '')",
+                f"UPDATE forebay.receivers SET state = 'ACTIVE' WHERE id = {receiver_id}",
+            ):
+                with pytest.raises(ProgrammingError, match="permission denied for table"):
+                    receiver.exec_driver_sql(statement)
         finally:
             receiver.exec_driver_sql("RESET ROLE")
     assert kinds(told(connection))[-1] == "receiver_failed"

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from tests.support.driver_log.log import make_log, wait_until_blocked
+from tests.support.driver_log.log import make_log
 from tests.support.polling import eventually
 from tracker_store import migrate
 from tracker_store.checks import functions_are_the_files, revision_is_the_newest
@@ -80,7 +80,7 @@ def test_down_and_up_again_with_data_in_it(engine: sa.Engine, database_url: str)
 
 def test_functions_and_views_of_another_version_are_replaced(engine: sa.Engine, database_url: str) -> None:
     with connect(engine) as connection:
-        # As an older version had them.
+        # As another version has them.
         connection.exec_driver_sql("COMMENT ON SCHEMA forebay IS 'functions, views and rights: 0123'")
         connection.exec_driver_sql("DROP FUNCTION forebay.heartbeat")
         connection.exec_driver_sql("DROP VIEW forebay.driver_log")
@@ -102,44 +102,6 @@ def test_two_processes_may_upgrade_at_once(engine: sa.Engine, database_url: str)
         assert migrate.current_revision(connection) == migrate.newest_revision()
 
 
-@pytest.mark.parametrize(
-    "statements",
-    [
-        # schedule_receiver and expire_process
-        ("UPDATE forebay.receivers SET reason = ''", "DELETE FROM forebay.receiver_events"),
-        # clean_up_receiver
-        ("DELETE FROM forebay.cleanup_events", "UPDATE forebay.receivers SET low_mark = low_mark"),
-        # advance_stops
-        ("UPDATE forebay.receivers SET desired_state = 'stopped'", "UPDATE forebay.pipelines SET state = 'STOPPED'"),
-        # allocate_blocks_to_batch
-        ("DELETE FROM forebay.batches", "UPDATE forebay.pipelines SET last_batch_time = last_batch_time"),
-        # commit_output
-        ("SELECT FROM forebay.batches FOR UPDATE", "DELETE FROM forebay.output_commits"),
-        # complete_batch
-        ("SELECT FROM forebay.batches FOR UPDATE", "DELETE FROM forebay.batch_attempts"),
-    ],
-    ids=lambda statements: " ".join(statement.split()[2 - ("UPDATE" in statement[:6])] for statement in statements),
-)
-def test_an_upgrade_waits_for_a_transaction_and_not_the_other_way_round_too(
-    engine: sa.Engine, database_url: str, statements: tuple[str, str]
-) -> None:
-    """Check with two statements of one function, in its order: processes of the version before go on meanwhile."""
-    migrate.downgrade(database_url, "0001")
-    with (
-        ThreadPoolExecutor(1) as pool,
-        engine.connect().execution_options(isolation_level="READ COMMITTED") as writer,
-        connect(engine) as looker,
-    ):
-        first, second = statements
-        writer.execute(sa.text(first))
-        upgrade = pool.submit(migrate.upgrade, database_url)
-        wait_until_blocked(looker)
-        writer.execute(sa.text(second))
-        writer.commit()
-        upgrade.result(60)
-        assert migrate.current_revision(looker) == migrate.newest_revision()
-
-
 @contextmanager
 def reading_person(database_url: str) -> Iterator[int]:
     """Hold a table as a backup does; yield the session's process id."""
@@ -152,23 +114,23 @@ def reading_person(database_url: str) -> Iterator[int]:
 
 
 def test_a_migration_that_is_blocked_names_the_session_and_changes_nothing(
-    engine: sa.Engine, database_url: str, monkeypatch: pytest.MonkeyPatch
+    engine: sa.Engine, database_url: str, version_after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    migrate.downgrade(database_url, "0005")
+    with connect(engine) as connection:
+        before = migrate.current_revision(connection)
     monkeypatch.setattr(migrate, "_BLOCKED_SECONDS", 0.0)
     with reading_person(database_url) as pid, pytest.raises(migrate.MigrationBlockedError) as raised:
         migrate.upgrade(database_url)
     for said in (f"pid {pid} ", "a backup", "forebay.dead_letters", "pg_terminate_backend"):
         assert said in str(raised.value)
     with connect(engine) as connection:
-        assert migrate.current_revision(connection) == "0005"
+        assert migrate.current_revision(connection) == before != version_after
 
 
 def test_a_migration_goes_on_when_the_session_that_blocked_it_has_ended(
-    engine: sa.Engine, database_url: str, monkeypatch: pytest.MonkeyPatch
+    engine: sa.Engine, database_url: str, version_after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that others go on meanwhile: they wait behind the migration for the time of one lock only."""
-    migrate.downgrade(database_url, "0005")
     paused = threading.Event()
 
     def pause(_: float) -> None:
@@ -183,12 +145,13 @@ def test_a_migration_goes_on_when_the_session_that_blocked_it_has_ended(
             assert paused.wait(60), "the migration gave the table free between two attempts"
         upgrade.result(60)
     with connect(engine) as connection:
-        assert migrate.current_revision(connection) == migrate.newest_revision()
+        assert migrate.current_revision(connection) == version_after
 
 
-def test_a_migration_that_deadlocks_with_a_writer_is_run_again(engine: sa.Engine, database_url: str) -> None:
+def test_a_migration_that_deadlocks_with_a_writer_is_run_again(
+    engine: sa.Engine, database_url: str, version_after: str
+) -> None:
     """Check this because a writer that is called all the time met a migration that takes tables in another order."""
-    migrate.downgrade(database_url, "0005")
 
     def migration_waits_for_segments(looker: sa.Connection) -> bool:
         table = "relation = 'forebay.log_segments'::regclass"
@@ -208,7 +171,7 @@ def test_a_migration_that_deadlocks_with_a_writer_is_run_again(engine: sa.Engine
         writer.exec_driver_sql("SELECT FROM forebay.dead_letters")
         writer.commit()
         upgrade.result(60)
-        assert migrate.current_revision(looker) == migrate.newest_revision()
+        assert migrate.current_revision(looker) == version_after
 
 
 def test_every_function_view_and_table_exists_with_a_comment(engine: sa.Engine) -> None:

@@ -213,22 +213,6 @@ def test_a_quarantined_batch_keeps_its_ranges_until_it_is_discarded(log: Log) ->
     assert [result for result in check_data(log.connection) if not result.passed] == []
 
 
-def test_rows_that_an_earlier_version_kept_keep_the_ranges(log: Log) -> None:
-    run_three(log)
-    log.connection.execute(
-        sa.text("""
-            INSERT INTO forebay.kept_block_rows (pipeline_id, batch_time, receiver_id, sequence, added_at, records,
-                                                 bytes, segment_id, "offset", length, crc32c)
-            SELECT 1, :time, b.receiver_id, b.sequence, b.added_at, b.records, b.bytes, b.segment_id, b."offset",
-                   b.length, b.crc32c
-            FROM forebay.blocks b WHERE b.sequence = 2
-        """),
-        {"time": T1},
-    )
-    clean(log)
-    assert left(log) == [T1, T2, T3]
-
-
 def test_a_removed_receivers_ranges_stay_with_their_batches(log: Log) -> None:
     run_three(log)
     log.connection.execute(sa.text("UPDATE forebay.receivers SET removed_at = clock_timestamp()"))

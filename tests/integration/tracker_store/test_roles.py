@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ProgrammingError
 
 from tests.support.driver_log.log import INTERVAL, NOON, add, block, claim_anew, make_log, oldest_unfinished_batch
+from tests.support.driver_log.placing import schedule_receiver
 from tracker_store import migrate, roles, status
 from tracker_store.agents import forget_host, set_draining
 from tracker_store.batches import (
@@ -63,7 +64,6 @@ from tracker_store.receivers import (
     release_receivers,
     release_receivers_of_agent,
     report_event,
-    schedule_receiver,
     set_receiver_state,
 )
 from tracker_store.segments import (
@@ -345,7 +345,7 @@ FORBIDDEN = {
         ALLOCATE,
         COMMIT,
         CLEAN,
-        "SELECT forebay.schedule_receiver(1, 1, 1, '')",
+        "SELECT forebay.schedule_receivers(1, '{1}', '{1}', '{x}', '{NULL}')",
         "SELECT forebay.expire_process(1, 1, 1, '')",
         "SELECT forebay.start_at_latest(1)",
         "SELECT forebay.apply_pipeline('', '{}', '{}', '1 s', '0', true)",

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from tests.support.driver_log.log import add, block, claim_anew, make_log
+from tests.support.driver_log.placing import schedule_receiver
 from tracker_store.engine import connect
 from tracker_store.errors import DriverLogError
 from tracker_store.hand_overs import begin_hand_over, sign_off_receiver, take_over
@@ -25,7 +26,6 @@ from tracker_store.processes import (
 from tracker_store.receivers import (
     get_receiver,
     release_receivers_of_agent,
-    schedule_receiver,
     set_preferred_location,
     set_receiver_state,
 )
@@ -204,21 +204,6 @@ def test_the_receivers_own_login_changes_its_rows(
             assert owner.execute(sa.text(_STATE)).one() != before, name
 
 
-def test_statements_of_the_version_before_change_rows_of_their_own_login(
-    engine: sa.Engine, owner: sa.Connection, logins: tuple[str, str], victim: Victim
-) -> None:
-    with logged_in(engine, logins[0]) as connection:
-        # But the path of a segment, which names a file, is nobody's to change.
-        assert connection.exec_driver_sql("UPDATE forebay.log_segments SET path = 'x'").rowcount == 0
-        for statement in (
-            "UPDATE forebay.log_segments SET state = 'SEALED', length = 7, sealed_at = now()",
-            f"UPDATE forebay.receivers SET state = 'PAUSED', process_id = {victim.process}",
-            "UPDATE forebay.receivers SET state = 'INACTIVE', agent_id = NULL, process_id = NULL",
-            f"UPDATE forebay.processes SET ended_at = now() WHERE id = {victim.process}",
-        ):
-            assert connection.exec_driver_sql(statement).rowcount == 1, statement
-
-
 def test_a_login_can_not_be_forged(engine: sa.Engine, owner: sa.Connection, logins: tuple[str, str]) -> None:
     with logged_in(engine, logins[1]) as connection:
         for statement in (
@@ -233,16 +218,6 @@ def test_a_login_can_not_be_forged(engine: sa.Engine, owner: sa.Connection, logi
         process = register_process(connection, kind=ProcessKind.AGENT, name="two", host="two", pid=3)
     login = owner.execute(sa.text("SELECT login FROM forebay.processes WHERE id = :id"), {"id": process}).scalar_one()
     assert login == logins[1]
-
-
-def test_a_process_from_before_the_column_is_everybodys(
-    engine: sa.Engine, owner: sa.Connection, logins: tuple[str, str], victim: Victim
-) -> None:
-    owner.execute(sa.text("UPDATE forebay.processes SET login = NULL"))
-    with logged_in(engine, logins[1]) as connection:
-        assert end_processes_of_pid(connection, hosts=["one"], pid=2, why="crashed") == 1
-        seal_segment(connection, segment_id=victim.segment, length=7)
-    assert owner.execute(sa.text("SELECT state FROM forebay.log_segments")).scalar_one() == "SEALED"
 
 
 def test_a_hand_over_is_taken_only_by_the_login_to_which_it_is_offered(

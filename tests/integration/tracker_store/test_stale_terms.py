@@ -15,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
+from tests.support.driver_log.placing import schedule_receiver
 from tests.support.polling import eventually
 from tracker_store import batches, cleanup, hand_overs, rates, receivers
 from tracker_store.blocks import OffsetLink, open_partition
@@ -70,14 +71,14 @@ def resigns(_: Log) -> Decide:
 
 def schedules_a_receiver(log: Log) -> Decide:
     agent_id, receiver_id = agent(log), log.receiver_ids[0]
-    return lambda connection, term: receivers.schedule_receiver(
+    return lambda connection, term: schedule_receiver(
         connection, term=term, receiver_id=receiver_id, agent_id=agent_id, why=""
     )
 
 
 def releases_receivers(log: Log) -> Decide:
     agent_id, receiver_id = agent(log), log.receiver_ids[0]
-    receivers.schedule_receiver(log.connection, term=1, receiver_id=receiver_id, agent_id=agent_id, why="")
+    schedule_receiver(log.connection, term=1, receiver_id=receiver_id, agent_id=agent_id, why="")
     return lambda connection, term: receivers.release_receivers(connection, term=term, agent_id=agent_id, why="")
 
 
@@ -101,7 +102,7 @@ def expires_a_process(log: Log) -> Decide:
 def running_receiver(log: Log) -> tuple[int, int]:
     """Let a receiver run on an agent; return its id and assignment."""
     receiver_id = log.receiver_ids[0]
-    receivers.schedule_receiver(log.connection, term=1, receiver_id=receiver_id, agent_id=agent(log), why="")
+    schedule_receiver(log.connection, term=1, receiver_id=receiver_id, agent_id=agent(log), why="")
     [placed] = receivers.placements(log.connection)
     receivers.set_receiver_state(
         log.connection, receiver_id=receiver_id, assignment=placed.assignment, state=ReceiverState.ACTIVE

@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
+from tests.support.driver_log.placing import schedule_receiver
 from tests.support.driver_log.state_moves import MACHINES, RECORDER, SEEN, illegal_moves
 from tracker_store import batches, states
 from tracker_store.agents import forget_host
@@ -23,7 +24,6 @@ from tracker_store.receivers import (
     release_receivers,
     release_receivers_of_agent,
     restart_receiver,
-    schedule_receiver,
     set_receiver_state,
 )
 from tracker_store.run_queue import register_batch_driver, set_batch_driver_state

@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
+from tests.support.driver_log.placing import schedule_receiver
 from tracker_store.batches import claim_attempt, complete_batch
 from tracker_store.engine import connect
 from tracker_store.errors import AllocationError, NotAppliedError
@@ -25,7 +26,6 @@ from tracker_store.receivers import (
     receiver_events,
     receivers_named,
     restart_receiver,
-    schedule_receiver,
     set_desired_state,
     set_receiver_state,
 )

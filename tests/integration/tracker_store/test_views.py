@@ -302,7 +302,7 @@ def test_the_codecs_of_stored_blocks(connection: sa.Connection) -> None:
         return [row["uncompressed_bytes"] for row in used]
 
     assert rows(connection, "SELECT * FROM forebay.stream_status")[0]["uncompressed_share"] is None
-    # By a process of the version before, which does not say it.
+    # Of one that is salvaged, it is not known.
     seal(one, 1)
     assert (uncompressed(), stream_codecs(connection)) == ([0, 0], [])
     first = seal(one, 2, CodecSum("lz4", 3, 300), CodecSum("none", 4, 600))

@@ -1,19 +1,16 @@
 """Check that processes of the version before continue during an upgrade of the driver log, and after it.
 
-`statements.json` holds the statements that the version before sends, each once, by role
-(`tests/support/postgres/recorded_statements.py` records it at a release). `version_before` holds the functions that its
-receivers call all the time, and `version_after` a migration that comes after the newest one.
+`statements.json` holds the statements that the newest release sends, each once, by role
+(`tests/support/postgres/recorded_statements.py` records it at a release), and the commit that sent them.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Self
 
 import pytest
 import sqlalchemy as sa
@@ -22,19 +19,13 @@ from sqlalchemy.exc import DBAPIError
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig
 from tests.support.driver_log.log import INTERVAL, NOON, make_log
 from tests.support.polling import eventually
-from tracker_store import batches, migrate
+from tracker_store import migrate
 from tracker_store.checks import check_data, check_schema
-from tracker_store.cleanup import clean_up_receiver
-from tracker_store.engine import connect, create_engine, is_outcome_unknown, is_refused
-from tracker_store.processes import register_process
+from tracker_store.engine import connect, is_outcome_unknown, is_refused
 from tracker_store.received_block_tracker import ReceivedBlockTracker
-from tracker_store.states import ProcessKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HERE = Path(__file__).parent
-STATEMENTS: dict[str, list[str]] = json.loads((HERE / "statements.json").read_text(encoding="utf-8"))
+STATEMENTS: dict[str, list[str]] = json.loads((HERE / "statements.json").read_text(encoding="utf-8"))["statements"]
 _FIRST_SEQUENCE = 2
 
 
@@ -142,36 +133,10 @@ def failed_checks(connection: sa.Connection) -> set[str]:
     return {check.check for check in [*check_schema(connection), *check_data(connection)] if not check.passed}
 
 
-@pytest.fixture
-def version_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """Let this installation have one more migration; return its revision."""
-    migrations = tmp_path / "migrations"
-    shutil.copytree(migrate._scripts(), migrations, ignore=shutil.ignore_patterns("__pycache__"))
-    before = migrate.newest_revision()
-    after = (HERE / "version_after" / "next.py").read_text(encoding="utf-8")
-    (migrations / "versions" / "next.py").write_text(after.replace("REVISION_BEFORE", before), encoding="utf-8")
-    monkeypatch.setattr(migrate, "_scripts", lambda: migrations)
-    assert migrate.newest_revision() != before
-    return migrate.newest_revision()
-
-
-@pytest.fixture
-def log_of_the_version_before(engine: sa.Engine, database_url: str) -> Iterator[sa.Engine]:
-    with connect(engine) as connection:
-        for function in sorted((HERE / "version_before").glob("*.sql")):
-            text = function.read_text(encoding="utf-8")
-            connection.exec_driver_sql(f"DROP FUNCTION forebay.{function.stem}")
-            connection.exec_driver_sql(text, execution_options={"no_parameters": True})
-        connection.exec_driver_sql("COMMENT ON SCHEMA forebay IS 'of the version before'")
-    made = create_engine(database_url, application_name="version before")
-    yield made
-    made.dispose()
-
-
 def test_a_receiver_of_the_version_before_continues_during_an_upgrade_of_the_driver_log(
-    log_of_the_version_before: sa.Engine, version_after: str, engine: sa.Engine, database_url: str
+    version_after: str, engine: sa.Engine, database_url: str
 ) -> None:
-    with ReceiverOfTheVersionBefore(log_of_the_version_before) as receiver:
+    with ReceiverOfTheVersionBefore(engine) as receiver:
         receiver.has_sent(20)
         migrate.upgrade(database_url)
         receiver.has_sent(20)
@@ -210,56 +175,6 @@ def test_going_to_a_newer_revision_and_back_keeps_the_log(
         )
         tracker = ReceivedBlockTracker(connection, log.pipeline_id)
         assert [block.records for block in tracker.get_blocks_of_batch(NOON + INTERVAL)] == [10, 10]
-
-
-def kept(connection: sa.Connection) -> list[tuple[int, int]]:
-    rows = connection.exec_driver_sql("SELECT receiver_id, sequence FROM forebay.kept_blocks ORDER BY 1, 2")
-    return [(row.receiver_id, row.sequence) for row in rows]
-
-
-def test_what_a_quarantined_batch_keeps_survives_the_way_to_rows_and_back_to_ranges(
-    engine: sa.Engine, database_url: str
-) -> None:
-    """Two receivers: clean-up has passed the blocks of the first, and not those of the second."""
-    time = NOON + INTERVAL
-    with connect(engine) as connection:
-        log = make_log(connection, receivers=2)
-        first, second = log.receiver_ids
-        for receiver in (first, second):
-            log.add_at(receiver, NOON + INTERVAL / 2, NOON + INTERVAL / 2, NOON + 2 * INTERVAL)
-        log.tracker.allocate_blocks_to_batch(time)
-        whole = log.tracker.get_blocks_of_batch(time)
-        process = register_process(connection, kind=ProcessKind.BATCH_RUN, name="run", host="h", pid=1)
-        of_attempt: dict[str, Any] = {
-            "pipeline_id": log.pipeline_id,
-            "batch_time": time,
-            "attempt": 1,
-            "run_id": "run",
-        }
-        batches.claim_attempt(connection, **of_attempt, process_id=process)
-        batches.fail_attempt(connection, **of_attempt, error="boom", max_attempts=1, retry_after=timedelta(0))
-        clean_up_receiver(connection, receiver_id=first, threshold=datetime.now(UTC), max_rows=100)
-        before = kept(connection)
-        assert before == [(first, 2), (first, 3), (second, 2), (second, 3)]
-    migrate.downgrade(database_url, "0006")
-    with connect(engine) as connection:
-        assert kept(connection) == before, "a table of the version before"
-        rows = connection.exec_driver_sql(
-            "SELECT receiver_id, sequence FROM forebay.blocks WHERE segment_id IS NOT NULL ORDER BY 1, 2"
-        ).all()
-        assert [tuple(row) for row in rows] == [(first, 4), (second, 2), (second, 3), (second, 4)]
-    migrate.upgrade(database_url)
-    with connect(engine) as connection:
-        assert kept(connection) == before
-        assert ReceivedBlockTracker(connection, log.pipeline_id).get_blocks_of_batch(time) == whole
-        assert failed_checks(connection) == set()
-        for receiver in (first, second):
-            clean_up_receiver(connection, receiver_id=receiver, threshold=datetime.now(UTC), max_rows=100)
-        assert kept(connection) == before
-        assert ReceivedBlockTracker(connection, log.pipeline_id).get_blocks_of_batch(time) == whole
-        assert batches.discard_batch(connection, pipeline_id=log.pipeline_id, batch_time=time) == len(before)
-        assert kept(connection) == []
-        assert failed_checks(connection) == set()
 
 
 def test_a_running_receiver_continues_while_functions_and_views_are_replaced(database_url: str, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
+from tests.support.driver_log.placing import schedule_receiver
 from tracker_store import batches
 from tracker_store.batch_outputs import fail_output
 from tracker_store.blocks import BlockHandle, OffsetLink, open_partition
@@ -23,7 +24,7 @@ from tracker_store.outputs import commit_output
 from tracker_store.pipelines import apply_pipeline
 from tracker_store.processes import register_process
 from tracker_store.readers import attach_reader
-from tracker_store.receivers import placements, report_event, schedule_receiver, set_receiver_state
+from tracker_store.receivers import placements, report_event, set_receiver_state
 from tracker_store.segments import open_segment
 from tracker_store.states import AttemptFailure, LinkKind, ProcessKind, ReceiverEventKind, ReceiverState
 

@@ -18,6 +18,7 @@ from receiver_runtime.block_store.stores import open_block_store, replicas_of
 from receiver_runtime.sources.socket_text import SocketText
 from tests.support.driver_log.eventful_log import COMPLETED, QUARANTINED, backdate_completion, make_eventful_log
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
+from tests.support.driver_log.placing import schedule_receiver
 from tests.support.driver_log.stored_lines import LineReceiver
 from tracker_store import batches
 from tracker_store.block_stores import attach_block_store
@@ -38,7 +39,6 @@ from tracker_store.receivers import (
     placements,
     report_event,
     restart_receivers,
-    schedule_receiver,
     set_receiver_state,
 )
 from tracker_store.run_queue import enqueue_run, register_batch_driver, set_batch_driver_state

@@ -4,13 +4,15 @@ Run it at a release, and commit the file that it writes:
 
     python -m pytest -p tests.support.postgres.recorded_statements tests/integration/tracker_store
 
-It writes `tests/integration/upgrade/statements.json`: for each role, each statement once, with the values of one call.
+It writes `tests/integration/upgrade/statements.json`: the commit, and for each role, each statement once, with the
+values of one call.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,7 +76,15 @@ class _Recorder:
             prepared = [each.preparation for each in vars(module).values() if isinstance(each, Prepared)]
             for role in roles:
                 found[role] += prepared
-        STATEMENTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            check=True,
+            capture_output=True,
+            cwd=_ROOT,
+            text=True,
+        ).stdout.strip()
+        text = json.dumps({"commit": commit, "statements": found}, indent=1)
+        STATEMENTS.write_text(f"{text}\n", encoding="utf-8")
 
 
 def pytest_configure(config: pytest.Config) -> None:
