@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-postgres outage cluster systems alone e2e screenshots deploy image docs s3 kafka brokers namespaces stress chaos soak endurance fuzz searches slow full check audit wheel-demo clean
+.PHONY: help setup demo up test test-postgres outage cluster systems alone e2e screenshots deploy image docs s3 kafka brokers namespaces stress chaos fuzz searches slow full check audit wheel-demo clean
 
 # A Python of your choice: make PYTHON=/path/to/python3. Arguments for a target's command: make demo ARGS=--help.
 PYTHON ?=
@@ -121,9 +121,6 @@ brokers: $(STAMP) ## the other sources on their brokers, from Debian: mosquitto,
 namespaces: $(STAMP) ## three hosts as network namespaces, one cut off for 30 s and reconnected; needs root and Go
 	$(BIN)/python -m pytest -m namespaces tests/namespaces $(ARGS)
 
-soak: $(STAMP) ## a system at a 2 s interval, for MINUTES=60: do batches at the end cost the same as at the beginning?
-	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),60) $(ARGS)
-
 stress: $(STAMP) ## two owners per receiver, kills, racing allocations, clean-up, then an independent checker; MINUTES=3
 	$(BIN)/python -m tests.stress.driver_log --minutes $(or $(MINUTES),3)
 
@@ -133,9 +130,6 @@ chaos: $(STAMP) ## faults by seed on a whole system, then an independent oracle:
 
 fuzz: $(STAMP) ## search for bytes that break a parser, for MINUTES=5 [SEED=1]; what it finds goes into tests/fuzz/corpus
 	FOREBAY_FUZZ_MINUTES=$(or $(MINUTES),5) FOREBAY_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -n 2 --dist worksteal tests/fuzz $(ARGS)
-
-endurance: $(STAMP) ## 16 receivers of four kinds at 80 % of the measured ceiling for MINUTES=60, then ten times the rate
-	$(BIN)/python -m benchmarks.endurance --minutes $(or $(MINUTES),60) $(ARGS)
 
 check: $(STAMP) ## run ruff, mypy, import-linter, and Dagster's own validation of the code location
 	$(BIN)/ruff check

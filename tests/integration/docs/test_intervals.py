@@ -57,7 +57,3 @@ def test_its_defaults_are_the_defaults() -> None:
         )
     }
     assert Settings().history_retention.days == 14
-
-
-def test_the_target_that_it_names_exists() -> None:
-    assert re.search(r"^soak: ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
