@@ -18,10 +18,10 @@ from forebay.cli.completion import table_of
 from forebay.cli.exit_codes import EXIT_CODES, FINDINGS
 from forebay.cli.setting_values import OPTION_VARIABLES, PREFIX, UNSET, shown
 from orchestration.settings import Settings
-from orchestration.tracker.metrics import FOREBAY, STREAMING_SOURCE
+from orchestration.tracker.metrics import METRICS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 # Wider than any usage line, so that the page does not depend on the terminal.
 _WIDTH = 10_000
@@ -187,9 +187,7 @@ def _metrics() -> Iterator[str]:
         batch are 0.
     """)
     yield ""
-    yield from _metric_table(
-        (f"streaming_{name}", "gauge", ("pipeline",), text) for name, text in STREAMING_SOURCE.items()
-    )
+    yield from _metric_table("streaming_")
     yield from _paragraph("""
         Totals begin with the newest 1000 finished batches that the tracker finds at its first look, and start again
         with its process; in Spark they started again with the driver. A batch without records did not run, so as the
@@ -204,7 +202,7 @@ def _metrics() -> Iterator[str]:
     yield ""
     yield "## Forebay's own metrics"
     yield ""
-    yield from _metric_table((name, kind, labels, text) for name, (kind, labels, text) in FOREBAY.items())
+    yield from _metric_table("forebay_")
     yield from _paragraph("""
         A receiver's queue holds the blocks that are cut and not stored yet. At `block_queue_size` (10 by default) the
         receiver stops reading from its source until there is room: the block store is slow or unavailable. Its
@@ -223,11 +221,12 @@ def _paragraph(text: str) -> Iterator[str]:
     yield from dedent(text).strip().splitlines()
 
 
-def _metric_table(metrics: Iterable[tuple[str, str, tuple[str, ...], str]]) -> Iterator[str]:
+def _metric_table(prefix: str) -> Iterator[str]:
     yield "| metric | type | labels | meaning |"
     yield "|---|---|---|---|"
-    for name, kind, labels, text in metrics:
-        yield f"| `{name}` | {kind} | {', '.join(labels) or 'none'} | {_cell(text)} |"
+    for name, (kind, labels, text) in METRICS.items():
+        if name.startswith(prefix):
+            yield f"| `{name}` | {kind} | {', '.join(labels) or 'none'} | {_cell(text)} |"
 
 
 def _python_api() -> Iterator[str]:

@@ -53,109 +53,99 @@ STREAMING_SOURCE: Mapping[str, str] = {
     "lastReceivedBatch_records": "Records in the newest batch, finished or not",
 }
 
-#: Forebay's metrics: name, type, labels, help text.
-FOREBAY: Mapping[str, tuple[str, tuple[str, ...], str]] = {
-    "forebay_driver_log_up": ("gauge", (), "1 if the driver log answered; 0: only this and the next two exist"),
-    "forebay_tracker_leading": ("gauge", (), "1 if this tracker leads, else 0"),
-    "forebay_leadership_term": ("gauge", (), "Term in which this tracker leads; no value where it does not lead"),
-    "forebay_quarantined_batches_total": ("counter", _PIPELINE, "Batches that failed for good and wait for a person"),
-    "forebay_pipeline_state": ("gauge", (*_PIPELINE, "state"), "1 for the pipeline's state, 0 for the others"),
+# Forebay's metrics: name, labels, help text.
+_FOREBAY: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "forebay_driver_log_up": ((), "1 if the driver log answered; 0: only this and the next two exist"),
+    "forebay_tracker_leading": ((), "1 if this tracker leads, else 0"),
+    "forebay_leadership_term": ((), "Term in which this tracker leads; no value where it does not lead"),
+    "forebay_quarantined_batches_total": (_PIPELINE, "Batches that failed for good and wait for a person"),
+    "forebay_pipeline_state": ((*_PIPELINE, "state"), "1 for the pipeline's state, 0 for the others"),
     "forebay_pipeline_holds_back_seconds": (
-        "gauge",
         _PIPELINE,
         "Time for which it has completed no batch while blocks wait, which clean-up must keep; 0 where nothing waits",
     ),
-    "forebay_stream_waiting_blocks": ("gauge", _STREAM, "Blocks not yet in a batch of the pipeline"),
-    "forebay_stream_waiting_records": ("gauge", _STREAM, "Records in these blocks"),
-    "forebay_stream_waiting_bytes": ("gauge", _STREAM, "Bytes of these blocks as stored"),
-    "forebay_stream_lag_seconds": ("gauge", _STREAM, "Age of the oldest of these blocks; 0 where nothing waits"),
+    "forebay_stream_waiting_blocks": (_STREAM, "Blocks not yet in a batch of the pipeline"),
+    "forebay_stream_waiting_records": (_STREAM, "Records in these blocks"),
+    "forebay_stream_waiting_bytes": (_STREAM, "Bytes of these blocks as stored"),
+    "forebay_stream_lag_seconds": (_STREAM, "Age of the oldest of these blocks; 0 where nothing waits"),
     "forebay_reader_waiting_records": (
-        "gauge",
         _READER,
         "Records that its query has not committed, including those of its last batch",
     ),
-    "forebay_reader_waiting_bytes": ("gauge", _READER, "Bytes of these records as stored; clean-up must keep them"),
-    "forebay_stream_receivers": ("gauge", (*_SUM, "state"), "Receivers of the stream in this state"),
-    "forebay_stream_hindered_receivers": ("gauge", _SUM, "Receivers of the stream that are hindered, as below"),
-    "forebay_stream_degraded_receivers": ("gauge", _SUM, "Receivers of the stream that are degraded, as below"),
-    "forebay_stream_records_total": ("counter", _SUM, "Records registered by all its receivers, removed ones left out"),
-    "forebay_stream_bytes_total": ("counter", _SUM, "Bytes of these records as stored"),
+    "forebay_reader_waiting_bytes": (_READER, "Bytes of these records as stored; clean-up must keep them"),
+    "forebay_stream_receivers": ((*_SUM, "state"), "Receivers of the stream in this state"),
+    "forebay_stream_hindered_receivers": (_SUM, "Receivers of the stream that are hindered, as below"),
+    "forebay_stream_degraded_receivers": (_SUM, "Receivers of the stream that are degraded, as below"),
+    "forebay_stream_records_total": (_SUM, "Records registered by all its receivers, removed ones left out"),
+    "forebay_stream_bytes_total": (_SUM, "Bytes of these records as stored"),
     "forebay_stream_stored_blocks_total": (
-        "counter",
         (*_SUM, "codec"),
         "Blocks that its receivers stored with this codec (none: not compressed), counted when their segment is sealed",
     ),
-    "forebay_stream_stored_bytes_total": ("counter", (*_SUM, "codec"), "Bytes of these blocks as stored"),
+    "forebay_stream_stored_bytes_total": ((*_SUM, "codec"), "Bytes of these blocks as stored"),
     "forebay_stream_records_per_second": (
-        "gauge",
         _SUM,
         "Records registered per second since the previous look at the driver log; no value at the first look",
     ),
-    "forebay_stream_bytes_per_second": ("gauge", _SUM, "The same in bytes as stored"),
-    "forebay_stream_wal_bytes": ("gauge", _SUM, "Bytes of its receivers' blocks that are not cleaned up yet"),
-    "forebay_stream_queue_blocks": ("gauge", _SUM, "Blocks in its receivers' queues that are not stored yet"),
-    "forebay_stream_restarts_total": (
-        "counter",
-        _SUM,
-        "Restarts and crashes of its receivers, since this tracker's first look",
-    ),
+    "forebay_stream_bytes_per_second": (_SUM, "The same in bytes as stored"),
+    "forebay_stream_wal_bytes": (_SUM, "Bytes of its receivers' blocks that are not cleaned up yet"),
+    "forebay_stream_queue_blocks": (_SUM, "Blocks in its receivers' queues that are not stored yet"),
+    "forebay_stream_restarts_total": (_SUM, "Restarts and crashes of its receivers, since this tracker's first look"),
     "forebay_stream_dead_letters_total": (
-        "counter",
         _SUM,
         "Records that could not be processed, kept as dead letters or counted only, since this tracker's first look",
     ),
     "forebay_stream_replica_problems_total": (
-        "counter",
         _SUM,
         "Replicas found lost, damaged or lagging (events), since this tracker's first look",
     ),
     "forebay_receivers_without_samples": (
-        "gauge",
         (),
         "Receivers that have no series below, because there are more than FOREBAY_METRICS_MAX_RECEIVERS",
     ),
-    "forebay_receiver_records_total": ("counter", _RECEIVER, "Records registered since the receiver was created"),
-    "forebay_receiver_bytes_total": ("counter", _RECEIVER, "Bytes of these records as stored"),
+    "forebay_receiver_records_total": (_RECEIVER, "Records registered since the receiver was created"),
+    "forebay_receiver_bytes_total": (_RECEIVER, "Bytes of these records as stored"),
     "forebay_receiver_records_per_second": (
-        "gauge",
         _RECEIVER,
         "Records registered per second since the previous look at the driver log; no value at the first look",
     ),
-    "forebay_receiver_bytes_per_second": ("gauge", _RECEIVER, "The same in bytes as stored"),
-    "forebay_receiver_state": ("gauge", (*_RECEIVER, "state"), "1 for the receiver's state, 0 for the others"),
+    "forebay_receiver_bytes_per_second": (_RECEIVER, "The same in bytes as stored"),
+    "forebay_receiver_state": ((*_RECEIVER, "state"), "1 for the receiver's state, 0 for the others"),
     "forebay_receiver_hindered": (
-        "gauge",
         _RECEIVER,
         "1 while it holds data and could store or register none of it for progress_timeout; its reason says why",
     ),
     "forebay_receiver_degraded": (
-        "gauge",
         _RECEIVER,
         "1 while it does not get all of its source: it can't reach it, or can't read some of it; its reason says why",
     ),
-    "forebay_receiver_rate_limit": ("gauge", _RECEIVER, "Most records per second it may take; no value: unlimited"),
+    "forebay_receiver_rate_limit": (_RECEIVER, "Most records per second it may take; no value: unlimited"),
     "forebay_receiver_lease_age_seconds": (
-        "gauge",
         _RECEIVER,
         "Time since its process's heartbeat counter last moved, seen by the leading tracker; no value on others",
     ),
-    "forebay_receiver_wal_bytes": ("gauge", _RECEIVER, "Bytes of its blocks that are not cleaned up yet"),
+    "forebay_receiver_wal_bytes": (_RECEIVER, "Bytes of its blocks that are not cleaned up yet"),
     "forebay_receiver_queue_blocks": (
-        "gauge",
         _RECEIVER,
         "Blocks in its queue that are not stored yet, at its newest heartbeat; no value where no process runs it",
     ),
-    "forebay_receiver_restarts_total": ("counter", _RECEIVER, "Restarts and crashes, since this tracker's first look"),
+    "forebay_receiver_restarts_total": (_RECEIVER, "Restarts and crashes, since this tracker's first look"),
     "forebay_receiver_dead_letters_total": (
-        "counter",
         _RECEIVER,
         "Records that could not be processed, kept as dead letters or counted only, since this tracker's first look",
     ),
     "forebay_receiver_replica_problems_total": (
-        "counter",
         _RECEIVER,
         "Replicas found lost, damaged or lagging (events), since this tracker's first look",
     ),
+}
+#: All metrics in the order of the page: name, type, labels, help text.
+METRICS: Mapping[str, tuple[str, tuple[str, ...], str]] = {
+    **{f"streaming_{name}": ("gauge", _PIPELINE, text) for name, text in STREAMING_SOURCE.items()},
+    **{
+        name: ("counter" if name.endswith("_total") else "gauge", labels, text)
+        for name, (labels, text) in _FOREBAY.items()
+    },
 }
 
 
@@ -215,7 +205,7 @@ class _Page:
         self._term = term
         self._lease_ages = lease_ages
         self._max_receivers = max_receivers
-        self._samples: dict[str, list[str]] = {name: [] for name in FOREBAY}
+        self._samples: dict[str, list[str]] = {name: [] for name in METRICS}
 
     def text(self, progress: Progress | None) -> bytes:
         """Return all metrics that there are at this look."""
@@ -227,7 +217,8 @@ class _Page:
             self._pipelines(progress)
             self._receivers(progress.receivers)
             lines += self._streaming_source(progress)
-        for name, (kind, _, help_text) in FOREBAY.items():
+        for name in _FOREBAY:
+            kind, _, help_text = METRICS[name]
             lines += self._metric(name, kind, help_text, self._samples[name])
         return "".join(lines).encode()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestration.tracker.metrics import FOREBAY, STREAMING_SOURCE
+from orchestration.tracker import metrics
 from tests.support.driver_log.log import make_log
 from tests.support.pages.runbook import HEADINGS, RUNBOOKS, blocks, commands_in, fences, inline_commands, page, sections
 from tests.support.pages.runbook_states import STATES
@@ -43,7 +43,7 @@ LONG_RUNNING = {
 OTHER_WAYS = {("stop-and-start", "agents drain"): "move-a-stream"}
 #: Commands that a page says not to run.
 FORBIDDEN = {("receiver-killed", "blocks repair"), ("restore", "blocks repair")}
-METRICS = FOREBAY.keys() | {f"streaming_{name}" for name in STREAMING_SOURCE} | {"up"}
+METRICS = metrics.METRICS.keys() | {"up"}
 _COMMAND = re.compile(r"^ *(?:\$ )?(forebay .*)$", re.MULTILINE)
 _STATEMENT = re.compile(r"^ *(?:SELECT|INSERT|UPDATE|DELETE|WITH|ALTER|CREATE|DROP|TRUNCATE)\b", re.MULTILINE)
 #: Pages whose lines with a `$` tests/integration/cli/test_batches.py runs.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from orchestration.tracker.metrics import FOREBAY, STREAMING_SOURCE
+from orchestration.tracker.metrics import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,9 +26,7 @@ RULES = [
     for rule in group["rules"]
 ]
 DASHBOARD = json.loads((DEPLOY / "grafana" / "forebay.json").read_text(encoding="utf-8"))
-LABELS = {f"streaming_{name}": {"pipeline"} for name in STREAMING_SOURCE} | {
-    name: set(labels) for name, (_, labels, _) in FOREBAY.items()
-}
+LABELS = {name: set(labels) for name, (_, labels, _) in METRICS.items()}
 # Prometheus writes it, for each target.
 LABELS["up"] = {"job", "instance"}
 _NAME = re.compile(r"\b(?:streaming|forebay)_\w+|\bup\b")

@@ -16,7 +16,7 @@ from forebay.cli.exit_codes import EXIT_CODES, FINDINGS
 from forebay.cli.main import app
 from forebay.cli.reference import Page, describe
 from orchestration.settings import Settings
-from orchestration.tracker.metrics import FOREBAY, STREAMING_SOURCE
+from orchestration.tracker.metrics import METRICS
 
 ROOT = Path(__file__).parents[3]
 REFERENCE = ROOT / "docs" / "reference"
@@ -44,9 +44,7 @@ def test_the_pages_have_every_command_and_setting() -> None:
 
 def test_the_page_of_metrics_has_each_with_its_labels() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([\w, ]+) \| (.*) \|$", describe(Page.METRICS), re.MULTILINE)
-    expected = [(f"streaming_{name}", "gauge", "pipeline", meaning) for name, meaning in STREAMING_SOURCE.items()]
-    expected += [(name, kind, ", ".join(labels) or "none", text) for name, (kind, labels, text) in FOREBAY.items()]
-    assert rows == expected
+    assert rows == [(name, kind, ", ".join(labels) or "none", text) for name, (kind, labels, text) in METRICS.items()]
 
 
 def test_the_page_of_the_python_api_has_each_public_name_and_parameter() -> None:
