@@ -175,8 +175,9 @@ def _exit_codes() -> Iterator[str]:
 def _metrics() -> Iterator[str]:
     yield "# Metrics"
     yield from _paragraph("""
-        What `/metrics` of a tracker has, in Prometheus' text format. [Monitoring](../how-to/monitoring.md) says where
-        that is, and has alerts and a dashboard. Written by `forebay reference metrics`.
+        What `/metrics` of a tracker has, in Prometheus' text format or, for a scraper that asks for it, OpenMetrics.
+        [Monitoring](../how-to/monitoring.md) says where that is, and has alerts and a dashboard. Written by
+        `forebay reference metrics`.
     """)
     yield ""
     yield "## Spark's gauges"

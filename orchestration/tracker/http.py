@@ -21,7 +21,6 @@ from urllib.parse import unquote_to_bytes
 
 import structlog
 import uvicorn
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
@@ -33,7 +32,7 @@ from orchestration.status_page.routes import StatusPages
 from orchestration.tracker import streaming_api as api
 from orchestration.tracker.http_writes import ReplayDagster, Writes, has_write_token
 from orchestration.tracker.listen_address import url
-from orchestration.tracker.metrics import MAX_RECEIVERS, prometheus_text
+from orchestration.tracker.metrics import MAX_RECEIVERS, metrics_page
 from orchestration.tracker.streaming_progress import RETAINED_BATCHES, StreamingProgress
 from receiver_runtime.sources.loopback import host_name, is_written_as_loopback
 from tracker_store import streaming_statistics as store
@@ -248,19 +247,19 @@ class _Pages:
         return _json(body)
 
     def _metrics(self, request: Request) -> Response:
-        del request
         try:
             progress = self._progress.look(self._connect)
         except SURVIVED as error:
             self._failed(error)
             progress = None
-        text = prometheus_text(
+        page, content_type = metrics_page(
             progress,
             term=self._tracker.term(),
             lease_ages=self._tracker.lease_ages(),
             max_receivers=self._metrics_max_receivers,
+            accept=request.headers.get("accept", ""),
         )
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+        return Response(page, media_type=content_type)
 
     # -- the original's REST endpoints -------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Write `/metrics`: one look at the driver log, in Prometheus' text format.
+"""Make the page of `/metrics` from one look at the driver log, in the format that the request asks for.
 
 Owns the metrics' names. `streaming_*` are the gauges of the original's StreamingSource (O01) under its own names, one
 series per pipeline; a missing value is -1, as in the original. `forebay_*` are ours: seconds, bytes, counters that end
@@ -10,16 +10,26 @@ costs its reader and its writer seconds. Pure: it reads nothing itself.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
 from orchestration.tracker.streaming_api import delays, epoch_ms
 from tracker_store.states import PipelineState, ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from prometheus_client.metrics_core import Metric
 
     from orchestration.tracker.streaming_progress import PipelineProgress, Progress, ReceiverProgress
     from tracker_store.streaming_statistics import WatchedBatch
+
+    # A metric's name, its labels' values in the order of METRICS, and its value: None if there is no sample.
+    _Sample = tuple[str, tuple[str, ...], float | None]
 
 MISSING = -1
 #: The default of FOREBAY_METRICS_MAX_RECEIVERS.
@@ -147,6 +157,18 @@ METRICS: Mapping[str, tuple[str, tuple[str, ...], str]] = {
         for name, (labels, text) in _FOREBAY.items()
     },
 }
+# What each receiver has as `forebay_receiver_*` and its stream, as the sum of all its receivers, as `forebay_stream_*`.
+_SUMMED: Mapping[str, Callable[[ReceiverProgress], float | None]] = {
+    "records_total": lambda receiver: receiver.counters.records,
+    "bytes_total": lambda receiver: receiver.counters.bytes,
+    "records_per_second": lambda receiver: receiver.records_per_second,
+    "bytes_per_second": lambda receiver: receiver.bytes_per_second,
+    "wal_bytes": lambda receiver: receiver.counters.kept_bytes,
+    "queue_blocks": lambda receiver: receiver.counters.queued,
+    "restarts_total": lambda receiver: receiver.restarts,
+    "dead_letters_total": lambda receiver: receiver.dead_letters,
+    "replica_problems_total": lambda receiver: receiver.replica_problems,
+}
 
 
 def streaming_source(progress: PipelineProgress) -> dict[str, int]:
@@ -188,141 +210,116 @@ def _delays(prefix: str, batch: WatchedBatch | None) -> dict[str, int]:
     }
 
 
-def _labels(**values: str) -> str:
-    """Return labels as the text format has them: in order of their names, with escapes."""
-    found = (f'{name}="{_escaped(value)}"' for name, value in sorted(values.items()))
-    return "{" + ",".join(found) + "}"
+def _samples(
+    progress: Progress | None, term: int | None, lease_ages: Mapping[int, float], max_receivers: int
+) -> Iterator[_Sample]:
+    yield "forebay_driver_log_up", (), progress is not None
+    yield "forebay_tracker_leading", (), term is not None
+    yield "forebay_leadership_term", (), term
+    if progress is None:
+        return
+    yield from _pipelines(progress)
+    of_streams: dict[str, list[ReceiverProgress]] = {}
+    for receiver in progress.receivers:
+        of_streams.setdefault(receiver.counters.stream, []).append(receiver)
+    for stream, receivers in of_streams.items():
+        yield from _stream((stream,), receivers)
+    # The oldest: a new receiver ends no series, whatever its stream's name.
+    sampled = sorted(progress.receivers, key=lambda receiver: receiver.counters.receiver_id)[:max_receivers]
+    yield "forebay_receivers_without_samples", (), len(progress.receivers) - len(sampled)
+    for receiver in sampled:
+        yield from _receiver(receiver, lease_ages)
 
 
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+def _pipelines(progress: Progress) -> Iterator[_Sample]:
+    for pipeline in progress.pipelines:
+        labels: tuple[str, ...] = (pipeline.pipeline.name,)
+        for name, value in streaming_source(pipeline).items():
+            yield f"streaming_{name}", labels, value
+        yield "forebay_quarantined_batches_total", labels, pipeline.quarantined
+    for status in progress.statuses:
+        for state in PipelineState:
+            yield "forebay_pipeline_state", (status.pipeline, state), status.state == state
+        held = 0 if status.holds_back_for is None else status.holds_back_for.total_seconds()
+        yield "forebay_pipeline_holds_back_seconds", (status.pipeline,), held
+    for lag in progress.lags:
+        labels = (lag.pipeline, lag.stream)
+        yield "forebay_stream_waiting_blocks", labels, lag.waiting_blocks
+        yield "forebay_stream_waiting_records", labels, lag.waiting_records
+        yield "forebay_stream_waiting_bytes", labels, lag.waiting_bytes
+        yield "forebay_stream_lag_seconds", labels, 0 if lag.lag is None else lag.lag.total_seconds()
+    for reader in progress.readers:
+        labels = (reader.reader, reader.stream)
+        yield "forebay_reader_waiting_records", labels, reader.waiting_records
+        yield "forebay_reader_waiting_bytes", labels, reader.waiting_bytes
+    for stored in progress.codecs:
+        labels = (stored.stream, stored.codec)
+        yield "forebay_stream_stored_blocks_total", labels, stored.blocks
+        yield "forebay_stream_stored_bytes_total", labels, stored.bytes
 
 
-class _Page:
-    """The lines of each metric. Text from the beginning: an object for each of 38,000 samples costs half a second."""
-
-    def __init__(self, term: int | None, lease_ages: Mapping[int, float], max_receivers: int) -> None:
-        self._term = term
-        self._lease_ages = lease_ages
-        self._max_receivers = max_receivers
-        self._samples: dict[str, list[str]] = {name: [] for name in METRICS}
-
-    def text(self, progress: Progress | None) -> bytes:
-        """Return all metrics that there are at this look."""
-        self._put("forebay_driver_log_up", progress is not None)
-        self._put("forebay_tracker_leading", self._term is not None)
-        self._put("forebay_leadership_term", self._term)
-        lines: list[str] = []
-        if progress is not None:
-            self._pipelines(progress)
-            self._receivers(progress.receivers)
-            lines += self._streaming_source(progress)
-        for name in _FOREBAY:
-            kind, _, help_text = METRICS[name]
-            lines += self._metric(name, kind, help_text, self._samples[name])
-        return "".join(lines).encode()
-
-    @staticmethod
-    def _metric(name: str, kind: str, help_text: str, samples: Sequence[str]) -> list[str]:
-        return [f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n", *samples]
-
-    def _put(self, name: str, value: float | None, labels: str = "") -> None:
-        if value is not None:
-            self._samples[name].append(f"{name}{labels} {float(value)!r}\n")
-
-    def _streaming_source(self, progress: Progress) -> Iterator[str]:
-        values = [(_labels(pipeline=each.pipeline.name), streaming_source(each)) for each in progress.pipelines]
-        for name, help_text in STREAMING_SOURCE.items():
-            full = f"streaming_{name}"
-            yield from self._metric(
-                full, "gauge", help_text, [f"{full}{labels} {float(gauges[name])!r}\n" for labels, gauges in values]
-            )
-
-    def _pipelines(self, progress: Progress) -> None:
-        put = self._put
-        for pipeline in progress.pipelines:
-            put("forebay_quarantined_batches_total", pipeline.quarantined, _labels(pipeline=pipeline.pipeline.name))
-        for status in progress.statuses:
-            for state in PipelineState:
-                labels = _labels(pipeline=status.pipeline, state=state.value)
-                put("forebay_pipeline_state", status.state == state, labels)
-            held = 0 if status.holds_back_for is None else status.holds_back_for.total_seconds()
-            put("forebay_pipeline_holds_back_seconds", held, _labels(pipeline=status.pipeline))
-        for lag in progress.lags:
-            labels = _labels(pipeline=lag.pipeline, stream=lag.stream)
-            put("forebay_stream_waiting_blocks", lag.waiting_blocks, labels)
-            put("forebay_stream_waiting_records", lag.waiting_records, labels)
-            put("forebay_stream_waiting_bytes", lag.waiting_bytes, labels)
-            put("forebay_stream_lag_seconds", 0 if lag.lag is None else lag.lag.total_seconds(), labels)
-        for reader in progress.readers:
-            labels = _labels(reader=reader.reader, stream=reader.stream)
-            put("forebay_reader_waiting_records", reader.waiting_records, labels)
-            put("forebay_reader_waiting_bytes", reader.waiting_bytes, labels)
-        for stored in progress.codecs:
-            labels = _labels(codec=stored.codec, stream=stored.stream)
-            put("forebay_stream_stored_blocks_total", stored.blocks, labels)
-            put("forebay_stream_stored_bytes_total", stored.bytes, labels)
-
-    def _receivers(self, receivers: Sequence[ReceiverProgress]) -> None:
-        of_streams: dict[str, list[ReceiverProgress]] = {}
-        for receiver in receivers:
-            of_streams.setdefault(receiver.counters.stream, []).append(receiver)
-        for stream, of_stream in of_streams.items():
-            self._sums(stream, of_stream)
-        # The oldest: a new receiver ends no series, whatever its stream's name.
-        sampled = sorted(receivers, key=lambda receiver: receiver.counters.receiver_id)[: self._max_receivers]
-        self._put("forebay_receivers_without_samples", len(receivers) - len(sampled))
-        for receiver in sampled:
-            self._receiver(receiver)
-
-    def _sums(self, stream: str, receivers: Sequence[ReceiverProgress]) -> None:
-        put = self._put
-        rows = [receiver.counters for receiver in receivers]
-        labels = _labels(stream=stream)
-        states = Counter([row.state for row in rows])
-        for state in ReceiverState:
-            # As `_labels` would write it.
-            put("forebay_stream_receivers", states[state], f'{{state="{state.value}",{labels[1:]}')
-        put("forebay_stream_hindered_receivers", sum([row.hindered for row in rows]), labels)
-        put("forebay_stream_degraded_receivers", sum([row.degraded for row in rows]), labels)
-        put("forebay_stream_records_total", sum([row.records for row in rows]), labels)
-        put("forebay_stream_bytes_total", sum([row.bytes for row in rows]), labels)
-        records = [one.records_per_second for one in receivers if one.records_per_second is not None]
-        put("forebay_stream_records_per_second", sum(records) if records else None, labels)
-        nbytes = [one.bytes_per_second for one in receivers if one.bytes_per_second is not None]
-        put("forebay_stream_bytes_per_second", sum(nbytes) if nbytes else None, labels)
-        put("forebay_stream_wal_bytes", sum([row.kept_bytes for row in rows]), labels)
-        put("forebay_stream_queue_blocks", sum([row.queued or 0 for row in rows]), labels)
-        put("forebay_stream_restarts_total", sum([one.restarts for one in receivers]), labels)
-        put("forebay_stream_dead_letters_total", sum([one.dead_letters for one in receivers]), labels)
-        put("forebay_stream_replica_problems_total", sum([one.replica_problems for one in receivers]), labels)
-
-    def _receiver(self, receiver: ReceiverProgress) -> None:
-        put = self._put
-        row = receiver.counters
-        ordinal, stream = _escaped(str(row.ordinal)), _escaped(row.stream)
-        labels = f'{{receiver="{ordinal}",stream="{stream}"}}'
-        put("forebay_receiver_records_total", row.records, labels)
-        put("forebay_receiver_bytes_total", row.bytes, labels)
-        put("forebay_receiver_records_per_second", receiver.records_per_second, labels)
-        put("forebay_receiver_bytes_per_second", receiver.bytes_per_second, labels)
-        for state in ReceiverState:
-            in_state = f'{{receiver="{ordinal}",state="{state.value}",stream="{stream}"}}'
-            put("forebay_receiver_state", row.state is state, in_state)
-        put("forebay_receiver_hindered", row.hindered, labels)
-        put("forebay_receiver_degraded", row.degraded, labels)
-        put("forebay_receiver_rate_limit", row.rate_limit, labels)
-        age = None if row.process_id is None else self._lease_ages.get(row.process_id)
-        put("forebay_receiver_lease_age_seconds", age, labels)
-        put("forebay_receiver_wal_bytes", row.kept_bytes, labels)
-        put("forebay_receiver_queue_blocks", row.queued, labels)
-        put("forebay_receiver_restarts_total", receiver.restarts, labels)
-        put("forebay_receiver_dead_letters_total", receiver.dead_letters, labels)
-        put("forebay_receiver_replica_problems_total", receiver.replica_problems, labels)
+def _stream(labels: tuple[str], receivers: Sequence[ReceiverProgress]) -> Iterator[_Sample]:
+    rows = [receiver.counters for receiver in receivers]
+    states = Counter([row.state for row in rows])
+    for state in ReceiverState:
+        yield "forebay_stream_receivers", (*labels, state), states[state]
+    yield "forebay_stream_hindered_receivers", labels, sum([row.hindered for row in rows])
+    yield "forebay_stream_degraded_receivers", labels, sum([row.degraded for row in rows])
+    for name, value_of in _SUMMED.items():
+        values = [value for receiver in receivers if (value := value_of(receiver)) is not None]
+        # Receivers without a process have empty queues, but those without a rate have not been seen twice.
+        yield f"forebay_stream_{name}", labels, sum(values) if values or name == "queue_blocks" else None
 
 
-def prometheus_text(
-    progress: Progress | None, *, term: int | None, lease_ages: Mapping[int, float], max_receivers: int = MAX_RECEIVERS
-) -> bytes:
-    """Return the metrics as text. `progress`: None if the driver log does not answer; `term`: None if not leading."""
-    return _Page(term, lease_ages, max_receivers).text(progress)
+def _receiver(receiver: ReceiverProgress, lease_ages: Mapping[int, float]) -> Iterator[_Sample]:
+    row = receiver.counters
+    labels = (row.stream, str(row.ordinal))
+    for name, value_of in _SUMMED.items():
+        yield f"forebay_receiver_{name}", labels, value_of(receiver)
+    for state in ReceiverState:
+        yield "forebay_receiver_state", (*labels, state), row.state is state
+    yield "forebay_receiver_hindered", labels, row.hindered
+    yield "forebay_receiver_degraded", labels, row.degraded
+    yield "forebay_receiver_rate_limit", labels, row.rate_limit
+    age = None if row.process_id is None else lease_ages.get(row.process_id)
+    yield "forebay_receiver_lease_age_seconds", labels, age
+
+
+@dataclass(frozen=True, eq=False)
+class _Collector:
+    """Collect a page's samples into families, in the order of the reference."""
+
+    samples: Iterable[_Sample]
+
+    def collect(self) -> Iterable[Metric]:
+        """Return all families, those without samples too."""
+        families = {
+            name: (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(name, text, labels=labels)
+            for name, (kind, labels, text) in METRICS.items()
+        }
+        for name, labels, value in self.samples:
+            if value is not None:
+                families[name].add_metric(labels, value)
+        return families.values()
+
+
+def metrics_page(
+    progress: Progress | None,
+    *,
+    term: int | None,
+    lease_ages: Mapping[int, float],
+    max_receivers: int = MAX_RECEIVERS,
+    accept: str = "",
+) -> tuple[bytes, str]:
+    """Return the page and its content type.
+
+    `progress` is None if the driver log does not answer, `term` is None if this tracker does not lead. The page is in
+    OpenMetrics if the request's header `accept` asks for that, else in Prometheus' text format.
+    """
+    try:
+        encode, content_type = choose_encoder(accept)
+    except TypeError:  # a version that is not made of numbers
+        encode, content_type = choose_encoder("")
+    registry = CollectorRegistry()
+    registry.register(_Collector(_samples(progress, term, lease_ages, max_receivers)))
+    return encode(registry), content_type

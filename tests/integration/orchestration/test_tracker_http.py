@@ -355,6 +355,14 @@ def test_only_reading_is_possible(url: str) -> None:
 # -- metrics -----------------------------------------------------------------------------------------------------------
 
 
+def test_metrics_are_in_the_format_that_the_request_accepts(url: str) -> None:
+    answer = ask(url, "/metrics", Accept="application/openmetrics-text; version=1.0.0")
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0; charset=utf-8")
+    assert answer.text.endswith("# EOF\n")
+    answer = ask(url, "/metrics", Accept="application/openmetrics-text; version=latest")
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+
+
 def test_o01_before_any_batch_what_is_missing_is_minus_one_and_records_are_0(url: str, log: Log) -> None:
     due(log, 0)
     samples = ask(url, "/metrics").samples

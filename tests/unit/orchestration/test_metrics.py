@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from prometheus_client import CollectorRegistry, generate_latest
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from orchestration.tracker.metrics import MAX_RECEIVERS, prometheus_text
+from orchestration.tracker.metrics import MAX_RECEIVERS, METRICS, metrics_page
 from orchestration.tracker.streaming_progress import Progress, ReceiverProgress
 from tracker_store.states import ReceiverState
 from tracker_store.streaming_statistics import ReceiverCounters, StreamCodec
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
 
 
 def receiver(receiver_id: int, stream: str, *, state: ReceiverState = ReceiverState.ACTIVE) -> ReceiverProgress:
@@ -35,7 +31,8 @@ def receiver(receiver_id: int, stream: str, *, state: ReceiverState = ReceiverSt
 
 
 def samples(receivers: list[ReceiverProgress], max_receivers: int) -> dict[tuple[str, ...], float]:
-    text = prometheus_text(Progress([], receivers, [], [], []), term=None, lease_ages={}, max_receivers=max_receivers)
+    progress = Progress([], receivers, [], [], [])
+    text, _ = metrics_page(progress, term=None, lease_ages={}, max_receivers=max_receivers)
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text.decode())
@@ -80,7 +77,7 @@ def test_a_stream_s_sums_are_of_all_its_receivers() -> None:
 
 def test_what_a_stream_stored_is_counted_by_codec() -> None:
     codecs = [StreamCodec("lines", "lz4", 7, 700), StreamCodec("lines", "none", 3, 600)]
-    text = prometheus_text(Progress([], [], [], [], [], codecs), term=None, lease_ages={}).decode()
+    text = metrics_page(Progress([], [], [], [], [], codecs), term=None, lease_ages={})[0].decode()
     for codec, blocks, nbytes in (("lz4", 7, 700), ("none", 3, 600)):
         assert f'forebay_stream_stored_blocks_total{{codec="{codec}",stream="lines"}} {blocks}.0' in text
         assert f'forebay_stream_stored_bytes_total{{codec="{codec}",stream="lines"}} {nbytes}.0' in text
@@ -90,21 +87,29 @@ def test_every_receiver_has_series_by_default_until_there_are_very_many() -> Non
     assert samples([receiver(1, "lines")], MAX_RECEIVERS)["forebay_receivers_without_samples",] == 0
 
 
-def test_labels_are_escaped_and_the_page_is_what_the_client_library_writes() -> None:
-    """Write the parsed page with prometheus_client: same metrics, types, help, labels, escapes and order."""
-    name = 'a"b\\c\nd\\ne{},='
-    receivers = [receiver(number, name if number % 2 else "lines") for number in range(1, 6)]
-    text = prometheus_text(Progress([], receivers, [], [], []), term=3, lease_ages={})
-    families = list(text_string_to_metric_families(text.decode()))
-    assert {sample.labels["stream"] for family in families for sample in family.samples if sample.labels} == {
-        name,
-        "lines",
-    }
+def test_every_metric_has_its_type_and_help_and_samples_have_its_labels() -> None:
+    page, _ = metrics_page(Progress([], [receiver(1, "lines")], [], [], []), term=3, lease_ages={})
+    families = text_string_to_metric_families(page.decode())
+    found = {f"{family.name}_total" if family.type == "counter" else family.name: family for family in families}
+    assert list(found) == list(METRICS)
+    for name, (kind, labels, text) in METRICS.items():
+        assert (found[name].type, found[name].documentation) == (kind, text)
+        assert all(sample.labels.keys() == set(labels) for sample in found[name].samples)
 
-    class Parsed:
-        def collect(self) -> list[Metric]:
-            return families
 
-    registry = CollectorRegistry()
-    registry.register(Parsed())
-    assert generate_latest(registry) == text
+def test_openmetrics_has_the_same_series_for_a_scraper_that_asks_for_it() -> None:
+    accept = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,text/plain;version=0.0.4;q=0.2"
+    progress = Progress([], [receiver(number, "lines") for number in range(3)], [], [], [])
+    text, content_type = metrics_page(progress, term=3, lease_ages={}, accept=accept)
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0; charset=utf-8")
+    families = list(openmetrics_families(text.decode()))  # type: ignore[no-untyped-call]
+    plain, content_type = metrics_page(progress, term=3, lease_ages={})
+    assert content_type.startswith("text/plain; version=0.0.4")
+    assert families == list(text_string_to_metric_families(plain.decode()))
+
+
+@pytest.mark.parametrize(
+    "accept", ["*/*", "text/html", "application/openmetrics-text; version=x", 'text/plain; version="1.0.0"']
+)
+def test_what_names_no_format_that_is_known_gets_the_text_format(accept: str) -> None:
+    assert metrics_page(None, term=None, lease_ages={}, accept=accept) == metrics_page(None, term=None, lease_ages={})
