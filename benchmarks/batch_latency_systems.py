@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from benchmarks.forebay_process import await_start, start_forebay_up
-from tracker_store.embedded_postgres import EmbeddedPostgres
-from tracker_store.engine import connect, create_engine
-from tracker_store.errors import DriverLogError
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.connection.errors import DriverLogError
+from tracker_store.server.embedded_postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

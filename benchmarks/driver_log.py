@@ -21,8 +21,8 @@ from benchmarks.spark_tracker import SparkTracker, spark_context
 from benchmarks.steady_blocks import steady_state
 from benchmarks.writers import Job, Work, Writers, claiming, write, write_grouped
 from tests.support.driver_log.log import make_log
-from tracker_store.cleanup import clean_up_receiver
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
+from tracker_store.retention.cleanup import clean_up_receiver
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -29,8 +29,8 @@ from benchmarks.report import Report, machine, time_figure
 from benchmarks.server import Server, running_server
 from receiver_runtime.sources.socket_text import SocketText
 from tests.support.systems.steady_source import SteadySource
-from tracker_store.engine import connect
-from tracker_store.pipelines import apply_stream
+from tracker_store.batches.pipelines import apply_stream
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

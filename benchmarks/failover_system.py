@@ -21,8 +21,8 @@ import sqlalchemy as sa
 
 from tests.support.systems.numbered_source import NumberedSource
 from tests.support.systems.running_system import running_system
-from tracker_store.engine import connect
-from tracker_store.outage import SURVIVED
+from tracker_store.connection.engine import connect
+from tracker_store.connection.outage import SURVIVED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

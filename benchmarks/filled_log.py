@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import make_log
-from tracker_store.engine import connect
-from tracker_store.received_block_tracker import ReceivedBlockTracker
+from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from benchmarks.server import Server

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import psutil
 import sqlalchemy as sa
 
-from tracker_store.engine import connect
-from tracker_store.pipelines import apply_stream
+from tracker_store.batches.pipelines import apply_stream
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,9 +19,9 @@ from orchestration.spark.session import spark_session
 from receiver_runtime.block_store.encryption import BlockKeys
 from receiver_runtime.block_store.stores import open_block_store
 from receiver_runtime.sources.secret import Secret
-from tracker_store.engine import connect
-from tracker_store.pipelines import apply_pipeline
-from tracker_store.received_block_tracker import AllocatedBlock, ReceivedBlockTracker
+from tracker_store.batches.pipelines import apply_pipeline
+from tracker_store.batches.received_block_tracker import AllocatedBlock, ReceivedBlockTracker
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

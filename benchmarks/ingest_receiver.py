@@ -16,8 +16,8 @@ import sqlalchemy as sa
 
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.socket_text import SocketText
-from tracker_store.engine import connect
-from tracker_store.pipelines import apply_stream
+from tracker_store.batches.pipelines import apply_stream
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import psycopg2
 import sqlalchemy as sa
 
-import tracker_store.migrate
+import tracker_store.install.migrate
 from tests.support.postgres.server import PostgresProcess
-from tracker_store.embedded_postgres import EmbeddedPostgres
-from tracker_store.engine import create_engine
+from tracker_store.connection.engine import create_engine
+from tracker_store.server.embedded_postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,7 +102,7 @@ def running_server(directory: Path) -> Iterator[Server]:
     embedded = EmbeddedPostgres(directory / "postgres")
     with PostgresProcess(embedded):
         embedded.ensure_database(_DATABASE)
-        tracker_store.migrate.upgrade(embedded.url(_DATABASE))
+        tracker_store.install.migrate.upgrade(embedded.url(_DATABASE))
         server = Server(embedded, directory)
         server.execute("CREATE TABLE public.plain (LIKE forebay.blocks INCLUDING ALL)")
         server.execute("CREATE SEQUENCE public.plain_sequence CACHE 1000")

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import GIVEN_SEGMENTS, claim_anew, give_segments, make_log
-from tracker_store.blocks import AddOutcome, BlockHandle, NewBlock, add_blocks
-from tracker_store.cleanup import clean_up_receiver
-from tracker_store.engine import connect
+from tracker_store.blocks.blocks import AddOutcome, BlockHandle, NewBlock, add_blocks
+from tracker_store.connection.engine import connect
+from tracker_store.retention.cleanup import clean_up_receiver
 
 if TYPE_CHECKING:
     from benchmarks.server import Server

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 from benchmarks.server import PLAIN_INSERT
 from tests.support.driver_log.log import GIVEN_SEGMENTS, claim_anew, give_segments
-from tracker_store.blocks import (
+from tracker_store.blocks.blocks import (
     AddOutcome,
     BlockHandle,
     Claim,
@@ -27,7 +27,7 @@ from tracker_store.blocks import (
     add_blocks,
     open_partition,
 )
-from tracker_store.engine import connect, create_engine
+from tracker_store.connection.engine import connect, create_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

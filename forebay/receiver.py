@@ -11,7 +11,7 @@ from receiver_runtime.receivers.positioned_receiver import Fetched, PositionedRe
 from receiver_runtime.receivers.positioned_run import PositionError
 from receiver_runtime.records import RecordTypeError
 from receiver_runtime.sources.base import SourceRule
-from tracker_store.errors import DriverLogError, EmptyBlockError, ReceiverFencedError
+from tracker_store.connection.errors import DriverLogError, EmptyBlockError, ReceiverFencedError
 
 __all__ = [
     "ColumnsError",

@@ -1,4 +1,4 @@
-"""Alembic's environment: runs the migrations on the connection that `tracker_store.migrate` hands over.
+"""Alembic's environment: runs the migrations on the connection that `tracker_store.install.migrate` hands over.
 
 Functions, views and rights have no versions of their own: they are installed as the installation has them after the
 last migration, all in one transaction. Views are dropped before the first, for they hold on to columns; functions are
@@ -11,9 +11,9 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import text
 
-from tracker_store.migrate import current_revision, newest_revision
-from tracker_store.programs import install, installed_fingerprint, programs_fingerprint, uninstall
-from tracker_store.schema import SCHEMA, metadata
+from tracker_store.install.migrate import current_revision, newest_revision
+from tracker_store.install.programs import install, installed_fingerprint, programs_fingerprint, uninstall
+from tracker_store.schema.tables import SCHEMA, metadata
 
 connection = context.config.attributes["connection"]
 connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))

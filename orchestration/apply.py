@@ -13,9 +13,9 @@ import structlog
 from orchestration.pipeline import PER_HOST
 from orchestration.sink_places import place_of
 from receiver_runtime.sources.base import SourceError
-from tracker_store import pipelines as store
-from tracker_store.declarations import PipelineDeclaration
-from tracker_store.errors import SharedPlaceError, StrandingChangeError
+from tracker_store.batches import pipelines as store
+from tracker_store.connection.errors import SharedPlaceError, StrandingChangeError
+from tracker_store.schema.declarations import PipelineDeclaration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from receiver_runtime.block_store.roots import root_names
-from tracker_store.block_stores import attached_identities
+from tracker_store.blocks.block_stores import attached_identities
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestration.store_away import store_away
-from tracker_store.errors import TRANSIENT, AttemptSupersededError
-from tracker_store.states import AttemptFailure
+from tracker_store.connection.errors import TRANSIENT, AttemptSupersededError
+from tracker_store.schema.states import AttemptFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from orchestration.attempt_failure import LONGEST, Failure
-from tracker_store.states import AttemptFailure
+from tracker_store.schema.states import AttemptFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from orchestration.pipeline import Stream
-    from tracker_store.received_block_tracker import AllocatedBlock
+    from tracker_store.batches.received_block_tracker import AllocatedBlock
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from orchestration.batch import Batch
 from orchestration.batch_inputs import read_batch_inputs
 from orchestration.store_away import store_away
-from tracker_store import batches
-from tracker_store.errors import BatchHeldError
-from tracker_store.pipelines import get_pipeline
+from tracker_store.batches import batches
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.connection.errors import BatchHeldError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from orchestration.batch_inputs import BatchInputs
     from orchestration.pipeline import Output, Pipeline
     from orchestration.settings import Settings
-    from tracker_store.received_block_tracker import AllocatedBlock
+    from tracker_store.batches.received_block_tracker import AllocatedBlock
 
 # With this many culprits, the cause is all of the data, or the code: stop looking.
 MOST_CULPRITS = 10

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tracker_store.engine import connect
-from tracker_store.errors import DriverLogError
-from tracker_store.processes import ProcessExpiredError, deregister_process, heartbeat, register_process
-from tracker_store.states import ProcessKind
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import DriverLogError
+from tracker_store.receivers.processes import ProcessExpiredError, deregister_process, heartbeat, register_process
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

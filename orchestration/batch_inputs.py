@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from orchestration.pipeline import Window
 from orchestration.spark.batch_reader import columns_of_row
 from receiver_runtime.block_store.roots import root_names
-from tracker_store.block_stores import attached_identities
-from tracker_store.pipelines import list_streams
-from tracker_store.received_block_tracker import ReceivedBlockTracker
+from tracker_store.batches.pipelines import list_streams
+from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
+from tracker_store.blocks.block_stores import attached_identities
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from orchestration.pipeline import Output, Pipeline, Stream
-    from tracker_store.received_block_tracker import AllocatedBlock
+    from tracker_store.batches.received_block_tracker import AllocatedBlock
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,15 +28,15 @@ from orchestration.output_run import run_output
 from orchestration.patience import patiently
 from orchestration.publishing import publish, publish_what_is_left
 from orchestration.spark.sinks.sink import OutputAttempt
-from tracker_store import batch_outputs, batches
-from tracker_store.engine import connect, create_engine
-from tracker_store.errors import BatchHeldError, DriverLogError
-from tracker_store.input_metadata import record_input_metadata
-from tracker_store.outage import SURVIVED
-from tracker_store.outputs import commits_of_batch
-from tracker_store.pipelines import get_pipeline
-from tracker_store.retry import FIRST
-from tracker_store.states import AttemptState, BatchState
+from tracker_store.batches import batch_outputs, batches
+from tracker_store.batches.input_metadata import record_input_metadata
+from tracker_store.batches.outputs import commits_of_batch
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.batches.retry import FIRST
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.connection.errors import BatchHeldError, DriverLogError
+from tracker_store.connection.outage import SURVIVED
+from tracker_store.schema.states import AttemptState, BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from orchestration.pipeline import Output, Pipeline, Stream, Window
     from orchestration.settings import Settings
     from orchestration.spark.output_threads import OutputThreads
-    from tracker_store.batches import AttemptRow
-    from tracker_store.outputs import OutputCommit
+    from tracker_store.batches.batches import AttemptRow
+    from tracker_store.batches.outputs import OutputCommit
 
 RECORD_SECONDS = 10.0
 

@@ -1,9 +1,10 @@
 """Decides what a pipeline needs now: which intervals are due, which batches to launch, what the others wait for.
 
 The only place that decides it, for the batch sensor and for the tracker, which launches short intervals itself. Both
-call `next_steps`; the one that takes a launch (``tracker_store/launches.py``) asks Dagster for its run. Settings come
-from the pipeline's row, so that both decide the same. The driver log ensures correctness: batches are cut by batch
-time, an allocation happens once, and a run claims its attempt or ends. Keeps no state and knows nothing of Dagster.
+call `next_steps`; the one that takes a launch (``tracker_store/batches/launches.py``) asks Dagster for its run.
+Settings come from the pipeline's row, so that both decide the same. The driver log ensures correctness: batches are cut
+by batch time, an allocation happens once, and a run claims its attempt or ends. Keeps no state and knows nothing of
+Dagster.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from orchestration.pipeline_settings import PipelineSettings
 from orchestration.run_launcher.lost_runs import why_lost
-from tracker_store import batches
-from tracker_store.declarations import PipelineDeclaration
-from tracker_store.launches import LaunchOutcome, take_launch
-from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
-from tracker_store.retry import MAX_LOST_ATTEMPTS
-from tracker_store.states import AttemptFailure, AttemptState, BatchState, PipelineState
+from tracker_store.batches import batches
+from tracker_store.batches.launches import LaunchOutcome, take_launch
+from tracker_store.batches.received_block_tracker import ReceivedBlockTracker, batch_times
+from tracker_store.batches.retry import MAX_LOST_ATTEMPTS
+from tracker_store.schema.declarations import PipelineDeclaration
+from tracker_store.schema.states import AttemptFailure, AttemptState, BatchState, PipelineState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from tracker_store.batches import BatchRow
-    from tracker_store.declarations import WindowDeclaration
-    from tracker_store.pipelines import PipelineRow
-    from tracker_store.received_block_tracker import BatchTimes
+    from tracker_store.batches.batches import BatchRow
+    from tracker_store.batches.pipelines import PipelineRow
+    from tracker_store.batches.received_block_tracker import BatchTimes
+    from tracker_store.schema.declarations import WindowDeclaration
 
 # Dagster's status of a run that was cancelled, and of one that was created and not submitted.
 CANCELED = "CANCELED"

@@ -18,13 +18,13 @@ from receiver_runtime.block_store.errors import BlockKeyError, BlockStoreError
 from receiver_runtime.block_store.reading import content_of
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.block_store.stores import replicas_of
-from tracker_store.states import SegmentState
-from tracker_store.stored_blocks import (
+from tracker_store.blocks.stored_blocks import (
     forget_empty_segment,
     segment_paths_known,
     segments,
     stored_blocks,
 )
+from tracker_store.schema.states import SegmentState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
-from tracker_store.errors import DriverLogError
+from tracker_store.connection.errors import DriverLogError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

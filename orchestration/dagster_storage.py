@@ -28,7 +28,7 @@ from dagster_postgres import (
 )
 from dagster_postgres.utils import create_pg_engine, pg_url_from_config
 
-from tracker_store.engine import CONNECTION_TIMEOUTS, leave_a_read_only_server
+from tracker_store.connection.engine import CONNECTION_TIMEOUTS, leave_a_read_only_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

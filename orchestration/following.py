@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from orchestration.spark.sinks.sink import OutputAttempt
-from tracker_store import batches, outputs
-from tracker_store.engine import connect
+from tracker_store.batches import batches, outputs
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from orchestration.attached_store import open_attached_store
-from tracker_store.receivers import report_event
-from tracker_store.states import ReceiverEventKind
+from tracker_store.receivers.receivers import report_event
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from tracker_store.received_block_tracker import AllocatedBlock
+    from tracker_store.batches.received_block_tracker import AllocatedBlock
 
 _SHOWN = 10
 

@@ -12,9 +12,9 @@ import structlog
 from orchestration.attached_store import open_attached_store
 from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.roots import split_roots
-from tracker_store.receivers import report_event
-from tracker_store.replica_events import replica_damaged
-from tracker_store.states import ReceiverEventKind
+from tracker_store.blocks.replica_events import replica_damaged
+from tracker_store.receivers.receivers import report_event
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -14,7 +14,7 @@ import structlog
 
 from orchestration.patience import patiently
 from orchestration.spark.sinks.sink import SinkError
-from tracker_store import outputs
+from tracker_store.batches import outputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable

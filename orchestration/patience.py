@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from tracker_store.engine import connect
-from tracker_store.until_answered import until_answered
+from tracker_store.connection.engine import connect
+from tracker_store.connection.until_answered import until_answered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,7 +14,7 @@ from orchestration.tracker.pid_rate_estimator import (
     DEFAULT_PROPORTIONAL,
 )
 from receiver_runtime.sources.units import parse_duration
-from tracker_store.retry import MAX_LOST_ATTEMPTS
+from tracker_store.batches.retry import MAX_LOST_ATTEMPTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

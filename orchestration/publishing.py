@@ -22,9 +22,9 @@ import structlog
 from orchestration.patience import patiently
 from orchestration.spark.sinks.parquet import ParquetSink
 from orchestration.spark.sinks.sink import SinkError
-from tracker_store import outputs
-from tracker_store.engine import connect, named_failures
-from tracker_store.errors import DriverLogError
+from tracker_store.batches import outputs
+from tracker_store.connection.engine import connect, named_failures
+from tracker_store.connection.errors import DriverLogError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,7 +15,7 @@ import structlog
 
 from orchestration.batch_run import replay_batch
 from orchestration.replay_choice import check_output_names
-from tracker_store.errors import BatchHeldError, BlocksNotRetainedError
+from tracker_store.connection.errors import BatchHeldError, BlocksNotRetainedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

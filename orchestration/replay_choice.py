@@ -8,9 +8,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from tracker_store import batches
-from tracker_store.batch_outputs import quarantined_batches
-from tracker_store.states import BatchState
+from tracker_store.batches import batches
+from tracker_store.batches.batch_outputs import quarantined_batches
+from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

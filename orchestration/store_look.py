@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracker_store.block_stores import list_block_stores
+from tracker_store.blocks.block_stores import list_block_stores
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from tracker_store.block_stores import HostStore
+    from tracker_store.blocks.block_stores import HostStore
 
 # Share of the remaining time to wait for the driver log, so that its delay is not reported as the store's.
 _SHARE = 0.8

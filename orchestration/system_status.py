@@ -16,12 +16,12 @@ from orchestration.bounded_looks import BoundedLooks, answer
 from orchestration.spark.executor_allocation import SCALING_INTERVAL
 from orchestration.store_look import look_at_root, store_of_host
 from receiver_runtime.block_store.roots import root_name
-from tracker_store import status as store
-from tracker_store.engine import connect, create_engine
-from tracker_store.leadership import read_leadership
-from tracker_store.processes import live_processes
-from tracker_store.scaling import scaling_decisions
-from tracker_store.states import ProcessKind
+from tracker_store.batches.scaling import scaling_decisions
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.receivers.leadership import read_leadership
+from tracker_store.receivers.processes import live_processes
+from tracker_store.reports import status as store
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,8 +30,14 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from orchestration.bounded_looks import Unreachable
-    from tracker_store.scaling import ScalingDecision
-    from tracker_store.status import BatchStats, PipelineProcessingTimes, PipelineStatus, ReceiverStatus, StreamLag
+    from tracker_store.batches.scaling import ScalingDecision
+    from tracker_store.reports.status import (
+        BatchStats,
+        PipelineProcessingTimes,
+        PipelineStatus,
+        ReceiverStatus,
+        StreamLag,
+    )
 
 Found = TypeVar("Found")
 

@@ -19,9 +19,9 @@ from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.frame import FrameKind, SourceRule
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.block_store.stores import replicas_of
-from tracker_store.segments import end_of_epoch
-from tracker_store.states import SegmentState
-from tracker_store.stored_blocks import find_segment, offsets_of_rows
+from tracker_store.blocks.segments import end_of_epoch
+from tracker_store.blocks.stored_blocks import find_segment, offsets_of_rows
+from tracker_store.schema.states import SegmentState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from receiver_runtime.block_store.interface import BlockStore
-    from tracker_store.segments import EpochEnd
-    from tracker_store.stored_blocks import FoundSegment
+    from tracker_store.blocks.segments import EpochEnd
+    from tracker_store.blocks.stored_blocks import FoundSegment
 
 _NAME = re.compile(r"receiver-(?P<receiver>\d+)/(?P<epoch>\d+)-\d+\.segment")
 

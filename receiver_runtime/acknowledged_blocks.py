@@ -10,7 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tracker_store.blocks import NewBlock, OffsetLink
+    from tracker_store.blocks.blocks import NewBlock, OffsetLink
 
 # Blocks. At five a second they cover more than three minutes, and a standby lags by seconds.
 _MOST = 1_000

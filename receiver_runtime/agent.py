@@ -37,27 +37,27 @@ from receiver_runtime.process_control import Accepted, Declined, Ended, Lines, M
 from receiver_runtime.process_ends import ProcessEnds
 from receiver_runtime.service_manager import ServiceManager
 from receiver_runtime.spare_process import encode_begin
-from tracker_store.engine import connect
-from tracker_store.leadership import end_leadership_of, holder_name
-from tracker_store.log_files import open_log
-from tracker_store.outage import SURVIVED, Outage
-from tracker_store.process_output import open_child_log
-from tracker_store.processes import (
+from tracker_store.batches.run_queue import CRASHED
+from tracker_store.batches.scaling import wanted_batch_drivers
+from tracker_store.connection.engine import connect
+from tracker_store.connection.outage import SURVIVED, Outage
+from tracker_store.host.log_files import open_log
+from tracker_store.host.process_output import open_child_log
+from tracker_store.receivers.leadership import end_leadership_of, holder_name
+from tracker_store.receivers.processes import (
     ProcessExpiredError,
     deregister_process,
     end_processes_of_pid,
     heartbeat,
     register_process,
 )
-from tracker_store.receivers import (
+from tracker_store.receivers.receivers import (
     placements_on_agent,
     release_receivers_of_agent,
     report_event,
     set_receiver_state,
 )
-from tracker_store.run_queue import CRASHED
-from tracker_store.scaling import wanted_batch_drivers
-from tracker_store.states import ProcessKind, ReceiverEventKind, ReceiverState
+from tracker_store.schema.states import ProcessKind, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     import threading

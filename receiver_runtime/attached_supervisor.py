@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from receiver_runtime.driver_log import SourcePositions
     from receiver_runtime.reading_loop import ReadingLoop
     from receiver_runtime.sources.receiver_settings import ReceiverSettings
-    from tracker_store.blocks import NewBlock, OffsetLink
+    from tracker_store.blocks.blocks import NewBlock, OffsetLink
 
 
 class BufferedPath(Protocol):

@@ -21,7 +21,7 @@ import structlog
 from receiver_runtime.backoff import Backoff
 from receiver_runtime.child_environment import environment_without
 from receiver_runtime.process_control import socket_pair
-from tracker_store.process_output import open_child_log
+from tracker_store.host.process_output import open_child_log
 
 if TYPE_CHECKING:
     import socket

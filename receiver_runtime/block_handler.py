@@ -15,8 +15,8 @@ from receiver_runtime.block_store.frame import DeadLetterReason, FrameKind, Sour
 from receiver_runtime.block_store.letter_group import encode_letters
 from receiver_runtime.block_store.payload import DEFAULT_COMPRESSION, encode_parts
 from receiver_runtime.codec_choice import CodecChoice
-from tracker_store.blocks import NewBlock
-from tracker_store.dead_letters import StoredDeadLetter
+from tracker_store.blocks.blocks import NewBlock
+from tracker_store.blocks.dead_letters import StoredDeadLetter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -28,14 +28,14 @@ from receiver_runtime.records import conform, to_batch, to_batches
 from receiver_runtime.text_check import TextCheck
 from receiver_runtime.unfailing_reporter import describe
 from receiver_runtime.write_ahead_log import WriteAheadLogError
-from tracker_store.errors import (
+from tracker_store.connection.errors import (
     DriverLogError,
     DuplicateKeysError,
     EmptyBlockError,
     OffsetConflictError,
     OtherReleaseError,
 )
-from tracker_store.states import ReceiverEventKind
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from receiver_runtime.registrar import Registrar
     from receiver_runtime.sources.receiver_settings import ReceiverSettings
     from receiver_runtime.unfailing_reporter import UnfailingReporter
-    from tracker_store.blocks import Claim, NewBlock, OffsetLink, Steering
+    from tracker_store.blocks.blocks import Claim, NewBlock, OffsetLink, Steering
 
 _STORE_FIRST_DELAY = 0.1
 # Seconds. However long the disk was full, everything is acknowledged within a minute after it has room again.

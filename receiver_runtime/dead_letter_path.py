@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from receiver_runtime.dead_letter_budget import MOST_BYTES, MOST_LETTERS, DeadLetterBudget, Dropped
 from receiver_runtime.write_ahead_log import WriteAheadLogError
-from tracker_store.states import ReceiverEventKind
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from receiver_runtime.progress import Progress
     from receiver_runtime.receiver_calls import HandOvers
     from receiver_runtime.unfailing_reporter import UnfailingReporter
-    from tracker_store.dead_letters import StoredDeadLetter
+    from tracker_store.blocks.dead_letters import StoredDeadLetter
 
 # What goes into one write and one statement.
 _LETTERS_AT_ONCE = 10_000

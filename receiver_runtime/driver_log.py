@@ -15,23 +15,23 @@ import structlog
 from receiver_runtime.backoff import Backoff
 from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.progress import Progress
-from tracker_store.blocks import known_keys, open_partition
-from tracker_store.dead_letters import add_dead_letters
-from tracker_store.engine import connect
-from tracker_store.errors import TRANSIENT
-from tracker_store.segments import open_segment, seal_segment
-from tracker_store.source_positions import forget_partitions, peers_of, source_positions
-from tracker_store.until_answered import until_answered
+from tracker_store.blocks.blocks import known_keys, open_partition
+from tracker_store.blocks.dead_letters import add_dead_letters
+from tracker_store.blocks.segments import open_segment, seal_segment
+from tracker_store.blocks.source_positions import forget_partitions, peers_of, source_positions
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import TRANSIENT
+from tracker_store.connection.until_answered import until_answered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import sqlalchemy as sa
 
-    from tracker_store.blocks import Claim, Position
-    from tracker_store.dead_letters import StoredDeadLetter
-    from tracker_store.segments import CodecSum
-    from tracker_store.source_positions import Peer
+    from tracker_store.blocks.blocks import Claim, Position
+    from tracker_store.blocks.dead_letters import StoredDeadLetter
+    from tracker_store.blocks.segments import CodecSum
+    from tracker_store.blocks.source_positions import Peer
 
 _log = structlog.get_logger(__name__)
 

@@ -38,26 +38,26 @@ from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.source_registry import parse_source
 from receiver_runtime.store_wait import await_store, wait_for_store
 from receiver_runtime.write_ahead_log import WriteAheadLog
-from tracker_store.block_stores import attached_identities
-from tracker_store.blocks import Claim, claim, newest_epoch
-from tracker_store.errors import (
+from tracker_store.blocks.block_stores import attached_identities
+from tracker_store.blocks.blocks import Claim, claim, newest_epoch
+from tracker_store.blocks.segments import end_of_epoch
+from tracker_store.connection.errors import (
     ClaimBusyError,
     ClaimLostError,
     DriverLogError,
     NotAssignedError,
     ReceiverFencedError,
 )
-from tracker_store.hand_overs import predecessor_holds, sign_off_receiver, take_over
-from tracker_store.processes import heartbeat
-from tracker_store.receivers import (
+from tracker_store.receivers.hand_overs import predecessor_holds, sign_off_receiver, take_over
+from tracker_store.receivers.processes import heartbeat
+from tracker_store.receivers.receivers import (
     NoSuchReceiverError,
     get_receiver,
     give_up_receiver,
     report_event,
     set_receiver_state,
 )
-from tracker_store.segments import end_of_epoch
-from tracker_store.states import ReceiverEventKind, ReceiverState
+from tracker_store.schema.states import ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -38,11 +38,11 @@ from receiver_runtime.receiver_life import STUCK_MESSAGE, ReceiverLife, SharedPa
 from receiver_runtime.receiver_supervisor import Ending
 from receiver_runtime.registrar import PostgresBlockLog, Registrar
 from receiver_runtime.status_reporter import StatusReporter
-from tracker_store.engine import connect_once, create_engine
-from tracker_store.errors import DriverLogError
-from tracker_store.processes import ProcessExpiredError, deregister_process, register_process
-from tracker_store.receivers import NoSuchReceiverError, get_receiver
-from tracker_store.states import ProcessKind
+from tracker_store.connection.engine import connect_once, create_engine
+from tracker_store.connection.errors import DriverLogError
+from tracker_store.receivers.processes import ProcessExpiredError, deregister_process, register_process
+from tracker_store.receivers.receivers import NoSuchReceiverError, get_receiver
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

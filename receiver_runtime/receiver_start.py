@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from receiver_runtime.block_store.columns import ColumnsError, columns_of, fingerprint_of
 from receiver_runtime.receiver_registry import make_receiver
 from receiver_runtime.sources.base import SourceError
-from tracker_store.errors import SchemaConflictError
-from tracker_store.receivers import set_preferred_location
-from tracker_store.stream_schemas import register_schema
+from tracker_store.blocks.stream_schemas import register_schema
+from tracker_store.connection.errors import SchemaConflictError
+from tracker_store.receivers.receivers import set_preferred_location
 
 if TYPE_CHECKING:
     from collections.abc import Callable

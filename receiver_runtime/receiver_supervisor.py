@@ -36,13 +36,13 @@ from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.progress import Progress
 from receiver_runtime.receiver_calls import WatchedCall, wait_for_calls
 from receiver_runtime.unfailing_reporter import UnfailingReporter, describe
-from tracker_store.errors import (
+from tracker_store.connection.errors import (
     ReceiverFencedError,
     SequenceGapError,
     ServerChangedError,
 )
-from tracker_store.receivers import DEGRADED, HINDERED
-from tracker_store.states import DesiredState, ReceiverEventKind, ReceiverState
+from tracker_store.receivers.receivers import DEGRADED, HINDERED
+from tracker_store.schema.states import DesiredState, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from receiver_runtime.registrar import Registrar
     from receiver_runtime.sources.receiver_settings import ReceiverSettings
     from receiver_runtime.status_reporter import Reporter
-    from tracker_store.blocks import Claim, Steering
+    from tracker_store.blocks.blocks import Claim, Steering
 
 _log = structlog.get_logger(__name__)
 

@@ -38,11 +38,17 @@ from receiver_runtime.backoff import Backoff
 from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.driver_log import FIRST_DELAY, LONGEST_DELAY, TELL_AFTER
 from receiver_runtime.progress import Progress
-from tracker_store.blocks import AddOutcome, AddResult, NewBlock, Steering, add_blocks, raise_for_outcome
-from tracker_store.engine import connect
-from tracker_store.errors import TRANSIENT, DriverLogError, DuplicateKeysError, LostCommitsError, OffsetConflictError
-from tracker_store.processes import ProcessExpiredError, heartbeat
-from tracker_store.segments import receivers_of_lost_segments
+from tracker_store.blocks.blocks import AddOutcome, AddResult, NewBlock, Steering, add_blocks, raise_for_outcome
+from tracker_store.blocks.segments import receivers_of_lost_segments
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import (
+    TRANSIENT,
+    DriverLogError,
+    DuplicateKeysError,
+    LostCommitsError,
+    OffsetConflictError,
+)
+from tracker_store.receivers.processes import ProcessExpiredError, heartbeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -114,13 +120,13 @@ class PostgresBlockLog:
         self._held: tuple[sa.Connection, Callable[[], object]] | None = None
 
     def add_blocks(self, blocks: Sequence[NewBlock]) -> list[AddResult]:
-        """See ``tracker_store.blocks.add_blocks``."""
+        """See ``tracker_store.blocks.blocks.add_blocks``."""
         if self._held is None:
             self._call(lambda connection: _look_for_segments(connection, blocks))
         return self._call(lambda connection: add_blocks(connection, blocks))
 
     def heartbeat(self, receiver_ids: Sequence[int]) -> list[Steering]:
-        """See ``tracker_store.processes.heartbeat``."""
+        """See ``tracker_store.receivers.processes.heartbeat``."""
         with connect(self._engine) as connection:
             return heartbeat(connection, process_id=self._process_id, receiver_ids=receiver_ids, queued=self._queued())
 

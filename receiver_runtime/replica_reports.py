@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tracker_store.replica_events import replica_back, replica_damaged, replica_lost
-from tracker_store.states import ReceiverEventKind
+from tracker_store.blocks.replica_events import replica_back, replica_damaged, replica_lost
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from receiver_runtime.status_reporter import Reporter

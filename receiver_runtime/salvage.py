@@ -71,11 +71,9 @@ from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, Torn
 from receiver_runtime.block_store.stores import replicas_of
 from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.progress import Progress
-from tracker_store.blocks import AddOutcome, BlockHandle, Claim, NewBlock
-from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters
-from tracker_store.errors import BlockConflictError, ReceiverFencedError, SequenceGapError
-from tracker_store.receivers import report_event
-from tracker_store.segments import (
+from tracker_store.blocks.blocks import AddOutcome, BlockHandle, Claim, NewBlock
+from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
+from tracker_store.blocks.segments import (
     OpenSegment,
     count_blocks_of_segment,
     end_of_epoch,
@@ -85,8 +83,10 @@ from tracker_store.segments import (
     salvage_blocks,
     seal_salvaged,
 )
-from tracker_store.states import ReceiverEventKind
-from tracker_store.stored_blocks import segment_paths_known
+from tracker_store.blocks.stored_blocks import segment_paths_known
+from tracker_store.connection.errors import BlockConflictError, ReceiverFencedError, SequenceGapError
+from tracker_store.receivers.receivers import report_event
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from receiver_runtime.process_control import parse_receiver
-from tracker_store.log_files import open_log
+from tracker_store.host.log_files import open_log
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

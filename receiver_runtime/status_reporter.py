@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from receiver_runtime.clock import Clock, SystemClock
-from tracker_store.errors import TRANSIENT
-from tracker_store.receivers import NewReceiverEvent, report_events, set_receiver_state
-from tracker_store.states import ReceiverEventKind, ReceiverState
+from tracker_store.connection.errors import TRANSIENT
+from tracker_store.receivers.receivers import NewReceiverEvent, report_events, set_receiver_state
+from tracker_store.schema.states import ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from receiver_runtime.driver_log import DriverLog
-    from tracker_store.blocks import Claim
+    from tracker_store.blocks.blocks import Claim
 
 _log = structlog.get_logger(__name__)
 

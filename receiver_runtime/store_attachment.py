@@ -19,9 +19,14 @@ import structlog
 from receiver_runtime.block_store.errors import StoreUnavailableError
 from receiver_runtime.block_store.identity import identity_of, make_identity, require_identity
 from receiver_runtime.block_store.stores import open_block_store, replicas_of
-from tracker_store.block_stores import UnsharedBlockStoreError, attach_block_store, list_block_stores, one_attaches
-from tracker_store.engine import connect
-from tracker_store.outage import SURVIVED, Outage
+from tracker_store.blocks.block_stores import (
+    UnsharedBlockStoreError,
+    attach_block_store,
+    list_block_stores,
+    one_attaches,
+)
+from tracker_store.connection.engine import connect
+from tracker_store.connection.outage import SURVIVED, Outage
 
 if TYPE_CHECKING:
     import threading
@@ -30,7 +35,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from receiver_runtime.block_store.interface import Replica
-    from tracker_store.block_stores import HostStore
+    from tracker_store.blocks.block_stores import HostStore
 
 _RETRY_SECONDS = 0.5
 

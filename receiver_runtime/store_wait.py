@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from receiver_runtime.backoff import Backoff
 from receiver_runtime.block_store.errors import BlockStoreError
-from tracker_store.receivers import STORE_MISSING
-from tracker_store.states import ReceiverEventKind, ReceiverState
+from tracker_store.receivers.receivers import STORE_MISSING
+from tracker_store.schema.states import ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

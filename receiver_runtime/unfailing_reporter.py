@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import structlog
 
 from receiver_runtime.descriptors import explain
-from tracker_store.states import ReceiverEventKind
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from receiver_runtime.status_reporter import Reporter
-    from tracker_store.states import ReceiverState
+    from tracker_store.schema.states import ReceiverState
 
 _log = structlog.get_logger(__name__)
 

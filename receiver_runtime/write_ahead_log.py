@@ -28,8 +28,8 @@ from receiver_runtime.block_store.errors import BlockStoreError, StoreUnavailabl
 from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.descriptors import explain
 from receiver_runtime.progress import Progress
-from tracker_store.blocks import BlockHandle
-from tracker_store.segments import CodecSum
+from tracker_store.blocks.blocks import BlockHandle
+from tracker_store.blocks.segments import CodecSum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from receiver_runtime.block_store.interface import Segment
     from receiver_runtime.block_store.payload import Compression
     from receiver_runtime.registered_through import RegisteredThrough
-    from tracker_store.blocks import Claim
+    from tracker_store.blocks.blocks import Claim
 
 _log = structlog.get_logger(__name__)
 

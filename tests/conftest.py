@@ -63,9 +63,9 @@ def database_url(postgres_server: TestServer) -> Iterator[str]:
 @pytest.fixture
 def engine(database_url: str) -> Iterator[sa.Engine]:
     """Make an engine on a new database, as the product makes it."""
-    import tracker_store.engine  # noqa: PLC0415 - as above
+    import tracker_store.connection.engine  # noqa: PLC0415 - as above
 
-    made = tracker_store.engine.create_engine(database_url, application_name="tests", pool_size=10)
+    made = tracker_store.connection.engine.create_engine(database_url, application_name="tests", pool_size=10)
     yield made
     made.dispose()
 

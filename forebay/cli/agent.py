@@ -19,8 +19,8 @@ from forebay.cli.services.private_home import make_home_private
 from forebay.cli.withheld import FROM_YOUR_CODE, from_receivers, from_tracker
 from orchestration.settings import Settings
 from orchestration.tracker.listen_address import listen_address
-from tracker_store.engine import create_engine
-from tracker_store.log_files import LogRoller
+from tracker_store.connection.engine import create_engine
+from tracker_store.host.log_files import LogRoller
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

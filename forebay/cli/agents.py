@@ -14,8 +14,8 @@ from forebay.cli.console import Console
 from forebay.cli.database import driver_log
 from forebay.cli.tables import print_table
 from orchestration.tracker.rebalancing import planned_moves
-from tracker_store import agents as store
-from tracker_store.rebalance_requests import request_rebalance
+from tracker_store.receivers import agents as store
+from tracker_store.receivers.rebalance_requests import request_rebalance
 
 APPLICATION = "forebay agents"
 

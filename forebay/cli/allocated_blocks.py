@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tracker_store.received_block_tracker import AllocatedBlock
+    from tracker_store.batches.received_block_tracker import AllocatedBlock
 
 
 def block_as_json(block: AllocatedBlock, receivers: Mapping[int, str]) -> dict[str, object]:

@@ -19,9 +19,9 @@ from orchestration.modules import load_pipelines
 from orchestration.replay import checked_outputs
 from orchestration.replay_choice import ReplayError
 from orchestration.settings import Settings
-from tracker_store.pipelines import get_pipeline
-from tracker_store.receivers import placements
-from tracker_store.states import BatchState
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.receivers.receivers import placements
+from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from orchestration.batch_bisect import Bisection
     from orchestration.pipeline import Pipeline
-    from tracker_store.received_block_tracker import AllocatedBlock
+    from tracker_store.batches.received_block_tracker import AllocatedBlock
 
 _MOST_SHOWN = 5
 # The states of a batch that has failed and may be run again.

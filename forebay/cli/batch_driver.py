@@ -16,7 +16,7 @@ import typer
 from forebay.cli.dagster_home import LOCATION
 from forebay.cli.failures import clear_errors
 from orchestration.settings import Settings
-from tracker_store.engine import create_engine
+from tracker_store.connection.engine import create_engine
 
 # Seconds that a run in progress has to end when the agent is gone. After that its batch's next attempt runs it again.
 HARD_EXIT_SECONDS = 20.0

@@ -24,8 +24,8 @@ from orchestration.replay import checked_outputs, replay_batches
 from orchestration.replay_choice import batches_to_replay, check_output_names, parsed_time
 from orchestration.replay_run import ReplayRequest
 from orchestration.settings import Settings
-from tracker_store.declarations import PipelineDeclaration
-from tracker_store.pipelines import get_pipeline
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.schema.declarations import PipelineDeclaration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

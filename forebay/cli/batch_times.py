@@ -14,15 +14,15 @@ import typer
 
 from forebay.cli import names
 from orchestration.replay_choice import ReplayError, parsed_time
-from tracker_store import batches
+from tracker_store.batches import batches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import sqlalchemy as sa
 
-    from tracker_store.batches import BatchRow
-    from tracker_store.states import BatchState
+    from tracker_store.batches.batches import BatchRow
+    from tracker_store.schema.states import BatchState
 
 #: The argument of the commands that name a batch by its pipeline and its time.
 PipelineName = Annotated[

@@ -20,19 +20,19 @@ from forebay.cli.database import driver_log
 from forebay.cli.tables import print_table
 from orchestration.batch_schedule import halted
 from orchestration.replay_choice import parsed_time
-from tracker_store import batches as store
-from tracker_store.batch_outputs import OutputState, outputs_of_batch, partial_commit
-from tracker_store.errors import NotDiscardableError
-from tracker_store.input_metadata import input_metadata
-from tracker_store.outputs import commits_of_batch
-from tracker_store.pipelines import get_pipeline, list_pipelines
-from tracker_store.received_block_tracker import ReceivedBlockTracker
-from tracker_store.receivers import placements
-from tracker_store.states import BatchState
+from tracker_store.batches import batches as store
+from tracker_store.batches.batch_outputs import OutputState, outputs_of_batch, partial_commit
+from tracker_store.batches.input_metadata import input_metadata
+from tracker_store.batches.outputs import commits_of_batch
+from tracker_store.batches.pipelines import get_pipeline, list_pipelines
+from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
+from tracker_store.connection.errors import NotDiscardableError
+from tracker_store.receivers.receivers import placements
+from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
-    from tracker_store.batches import BatchRow
-    from tracker_store.input_metadata import InputMetadata
+    from tracker_store.batches.batches import BatchRow
+    from tracker_store.batches.input_metadata import InputMetadata
 
 APPLICATION = "forebay batches"
 _MOST_SHOWN = 20

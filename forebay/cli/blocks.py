@@ -28,11 +28,11 @@ from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.identity import identity_of, make_identity
 from receiver_runtime.block_store.roots import root_names
 from receiver_runtime.block_store.stores import open_block_store, replicas_of
-from tracker_store.block_stores import list_block_stores
-from tracker_store.newest_blocks import blocks_after
-from tracker_store.receivers import receivers_named
-from tracker_store.stored_blocks import count_stored_blocks, find_stored_block
-from tracker_store.terminal_text import escaped
+from tracker_store.blocks.block_stores import list_block_stores
+from tracker_store.blocks.newest_blocks import blocks_after
+from tracker_store.blocks.stored_blocks import count_stored_blocks, find_stored_block
+from tracker_store.host.terminal_text import escaped
+from tracker_store.receivers.receivers import receivers_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -17,7 +17,7 @@ from forebay.cli.console import Console
 from forebay.cli.setting_values import PREFIX, UNSET, Origin, as_rows, setting_values, unknown_variables
 from orchestration.project_file import ProjectFileError
 from orchestration.settings import Settings
-from tracker_store.terminal_text import escaped
+from tracker_store.host.terminal_text import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich import console
 
-from tracker_store.terminal_text import escaped
+from tracker_store.host.terminal_text import escaped
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from tracker_store.engine import connect, create_engine, psycopg2_url
-from tracker_store.pooler import unpooled_url
+from tracker_store.connection.engine import connect, create_engine, psycopg2_url
+from tracker_store.connection.pooler import unpooled_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING
 
 from forebay.cli.failures import clear_errors
 from orchestration.settings import Settings
-from tracker_store.embedded_postgres import EmbeddedPostgres
-from tracker_store.engine import connect_once, create_engine
-from tracker_store.errors import DriverLogUnavailableError, NoDriverLogError, OtherReleaseError, UnknownNameError
-from tracker_store.log_place import place_of_log
+from tracker_store.connection.engine import connect_once, create_engine
+from tracker_store.connection.errors import (
+    DriverLogUnavailableError,
+    NoDriverLogError,
+    OtherReleaseError,
+    UnknownNameError,
+)
+from tracker_store.connection.log_place import place_of_log
+from tracker_store.server.embedded_postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,7 +134,7 @@ def naming_the_log(url: str) -> Iterator[None]:
 
 
 def _has_a_driver_log(url: str) -> bool:
-    from tracker_store.migrate import current_revision  # noqa: PLC0415  loads Alembic, which takes long
+    from tracker_store.install.migrate import current_revision  # noqa: PLC0415  loads Alembic, which takes long
 
     with connect_once(url, application_name="forebay") as connection:
         return current_revision(connection) is not None

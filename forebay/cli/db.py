@@ -20,9 +20,10 @@ from forebay.cli.failures import clear_errors
 from orchestration.attached_store import open_attached_store
 from orchestration.settings import Settings
 from orchestration.unknown_frames import Fate, StoreComparison
-from tracker_store import checks, migrate, role_matrix, roles, schema_reference
-from tracker_store.pipelines import get_pipeline
-from tracker_store.programs import FUNCTIONS
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.install import migrate, role_matrix, roles, schema_reference
+from tracker_store.install.programs import FUNCTIONS
+from tracker_store.reports import checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

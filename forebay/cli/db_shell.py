@@ -22,12 +22,12 @@ from forebay.cli.database import database_url
 from forebay.cli.failures import clear_errors
 from forebay.cli.tables import print_table
 from orchestration.settings import Settings
-from tracker_store.log_place import libpq_url, password_of, place_of_log
-from tracker_store.person_session import StatementRefusedError, person_session, session_options
-from tracker_store.pooler import unpooled_url
+from tracker_store.connection.log_place import libpq_url, password_of, place_of_log
+from tracker_store.connection.person_session import StatementRefusedError, person_session, session_options
+from tracker_store.connection.pooler import unpooled_url
 
 if TYPE_CHECKING:
-    from tracker_store.person_session import PersonSession, Result
+    from tracker_store.connection.person_session import PersonSession, Result
 
 APPLICATION = "forebay db shell"
 

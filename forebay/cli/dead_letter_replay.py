@@ -27,8 +27,8 @@ from receiver_runtime.sources.loopback import is_written_as_loopback
 from receiver_runtime.sources.socket_text import SocketText
 from receiver_runtime.sources.source_registry import parse_source
 from receiver_runtime.sources.tcp import address_of, parse_listen
-from tracker_store.dead_letters import mark_replayed, restore_replayed
-from tracker_store.receivers import NoSuchReceiverError, get_receiver, process_of_receiver
+from tracker_store.blocks.dead_letters import mark_replayed, restore_replayed
+from tracker_store.receivers.receivers import NoSuchReceiverError, get_receiver, process_of_receiver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from receiver_runtime.sources.base import Source
-    from tracker_store.dead_letters import DeadLetterRow
+    from tracker_store.blocks.dead_letters import DeadLetterRow
 
 _CONNECT_SECONDS = 10.0
 _READ_SECONDS = 60.0  # how long the receiver may take to read: back-pressure can hold it

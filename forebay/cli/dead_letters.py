@@ -17,12 +17,12 @@ from forebay.cli.dead_letter_replay import replay
 from forebay.cli.stored_letters import APPLICATION, SHOWN_BYTES, as_text, read_letters
 from forebay.cli.tables import print_table
 from receiver_runtime.block_store.frame import DeadLetterReason
-from tracker_store.dead_letters import newest_dead_letters, sum_dead_letters
+from tracker_store.blocks.dead_letters import newest_dead_letters, sum_dead_letters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracker_store.dead_letters import DeadLetterRow, DeadLetterSums
+    from tracker_store.blocks.dead_letters import DeadLetterRow, DeadLetterSums
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]

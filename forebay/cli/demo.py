@@ -33,9 +33,9 @@ from forebay.demo.progress import QUARANTINED, BatchFacts, Snapshot, Watch, what
 from forebay.demo.replay_process import ReplayFailedError, ReplayProcess
 from orchestration.modules import PipelineModuleError
 from orchestration.tracker.listen_address import ListenAddressError
-from tracker_store import status
-from tracker_store.engine import connect, create_engine
-from tracker_store.errors import DriverLogError
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.connection.errors import DriverLogError
+from tracker_store.reports import status
 
 if TYPE_CHECKING:
     from datetime import timedelta

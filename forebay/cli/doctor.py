@@ -32,15 +32,15 @@ from forebay.cli.services.supervisor_lock import lock_holder
 from orchestration.java import JavaNotFoundError, JavaOrigin, find_java
 from orchestration.settings import Settings
 from receiver_runtime.block_store.secret_url import SecretUrl
-from tracker_store import migrate
-from tracker_store.block_stores import expected_identities, list_block_stores, unshared_way_out
-from tracker_store.commit_settings import CommitSettings, commit_settings
-from tracker_store.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError
-from tracker_store.engine import connect, create_engine, plain_connection
-from tracker_store.errors import DriverLogError
-from tracker_store.segments import left_segments
-from tracker_store.server_account import SHARED_USER
-from tracker_store.streams import stream_overview
+from tracker_store.batches.streams import stream_overview
+from tracker_store.blocks.block_stores import expected_identities, list_block_stores, unshared_way_out
+from tracker_store.blocks.segments import left_segments
+from tracker_store.connection.commit_settings import CommitSettings, commit_settings
+from tracker_store.connection.engine import connect, create_engine, plain_connection
+from tracker_store.connection.errors import DriverLogError
+from tracker_store.install import migrate
+from tracker_store.server.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError
+from tracker_store.server.server_account import SHARED_USER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -12,19 +12,19 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from forebay.cli.stop import what_is_open
-from tracker_store.engine import connect
-from tracker_store.errors import NotAppliedError
-from tracker_store.outage import SURVIVED, Outage
-from tracker_store.pipeline_states import stop_pipelines, stop_progress
-from tracker_store.pipelines import list_pipelines
-from tracker_store.states import PipelineState
+from tracker_store.batches.pipeline_states import stop_pipelines, stop_progress
+from tracker_store.batches.pipelines import list_pipelines
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import NotAppliedError
+from tracker_store.connection.outage import SURVIVED, Outage
+from tracker_store.schema.states import PipelineState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import sqlalchemy as sa
 
-    from tracker_store.pipeline_states import StopProgress
+    from tracker_store.batches.pipeline_states import StopProgress
 
 POLL_SECONDS = 0.25
 # How often the remaining time is printed although nothing else has changed.

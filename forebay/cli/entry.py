@@ -10,7 +10,7 @@ def load_structlog_without_rich() -> None:
     """Import structlog as it is where rich is not installed.
 
     Else it loads rich and pygments, 4 MiB of each process, for tracebacks that Forebay's log does not have
-    (``tracker_store.process_output``). Commands that print with rich import it later, as ever.
+    (``tracker_store.host.process_output``). Commands that print with rich import it later, as ever.
     """
     if "rich" in sys.modules:
         return

@@ -11,9 +11,10 @@ import typer
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log_engine
 from forebay.cli.outage import Outage
-from tracker_store.engine import connect
-from tracker_store.errors import TRANSIENT
-from tracker_store.listener_events import (
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import TRANSIENT
+from tracker_store.host.terminal_text import escaped
+from tracker_store.reports.listener_events import (
     START,
     EventKind,
     ListenerEvent,
@@ -22,14 +23,13 @@ from tracker_store.listener_events import (
     newest_events,
     newest_position,
 )
-from tracker_store.terminal_text import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     import sqlalchemy as sa
 
-    from tracker_store.listener_events import Position
+    from tracker_store.reports.listener_events import Position
 
 APPLICATION = "forebay events"
 # The --after that shows all events that are kept.

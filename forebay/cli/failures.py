@@ -21,7 +21,7 @@ def _known_errors() -> tuple[type[Exception], ...]:
     from orchestration.settings import DatabaseUrlMissingError, ModuleMissingError  # noqa: PLC0415
     from orchestration.tracker.listen_address import ListenAddressError  # noqa: PLC0415
     from receiver_runtime.block_store.errors import BlockStoreError  # noqa: PLC0415
-    from tracker_store.errors import DriverLogError  # noqa: PLC0415
+    from tracker_store.connection.errors import DriverLogError  # noqa: PLC0415
 
     return (
         BlockStoreError,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from rich.table import Table
 from rich.text import Text
 
-from tracker_store.terminal_text import escaped
+from tracker_store.host.terminal_text import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

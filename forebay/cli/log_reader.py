@@ -1,7 +1,7 @@
 """Read the log files of FOREBAY_HOME/logs: the newest lines, and new ones as they come.
 
-Owns how a log that is rolled meanwhile is read on without losing or repeating a line (see tracker_store.log_files).
-It never writes, and holds no more than the lines that are asked for.
+Owns how a log that is rolled meanwhile is read on without losing or repeating a line (see
+tracker_store.host.log_files). It never writes, and holds no more than the lines that are asked for.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from collections import deque
 from typing import IO, TYPE_CHECKING
 
-from tracker_store.log_files import MOST_KEPT
+from tracker_store.host.log_files import MOST_KEPT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

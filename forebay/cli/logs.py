@@ -20,8 +20,8 @@ from forebay.cli.database import driver_log
 from forebay.cli.log_reader import LogFollower, newest_lines
 from forebay.cli.tables import print_table
 from orchestration.settings import Settings
-from tracker_store.receivers import process_of_receiver, receivers_named
-from tracker_store.terminal_text import escaped
+from tracker_store.host.terminal_text import escaped
+from tracker_store.receivers.receivers import process_of_receiver, receivers_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

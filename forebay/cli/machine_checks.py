@@ -20,7 +20,7 @@ from forebay.cli.services.supervisor_lock import lock_holder
 from forebay.cli.sources import is_installed
 from orchestration.tracker.listen_address import ListenAddressError, listen_address
 from receiver_runtime.sources.source_registry import KINDS
-from tracker_store.server_clock import server_time
+from tracker_store.connection.server_clock import server_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from forebay.cli.services.private_home import mask_new_files
-from tracker_store.process_output import configure_log, keep_output_from_failing
+from tracker_store.host.process_output import configure_log, keep_output_from_failing
 
 _MARKUP: Final = "markdown"
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from tracker_store.receivers import is_degraded, is_hindered
-from tracker_store.states import DesiredState, ReceiverState
+from tracker_store.receivers.receivers import is_degraded, is_hindered
+from tracker_store.schema.states import DesiredState, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tracker_store.status import PipelineStatus, ReceiverStatus, StreamLag
+    from tracker_store.reports.status import PipelineStatus, ReceiverStatus, StreamLag
 
 MOST_ROWS = 100  # a table of more rows is shortened: it is too long to read, and each row takes more than 1 ms
 SHORT_ROWS = 20  # rows of a shortened table

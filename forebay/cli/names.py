@@ -154,7 +154,7 @@ def _connection() -> dict[str, Any]:
     """Return libpq's parameters of the driver log: the one that is named, or this home's."""
     url = os.environ.get("FOREBAY_DATABASE_URL")
     if not url:
-        from tracker_store.services_address import services_connection  # noqa: PLC0415  as above
+        from tracker_store.server.services_address import services_connection  # noqa: PLC0415  as above
 
         return dict(services_connection((_home() / "postgres").resolve()))
     parts = urlsplit(url)

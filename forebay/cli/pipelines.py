@@ -15,13 +15,13 @@ from forebay.cli.console import Console
 from forebay.cli.database import driver_log
 from forebay.cli.tables import print_table
 from orchestration.batch_schedule import halted
-from tracker_store.pipelines import PipelineRunsError, remove_pipeline
-from tracker_store.status import pipeline_status
+from tracker_store.batches.pipelines import PipelineRunsError, remove_pipeline
+from tracker_store.reports.status import pipeline_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracker_store.status import PipelineStatus
+    from tracker_store.reports.status import PipelineStatus
 
 APPLICATION = "forebay pipelines"
 

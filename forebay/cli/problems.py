@@ -12,14 +12,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from forebay.cli.pipelines import stale_line
-from tracker_store.receivers import is_degraded, is_hindered, refused_in
-from tracker_store.states import DesiredState, ReceiverState
+from tracker_store.receivers.receivers import is_degraded, is_hindered, refused_in
+from tracker_store.schema.states import DesiredState, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from orchestration.system_status import AgentStatus, LeaderStatus, SystemStatus
-    from tracker_store.status import PipelineStatus, ReceiverStatus
+    from tracker_store.reports.status import PipelineStatus, ReceiverStatus
 
 # A batch may be late for a moment: a pipeline is behind from this number of intervals on, if they take this long.
 BEHIND_INTERVALS = 2

@@ -13,7 +13,7 @@ from forebay.cli.confirmation import Yes, confirm
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
 from forebay.cli.tables import print_table
-from tracker_store import readers as store
+from tracker_store.batches import readers as store
 
 APPLICATION = "forebay readers"
 

@@ -12,12 +12,12 @@ from forebay.cli import names
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
 from forebay.cli.tables import print_table
-from tracker_store import receivers as store
-from tracker_store.states import DesiredState
-from tracker_store.status import receiver_status
+from tracker_store.receivers import receivers as store
+from tracker_store.reports.status import receiver_status
+from tracker_store.schema.states import DesiredState
 
 if TYPE_CHECKING:
-    from tracker_store.status import ReceiverStatus
+    from tracker_store.reports.status import ReceiverStatus
 
 APPLICATION = "forebay receivers"
 

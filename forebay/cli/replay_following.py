@@ -19,8 +19,8 @@ from orchestration.tracker.dagster_client import (
     DagsterUnansweredError,
     LaunchFailedError,
 )
-from tracker_store import batches
-from tracker_store.states import AttemptState
+from tracker_store.batches import batches
+from tracker_store.schema.states import AttemptState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from io import UnsupportedOperation
 from typing import IO, TYPE_CHECKING
 
-from tracker_store.log_files import open_log
+from tracker_store.host.log_files import open_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

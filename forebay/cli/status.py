@@ -35,7 +35,7 @@ from orchestration.status_address import status_page
 from orchestration.system_status import DRIVER_LOG, system_status
 from orchestration.tracker.listen_address import ListenAddressError
 from receiver_runtime.block_store.roots import split_roots
-from tracker_store.states import BatchState
+from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from orchestration.bounded_looks import Unreachable
     from orchestration.system_status import SystemStatus
-    from tracker_store.status import PipelineStatus, ReceiverStatus
+    from tracker_store.reports.status import PipelineStatus, ReceiverStatus
 
 # Seconds. The command answers within this time, whatever is wrong.
 ANSWER_SECONDS = 5.0

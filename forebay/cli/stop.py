@@ -19,9 +19,9 @@ from forebay.cli.database import driver_log
 from forebay.cli.services.supervisor_lock import lock_holder
 from orchestration.settings import Settings
 from receiver_runtime.sources.units import parse_duration
-from tracker_store import pipeline_states as store
-from tracker_store.leadership import read_leadership
-from tracker_store.states import PipelineState
+from tracker_store.batches import pipeline_states as store
+from tracker_store.receivers.leadership import read_leadership
+from tracker_store.schema.states import PipelineState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

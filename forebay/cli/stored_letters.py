@@ -12,12 +12,12 @@ from orchestration.settings import Settings
 from receiver_runtime.block_store.encryption import BlockKeys
 from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.reading import letters_of
-from tracker_store.dead_letters import find_dead_letter, read_dead_letter_row
-from tracker_store.terminal_text import escaped
+from tracker_store.blocks.dead_letters import find_dead_letter, read_dead_letter_row
+from tracker_store.host.terminal_text import escaped
 
 if TYPE_CHECKING:
     from forebay.cli.console import Console
-    from tracker_store.dead_letters import DeadLetterRow
+    from tracker_store.blocks.dead_letters import DeadLetterRow
 
 APPLICATION = "forebay dead-letters"
 SHOWN_BYTES = 2_000  # bytes of a letter that are shown; `--all` of `show` shows all

@@ -14,8 +14,8 @@ from forebay.cli.console import Console
 from forebay.cli.database import driver_log
 from forebay.cli.tables import print_table
 from receiver_runtime.sources.units import duration_text
-from tracker_store import streams as store
-from tracker_store.errors import NotAppliedError
+from tracker_store.batches import streams as store
+from tracker_store.connection.errors import NotAppliedError
 
 APPLICATION = "forebay streams"
 

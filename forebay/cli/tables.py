@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from tracker_store.terminal_text import escaped
+from tracker_store.host.terminal_text import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,12 +22,12 @@ from orchestration.attached_store import open_attached_store
 from orchestration.settings import Settings
 from receiver_runtime.block_store.encryption import BlockKeys
 from receiver_runtime.block_store.errors import BlockStoreError
-from tracker_store.engine import connect
-from tracker_store.errors import TRANSIENT
-from tracker_store.newest_blocks import blocks_after, newest_sequences
-from tracker_store.receivers import receivers_named
-from tracker_store.stored_blocks import find_stored_block
-from tracker_store.terminal_text import escaped
+from tracker_store.blocks.newest_blocks import blocks_after, newest_sequences
+from tracker_store.blocks.stored_blocks import find_stored_block
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import TRANSIENT
+from tracker_store.host.terminal_text import escaped
+from tracker_store.receivers.receivers import receivers_named
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from receiver_runtime.block_store.interface import BlockStore
-    from tracker_store.newest_blocks import NewestBlock
+    from tracker_store.blocks.newest_blocks import NewestBlock
 
 APPLICATION = "forebay tap"
 _POLL_SECONDS = 0.5

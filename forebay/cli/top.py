@@ -23,9 +23,9 @@ from rich.live import Live
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log_engine
 from forebay.cli.top_screen import Snapshot, as_json, draw
-from tracker_store import status as store
-from tracker_store.engine import connect
-from tracker_store.errors import TRANSIENT
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import TRANSIENT
+from tracker_store.reports import status as store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from forebay.cli.many_rows import needs_attention, pipeline_urgency, receiver_urgency
-from tracker_store.states import BatchState, ReceiverState
-from tracker_store.terminal_text import escaped
+from tracker_store.host.terminal_text import escaped
+from tracker_store.schema.states import BatchState, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from tracker_store.status import BatchStats, PipelineStatus, ReceiverStatus, StreamLag
+    from tracker_store.reports.status import BatchStats, PipelineStatus, ReceiverStatus, StreamLag
 
 _ALARM = "bold red"
 _SECTIONS = 4

@@ -44,14 +44,14 @@ from orchestration.status_address import status_page
 from orchestration.tracker.listen_address import ListenAddressError, checked_token, listen_address
 from receiver_runtime.block_store.encryption import check_block_key
 from receiver_runtime.block_store.errors import BlockKeyError
-from tracker_store import migrate
-from tracker_store.embedded_postgres import EmbeddedPostgres, StopMode
-from tracker_store.engine import connect, create_engine
-from tracker_store.errors import DriverLogError
-from tracker_store.log_files import LogRoller
-from tracker_store.outage import SURVIVED, Outage
-from tracker_store.pipeline_states import all_ended, start_pipelines
-from tracker_store.services_login import SERVICES
+from tracker_store.batches.pipeline_states import all_ended, start_pipelines
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.connection.errors import DriverLogError
+from tracker_store.connection.outage import SURVIVED, Outage
+from tracker_store.host.log_files import LogRoller
+from tracker_store.install import migrate
+from tracker_store.server.embedded_postgres import EmbeddedPostgres, StopMode
+from tracker_store.server.services_login import SERVICES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

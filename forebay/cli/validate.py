@@ -19,12 +19,12 @@ from forebay.cli.source_checks import check_declaration, check_source
 from orchestration.apply import declared_streams, difference, refuse, refuse_to_share
 from orchestration.modules import PipelineModuleError, load_pipelines
 from orchestration.settings import DatabaseUrlMissingError, Settings
-from tracker_store.engine import connect_once
-from tracker_store.errors import DriverLogError, SharedPlaceError
-from tracker_store.pipelines import list_streams
-from tracker_store.states import ReceiverState
-from tracker_store.status import receiver_status
-from tracker_store.stream_schemas import schemas_of_stream
+from tracker_store.batches.pipelines import list_streams
+from tracker_store.blocks.stream_schemas import schemas_of_stream
+from tracker_store.connection.engine import connect_once
+from tracker_store.connection.errors import DriverLogError, SharedPlaceError
+from tracker_store.reports.status import receiver_status
+from tracker_store.schema.states import ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forebay.cli.dagster_home import DATABASE_VARIABLE
-from tracker_store.pooler import DIRECT_URL_VARIABLE
+from tracker_store.connection.pooler import DIRECT_URL_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

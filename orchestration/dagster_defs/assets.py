@@ -24,11 +24,11 @@ from orchestration.dagster_defs.stream_assets import stream_key
 from orchestration.pipeline import Pipeline
 from orchestration.replay_choice import parsed_time
 from orchestration.settings import Settings
-from tracker_store.batch_statistics import BatchFigures, batch_figures
-from tracker_store.engine import connect_once
-from tracker_store.errors import DriverLogError
-from tracker_store.input_metadata import InputMetadata, input_metadata
-from tracker_store.pipelines import get_pipeline
+from tracker_store.batches.input_metadata import InputMetadata, input_metadata
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.connection.engine import connect_once
+from tracker_store.connection.errors import DriverLogError
+from tracker_store.reports.batch_statistics import BatchFigures, batch_figures
 
 if TYPE_CHECKING:
     from orchestration.attempt_outputs import OutputResult

@@ -13,11 +13,11 @@ import sqlalchemy as sa
 from orchestration.dagster_defs.batch_plots import MILLISECONDS, batches_key
 from orchestration.pipeline import Pipeline
 from orchestration.settings import Settings
-from tracker_store.batch_outputs import outputs_of_batch, partial_commit, quarantined_batches
-from tracker_store.batch_statistics import newest_completed_batch, pipeline_queue
-from tracker_store.batches import get_batch
-from tracker_store.engine import connect_once
-from tracker_store.pipelines import get_pipeline
+from tracker_store.batches.batch_outputs import outputs_of_batch, partial_commit, quarantined_batches
+from tracker_store.batches.batches import get_batch
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.connection.engine import connect_once
+from tracker_store.reports.batch_statistics import newest_completed_batch, pipeline_queue
 
 TOTAL_DELAY = "total_delay"
 QUEUE_DEPTH = "queue_depth"

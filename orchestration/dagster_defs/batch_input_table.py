@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 if TYPE_CHECKING:
-    from tracker_store.input_metadata import InputMetadata
+    from tracker_store.batches.input_metadata import InputMetadata
 
 # Rows in an event: Dagster keeps an event for each batch, and shows all of its rows at once.
 MOST_RANGES = 50

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from orchestration.pipeline import Pipeline
-    from tracker_store.batch_statistics import BatchFigures, MinuteFigures
+    from tracker_store.reports.batch_statistics import BatchFigures, MinuteFigures
 
 MILLISECONDS = 1000.0
 

@@ -34,8 +34,8 @@ from orchestration.batch_schedule import (
 )
 from orchestration.dagster_defs.run_errors import tag_cause, why_failed
 from orchestration.settings import DatabaseUrlMissingError, Settings
-from tracker_store.errors import DriverLogError
-from tracker_store.pipelines import get_pipeline, list_pipelines
+from tracker_store.batches.pipelines import get_pipeline, list_pipelines
+from tracker_store.connection.errors import DriverLogError
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

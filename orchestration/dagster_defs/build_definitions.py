@@ -27,7 +27,7 @@ from orchestration.dagster_defs.sensor_connections import SensorConnections
 from orchestration.dagster_defs.spark_resource import SPARK_RESOURCE, spark_resource
 from orchestration.dagster_defs.stream_assets import stream_asset
 from orchestration.dagster_defs.stream_jobs import stream_jobs
-from tracker_store.process_output import keep_log_from_failing
+from tracker_store.host.process_output import keep_log_from_failing
 
 if TYPE_CHECKING:
     from orchestration.dagster_defs.spark_resource import SparkResource

@@ -15,12 +15,12 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from orchestration.dagster_defs.stream_assets import stream_key
 from orchestration.pipeline import Output, Pipeline, Stream
 from orchestration.settings import Settings
-from tracker_store import checks
-from tracker_store.engine import connect_once
-from tracker_store.pipelines import get_pipeline
-from tracker_store.receivers import is_degraded, is_hindered
-from tracker_store.states import DesiredState, ReceiverState
-from tracker_store.status import ReceiverStatus, receiver_status
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.connection.engine import connect_once
+from tracker_store.receivers.receivers import is_degraded, is_hindered
+from tracker_store.reports import checks
+from tracker_store.reports.status import ReceiverStatus, receiver_status
+from tracker_store.schema.states import DesiredState, ReceiverState
 
 # The asset checks; below are the proofs that each consists of.
 BLOCKS_INTACT = "blocks_intact"

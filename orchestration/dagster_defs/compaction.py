@@ -27,10 +27,10 @@ from orchestration.pipeline import Output, Pipeline
 from orchestration.publishing import compact, publish_what_is_left
 from orchestration.settings import DatabaseUrlMissingError, Settings
 from orchestration.spark.sinks.parquet import ParquetSink
-from tracker_store.engine import connect, create_engine
-from tracker_store.errors import DriverLogError
-from tracker_store.outputs import commits_to_publish
-from tracker_store.pipelines import get_pipeline
+from tracker_store.batches.outputs import commits_to_publish
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.connection.errors import DriverLogError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,8 +19,15 @@ from pydantic import BaseModel
 from orchestration.dagster_defs.batch_sensor import PIPELINE_TAG
 from orchestration.dagster_defs.sensor_connections import SensorConnections
 from orchestration.settings import DatabaseUrlMissingError, Settings
-from tracker_store.errors import DriverLogError
-from tracker_store.listener_events import START, EventKind, ListenerEvent, Position, events_after, newest_position
+from tracker_store.connection.errors import DriverLogError
+from tracker_store.reports.listener_events import (
+    START,
+    EventKind,
+    ListenerEvent,
+    Position,
+    events_after,
+    newest_position,
+)
 
 EVENT_TAG = "forebay/event"
 KIND_TAG = "forebay/event_kind"

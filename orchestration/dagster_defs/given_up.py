@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from orchestration.batch_schedule import ATTEMPT_TAG, BATCH_TIME_TAG, PIPELINE_TAG
 from orchestration.settings import Settings
-from tracker_store.batches import get_batch
-from tracker_store.engine import connect_once
-from tracker_store.pipelines import get_pipeline
-from tracker_store.states import BatchState
+from tracker_store.batches.batches import get_batch
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.connection.engine import connect_once
+from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,17 +20,17 @@ from orchestration.dagster_defs.page_links import page_of_batch
 from orchestration.dagster_defs.quarantined_batches import observe_quarantined
 from orchestration.dagster_defs.stream_assets import stream_key
 from orchestration.settings import DatabaseUrlMissingError, Settings
-from tracker_store.batch_statistics import (
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.connection.errors import DriverLogError, NotAppliedError
+from tracker_store.reports.batch_statistics import (
     MinuteFigures,
     completed_minutes,
     database_time,
     newest_empty_batch,
 )
-from tracker_store.checks import is_short
-from tracker_store.errors import DriverLogError, NotAppliedError
-from tracker_store.pipelines import get_pipeline
-from tracker_store.states import ReceiverState
-from tracker_store.status import receiver_status, stream_lag
+from tracker_store.reports.checks import is_short
+from tracker_store.reports.status import receiver_status, stream_lag
+from tracker_store.schema.states import ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from orchestration.dagster_defs.sensor_connections import SensorConnections
     from orchestration.pipeline import Pipeline, Stream
-    from tracker_store.status import ReceiverStatus, StreamLag
+    from tracker_store.reports.status import ReceiverStatus, StreamLag
 
 Event = dg.AssetObservation | dg.AssetMaterialization | dg.AssetCheckEvaluation
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from orchestration.dagster_defs.batch_plots import batches_key
-from tracker_store.batch_outputs import OutputState, outputs_of_batch, partial_commit, quarantined_batches
-from tracker_store.batches import get_batch
+from tracker_store.batches.batch_outputs import OutputState, outputs_of_batch, partial_commit, quarantined_batches
+from tracker_store.batches.batches import get_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from orchestration.pipeline import Pipeline
-    from tracker_store.batch_outputs import BatchOutput
-    from tracker_store.pipelines import PipelineRow
+    from tracker_store.batches.batch_outputs import BatchOutput
+    from tracker_store.batches.pipelines import PipelineRow
 
 # Most batches that one tick reports: the next tick reports the rest.
 MOST_BATCHES = 20

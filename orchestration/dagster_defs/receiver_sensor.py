@@ -20,9 +20,9 @@ from orchestration.dagster_defs.batch_sensor import PIPELINE_TAG
 from orchestration.dagster_defs.sensor_connections import SensorConnections
 from orchestration.pipeline import Pipeline, Stream
 from orchestration.settings import DatabaseUrlMissingError, Settings
-from tracker_store.engine import connect_once
-from tracker_store.errors import DriverLogError
-from tracker_store.receivers import failed_receivers, restart_receiver
+from tracker_store.connection.engine import connect_once
+from tracker_store.connection.errors import DriverLogError
+from tracker_store.receivers.receivers import failed_receivers, restart_receiver
 
 RECEIVER_TAG = "forebay/receiver"
 REASON_TAG = "forebay/reason"

@@ -19,8 +19,8 @@ from orchestration.pipeline import Pipeline
 from orchestration.replay import ReplayedBatch, replay_batches
 from orchestration.replay_choice import NEWEST_FAILED, batches_to_replay, newest_failed_batch, parsed_time
 from orchestration.settings import Settings
-from tracker_store.engine import connect_once
-from tracker_store.pipelines import get_pipeline
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.connection.engine import connect_once
 
 KIND_TAG = "forebay/kind"
 REPLAY_KIND = "replay"

@@ -18,10 +18,10 @@ from orchestration.settings import DatabaseUrlMissingError, Settings
 from orchestration.spark.executor_allocation import Bounds, decide, scaling
 from orchestration.spark.session_configuration import spark_master
 from receiver_runtime.sources.units import parse_duration
-from tracker_store.engine import connect_once
-from tracker_store.errors import DriverLogError
-from tracker_store.pipelines import get_pipeline
-from tracker_store.scaling import processing_times_since, record_scaling, scaling_decision
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.batches.scaling import processing_times_since, record_scaling, scaling_decision
+from tracker_store.connection.engine import connect_once
+from tracker_store.connection.errors import DriverLogError
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from tracker_store.engine import connect, create_engine
+from tracker_store.connection.engine import connect, create_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ class SensorConnections:
 
     @contextmanager
     def connect(self, url: str) -> Iterator[sa.Connection]:
-        """Yield a connection to the driver log at `url`. Raises as ``tracker_store.engine.connect``."""
+        """Yield a connection to the driver log at `url`. Raises as ``tracker_store.connection.engine.connect``."""
         with connect(self._engine_of(url)) as connection:
             yield connection
 

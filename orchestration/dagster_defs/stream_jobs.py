@@ -12,9 +12,9 @@ from pydantic import Field
 from orchestration.batch_schedule import PIPELINE_TAG
 from orchestration.pipeline import Pipeline, Stream
 from orchestration.settings import Settings
-from tracker_store.engine import connect_once
-from tracker_store.receivers import receivers_named, set_desired_state
-from tracker_store.states import DesiredState
+from tracker_store.connection.engine import connect_once
+from tracker_store.receivers.receivers import receivers_named, set_desired_state
+from tracker_store.schema.states import DesiredState
 
 _WORDS = {DesiredState.STOPPED: "stop", DesiredState.RUNNING: "start"}
 _DESCRIPTIONS = {

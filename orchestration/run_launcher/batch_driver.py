@@ -38,9 +38,7 @@ from orchestration.run_launcher.loaded_code import LoadedCode
 from orchestration.run_launcher.recycling import Recycling
 from orchestration.run_launcher.seen_signals import SeenSignals
 from orchestration.run_launcher.warm_up import warm_up
-from tracker_store.engine import connect, create_engine
-from tracker_store.outage import SURVIVED, Outage
-from tracker_store.run_queue import (
+from tracker_store.batches.run_queue import (
     LEFT,
     QUEUED_CHANNEL,
     Notifications,
@@ -50,7 +48,9 @@ from tracker_store.run_queue import (
     has_ready_driver,
     has_waiting_run,
 )
-from tracker_store.states import BatchDriverState
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.connection.outage import SURVIVED, Outage
+from tracker_store.schema.states import BatchDriverState
 
 if TYPE_CHECKING:
     import threading

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tracker_store.engine import connect
-from tracker_store.outage import SURVIVED, Outage
-from tracker_store.run_queue import CANCEL_CHANNEL, Notifications, is_cancel_requested
+from tracker_store.batches.run_queue import CANCEL_CHANNEL, Notifications, is_cancel_requested
+from tracker_store.connection.engine import connect
+from tracker_store.connection.outage import SURVIVED, Outage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

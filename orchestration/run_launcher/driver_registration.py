@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Self
 import psutil
 import structlog
 
-from tracker_store.engine import connect
-from tracker_store.errors import DriverLogError
-from tracker_store.processes import ProcessExpiredError, deregister_process, heartbeat, register_process
-from tracker_store.run_queue import LEFT, register_batch_driver, remove_batch_driver, set_batch_driver_state
-from tracker_store.states import BatchDriverState, ProcessKind
+from tracker_store.batches.run_queue import LEFT, register_batch_driver, remove_batch_driver, set_batch_driver_state
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import DriverLogError
+from tracker_store.receivers.processes import ProcessExpiredError, deregister_process, heartbeat, register_process
+from tracker_store.schema.states import BatchDriverState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

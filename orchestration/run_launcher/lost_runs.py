@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracker_store.run_queue import WorkerState, run_worker, withdraw_run
+from tracker_store.batches.run_queue import WorkerState, run_worker, withdraw_run
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tracker_store.received_block_tracker import AllocatedBlock
+    from tracker_store.batches.received_block_tracker import AllocatedBlock
 
 #: (path, offset, length, crc32c, ephemeral)
 BlockLocation = tuple[str, int, int, int, bool]

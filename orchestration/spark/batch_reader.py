@@ -10,13 +10,13 @@ from receiver_runtime.block_store.roots import root_names
 from receiver_runtime.sources.base import SourceError
 from receiver_runtime.sources.custom import CustomSource
 from receiver_runtime.sources.source_registry import parse_source
-from tracker_store.block_stores import attached_identities
-from tracker_store.declarations import StreamDeclaration
-from tracker_store.engine import connect, create_engine
-from tracker_store.errors import NotAppliedError
-from tracker_store.pipelines import StreamRow, get_pipeline, list_streams
-from tracker_store.received_block_tracker import AllocatedBlock, ReceivedBlockTracker
-from tracker_store.stream_schemas import schemas_of_stream
+from tracker_store.batches.pipelines import StreamRow, get_pipeline, list_streams
+from tracker_store.batches.received_block_tracker import AllocatedBlock, ReceivedBlockTracker
+from tracker_store.blocks.block_stores import attached_identities
+from tracker_store.blocks.stream_schemas import schemas_of_stream
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.connection.errors import NotAppliedError
+from tracker_store.schema.declarations import StreamDeclaration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

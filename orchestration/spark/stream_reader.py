@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 
 from orchestration.spark.allocation import location_of
 from orchestration.spark.block_reader import ForebayReader, ReadOptionError, partitions_of
-from tracker_store.readers import ReaderStart
+from tracker_store.batches.readers import ReaderStart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from pyspark.sql.datasource import InputPartition
 
-    from tracker_store.readers import AttachedReader, Positions
+    from tracker_store.batches.readers import AttachedReader, Positions
 
 Answer = TypeVar("Answer")
 
@@ -72,7 +72,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  Spark's name
         """Return the offset up to which there is something to read; `start` itself if there is nothing."""
-        from tracker_store.readers import next_positions  # noqa: PLC0415  tasks need no SQLAlchemy
+        from tracker_store.batches.readers import next_positions  # noqa: PLC0415  tasks need no SQLAlchemy
 
         reader = self._attached(start)
         positions = _positions(start)
@@ -108,8 +108,8 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return one partition per group of blocks, as for a batch."""
         from receiver_runtime.block_store.roots import root_names  # noqa: PLC0415
-        from tracker_store.block_stores import attached_identities  # noqa: PLC0415  tasks need no SQLAlchemy
-        from tracker_store.readers import blocks_between  # noqa: PLC0415
+        from tracker_store.batches.readers import blocks_between  # noqa: PLC0415
+        from tracker_store.blocks.block_stores import attached_identities  # noqa: PLC0415  tasks need no SQLAlchemy
 
         reader = self._attached(start)
         blocks, expected = self._asked(
@@ -126,7 +126,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Move the reader's cursor to `end`: Spark never reads earlier blocks again, not even after a restart."""
-        from tracker_store.readers import move_reader  # noqa: PLC0415  tasks need no SQLAlchemy
+        from tracker_store.batches.readers import move_reader  # noqa: PLC0415  tasks need no SQLAlchemy
 
         reader = self._attached(end)
         self._asked(lambda connection: move_reader(connection, reader.reader_id, _positions(end)))
@@ -143,14 +143,14 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**vars(self), "_options": options, "_engine": None}
 
     def _newest(self, reader: AttachedReader) -> Positions:
-        from tracker_store.readers import newest_positions  # noqa: PLC0415  tasks need no SQLAlchemy
+        from tracker_store.batches.readers import newest_positions  # noqa: PLC0415  tasks need no SQLAlchemy
 
         return self._asked(lambda connection: newest_positions(connection, reader.reader_id))
 
     def _attached(self, offset: dict[str, Any] | None) -> AttachedReader:
         """Return the reader, created or found at the first call; a removed one is created at the given `offset`."""
-        from tracker_store.errors import ReaderPositionError  # noqa: PLC0415  tasks need no SQLAlchemy
-        from tracker_store.readers import attach_reader  # noqa: PLC0415
+        from tracker_store.batches.readers import attach_reader  # noqa: PLC0415
+        from tracker_store.connection.errors import ReaderPositionError  # noqa: PLC0415  tasks need no SQLAlchemy
 
         if self._reader is None:
             self._reader = self._asked(

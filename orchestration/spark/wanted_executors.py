@@ -11,9 +11,9 @@ import structlog
 
 from orchestration.spark.executor_allocation import executor_configuration, has_executors
 from orchestration.spark.session_configuration import spark_master
-from tracker_store.engine import connect, create_engine
-from tracker_store.errors import DriverLogError
-from tracker_store.scaling import scaling_decision
+from tracker_store.batches.scaling import scaling_decision
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.connection.errors import DriverLogError
 
 if TYPE_CHECKING:
     from orchestration.pipeline import Pipeline

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import timedelta
 
-    from tracker_store.status_page import PageBatch
+    from tracker_store.reports.status_page import PageBatch
 
 BINS = 10
 

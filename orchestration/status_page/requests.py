@@ -10,13 +10,13 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from orchestration.status_page.shown import time_of
-from tracker_store.status_page import BatchOrder, FinishedState
+from tracker_store.reports.status_page import BatchOrder, FinishedState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from tracker_store.status_page import PageBatch
+    from tracker_store.reports.status_page import PageBatch
 
 # Rows of a page: receivers and batches; blocks and positions of one batch.
 PAGE_ROWS = 50

@@ -28,8 +28,8 @@ from orchestration.status_page.requests import (
     whole,
 )
 from orchestration.status_page.shown import milliseconds
-from tracker_store import status_page as store
-from tracker_store.states import ReceiverState
+from tracker_store.reports import status_page as store
+from tracker_store.schema.states import ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

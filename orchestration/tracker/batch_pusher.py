@@ -31,13 +31,13 @@ from orchestration.batch_schedule import (
     wants_first_launch,
 )
 from orchestration.tracker.dagster_client import DagsterError, DagsterUnansweredError
-from tracker_store.batches import unfinished_batches
-from tracker_store.engine import connect
-from tracker_store.launches import release_launch
-from tracker_store.leadership import DeposedError
-from tracker_store.outage import SURVIVED, Outage
-from tracker_store.pipelines import pipelines_by_id, stream_declarations
-from tracker_store.received_block_tracker import due_pipelines
+from tracker_store.batches.batches import unfinished_batches
+from tracker_store.batches.launches import release_launch
+from tracker_store.batches.pipelines import pipelines_by_id, stream_declarations
+from tracker_store.batches.received_block_tracker import due_pipelines
+from tracker_store.connection.engine import connect
+from tracker_store.connection.outage import SURVIVED, Outage
+from tracker_store.receivers.leadership import DeposedError
 
 if TYPE_CHECKING:
     import threading
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
     from orchestration.batch_schedule import Launch
     from orchestration.tracker.dagster_client import BatchSensor
-    from tracker_store.pipelines import PipelineRow
-    from tracker_store.received_block_tracker import DuePipelines
+    from tracker_store.batches.pipelines import PipelineRow
+    from tracker_store.batches.received_block_tracker import DuePipelines
 
 # While nothing is due: seconds between looks for new pipelines and for the leadership.
 IDLE_SECONDS = 1.0

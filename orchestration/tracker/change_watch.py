@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracker_store.changes import Changes
+    from tracker_store.receivers.changes import Changes
 
 # Longest time between two looks, in seconds.
 FULL_LOOK_SECONDS = 30.0

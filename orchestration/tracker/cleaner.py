@@ -17,13 +17,13 @@ import structlog
 
 from orchestration.tracker.full_look import FULL_LOOK_ROUNDS, FullLook
 from receiver_runtime.block_store.errors import BlockStoreError
-from tracker_store.cleanup import (
+from tracker_store.retention.cleanup import (
     clean_up_receiver,
     forget_segment,
     receivers_to_clean_up,
     segments_to_delete,
 )
-from tracker_store.history import clean_up_events, clean_up_history, forget_receivers, pipelines_with_history
+from tracker_store.retention.history import clean_up_events, clean_up_history, forget_receivers, pipelines_with_history
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

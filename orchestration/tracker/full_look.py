@@ -1,14 +1,14 @@
 """Take turns: in each round of clean-up another part of all receivers, streams and pipelines is asked about.
 
-A round asks about what a look returned (`tracker_store.cleanup.receivers_to_clean_up`), and that look repeats the rules
-of the functions that decide. If it ever misses something, that is found at its turn. This module only counts.
+A round asks about what a look returned (`tracker_store.retention.cleanup.receivers_to_clean_up`), and that look repeats
+the rules of the functions that decide. If it ever misses something, that is found at its turn. This module only counts.
 """
 
 from __future__ import annotations
 
 import random
 
-from tracker_store.cleanup import Slice
+from tracker_store.retention.cleanup import Slice
 
 # After how many rounds each receiver, stream and pipeline was asked about; at one round per 30 s that is half an hour.
 FULL_LOOK_ROUNDS = 60

@@ -35,11 +35,11 @@ from orchestration.tracker.listen_address import url
 from orchestration.tracker.metrics import MAX_RECEIVERS, metrics_page
 from orchestration.tracker.streaming_progress import RETAINED_BATCHES, StreamingProgress
 from receiver_runtime.sources.loopback import host_name, is_written_as_loopback
-from tracker_store import streaming_statistics as store
-from tracker_store.batch_outputs import newest_output_failures
-from tracker_store.engine import connect
-from tracker_store.leadership import read_leadership
-from tracker_store.outage import SURVIVED, Outage
+from tracker_store.batches.batch_outputs import newest_output_failures
+from tracker_store.connection.engine import connect
+from tracker_store.connection.outage import SURVIVED, Outage
+from tracker_store.receivers.leadership import read_leadership
+from tracker_store.reports import streaming_statistics as store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from orchestration.tracker.listen_address import ListenAddress
-    from tracker_store.streaming_statistics import WatchedBatch, WatchedPipeline
+    from tracker_store.reports.streaming_statistics import WatchedBatch, WatchedPipeline
 
 # statement_timeout of the server's connections: a request must not occupy a thread and a connection for longer.
 STATEMENT_TIMEOUT = "5s"

@@ -31,10 +31,10 @@ from orchestration.replay_run import (
 )
 from orchestration.request_origin import RequestHeaders, foreign_origin, foreign_site, not_json
 from orchestration.tracker.dagster_client import DagsterClient, DagsterError, DagsterUnansweredError
-from tracker_store import receivers
-from tracker_store.declarations import PipelineDeclaration
-from tracker_store.idempotency_key import WANTED, idempotency_key
-from tracker_store.states import DesiredState
+from tracker_store.blocks.idempotency_key import WANTED, idempotency_key
+from tracker_store.receivers import receivers
+from tracker_store.schema.declarations import PipelineDeclaration
+from tracker_store.schema.states import DesiredState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import Scope
 
-    from tracker_store.streaming_statistics import WatchedBatch, WatchedPipeline
+    from tracker_store.reports.streaming_statistics import WatchedBatch, WatchedPipeline
 
 RECEIVERS = "/api/v1/streams/{stream}/receivers"
 REPLAY = "/api/v1/applications/{pipeline}/streaming/batches/{batch}/replay"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestration.tracker.full_look import FULL_LOOK_ROUNDS, FullLook
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
-from tracker_store.cleanup import clean_up_keys, clean_up_offsets, streams_to_clean_up
+from tracker_store.retention.cleanup import clean_up_keys, clean_up_offsets, streams_to_clean_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
 from orchestration.tracker.streaming_api import delays, epoch_ms
-from tracker_store.states import PipelineState, ReceiverState
+from tracker_store.schema.states import PipelineState, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from orchestration.tracker.streaming_progress import PipelineProgress, Progress, ReceiverProgress
-    from tracker_store.streaming_statistics import WatchedBatch
+    from tracker_store.reports.streaming_statistics import WatchedBatch
 
     # A metric's name, its labels' values in the order of METRICS, and its value: None if there is no sample.
     _Sample = tuple[str, tuple[str, ...], float | None]

@@ -20,19 +20,19 @@ import structlog
 from orchestration.pipeline_settings import PipelineSettings
 from orchestration.tracker.liveness import CounterWatch
 from orchestration.tracker.pid_rate_estimator import EstimatorState, PIDRateEstimator
-from tracker_store import rates as store
-from tracker_store.declarations import PipelineDeclaration
-from tracker_store.pipelines import list_pipelines
-from tracker_store.rates import CompletedBatch, StreamRate
-from tracker_store.states import DesiredState, ReceiverState
+from tracker_store.batches.pipelines import list_pipelines
+from tracker_store.receivers import rates as store
+from tracker_store.receivers.rates import CompletedBatch, StreamRate
+from tracker_store.schema.declarations import PipelineDeclaration
+from tracker_store.schema.states import DesiredState, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import sqlalchemy as sa
 
-    from tracker_store.pipelines import PipelineRow
-    from tracker_store.rates import RatedReceiver
+    from tracker_store.batches.pipelines import PipelineRow
+    from tracker_store.receivers.rates import RatedReceiver
 
 # Most batches per pipeline and stream in one tick: after a long time without a leader there are many, and the rest
 # waits for the next tick.

@@ -1,8 +1,8 @@
 """Rebalance receivers between agents, as the leader: one move at a time, from its decision to its end.
 
 Owns which move is under way and when the last one ended; `rebalancing_policy` decides. A move is a hand-over in the
-driver log (``tracker_store.hand_overs``), so a leader that comes in between finds it there and goes on with it. This
-module never takes a receiver from its agent: the receiver goes on there until a process of the other agent is ready.
+driver log (``tracker_store.receivers.hand_overs``), so a leader that comes in between finds it there and goes on with
+it. This module never takes a receiver from its agent: it goes on there until a process of the other agent is ready.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from orchestration.tracker.rebalancing_policy import (
     due_move,
     plan_moves,
 )
-from tracker_store.hand_overs import begin_hand_over, list_hand_overs, withdraw_hand_over
-from tracker_store.processes import live_processes
-from tracker_store.rebalance_requests import finish_rebalance_requests, list_rebalance_requests
-from tracker_store.receivers import is_hindered, lacks_store, placements
-from tracker_store.states import DesiredState, ProcessKind, ReceiverState
+from tracker_store.receivers.hand_overs import begin_hand_over, list_hand_overs, withdraw_hand_over
+from tracker_store.receivers.processes import live_processes
+from tracker_store.receivers.rebalance_requests import finish_rebalance_requests, list_rebalance_requests
+from tracker_store.receivers.receivers import is_hindered, lacks_store, placements
+from tracker_store.schema.states import DesiredState, ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from orchestration.tracker.rebalancing_policy import MoveLimits
-    from tracker_store.hand_overs import HandOver
-    from tracker_store.processes import LiveProcess
-    from tracker_store.receivers import Placement
+    from tracker_store.receivers.hand_overs import HandOver
+    from tracker_store.receivers.processes import LiveProcess
+    from tracker_store.receivers.receivers import Placement
 
 # How long, in seconds, an agent may take to have a process ready for a receiver that it is offered. Meanwhile the
 # receiver goes on elsewhere.

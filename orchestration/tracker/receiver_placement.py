@@ -27,11 +27,11 @@ from orchestration.tracker.scheduling_policy import (
     is_settled,
     schedule_receivers,
 )
-from tracker_store import receivers as store
-from tracker_store.hand_overs import list_hand_overs
-from tracker_store.pipelines import per_host_streams
-from tracker_store.processes import live_processes
-from tracker_store.receivers import (
+from tracker_store.batches.pipelines import per_host_streams
+from tracker_store.receivers import receivers as store
+from tracker_store.receivers.hand_overs import list_hand_overs
+from tracker_store.receivers.processes import live_processes
+from tracker_store.receivers.receivers import (
     Placing,
     Waiting,
     add_host_receiver,
@@ -39,15 +39,15 @@ from tracker_store.receivers import (
     placements,
     release_receivers,
 )
-from tracker_store.states import DesiredState, ProcessKind, ReceiverState
+from tracker_store.schema.states import DesiredState, ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import sqlalchemy as sa
 
-    from tracker_store.processes import LiveProcess
-    from tracker_store.receivers import Placement
+    from tracker_store.receivers.processes import LiveProcess
+    from tracker_store.receivers.receivers import Placement
 
 # How long, in seconds, a receiver that was taken from a draining agent may take to drain and sign off. After that it is
 # placed anyway, and its successor's claim fences it. The agent itself allows 15 s.

@@ -13,14 +13,14 @@ from importlib.metadata import version
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tracker_store.declarations import PipelineDeclaration
-from tracker_store.states import BatchState, ReceiverState
+from tracker_store.schema.declarations import PipelineDeclaration
+from tracker_store.schema.states import BatchState, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from orchestration.tracker.streaming_progress import PipelineProgress
-    from tracker_store.streaming_statistics import OutputCommit, WatchedBatch, WatchedPipeline, WatchedReceiver
+    from tracker_store.reports.streaming_statistics import OutputCommit, WatchedBatch, WatchedPipeline, WatchedReceiver
 
 JsonObject = dict[str, Any]
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from tracker_store import streaming_statistics as store
-from tracker_store.readers import ReaderLag, list_readers
-from tracker_store.states import BatchState
-from tracker_store.status import PipelineStatus, StreamLag, pipeline_status_with, stream_lag
+from tracker_store.batches.readers import ReaderLag, list_readers
+from tracker_store.reports import streaming_statistics as store
+from tracker_store.reports.status import PipelineStatus, StreamLag, pipeline_status_with, stream_lag
+from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from tracker_store.streaming_statistics import (
+    from tracker_store.reports.streaming_statistics import (
         Added,
         ReceiverCounters,
         StreamCodec,

@@ -25,11 +25,13 @@ from orchestration.tracker.placement_rules import PlacementRules
 from orchestration.tracker.rate_controller import RateController
 from orchestration.tracker.rebalancing import Rebalancing
 from orchestration.tracker.receiver_placement import ReceiverPlacement
-from tracker_store import batches
-from tracker_store.changes import read_changes
-from tracker_store.declarations import PipelineDeclaration
-from tracker_store.engine import connect
-from tracker_store.leadership import (
+from tracker_store.batches import batches
+from tracker_store.batches.pipeline_states import advance_stops, any_stopping
+from tracker_store.batches.pipelines import list_pipelines
+from tracker_store.connection.engine import connect
+from tracker_store.connection.outage import SURVIVED, Outage
+from tracker_store.receivers.changes import read_changes
+from tracker_store.receivers.leadership import (
     DeposedError,
     holder_name,
     raise_counter,
@@ -37,11 +39,9 @@ from tracker_store.leadership import (
     resign,
     take_leadership,
 )
-from tracker_store.outage import SURVIVED, Outage
-from tracker_store.pipeline_states import advance_stops, any_stopping
-from tracker_store.pipelines import list_pipelines
-from tracker_store.processes import expire_process, live_heartbeats, live_processes
-from tracker_store.states import AttemptFailure
+from tracker_store.receivers.processes import expire_process, live_heartbeats, live_processes
+from tracker_store.schema.declarations import PipelineDeclaration
+from tracker_store.schema.states import AttemptFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from orchestration.tracker.cleaner import Cleaner
     from orchestration.tracker.link_cleaner import LinkCleaner
-    from tracker_store.leadership import Leadership
+    from tracker_store.receivers.leadership import Leadership
 
 # The leader raises the counter every second; a candidate waits for three of them (ARCHITECTURE.md, Processes).
 TICK_SECONDS = 1.0

@@ -50,7 +50,7 @@ import structlog
 
 from receiver_runtime.records import conform
 from receiver_runtime.text_check import TextCheck
-from tracker_store.errors import DuplicateKeysError
+from tracker_store.connection.errors import DuplicateKeysError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
     from receiver_runtime.attached_supervisor import AttachedSupervisor, KeyedPath
     from receiver_runtime.block_handler import DeadLetter
-    from tracker_store.blocks import NewBlock
+    from tracker_store.blocks.blocks import NewBlock
 
 _log = structlog.get_logger(__name__)
 

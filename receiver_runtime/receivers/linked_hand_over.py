@@ -14,8 +14,8 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tracker_store.errors import OffsetConflictError
-from tracker_store.states import LinkKind
+from tracker_store.connection.errors import OffsetConflictError
+from tracker_store.schema.states import LinkKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from receiver_runtime.attached_supervisor import LinkedPath
     from receiver_runtime.receiver import Receiver
-    from tracker_store.blocks import NewBlock, OffsetLink
+    from tracker_store.blocks.blocks import NewBlock, OffsetLink
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from receiver_runtime.receivers.positioned_run import PositionedRun, PositionErr
 from receiver_runtime.receivers.run_receiver import RunReceiver
 from receiver_runtime.records import many_of, to_batches
 from receiver_runtime.sources.base import SourceRule
-from tracker_store.errors import EmptyBlockError
+from tracker_store.connection.errors import EmptyBlockError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

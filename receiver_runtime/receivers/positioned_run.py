@@ -24,13 +24,13 @@ import pyarrow as pa
 from receiver_runtime.block_generator import GeneratorStateError
 from receiver_runtime.driver_log import GivenUpError
 from receiver_runtime.receivers.linked_hand_over import LinkedHandOver
-from tracker_store.blocks import OffsetLink
+from tracker_store.blocks.blocks import OffsetLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from receiver_runtime.receiver import Receiver
-    from tracker_store.blocks import Position
+    from tracker_store.blocks.blocks import Position
 
 #: The name under which the driver log has the positions of all positioned receivers of a stream.
 SOURCE = "custom"

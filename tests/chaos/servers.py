@@ -19,7 +19,7 @@ import psycopg2
 
 from tests.support.machine.held_ports import held_ports
 from tests.support.polling import eventually
-from tracker_store.embedded_postgres import EmbeddedPostgres
+from tracker_store.server.embedded_postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

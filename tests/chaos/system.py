@@ -29,7 +29,7 @@ from tests.chaos.senders import TOPIC, FileSender, HttpSender, KafkaSender, Send
 from tests.chaos.servers import PostgresServer
 from tests.support.brokers.kafka import KafkaBroker
 from tests.support.machine.held_ports import held_ports
-from tracker_store.embedded_postgres import EmbeddedPostgres
+from tracker_store.server.embedded_postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from tests.conformance.sending import Sending
 from tests.support.receivers.receiver_processes import eventually
-from tracker_store.engine import create_engine
+from tracker_store.connection.engine import create_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -25,7 +25,7 @@ from receiver_runtime.sources.http import Http
 from tests.conformance.sending import Sending
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy
 from tests.support.polling import eventually
-from tracker_store.engine import connect, create_engine
+from tracker_store.connection.engine import connect, create_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

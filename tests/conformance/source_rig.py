@@ -11,10 +11,10 @@ from receiver_runtime.block_store.frame import FrameKind
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.block_store.stores import open_block_store
 from tests.support.receivers.receiver_processes import ReceiverProcesses
-from tracker_store.checks import check_data
-from tracker_store.engine import connect, create_engine
-from tracker_store.pipelines import apply_stream
-from tracker_store.receivers import placements, receiver_events
+from tracker_store.batches.pipelines import apply_stream
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.receivers.receivers import placements, receiver_events
+from tracker_store.reports.checks import check_data
 
 if TYPE_CHECKING:
     import subprocess
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from receiver_runtime.sources.base import Source
-    from tracker_store.states import ReceiverEventKind
+    from tracker_store.schema.states import ReceiverEventKind
 
 
 @dataclass

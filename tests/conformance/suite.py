@@ -17,7 +17,7 @@ from receiver_runtime.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy
 from tests.support.postgres.address import through
 from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, eventually
-from tracker_store.states import ReceiverEventKind
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     import subprocess

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from receiver_runtime.sources.syslog import Syslog
 from tests.conformance.forwarding_sender import ForwardingSender
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from tests.conformance.source_rig import SourceRig

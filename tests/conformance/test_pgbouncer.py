@@ -20,21 +20,21 @@ from tests.support.polling import joined
 from tests.support.postgres.pgbouncer import Pgbouncer
 from tests.support.postgres.server import PostgresProcess, TcpPostgres
 from tests.support.receivers.receiver_processes import eventually
-from tracker_store import migrate
-from tracker_store.blocks import AddOutcome, add_blocks
-from tracker_store.checks import check_schema
-from tracker_store.engine import connect, create_engine, named_failures, with_statement_timeout
-from tracker_store.errors import DriverLogUnavailableError
-from tracker_store.pipelines import apply_stream
-from tracker_store.pooler import DIRECT_URL_VARIABLE, PoolerError
-from tracker_store.receivers import placements
-from tracker_store.run_queue import Notifications
+from tracker_store.batches.pipelines import apply_stream
+from tracker_store.batches.run_queue import Notifications
+from tracker_store.blocks.blocks import AddOutcome, add_blocks
+from tracker_store.connection.engine import connect, create_engine, named_failures, with_statement_timeout
+from tracker_store.connection.errors import DriverLogUnavailableError
+from tracker_store.connection.pooler import DIRECT_URL_VARIABLE, PoolerError
+from tracker_store.install import migrate
+from tracker_store.receivers.receivers import placements
+from tracker_store.reports.checks import check_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tracker_store.embedded_postgres import EmbeddedPostgres
+    from tracker_store.server.embedded_postgres import EmbeddedPostgres
 
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(300, func_only=True)]
 

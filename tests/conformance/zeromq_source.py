@@ -17,7 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from receiver_runtime.sources.zeromq import ZeroMQ
 from tests.conformance.forwarding_sender import ForwardingSender
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from tests.conformance.source_rig import SourceRig

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
     from tests.support.systems.running_system import RunningSystem
-    from tracker_store.status import BatchStats
+    from tracker_store.reports.status import BatchStats
 
 # The directory for screenshots, for people who check a CI run.
 SCREENSHOTS = Path(os.environ.get("E2E_SCREENSHOTS", Path(__file__).parents[2] / "build" / "screenshots"))

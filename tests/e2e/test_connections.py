@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.pages.connections import connections_table
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from tests.support.systems.running_system import RunningSystem

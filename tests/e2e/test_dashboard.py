@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.polling import eventually
 from tests.support.servers.prometheus import ask, has_scraped, has_series, prometheus, queries
-from tracker_store.engine import connect
-from tracker_store.readers import attach_reader, remove_reader
+from tracker_store.batches.readers import attach_reader, remove_reader
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,14 +13,14 @@ import pytest
 import sqlalchemy as sa
 
 from forebay.cli.dagster_home import DATABASE_VARIABLE, dagster_database_url
-from tracker_store import status
-from tracker_store.embedded_postgres import EmbeddedPostgres
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
+from tracker_store.reports import status
+from tracker_store.server.embedded_postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from tests.e2e.pages import Pages
     from tests.support.systems.running_system import RunningSystem
-    from tracker_store.status import BatchStats
+    from tracker_store.reports.status import BatchStats
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -12,8 +12,8 @@ from playwright.sync_api import expect
 
 from orchestration.status_page import addresses, shown
 from tests.e2e.pages import SECONDS, Pages
-from tracker_store import status
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
+from tracker_store.reports import status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

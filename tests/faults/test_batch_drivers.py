@@ -19,9 +19,9 @@ from forebay.cli.dagster_home import DATABASE_VARIABLE, dagster_database_url
 from tests.support.machine.state_directory import state_directory
 from tests.support.systems.numbered_source import NumberedSource
 from tests.support.systems.running_system import running_system
-from tracker_store.embedded_postgres import EmbeddedPostgres
-from tracker_store.engine import connect
-from tracker_store.run_queue import enqueue_run, run_worker
+from tracker_store.batches.run_queue import enqueue_run, run_worker
+from tracker_store.connection.engine import connect
+from tracker_store.server.embedded_postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,10 +19,10 @@ from receiver_runtime.sources.socket_text import SocketText
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
 from tests.support.receivers.receiver_processes import eventually
 from tests.support.systems.driver_log_server import MountRefusedError, fill, small_file_system
-from tracker_store.engine import connect
-from tracker_store.pipelines import apply_stream
-from tracker_store.receivers import placements
-from tracker_store.states import ReceiverEventKind
+from tracker_store.batches.pipelines import apply_stream
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.receivers import placements
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,9 +14,9 @@ import sqlalchemy as sa
 
 from receiver_runtime.sources.socket_text import SocketText
 from tests.support.systems.numbered_source import NumberedSource
-from tracker_store import checks
-from tracker_store.engine import connect
-from tracker_store.pipelines import apply_stream
+from tracker_store.batches.pipelines import apply_stream
+from tracker_store.connection.engine import connect
+from tracker_store.reports import checks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,10 +12,10 @@ import pytest
 from tests.support.machine.state_directory import state_directory
 from tests.support.systems.numbered_source import NumberedSource
 from tests.support.systems.running_system import RunningSystem, running_system
-from tracker_store.batches import attempts_of_batch
-from tracker_store.engine import connect
-from tracker_store.pipelines import get_pipeline
-from tracker_store.states import AttemptState, BatchState
+from tracker_store.batches.batches import attempts_of_batch
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.connection.engine import connect
+from tracker_store.schema.states import AttemptState, BatchState
 
 pytestmark = [pytest.mark.systems, pytest.mark.spark, pytest.mark.timeout(1200)]
 

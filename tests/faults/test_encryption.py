@@ -18,7 +18,7 @@ import pytest
 from tests.support.machine.state_directory import state_directory
 from tests.support.receivers.block_keys import dump, files_with, new_key, spellings
 from tests.support.systems.running_system import running_system
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from pathlib import Path

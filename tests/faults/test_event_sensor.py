@@ -15,9 +15,9 @@ import pytest
 from tests.faults import event_listener
 from tests.support.driver_log.log import Log, make_log
 from tests.support.polling import eventually
-from tracker_store.engine import connect
-from tracker_store.receivers import report_event
-from tracker_store.states import ReceiverEventKind
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.receivers import report_event
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tracker_store.run_queue import CRASHED
+from tracker_store.batches.run_queue import CRASHED
 
 if TYPE_CHECKING:
     from tests.support.systems.running_system import RunningSystem

@@ -31,12 +31,12 @@ from tests.support.machine.state_directory import state_directory
 from tests.support.pages.runbook import blocks, page, page_environment, run_commands, runnable, sections
 from tests.support.systems.driver_log_server import Address, DriverLogServer, MountRefusedError, fill, small_file_system
 from tests.support.systems.receiving_host import receiving_host
-from tracker_store.batches import get_batch
-from tracker_store.engine import connect, create_engine
-from tracker_store.errors import DriverLogError
-from tracker_store.outputs import commits_of_batch
-from tracker_store.pipelines import apply_stream
-from tracker_store.states import BatchState
+from tracker_store.batches.batches import get_batch
+from tracker_store.batches.outputs import commits_of_batch
+from tracker_store.batches.pipelines import apply_stream
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.connection.errors import DriverLogError
+from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from orchestration.spark.sinks.sink import Check
     from tests.support.systems.receiving_host import ReceivingHost
-    from tracker_store.batches import BatchRow
+    from tracker_store.batches.batches import BatchRow
 
 MAX_CONNECTIONS = 60
 # What `forebay apply` of a page applies.

@@ -20,11 +20,11 @@ import sqlalchemy as sa
 
 from tests.support.driver_log.log import make_log
 from tests.support.polling import eventually
-from tracker_store.engine import connect
-from tracker_store.leadership import Leadership, read_leadership
-from tracker_store.processes import heartbeat, register_process
-from tracker_store.receivers import placements
-from tracker_store.states import ProcessKind, ReceiverState
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.leadership import Leadership, read_leadership
+from tracker_store.receivers.processes import heartbeat, register_process
+from tracker_store.receivers.receivers import placements
+from tracker_store.schema.states import ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

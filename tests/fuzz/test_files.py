@@ -16,7 +16,7 @@ from receiver_runtime.receivers.files.file_kinds import Codec
 from receiver_runtime.receivers.files.followed.known_contents import KnownContents
 from receiver_runtime.receivers.files.records import Limits, LineReader, Reading
 from tests.fuzz.target import fuzzed
-from tracker_store.blocks import Position
+from tracker_store.blocks.blocks import Position
 
 if TYPE_CHECKING:
     from receiver_runtime.receivers.files.content import Content

@@ -30,7 +30,7 @@ from receiver_runtime.block_store.reading import batches_of, checked_frame
 from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, TornTail, scan_source
 from receiver_runtime.salvage import _Found, _take
 from tests.fuzz.target import fuzzed
-from tracker_store.segments import OpenSegment
+from tracker_store.blocks.segments import OpenSegment
 
 _SCHEMA = pa.schema([("value", pa.string())])
 _PAYLOAD = encode_batches(_SCHEMA, [pa.record_batch([pa.array(["ab", "cd"])], schema=_SCHEMA)])

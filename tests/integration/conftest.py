@@ -48,7 +48,7 @@ def no_shared_session(shared_session: SharedSession) -> None:
 def system(engine: sa.Engine, database_url: str, tmp_path: Path, session: SparkSession) -> Iterator[System]:
     """Return a driver log and a block store, and a pipeline to run on them in the shared session."""
     from tests.support.spark.batch_rig import System  # noqa: PLC0415  as above
-    from tracker_store.engine import connect  # noqa: PLC0415  unit tests load no database driver
+    from tracker_store.connection.engine import connect  # noqa: PLC0415  unit tests load no database driver
 
     with connect(engine) as connection:
         yield System(connection, database_url, tmp_path, session)
@@ -77,7 +77,7 @@ def target(postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch) -> Iter
 def version_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """Let this installation have one more migration; return its revision."""
     from tests.support.driver_log import next_migration  # noqa: PLC0415  most tests load no Alembic
-    from tracker_store import migrate  # noqa: PLC0415
+    from tracker_store.install import migrate  # noqa: PLC0415
 
     migrations = tmp_path / "migrations"
     shutil.copytree(migrate._scripts(), migrations, ignore=shutil.ignore_patterns("__pycache__"))

@@ -24,9 +24,9 @@ from orchestration.spark.block_reader import ForebayReader
 from receiver_runtime.block_store.stores import open_block_store
 from tests.namespaces.acking import AckedSource
 from tests.support.systems.driver_log_server import DriverLogServer
-from tracker_store.engine import connect, create_engine
-from tracker_store.pipelines import apply_pipeline, apply_stream, get_pipeline
-from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
+from tracker_store.batches.pipelines import apply_pipeline, apply_stream, get_pipeline
+from tracker_store.batches.received_block_tracker import ReceivedBlockTracker, batch_times
+from tracker_store.connection.engine import connect, create_engine
 
 if TYPE_CHECKING:
     import socket

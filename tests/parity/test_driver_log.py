@@ -12,15 +12,15 @@ from sqlalchemy.exc import IntegrityError
 
 from tests.support.driver_log.log import INTERVAL, NOON, add, block, claim_anew, make_log
 from tests.support.driver_log.placing import schedule_receiver
-from tracker_store import status
-from tracker_store.blocks import AddOutcome, add_blocks, claim
-from tracker_store.engine import connect
-from tracker_store.errors import NotAssignedError
-from tracker_store.pipelines import apply_pipeline, get_pipeline
-from tracker_store.received_block_tracker import ReceivedBlockTracker
-from tracker_store.receivers import placements, receiver_events, report_event, set_receiver_state
-from tracker_store.segments import open_segment
-from tracker_store.states import ReceiverEventKind, ReceiverState
+from tracker_store.batches.pipelines import apply_pipeline, get_pipeline
+from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
+from tracker_store.blocks.blocks import AddOutcome, add_blocks, claim
+from tracker_store.blocks.segments import open_segment
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import NotAssignedError
+from tracker_store.receivers.receivers import placements, receiver_events, report_event, set_receiver_state
+from tracker_store.reports import status
+from tracker_store.schema.states import ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

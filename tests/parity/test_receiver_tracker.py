@@ -9,12 +9,12 @@ import sqlalchemy as sa
 
 from orchestration.tracker.tracker import Tracker
 from tests.support.driver_log.log import add, block, claim_anew, make_log
-from tracker_store.engine import connect
-from tracker_store.leadership import read_leadership
-from tracker_store.processes import heartbeat, register_process
-from tracker_store.rates import set_rate_limits
-from tracker_store.receivers import placements, set_receiver_state
-from tracker_store.states import DesiredState, ProcessKind, ReceiverState
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.leadership import read_leadership
+from tracker_store.receivers.processes import heartbeat, register_process
+from tracker_store.receivers.rates import set_rate_limits
+from tracker_store.receivers.receivers import placements, set_receiver_state
+from tracker_store.schema.states import DesiredState, ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,14 +12,14 @@ from orchestration.tracker.metrics import STREAMING_SOURCE, streaming_source
 from orchestration.tracker.streaming_progress import PipelineProgress
 from tests.support.driver_log.log import INTERVAL, NOON
 from tests.support.spark.class_file import read_class
-from tracker_store.states import BatchState, ReceiverState
-from tracker_store.streaming_statistics import (
+from tracker_store.reports.streaming_statistics import (
     OutputCommit,
     UnfinishedBatches,
     WatchedBatch,
     WatchedPipeline,
     WatchedReceiver,
 )
+from tracker_store.schema.states import BatchState, ReceiverState
 
 SPARK_API = "org.apache.spark.status.api.v1"
 SECOND = timedelta(seconds=1)

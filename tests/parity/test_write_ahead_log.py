@@ -27,7 +27,7 @@ from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogClosedError
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tests.unit.receiver_runtime.support import FaultyFiles, MemorySegments, eventually, frame
-from tracker_store.blocks import Claim
+from tracker_store.blocks.blocks import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

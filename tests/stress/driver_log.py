@@ -37,8 +37,10 @@ from tests.support.driver_log.log import block, claim_anew, oldest_unfinished_ba
 from tests.support.machine.state_directory import state_directory
 from tests.support.postgres.cutting_proxy import Cut, CuttingProxy, is_call
 from tests.support.postgres.server import PostgresProcess
-from tracker_store import batches, cleanup, migrate, outputs, pipelines, segments
-from tracker_store.blocks import (
+from tracker_store.batches import batches, outputs, pipelines
+from tracker_store.batches.received_block_tracker import ReceivedBlockTracker, batch_times
+from tracker_store.blocks import segments
+from tracker_store.blocks.blocks import (
     AddOutcome,
     AddResult,
     BlockHandle,
@@ -48,9 +50,8 @@ from tracker_store.blocks import (
     add_blocks,
     open_partition,
 )
-from tracker_store.embedded_postgres import EmbeddedPostgres
-from tracker_store.engine import connect, create_engine
-from tracker_store.errors import (
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.connection.errors import (
     TRANSIENT,
     AllocationError,
     AttemptSupersededError,
@@ -59,10 +60,12 @@ from tracker_store.errors import (
     DriverLogError,
     NotDiscardableError,
 )
-from tracker_store.processes import register_process
-from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
-from tracker_store.receivers import placements
-from tracker_store.states import BatchState, ProcessKind
+from tracker_store.install import migrate
+from tracker_store.receivers.processes import register_process
+from tracker_store.receivers.receivers import placements
+from tracker_store.retention import cleanup
+from tracker_store.schema.states import BatchState, ProcessKind
+from tracker_store.server.embedded_postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.polling import eventually
-from tracker_store.log_files import MOST_KEPT, LogRoller, open_log, roll
+from tracker_store.host.log_files import MOST_KEPT, LogRoller, open_log, roll
 
 if TYPE_CHECKING:
     from pathlib import Path

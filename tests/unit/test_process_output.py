@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 import pytest
 
 from tests.support.polling import joined
-from tracker_store.process_output import UnfailingLog, UnfailingOutput, open_child_log
+from tracker_store.host.process_output import UnfailingLog, UnfailingOutput, open_child_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,7 +118,7 @@ def test_the_logger_never_raises_whatever_its_stream_does() -> None:
 _SERVICE = """
 import sys, threading
 import structlog
-from tracker_store.process_output import configure_log, keep_output_from_failing
+from tracker_store.host.process_output import configure_log, keep_output_from_failing
 
 keep_output_from_failing()
 configure_log()
@@ -184,7 +184,7 @@ def test_a_child_runs_without_a_log_if_its_log_can_not_be_opened(tmp_path: Path)
 
 _TRACEBACK = """
 import structlog
-from tracker_store import process_output
+from tracker_store.host import process_output
 process_output.{configure}()
 def handle(authorization):
     raise ValueError("bad")

@@ -11,8 +11,8 @@ import structlog
 from rich.table import Table
 
 from forebay.cli.console import Console
-from tracker_store.process_output import configure_log
-from tracker_store.terminal_text import escaped
+from tracker_store.host.process_output import configure_log
+from tracker_store.host.terminal_text import escaped
 
 ROOT = Path(__file__).parents[2]
 # Clear the screen, set the title, ring, return, and an 8-bit control sequence introducer.

@@ -18,7 +18,7 @@ from receiver_runtime.batch_drivers import BatchDrivers
 from receiver_runtime.receiver import Receiver
 from receiver_runtime.sources.custom import CustomSource
 from tests.support.polling import eventually
-from tracker_store.engine import create_engine
+from tracker_store.connection.engine import create_engine
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -34,7 +34,7 @@ from forebay.cli.services.child import (
 from forebay.cli.services.run_files import TOKEN_VARIABLE, ProcessIdentity, RunFile
 from receiver_runtime.child_environment import environment_without
 from receiver_runtime.process_ends import ProcessEnds
-from tracker_store.log_files import open_log
+from tracker_store.host.log_files import open_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -243,7 +243,7 @@ class PostgresSink(Sink):
         self, columns: list[Column], staged: dict[str, int], refused: dict[str, int], attempt: OutputAttempt
     ) -> int:
         """Record the attempt and change the table in one transaction. Raises AttemptOutdatedError."""
-        from tracker_store.pooler import strong_commit  # noqa: PLC0415  declaring a sink needs no driver
+        from tracker_store.connection.pooler import strong_commit  # noqa: PLC0415  declaring a sink needs no driver
 
         rows = sum(staged.values())
         with (

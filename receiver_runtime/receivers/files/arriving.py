@@ -37,7 +37,7 @@ from receiver_runtime.receivers.files.file_kinds import KIND_BYTES, UnreadableKi
 from receiver_runtime.receivers.files.local_tree import LocalTree, SymlinkRefusedError
 from receiver_runtime.receivers.files.records import LineReader, Part, Reading, read_whole
 from receiver_runtime.sources.files import FileLines, is_unfinished
-from tracker_store.blocks import Position
+from tracker_store.blocks.blocks import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.files.records import Limits
     from receiver_runtime.receivers.files.sharing import Sharing
     from receiver_runtime.sources.files import WholeFiles
-    from tracker_store.blocks import OffsetLink
+    from tracker_store.blocks.blocks import OffsetLink
 
 _MOST_READY = 1000  # files to consider in one round; small ones are read together for one block, a large one alone
 _SMALL_BYTES = 64 * 1024

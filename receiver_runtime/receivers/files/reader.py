@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from receiver_runtime.receiver import Receiver
     from receiver_runtime.receivers.files.records import Part, Reading
-    from tracker_store.blocks import OffsetLink, Position
+    from tracker_store.blocks.blocks import OffsetLink, Position
 
 _SHARE = 4  # read a file in pieces of a quarter of a block's bytes, so that a block can hold pieces of several files
 _MOST_LINES = 500_000  # lines in one piece; a block is handed over when it has as many

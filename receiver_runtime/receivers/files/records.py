@@ -19,15 +19,15 @@ from receiver_runtime.receivers.wide_lines import WideLineFraming
 from receiver_runtime.records import schema_of
 from receiver_runtime.sources.files import FileLines, WholeFiles
 from receiver_runtime.sources.text_encoding import MARK_BYTES, by_mark, is_one_byte, unit_of
-from tracker_store.blocks import ORIGIN, OffsetLink
-from tracker_store.states import LinkKind
+from tracker_store.blocks.blocks import ORIGIN, OffsetLink
+from tracker_store.schema.states import LinkKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from receiver_runtime.block_handler import DeadLetter
     from receiver_runtime.receivers.files.content import Content
-    from tracker_store.blocks import Position
+    from tracker_store.blocks.blocks import Position
 
 LINES = schema_of(FileLines.columns)
 WHOLE = schema_of(WholeFiles.columns)

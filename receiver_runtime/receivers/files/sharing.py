@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from receiver_runtime.driver_log import SourcePositions
-    from tracker_store.source_positions import Peer
+    from tracker_store.blocks.source_positions import Peer
 
 _log = structlog.get_logger(__name__)
 

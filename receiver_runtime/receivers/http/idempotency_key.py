@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 
 from receiver_runtime.receivers.http.refusals import refusal
-from tracker_store.idempotency_key import WANTED, idempotency_key
+from tracker_store.blocks.idempotency_key import WANTED, idempotency_key
 
 
 def key_of(given: str | None) -> str | None:

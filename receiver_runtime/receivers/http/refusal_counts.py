@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.http.refusals import RefusedError
-from tracker_store.receivers import refused_requests
+from tracker_store.receivers.receivers import refused_requests
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, TimerHandle

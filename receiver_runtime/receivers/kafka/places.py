@@ -24,15 +24,15 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, TopicMetadata  # type: ignore[attr-defined]
 
-from tracker_store.blocks import ORIGIN, OffsetLink
-from tracker_store.states import LinkKind
+from tracker_store.blocks.blocks import ORIGIN, OffsetLink
+from tracker_store.schema.states import LinkKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from receiver_runtime.receiver import Receiver
     from receiver_runtime.sources.kafka import Kafka, Option
-    from tracker_store.blocks import Position
+    from tracker_store.blocks.blocks import Position
 
 _log = structlog.get_logger(__name__)
 

@@ -42,7 +42,7 @@ from receiver_runtime.receivers.kafka.partition_rates import PartitionRates
 from receiver_runtime.receivers.kafka.places import BROKER_SECONDS, KafkaPlaces, Look, OutOfRangeError, Partition
 from receiver_runtime.receivers.kafka.records import BadRecord, Records, Run, records_of
 from receiver_runtime.receivers.linked_hand_over import LinkedHandOver
-from tracker_store.blocks import OffsetLink
+from tracker_store.blocks.blocks import OffsetLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -18,7 +18,7 @@ from forebay.cli.doctor import examine
 from forebay.cli.findings import Finding, Health
 from tests.support.commands.forked_command import forebay
 from tests.support.polling import eventually
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

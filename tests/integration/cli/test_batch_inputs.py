@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
-from tracker_store.blocks import AddOutcome, OffsetLink, open_partition
-from tracker_store.engine import connect
-from tracker_store.states import LinkKind
+from tracker_store.blocks.blocks import AddOutcome, OffsetLink, open_partition
+from tracker_store.connection.engine import connect
+from tracker_store.schema.states import LinkKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

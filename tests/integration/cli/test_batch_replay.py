@@ -18,11 +18,11 @@ from forebay.cli.main import app
 from orchestration.settings import Settings
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.polling import joined
-from tracker_store import batches, outputs
-from tracker_store.engine import connect
-from tracker_store.pipelines import apply_pipeline
-from tracker_store.processes import register_process
-from tracker_store.states import ProcessKind
+from tracker_store.batches import batches, outputs
+from tracker_store.batches.pipelines import apply_pipeline
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.processes import register_process
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

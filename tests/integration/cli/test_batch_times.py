@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from tests.support.driver_log.log import INTERVAL, NOON, make_log
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,7 +19,7 @@ from forebay.cli import confirmation
 from forebay.cli.main import app
 from orchestration.apply import apply
 from orchestration.modules import load_pipelines
-from tracker_store.states import BatchState
+from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from forebay.cli.main import app
 from orchestration.settings import Settings
 from tests.support.driver_log.log import make_log
 from tests.support.driver_log.stored_lines import LineReceiver
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

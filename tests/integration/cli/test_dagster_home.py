@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from forebay.cli.dagster_home import ensure_dagster_schema
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 
 def test_tables_of_the_version_before_get_the_new_owner(engine: sa.Engine, database_url: str) -> None:

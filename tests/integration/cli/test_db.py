@@ -15,10 +15,10 @@ from forebay.cli import db
 from forebay.cli.console import Console
 from forebay.cli.db import app
 from tests.support.driver_log.log import NOON, make_log
-from tracker_store import migrate
-from tracker_store.checks import DATA_CHECKS, SCHEMA_CHECKS, functions_are_the_files
-from tracker_store.engine import connect
-from tracker_store.roles import ROLES
+from tracker_store.connection.engine import connect
+from tracker_store.install import migrate
+from tracker_store.install.roles import ROLES
+from tracker_store.reports.checks import DATA_CHECKS, SCHEMA_CHECKS, functions_are_the_files
 
 if TYPE_CHECKING:
     from typer.testing import Result

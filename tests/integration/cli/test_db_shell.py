@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from forebay.cli.main import app
 from tests.support.driver_log.log import make_log
 from tests.support.polling import eventually
-from tracker_store.engine import connect
-from tracker_store.log_place import libpq_url, place_of_log
+from tracker_store.connection.engine import connect
+from tracker_store.connection.log_place import libpq_url, place_of_log
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,10 +24,10 @@ from tests.support.driver_log.stored_letters import Letters
 from tests.support.machine.held_ports import held_port
 from tests.support.polling import joined
 from tests.support.receivers.receiver_processes import eventually
-from tracker_store.dead_letters import read_dead_letter_row
-from tracker_store.engine import connect
-from tracker_store.processes import register_process
-from tracker_store.states import ProcessKind
+from tracker_store.blocks.dead_letters import read_dead_letter_row
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.processes import register_process
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,7 +15,7 @@ from orchestration.settings import Settings
 from receiver_runtime.block_store.frame import DeadLetterReason
 from tests.support.driver_log.log import make_log
 from tests.support.driver_log.stored_letters import Letters
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

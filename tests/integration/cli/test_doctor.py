@@ -27,11 +27,11 @@ from tests.support.machine.held_ports import held_port
 from tests.support.postgres.server import PostgresProcess
 from tests.support.receivers.block_keys import key_id, new_key
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
-from tracker_store import migrate
-from tracker_store.commit_settings import commit_settings
-from tracker_store.embedded_postgres import BinariesMissingError, EmbeddedPostgres
-from tracker_store.engine import connect, create_engine
-from tracker_store.pipelines import apply_stream
+from tracker_store.batches.pipelines import apply_stream
+from tracker_store.connection.commit_settings import commit_settings
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.install import migrate
+from tracker_store.server.embedded_postgres import BinariesMissingError, EmbeddedPostgres
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,11 +21,11 @@ from forebay.cli.up import Services
 from orchestration.settings import Settings
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.machine.held_ports import held_port
-from tracker_store.engine import connect, create_engine
-from tracker_store.leadership import read_leadership, take_leadership
-from tracker_store.pipeline_states import advance_stops, all_ended, start_pipelines, stop_pipelines
-from tracker_store.pipelines import get_pipeline
-from tracker_store.states import PipelineState
+from tracker_store.batches.pipeline_states import advance_stops, all_ended, start_pipelines, stop_pipelines
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.receivers.leadership import read_leadership, take_leadership
+from tracker_store.schema.states import PipelineState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from forebay.cli.main import app
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log, wait_until_told
 from tests.support.polling import eventually, joined
-from tracker_store.engine import connect
-from tracker_store.receivers import report_event
-from tracker_store.states import ReceiverEventKind
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.receivers import report_event
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

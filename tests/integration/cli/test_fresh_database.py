@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from tests.support.driver_log.log import make_log
-from tracker_store.engine import connect
-from tracker_store.log_place import place_of_log
+from tracker_store.connection.engine import connect
+from tracker_store.connection.log_place import place_of_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

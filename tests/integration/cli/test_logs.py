@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from tests.support.driver_log.log import Log, make_log
-from tracker_store.engine import connect
-from tracker_store.log_files import open_log, roll
-from tracker_store.processes import register_process
-from tracker_store.receivers import process_of_receiver
-from tracker_store.states import ProcessKind
+from tracker_store.connection.engine import connect
+from tracker_store.host.log_files import open_log, roll
+from tracker_store.receivers.processes import register_process
+from tracker_store.receivers.receivers import process_of_receiver
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

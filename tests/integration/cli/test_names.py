@@ -15,14 +15,14 @@ from forebay.cli import names
 from orchestration.replay_choice import parsed_time
 from tests.support.driver_log.log import INTERVAL, NOON, make_log
 from tests.support.postgres.server import PostgresProcess
-from tracker_store import migrate
-from tracker_store.block_stores import attach_block_store
-from tracker_store.embedded_postgres import EmbeddedPostgres
-from tracker_store.engine import connect, create_engine
-from tracker_store.pipelines import apply_stream
-from tracker_store.processes import deregister_process, register_process
-from tracker_store.readers import attach_reader, remove_reader
-from tracker_store.states import ProcessKind
+from tracker_store.batches.pipelines import apply_stream
+from tracker_store.batches.readers import attach_reader, remove_reader
+from tracker_store.blocks.block_stores import attach_block_store
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.install import migrate
+from tracker_store.receivers.processes import deregister_process, register_process
+from tracker_store.schema.states import ProcessKind
+from tracker_store.server.embedded_postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 from forebay.cli import confirmation
 from forebay.cli.main import app
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
-from tracker_store import batches
-from tracker_store.cleanup import clean_up_receiver
-from tracker_store.engine import connect
-from tracker_store.leadership import read_leadership, take_leadership
-from tracker_store.pipeline_states import advance_stops, start_pipelines, stop_pipelines
-from tracker_store.pipelines import apply_pipeline, list_pipelines
-from tracker_store.receivers import placements
-from tracker_store.states import DesiredState
+from tracker_store.batches import batches
+from tracker_store.batches.pipeline_states import advance_stops, start_pipelines, stop_pipelines
+from tracker_store.batches.pipelines import apply_pipeline, list_pipelines
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.leadership import read_leadership, take_leadership
+from tracker_store.receivers.receivers import placements
+from tracker_store.retention.cleanup import clean_up_receiver
+from tracker_store.schema.states import DesiredState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from tests.support.driver_log.log import NOON, make_log
-from tracker_store.engine import connect
-from tracker_store.readers import attach_reader
+from tracker_store.batches.readers import attach_reader
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

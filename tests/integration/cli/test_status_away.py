@@ -23,12 +23,12 @@ from tests.support.machine.hanging_mount import HangingMountRefusedError, hangin
 from tests.support.polling import joined
 from tests.support.postgres.cutting_proxy import CuttingProxy
 from tests.support.postgres.server import PostgresProcess
-from tracker_store.block_stores import attach_block_store
-from tracker_store.embedded_postgres import EmbeddedPostgres
-from tracker_store.engine import connect
-from tracker_store.leadership import read_leadership, take_leadership
-from tracker_store.processes import register_process
-from tracker_store.states import ProcessKind
+from tracker_store.blocks.block_stores import attach_block_store
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.leadership import read_leadership, take_leadership
+from tracker_store.receivers.processes import register_process
+from tracker_store.schema.states import ProcessKind
+from tracker_store.server.embedded_postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from tests.support.driver_log.log import NOON, Log, make_log
-from tracker_store.engine import connect
-from tracker_store.leadership import read_leadership, take_leadership
-from tracker_store.pipeline_states import advance_stops
-from tracker_store.pipelines import get_pipeline
-from tracker_store.receivers import placements
-from tracker_store.states import DesiredState, PipelineState, ReceiverState
+from tracker_store.batches.pipeline_states import advance_stops
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.leadership import read_leadership, take_leadership
+from tracker_store.receivers.receivers import placements
+from tracker_store.schema.states import DesiredState, PipelineState, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

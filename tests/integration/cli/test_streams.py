@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 from forebay.cli import confirmation
 from forebay.cli.main import app
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
-from tracker_store.engine import connect
-from tracker_store.leadership import read_leadership, take_leadership
-from tracker_store.pipeline_states import stop_pipelines
-from tracker_store.pipelines import apply_stream, remove_pipeline
-from tracker_store.readers import attach_reader, remove_reader
-from tracker_store.receivers import add_host_receiver, placements
+from tracker_store.batches.pipeline_states import stop_pipelines
+from tracker_store.batches.pipelines import apply_stream, remove_pipeline
+from tracker_store.batches.readers import attach_reader, remove_reader
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.leadership import read_leadership, take_leadership
+from tracker_store.receivers.receivers import add_host_receiver, placements
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,7 +24,7 @@ from receiver_runtime.block_store.stores import open_block_store
 from tests.support.driver_log.log import Log, claim_anew, make_log
 from tests.support.driver_log.stored_lines import LineReceiver
 from tests.support.polling import eventually
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

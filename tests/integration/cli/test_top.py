@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from forebay.cli.main import app
 from tests.support.driver_log.log import NOON, Log, make_log
 from tests.support.polling import eventually
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ import pytest
 from tests.support.commands.forked_command import forebay
 from tests.support.driver_log.log import make_log
 from tests.support.polling import eventually
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

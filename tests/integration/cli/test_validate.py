@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from forebay.cli.main import app
 from orchestration.apply import apply
 from orchestration.modules import load_pipelines
-from tracker_store.engine import connect
-from tracker_store.receivers import placements
-from tracker_store.stream_schemas import register_schema
+from tracker_store.blocks.stream_schemas import register_schema
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.receivers import placements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from orchestration.apply import apply
 from orchestration.settings import Settings
 from tests.support.driver_log.stored_lines import LineReceiver
-from tracker_store.pipelines import get_pipeline
-from tracker_store.received_block_tracker import ReceivedBlockTracker
-from tracker_store.receivers import placements
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
+from tracker_store.receivers.receivers import placements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ from tests.integration.cluster.allocated_batch import AllocatedBatch
 from tests.integration.cluster.batch_program import declare
 from tests.support.receivers.block_keys import files_with, key_file, spellings
 from tests.support.spark.cluster import connect_server, standalone_cluster
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ from tests.integration.cluster.decommission_program import declare
 from tests.support.pages.kubernetes import documented_configuration
 from tests.support.polling import eventually
 from tests.support.spark.cluster import running_cluster
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from tests.integration.cluster.allocated_batch import LINES, AllocatedBatch
 from tests.integration.cluster.speculation_program import OUTPUTS, declare
 from tests.integration.orchestration.target_database import Target
 from tests.support.spark.cluster import standalone_cluster
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,10 +13,10 @@ from orchestration.tracker.listen_address import ListenAddress
 from tests.support.driver_log.eventful_log import make_eventful_log
 from tests.support.polling import eventually
 from tests.support.servers.prometheus import ALERTS, DASHBOARD, ask, has_scraped, has_series, prometheus, queries
-from tracker_store.engine import connect
-from tracker_store.leadership import read_leadership
-from tracker_store.processes import live_processes
-from tracker_store.rates import set_rate_limits
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.leadership import read_leadership
+from tracker_store.receivers.processes import live_processes
+from tracker_store.receivers.rates import set_rate_limits
 
 if TYPE_CHECKING:
     from pathlib import Path

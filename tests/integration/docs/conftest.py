@@ -13,9 +13,9 @@ from forebay import Stream
 from forebay.sources import SocketText
 from orchestration.settings import Settings
 from tests.support.driver_log.stored_lines import LineReceiver
-from tracker_store.engine import connect
-from tracker_store.pipelines import apply_stream
-from tracker_store.receivers import placements
+from tracker_store.batches.pipelines import apply_stream
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.receivers import placements
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from forebay import Stream
 from receiver_runtime.sources.amqp import Amqp
 from tests.support.driver_log.log import make_log
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     import pytest

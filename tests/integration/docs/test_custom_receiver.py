@@ -23,7 +23,7 @@ from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, exit_co
 from tests.support.commands.forked_command import programs
 from tests.support.driver_log.log import make_log
 from tests.support.receivers.receiver_processes import eventually
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,11 +20,11 @@ from dagster.components.testing import create_defs_folder_sandbox
 
 from orchestration.apply import apply
 from orchestration.dagster_defs.component import PipelineComponent
-from tracker_store.batches import claim_attempt, fail_attempt
-from tracker_store.engine import connect
-from tracker_store.pipelines import get_pipeline
-from tracker_store.processes import register_process
-from tracker_store.states import AttemptFailure, ProcessKind
+from tracker_store.batches.batches import claim_attempt, fail_attempt
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.processes import register_process
+from tracker_store.schema.states import AttemptFailure, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
 from tests.support.machine.held_ports import held_port
 from tests.support.pages.runbook import blocks, page_environment, run_commands, sections
 from tests.support.receivers.receiver_processes import eventually
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from pathlib import Path

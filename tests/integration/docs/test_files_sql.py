@@ -12,7 +12,7 @@ from receiver_runtime.sources.files import FollowedFiles
 from tests.conformance.source_rig import SourceRig
 from tests.conformance.suite import stop
 from tests.support.receivers.receiver_processes import eventually
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

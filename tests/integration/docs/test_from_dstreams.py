@@ -22,8 +22,8 @@ from tests.integration.docs.streaming_program import StreamingProgram
 from tests.integration.orchestration.target_database import TIME, Target
 from tests.support.driver_log.log import make_log
 from tests.support.spark.batch_rig import System
-from tracker_store.engine import connect
-from tracker_store.states import BatchState
+from tracker_store.connection.engine import connect
+from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -18,7 +18,7 @@ from forebay import Stream
 from receiver_runtime.sources.http import Http
 from tests.support.driver_log.log import make_log
 from tests.unit.receiver_runtime.receivers.http.http_client import listening
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from forebay.sources import SocketText
 from orchestration.pipeline_settings import PipelineSettings
 from orchestration.settings import Settings
 from tests.support.driver_log.log import make_log
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.support.driver_log.log import INTERVAL, NOON, add, block, claim_anew, make_log
-from tracker_store.blocks import OffsetLink, open_partition
-from tracker_store.engine import connect
-from tracker_store.input_metadata import record_input_metadata
-from tracker_store.states import LinkKind
+from tracker_store.batches.input_metadata import record_input_metadata
+from tracker_store.blocks.blocks import OffsetLink, open_partition
+from tracker_store.connection.engine import connect
+from tracker_store.schema.states import LinkKind
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

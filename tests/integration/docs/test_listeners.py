@@ -18,7 +18,7 @@ import pyspark
 from forebay.dagster import EventKind, event_sensor
 from tests.support.commands.forked_command import programs
 from tests.support.driver_log.log import make_log, wait_until_told
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     import pytest

@@ -20,8 +20,8 @@ from tests.support.dagster.replaying_webserver import replaying_dagster
 from tests.support.driver_log.log import INTERVAL, NOON, make_log
 from tests.support.polling import eventually
 from tests.support.spark.class_file import read_class
-from tracker_store.engine import connect
-from tracker_store.pipelines import apply_pipeline
+from tracker_store.batches.pipelines import apply_pipeline
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -17,7 +17,7 @@ from orchestration.tracker.scheduling_policy import MOST_SETTLES
 from receiver_runtime.sources.units import parse_duration
 from tests.support.commands.forked_command import programs
 from tests.support.driver_log.log import make_log
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "placement.md").read_text(encoding="utf-8")
 

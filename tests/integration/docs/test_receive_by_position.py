@@ -23,7 +23,7 @@ from tests.support.receivers.receiver_processes import eventually
 from tests.unit.receiver_runtime.memory_positions import MemoryPositions
 from tests.unit.receiver_runtime.rig import rig as memory_rig
 from tests.unit.receiver_runtime.support import MemoryBlockLog, reaches
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

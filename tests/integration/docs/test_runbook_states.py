@@ -22,11 +22,11 @@ from tests.support.pages.runbook import (
     sections,
 )
 from tests.support.pages.runbook_states import CURES, LEFT_BY, MODULE, MODULES, STATES, make_healthy_log
-from tracker_store.engine import connect
-from tracker_store.leadership import read_leadership
-from tracker_store.pipeline_states import advance_stops, stop_pipelines
-from tracker_store.receivers import placements
-from tracker_store.states import DesiredState
+from tracker_store.batches.pipeline_states import advance_stops, stop_pipelines
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.leadership import read_leadership
+from tracker_store.receivers.receivers import placements
+from tracker_store.schema.states import DesiredState
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -17,7 +17,7 @@ from orchestration.tracker import metrics
 from tests.support.driver_log.log import make_log
 from tests.support.pages.runbook import HEADINGS, RUNBOOKS, blocks, commands_in, fences, inline_commands, page, sections
 from tests.support.pages.runbook_states import STATES
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from orchestration.settings import Settings
 from tests.support.commands.forked_command import programs
 from tests.support.polling import eventually
-from tracker_store.block_stores import UnsharedBlockStoreError, attach_block_store, unshared_way_out
-from tracker_store.engine import connect
+from tracker_store.blocks.block_stores import UnsharedBlockStoreError, attach_block_store, unshared_way_out
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

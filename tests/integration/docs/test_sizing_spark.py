@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from orchestration.pipeline_settings import PipelineSettings
 from tests.support.commands.forked_command import programs
 from tests.support.driver_log.log import make_log
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.driver_log.log import make_log
-from tracker_store.engine import connect
-from tracker_store.receivers import report_event
-from tracker_store.states import ReceiverEventKind
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.receivers import report_event
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from tests.support.driver_log.eventful_log import COMPLETED, QUARANTINED, RUNNING, make_eventful_log
 from tests.support.driver_log.log import wait_until_told
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -16,7 +16,7 @@ from orchestration.tracker.http import TrackerHttpServer, TrackerView
 from orchestration.tracker.listen_address import ListenAddress
 from tests.support.driver_log.log import make_log
 from tests.support.polling import eventually
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from orchestration.spark import stream_reader
 from tests.integration.docs.streaming_program import StreamingProgram
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from tests.support.driver_log.stored_lines import LineReceiver

@@ -19,7 +19,7 @@ from receiver_runtime.sources.syslog import Syslog
 from tests.support.driver_log.log import make_log
 from tests.unit.receiver_runtime.rig import rig
 from tests.unit.receiver_runtime.support import eventually
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

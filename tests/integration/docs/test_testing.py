@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from orchestration.settings import Settings
 from orchestration.spark.session import spark_session
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from tests.support.pages.runbook import blocks, page_environment, run_commands, sections
 from tests.support.pages.runbook_states import LEFT_BY, MODULE, make_healthy_log
-from tracker_store import migrate
-from tracker_store.agents import list_agents
-from tracker_store.engine import connect
-from tracker_store.processes import register_process
-from tracker_store.states import ProcessKind
+from tracker_store.connection.engine import connect
+from tracker_store.install import migrate
+from tracker_store.receivers.agents import list_agents
+from tracker_store.receivers.processes import register_process
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from pathlib import Path

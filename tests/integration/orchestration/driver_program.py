@@ -13,7 +13,7 @@ from orchestration.run_launcher.batch_driver import BatchDriver
 from orchestration.run_launcher.driver_registration import DriverRegistration
 from orchestration.run_launcher.driver_start import start
 from orchestration.settings import Settings
-from tracker_store.engine import create_engine
+from tracker_store.connection.engine import create_engine
 
 
 def main(key: str) -> None:

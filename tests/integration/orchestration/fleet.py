@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 from orchestration.tracker.placement_rules import PlacementRules
 from orchestration.tracker.rebalancing import OUTAGE_SECONDS, Rebalancing
 from orchestration.tracker.receiver_placement import ReceiverPlacement
-from tracker_store.hand_overs import list_hand_overs, sign_off_receiver, take_over
-from tracker_store.leadership import read_leadership, take_leadership
-from tracker_store.pipelines import apply_stream
-from tracker_store.processes import deregister_process, register_process
-from tracker_store.receivers import placements, set_preferred_location, set_receiver_state
-from tracker_store.states import ProcessKind, ReceiverState
+from tracker_store.batches.pipelines import apply_stream
+from tracker_store.receivers.hand_overs import list_hand_overs, sign_off_receiver, take_over
+from tracker_store.receivers.leadership import read_leadership, take_leadership
+from tracker_store.receivers.processes import deregister_process, register_process
+from tracker_store.receivers.receivers import placements, set_preferred_location, set_receiver_state
+from tracker_store.schema.states import ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from tracker_store.hand_overs import HandOver
-    from tracker_store.receivers import Placement
+    from tracker_store.receivers.hand_overs import HandOver
+    from tracker_store.receivers.receivers import Placement
 
 
 class Clock:

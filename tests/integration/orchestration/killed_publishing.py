@@ -18,8 +18,8 @@ from orchestration.publishing import CompactedHour, compact
 from orchestration.settings import Settings
 from orchestration.spark.sinks.sink import Step, unchecked
 from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
-from tracker_store.engine import connect, create_engine
-from tracker_store.pipelines import get_pipeline
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.connection.engine import connect, create_engine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

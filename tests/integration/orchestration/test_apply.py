@@ -13,12 +13,12 @@ from forebay.sources import SocketText
 from orchestration.apply import apply, difference, is_applied
 from receiver_runtime.sources.secret import Secret
 from tests.support.driver_log.log import NOON, Log
-from tracker_store.engine import connect
-from tracker_store.errors import DriverLogUnavailableError, SharedPlaceError, StrandingChangeError
-from tracker_store.pipelines import get_pipeline, list_pipelines, list_streams, waiting_records
-from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
-from tracker_store.receivers import placements
-from tracker_store.states import ReceiverState
+from tracker_store.batches.pipelines import get_pipeline, list_pipelines, list_streams, waiting_records
+from tracker_store.batches.received_block_tracker import ReceivedBlockTracker, batch_times
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import DriverLogUnavailableError, SharedPlaceError, StrandingChangeError
+from tracker_store.receivers.receivers import placements
+from tracker_store.schema.states import ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

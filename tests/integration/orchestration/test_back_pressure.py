@@ -13,12 +13,13 @@ from orchestration.pipeline_settings import PipelineSettings
 from orchestration.tracker.rate_controller import STILL_AFTER_SECONDS, RateController
 from orchestration.tracker.tracker import Tracker
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
-from tracker_store.batches import claim_attempt, claim_replay, complete_batch, complete_replay, fail_attempt
-from tracker_store.engine import connect
-from tracker_store.leadership import read_leadership, take_leadership
-from tracker_store.pipelines import apply_pipeline, apply_stream
-from tracker_store.processes import heartbeat, register_process
-from tracker_store.rates import (
+from tracker_store.batches.batches import claim_attempt, claim_replay, complete_batch, complete_replay, fail_attempt
+from tracker_store.batches.pipelines import apply_pipeline, apply_stream
+from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.leadership import read_leadership, take_leadership
+from tracker_store.receivers.processes import heartbeat, register_process
+from tracker_store.receivers.rates import (
     StreamRate,
     expire_stream_rates,
     rated_receivers,
@@ -26,14 +27,13 @@ from tracker_store.rates import (
     set_rate_limits,
     stream_rates,
 )
-from tracker_store.received_block_tracker import ReceivedBlockTracker
-from tracker_store.receivers import placements
-from tracker_store.states import ProcessKind
+from tracker_store.receivers.receivers import placements
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tracker_store.blocks import Claim
+    from tracker_store.blocks.blocks import Claim
 
 SECOND = timedelta(seconds=1)
 

@@ -25,10 +25,7 @@ from orchestration.run_launcher.recycling import Recycling
 from orchestration.settings import Settings
 from orchestration.spark.session import WarmSession
 from tests.support.polling import eventually
-from tracker_store.engine import connect
-from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
-from tracker_store.processes import register_process
-from tracker_store.run_queue import (
+from tracker_store.batches.run_queue import (
     LEFT,
     claim_run,
     enqueue_run,
@@ -37,7 +34,10 @@ from tracker_store.run_queue import (
     run_worker,
     set_batch_driver_state,
 )
-from tracker_store.states import BatchDriverState, ProcessKind
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import DriverLogUnavailableError, OutcomeUnknownError
+from tracker_store.receivers.processes import register_process
+from tracker_store.schema.states import BatchDriverState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -31,12 +31,12 @@ from tests.integration.orchestration.boundaries import complete_launched, is_in_
 from tests.support.driver_log.log import Log, oldest_unfinished_batch
 from tests.support.polling import eventually, joined
 from tests.support.postgres.counted_statements import counted
-from tracker_store import batches
-from tracker_store.engine import connect
-from tracker_store.leadership import DeposedError, read_leadership, take_leadership
-from tracker_store.pipelines import get_pipeline
-from tracker_store.received_block_tracker import batch_times
-from tracker_store.receivers import placements
+from tracker_store.batches import batches
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.batches.received_block_tracker import batch_times
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.leadership import DeposedError, read_leadership, take_leadership
+from tracker_store.receivers.receivers import placements
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -395,8 +395,8 @@ def test_j08_a_process_without_any_file_goes_on_with_what_was_pending(
 _LAUNCHES = """
 import sys
 from orchestration.batch_schedule import BatchRules, next_steps
-from tracker_store.engine import connect, create_engine
-from tracker_store.pipelines import get_pipeline
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.batches.pipelines import get_pipeline
 with connect(create_engine(sys.argv[1], application_name="another process")) as connection:
     rules = BatchRules.of_row(get_pipeline(connection, "words"))
     print(*[launch.run_key for launch in next_steps(connection, rules, launcher="another", runs=None).launches])

@@ -20,15 +20,20 @@ from receiver_runtime.block_store.identity import make_identity
 from receiver_runtime.block_store.local import LocalBlockStore
 from tests.support.machine.mounts import Mount
 from tests.support.spark.batch_rig import System
-from tracker_store import batches
-from tracker_store.block_stores import attach_block_store
-from tracker_store.engine import connect
-from tracker_store.errors import AttemptSupersededError, BatchHeldError, DriverLogUnavailableError, OutcomeUnknownError
-from tracker_store.input_metadata import input_metadata
-from tracker_store.outputs import commits_of_batch
-from tracker_store.pipelines import get_pipeline
-from tracker_store.receivers import placements, receiver_events
-from tracker_store.states import AttemptState, BatchState, ReceiverEventKind
+from tracker_store.batches import batches
+from tracker_store.batches.input_metadata import input_metadata
+from tracker_store.batches.outputs import commits_of_batch
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.blocks.block_stores import attach_block_store
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import (
+    AttemptSupersededError,
+    BatchHeldError,
+    DriverLogUnavailableError,
+    OutcomeUnknownError,
+)
+from tracker_store.receivers.receivers import placements, receiver_events
+from tracker_store.schema.states import AttemptState, BatchState, ReceiverEventKind
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -34,21 +34,27 @@ from tests.integration.orchestration.boundaries import complete_launched, is_in_
 from tests.support.driver_log.log import INTERVAL as LOG_INTERVAL
 from tests.support.driver_log.log import Log, make_log, oldest_unfinished_batch
 from tests.support.polling import eventually
-from tracker_store import batches, retry
-from tracker_store.cleanup import clean_up_receiver
-from tracker_store.engine import connect
-from tracker_store.pipeline_states import start_pipelines, stop_pipelines
-from tracker_store.pipelines import get_pipeline, list_pipelines, list_streams, remove_pipeline
-from tracker_store.processes import deregister_process, register_process
-from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
-from tracker_store.receivers import placements
-from tracker_store.run_queue import claim_run, enqueue_run, register_batch_driver, run_worker, set_batch_driver_state
-from tracker_store.states import AttemptFailure, AttemptState, BatchDriverState, BatchState, ProcessKind
+from tracker_store.batches import batches, retry
+from tracker_store.batches.pipeline_states import start_pipelines, stop_pipelines
+from tracker_store.batches.pipelines import get_pipeline, list_pipelines, list_streams, remove_pipeline
+from tracker_store.batches.received_block_tracker import ReceivedBlockTracker, batch_times
+from tracker_store.batches.run_queue import (
+    claim_run,
+    enqueue_run,
+    register_batch_driver,
+    run_worker,
+    set_batch_driver_state,
+)
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.processes import deregister_process, register_process
+from tracker_store.receivers.receivers import placements
+from tracker_store.retention.cleanup import clean_up_receiver
+from tracker_store.schema.states import AttemptFailure, AttemptState, BatchDriverState, BatchState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tracker_store.batches import BatchRow
+    from tracker_store.batches.batches import BatchRow
 
 # Long, because a test waits for a boundary that would pass in the middle of it, which should be rare.
 INTERVAL = timedelta(hours=4)

@@ -15,10 +15,10 @@ from receiver_runtime.block_store.identity import identity_of, make_identity
 from receiver_runtime.block_store.local import ASIDE, LocalBlockStore
 from tests.support.driver_log.log import claim_anew, make_log
 from tests.support.machine.mounts import Mount
-from tracker_store.block_stores import attach_block_store
-from tracker_store.blocks import BlockHandle, NewBlock, add_blocks
-from tracker_store.engine import connect
-from tracker_store.segments import open_segment, seal_segment
+from tracker_store.blocks.block_stores import attach_block_store
+from tracker_store.blocks.blocks import BlockHandle, NewBlock, add_blocks
+from tracker_store.blocks.segments import open_segment, seal_segment
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,12 +16,12 @@ from orchestration.dagster_defs.batch_checks import DESCRIPTIONS as BATCH_CHECKS
 from orchestration.dagster_defs.batch_checks import check_batches
 from orchestration.dagster_defs.checks import DESCRIPTIONS, RECEIVERS_ACTIVE, check_pipeline, check_receivers
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
-from tracker_store.batches import claim_attempt, complete_batch, fail_attempt
-from tracker_store.engine import connect
-from tracker_store.errors import NotAppliedError
-from tracker_store.outputs import commit_output
-from tracker_store.pipelines import apply_pipeline
-from tracker_store.status import receiver_status
+from tracker_store.batches.batches import claim_attempt, complete_batch, fail_attempt
+from tracker_store.batches.outputs import commit_output
+from tracker_store.batches.pipelines import apply_pipeline
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import NotAppliedError
+from tracker_store.reports.status import receiver_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,9 +17,9 @@ from receiver_runtime.block_store.identity import make_identity
 from receiver_runtime.block_store.local import LocalBlockStore
 from tests.support.driver_log.log import NOON, Log, make_log
 from tests.support.machine.mounts import Mount
-from tracker_store.block_stores import attach_block_store
-from tracker_store.engine import connect
-from tracker_store.segments import seal_segment
+from tracker_store.blocks.block_stores import attach_block_store
+from tracker_store.blocks.segments import seal_segment
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,16 +17,16 @@ from forebay.sources import SocketText
 from orchestration.apply import apply
 from orchestration.batch_schedule import SENSOR_LAUNCHER, BatchRules, next_steps
 from tests.support.driver_log.log import add, block, claim_anew
-from tracker_store import batches
-from tracker_store.engine import connect
-from tracker_store.errors import AllocationError
-from tracker_store.pipelines import get_pipeline
-from tracker_store.processes import register_process
-from tracker_store.received_block_tracker import BatchTimes, ReceivedBlockTracker, batch_times
-from tracker_store.receivers import placements
-from tracker_store.retry import LONGEST
-from tracker_store.segments import open_segment
-from tracker_store.states import BatchState, ProcessKind
+from tracker_store.batches import batches
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.batches.received_block_tracker import BatchTimes, ReceivedBlockTracker, batch_times
+from tracker_store.batches.retry import LONGEST
+from tracker_store.blocks.segments import open_segment
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import AllocationError
+from tracker_store.receivers.processes import register_process
+from tracker_store.receivers.receivers import placements
+from tracker_store.schema.states import BatchState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from orchestration.dagster_defs.committed_outputs import CommittedOutputs
 from orchestration.dagster_defs.observation_sensor import Cursor, observe
 from orchestration.dagster_defs.replay_job import ReplayConfig
 from orchestration.status_page import addresses
-from tracker_store.states import BatchState
+from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from forebay.cli.dagster_home import DATABASE_VARIABLE, dagster_database_url, ensure_dagster_schema, write_dagster_home
 from orchestration.dagster_storage import KEPT_CONNECTIONS
-from tracker_store.engine import psycopg2_url
+from tracker_store.connection.engine import psycopg2_url
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ import pytest
 from orchestration.apply import apply
 from orchestration.modules import load_pipelines
 from tests.integration.orchestration import driver_program
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -13,11 +13,11 @@ from tests.integration.orchestration.spark_jvm import end_jvm
 from tests.support.polling import eventually
 from tests.support.receivers.block_keys import files_with, key_file, key_id, new_key, spellings
 from tests.support.spark.batch_rig import System
-from tracker_store import batches
-from tracker_store.engine import connect
-from tracker_store.pipelines import get_pipeline
-from tracker_store.receivers import placements, receiver_events
-from tracker_store.states import AttemptState, BatchState
+from tracker_store.batches import batches
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.receivers import placements, receiver_events
+from tracker_store.schema.states import AttemptState, BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,9 +11,9 @@ from forebay.dagster import EventKind, ListenerEvent, event_sensor
 from orchestration.dagster_defs import event_sensor as module
 from orchestration.dagster_defs.event_sensor import Cursor
 from tests.support.driver_log.log import Log, make_log, wait_until_told
-from tracker_store.engine import connect
-from tracker_store.receivers import report_event
-from tracker_store.states import ReceiverEventKind
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.receivers import report_event
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -16,11 +16,11 @@ from orchestration.apply import apply
 from orchestration.attempt_outputs import OutputResult, OutputsFailedError, running_outputs
 from orchestration.batch_run import replay_batch, run_batch
 from tests.support.polling import eventually
-from tracker_store import batches
-from tracker_store.errors import AttemptSupersededError, DriverLogUnavailableError
-from tracker_store.outputs import commits_of_batch
-from tracker_store.pipelines import get_pipeline
-from tracker_store.states import AttemptFailure, AttemptState, BatchState
+from tracker_store.batches import batches
+from tracker_store.batches.outputs import commits_of_batch
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.connection.errors import AttemptSupersededError, DriverLogUnavailableError
+from tracker_store.schema.states import AttemptFailure, AttemptState, BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

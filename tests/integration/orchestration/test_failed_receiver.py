@@ -17,8 +17,8 @@ from receiver_runtime import agent as agent_module
 from tests.integration.receiver_runtime.host_rig import HostRig, host_rig
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource
 from tests.support.polling import eventually
-from tracker_store.engine import connect
-from tracker_store.receivers import restart_receiver
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.receivers import restart_receiver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

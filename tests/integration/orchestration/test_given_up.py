@@ -11,10 +11,10 @@ import sqlalchemy as sa
 
 from forebay.dagster import is_given_up
 from tests.support.driver_log.log import NOON, make_log
-from tracker_store.batches import claim_attempt, fail_attempt
-from tracker_store.engine import connect
-from tracker_store.processes import register_process
-from tracker_store.states import BatchState, ProcessKind
+from tracker_store.batches.batches import claim_attempt, fail_attempt
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.processes import register_process
+from tracker_store.schema.states import BatchState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

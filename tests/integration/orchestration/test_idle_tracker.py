@@ -13,16 +13,16 @@ from orchestration.tracker.change_watch import FOLLOW_SECONDS, FULL_LOOK_SECONDS
 from orchestration.tracker.tracker import Tracker
 from tests.support.driver_log.log import INTERVAL, Log, make_log
 from tests.support.postgres.counted_statements import Counted, counted
-from tracker_store.agents import set_draining
-from tracker_store.changes import read_changes
-from tracker_store.engine import connect
-from tracker_store.pipeline_states import stop_pipelines
-from tracker_store.pipelines import apply_pipeline, apply_stream
-from tracker_store.processes import ProcessExpiredError, deregister_process, heartbeat, register_process
-from tracker_store.rates import set_rate_limits
-from tracker_store.rebalance_requests import request_rebalance
-from tracker_store.receivers import placements, restart_receiver, set_desired_state, set_receiver_state
-from tracker_store.states import DesiredState, ProcessKind, ReceiverState
+from tracker_store.batches.pipeline_states import stop_pipelines
+from tracker_store.batches.pipelines import apply_pipeline, apply_stream
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.agents import set_draining
+from tracker_store.receivers.changes import read_changes
+from tracker_store.receivers.processes import ProcessExpiredError, deregister_process, heartbeat, register_process
+from tracker_store.receivers.rates import set_rate_limits
+from tracker_store.receivers.rebalance_requests import request_rebalance
+from tracker_store.receivers.receivers import placements, restart_receiver, set_desired_state, set_receiver_state
+from tracker_store.schema.states import DesiredState, ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

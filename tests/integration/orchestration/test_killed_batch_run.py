@@ -20,11 +20,11 @@ from orchestration.spark.sinks.sink import Step
 from orchestration.tracker.tracker import Tracker
 from tests.integration.orchestration import killed_batch_run
 from tests.support.machine.forked_processes import run
-from tracker_store import batches
-from tracker_store.engine import connect
-from tracker_store.outputs import commits_of_batch
-from tracker_store.pipelines import get_pipeline
-from tracker_store.states import AttemptFailure, AttemptState, BatchState
+from tracker_store.batches import batches
+from tracker_store.batches.outputs import commits_of_batch
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.connection.engine import connect
+from tracker_store.schema.states import AttemptFailure, AttemptState, BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,8 @@ import pytest
 from orchestration.tracker.link_cleaner import KEY_WINDOW, LinkCleaner, LinksReport
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from tests.support.driver_log.filled_log import Size, fill
-from tracker_store.engine import connect
-from tracker_store.leadership import DeposedError
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.leadership import DeposedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,11 +13,11 @@ from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.dagster_defs.maintenance import maintenance_job, maintenance_schedule, old_runs, prune
 from tests.support.driver_log.log import NOON, make_log
-from tracker_store import batches
-from tracker_store.engine import connect
-from tracker_store.errors import BatchHeldError
-from tracker_store.processes import register_process
-from tracker_store.states import ProcessKind
+from tracker_store.batches import batches
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import BatchHeldError
+from tracker_store.receivers.processes import register_process
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

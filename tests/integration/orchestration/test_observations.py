@@ -18,11 +18,11 @@ from orchestration.dagster_defs.checks import DESCRIPTIONS
 from orchestration.dagster_defs.observation_sensor import Cursor, observe
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.postgres.counted_statements import buffers, counted
-from tracker_store.batch_statistics import batch_figures, completed_minutes, pipeline_queue
-from tracker_store.batches import claim_attempt, complete_batch
-from tracker_store.engine import connect
-from tracker_store.outputs import commit_output
-from tracker_store.pipelines import apply_pipeline
+from tracker_store.batches.batches import claim_attempt, complete_batch
+from tracker_store.batches.outputs import commit_output
+from tracker_store.batches.pipelines import apply_pipeline
+from tracker_store.connection.engine import connect
+from tracker_store.reports.batch_statistics import batch_figures, completed_minutes, pipeline_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,7 +25,7 @@ from tests.integration.receiver_runtime.receiver_rig import CuttingProxy
 from tests.support.polling import eventually
 from tests.support.postgres.address import through
 from tests.support.spark.batch_rig import System
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

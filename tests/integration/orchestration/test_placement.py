@@ -19,13 +19,13 @@ from receiver_runtime.sources.socket_text import SocketText
 from tests.integration.orchestration.fleet import Fleet, NoSink
 from tests.support.driver_log.log import claim_anew, make_log
 from tests.support.postgres.counted_statements import counted
-from tracker_store.agents import HostLivesError, NoSuchAgentError, forget_host, list_agents, set_draining
-from tracker_store.engine import connect
-from tracker_store.leadership import read_leadership, take_leadership
-from tracker_store.pipelines import apply_stream, list_streams
-from tracker_store.processes import deregister_process
-from tracker_store.receivers import placements
-from tracker_store.states import DesiredState, ReceiverState
+from tracker_store.batches.pipelines import apply_stream, list_streams
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.agents import HostLivesError, NoSuchAgentError, forget_host, list_agents, set_draining
+from tracker_store.receivers.leadership import read_leadership, take_leadership
+from tracker_store.receivers.processes import deregister_process
+from tracker_store.receivers.receivers import placements
+from tracker_store.schema.states import DesiredState, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

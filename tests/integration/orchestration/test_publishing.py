@@ -29,11 +29,11 @@ from tests.integration.orchestration.frame_without_spark import SessionWithoutSp
 from tests.integration.orchestration.killed_publishing import COMMITTED, COMPACT, REPLAY, RUN, act, declare
 from tests.support.machine.forked_processes import run
 from tests.support.polling import eventually
-from tracker_store import batches
-from tracker_store.engine import connect
-from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
-from tracker_store.outputs import commits_of_batch, commits_to_publish, note_published
-from tracker_store.pipelines import get_pipeline
+from tracker_store.batches import batches
+from tracker_store.batches.outputs import commits_of_batch, commits_to_publish, note_published
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import DriverLogUnavailableError, OutcomeUnknownError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

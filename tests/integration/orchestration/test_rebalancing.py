@@ -14,14 +14,14 @@ from orchestration.tracker.placement_rules import PlacementRules
 from orchestration.tracker.rebalancing import AVOIDED_SECONDS, OFFER_SECONDS, OUTAGE_SECONDS, START_SECONDS
 from orchestration.tracker.rebalancing_policy import MoveLimits
 from tests.integration.orchestration.fleet import Fleet
-from tracker_store.agents import set_draining
-from tracker_store.engine import connect
-from tracker_store.hand_overs import predecessor_holds
-from tracker_store.leadership import read_leadership, take_leadership
-from tracker_store.processes import deregister_process, expire_process
-from tracker_store.rebalance_requests import list_rebalance_requests, request_rebalance
-from tracker_store.receivers import HINDERED, STORE_MISSING, set_desired_state, set_receiver_state
-from tracker_store.states import DesiredState, ReceiverState
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.agents import set_draining
+from tracker_store.receivers.hand_overs import predecessor_holds
+from tracker_store.receivers.leadership import read_leadership, take_leadership
+from tracker_store.receivers.processes import deregister_process, expire_process
+from tracker_store.receivers.rebalance_requests import list_rebalance_requests, request_rebalance
+from tracker_store.receivers.receivers import HINDERED, STORE_MISSING, set_desired_state, set_receiver_state
+from tracker_store.schema.states import DesiredState, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from typer.testing import Result
 
-    from tracker_store.hand_overs import HandOver
+    from tracker_store.receivers.hand_overs import HandOver
 
 INTERVAL, HOST_AGE = 10.0, 60.0
 ON = PlacementRules(moves=MoveLimits(is_on=True, interval_seconds=INTERVAL, host_seconds=HOST_AGE))

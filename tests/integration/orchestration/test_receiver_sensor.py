@@ -23,9 +23,9 @@ from orchestration.dagster_defs.receiver_sensor import (
     restart_job,
     restart_op_name,
 )
-from tracker_store.engine import connect
-from tracker_store.receivers import placements, receiver_events
-from tracker_store.states import ReceiverEventKind, ReceiverState
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.receivers import placements, receiver_events
+from tracker_store.schema.states import ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

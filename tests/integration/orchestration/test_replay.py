@@ -15,11 +15,11 @@ from forebay.sources import SocketText
 from orchestration.apply import apply
 from orchestration.spark.sinks.sink import unchecked
 from tests.support.driver_log.log import oldest_unfinished_batch
-from tracker_store import batches
-from tracker_store.errors import BatchHeldError, BlocksNotRetainedError
-from tracker_store.outputs import commits_of_batch
-from tracker_store.pipelines import get_pipeline
-from tracker_store.states import AttemptFailure, AttemptKind, AttemptState, BatchState
+from tracker_store.batches import batches
+from tracker_store.batches.outputs import commits_of_batch
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.connection.errors import BatchHeldError, BlocksNotRetainedError
+from tracker_store.schema.states import AttemptFailure, AttemptKind, AttemptState, BatchState
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -13,8 +13,8 @@ from orchestration.apply import apply
 from orchestration.dagster_defs.replay_job import ReplayConfig
 from orchestration.replay_choice import ReplayError, batches_to_replay, parsed_time
 from tests.support.driver_log.log import Log
-from tracker_store.pipelines import get_pipeline
-from tracker_store.states import BatchState
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
     from datetime import datetime

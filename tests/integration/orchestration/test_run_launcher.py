@@ -14,10 +14,7 @@ from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteJobO
 from orchestration.run_launcher import launcher
 from orchestration.run_launcher.launcher import BatchRunLauncher
 from tests.support.dagster.recording_launcher import RecordingRunLauncher
-from tracker_store.engine import connect
-from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
-from tracker_store.processes import deregister_process, register_process
-from tracker_store.run_queue import (
+from tracker_store.batches.run_queue import (
     claim_run,
     enqueue_run,
     is_cancel_requested,
@@ -25,7 +22,10 @@ from tracker_store.run_queue import (
     run_worker,
     set_batch_driver_state,
 )
-from tracker_store.states import BatchDriverState, ProcessKind
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import DriverLogUnavailableError, OutcomeUnknownError
+from tracker_store.receivers.processes import deregister_process, register_process
+from tracker_store.schema.states import BatchDriverState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,12 +16,12 @@ from orchestration.dagster_defs.scaling_schedule import decide_scaling, scaling_
 from orchestration.settings import Settings
 from orchestration.spark.wanted_executors import wanted_executors
 from tests.support.driver_log.log import INTERVAL, NOON
-from tracker_store.engine import connect
-from tracker_store.pipelines import get_pipeline
-from tracker_store.processes import deregister_process, register_process
-from tracker_store.run_queue import register_batch_driver
-from tracker_store.scaling import record_scaling, scaling_decision, scaling_decisions, wanted_batch_drivers
-from tracker_store.states import ProcessKind
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.batches.run_queue import register_batch_driver
+from tracker_store.batches.scaling import record_scaling, scaling_decision, scaling_decisions, wanted_batch_drivers
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.processes import deregister_process, register_process
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -16,8 +16,8 @@ from orchestration.batch_run import run_batch
 from orchestration.settings import Settings
 from orchestration.spark.sinks.sink import SinkError
 from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
-from tracker_store.engine import connect
-from tracker_store.pipelines import get_pipeline
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from pathlib import Path

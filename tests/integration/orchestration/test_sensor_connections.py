@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from orchestration.dagster_defs.sensor_connections import SensorConnections
 from tests.support.polling import eventually
-from tracker_store.engine import connect
-from tracker_store.errors import DriverLogUnavailableError
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import DriverLogUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,8 @@ from orchestration.settings import Settings
 from orchestration.spark.session import SessionWithoutFormatError, WarmSession
 from tests.support.machine.state_directory import state_directory
 from tests.support.spark.batch_rig import System
-from tracker_store.engine import connect
-from tracker_store.states import BatchState
+from tracker_store.connection.engine import connect
+from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

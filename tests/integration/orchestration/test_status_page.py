@@ -16,14 +16,14 @@ from tests.integration.orchestration.test_tracker_http import SECOND, ask, busy,
 from tests.support.driver_log.eventful_log import COMPLETED, make_eventful_log
 from tests.support.driver_log.filled_log import Size, fill, reading
 from tests.support.driver_log.log import INTERVAL, NOON
-from tracker_store import status_page as store
-from tracker_store.agents import list_agents
-from tracker_store.engine import connect, create_engine
-from tracker_store.listener_events import newest_events
-from tracker_store.processes import register_process
-from tracker_store.receivers import report_event
-from tracker_store.states import ProcessKind, ReceiverEventKind
-from tracker_store.status import batch_stats, pipeline_status, receiver_status, stream_lag
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.receivers.agents import list_agents
+from tracker_store.receivers.processes import register_process
+from tracker_store.receivers.receivers import report_event
+from tracker_store.reports import status_page as store
+from tracker_store.reports.listener_events import newest_events
+from tracker_store.reports.status import batch_stats, pipeline_status, receiver_status, stream_lag
+from tracker_store.schema.states import ProcessKind, ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,11 +11,11 @@ import sqlalchemy as sa
 
 from orchestration.tracker.tracker import LEADERSHIP_LIMIT_SECONDS, Tracker
 from tests.support.driver_log.log import Log, make_log
-from tracker_store.engine import connect
-from tracker_store.processes import heartbeat, live_processes, register_process
-from tracker_store.receivers import placements
-from tracker_store.schema import metadata
-from tracker_store.states import ProcessKind
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.processes import heartbeat, live_processes, register_process
+from tracker_store.receivers.receivers import placements
+from tracker_store.schema.states import ProcessKind
+from tracker_store.schema.tables import metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

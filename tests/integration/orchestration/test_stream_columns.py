@@ -26,12 +26,12 @@ from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.sources.base import SourceError
 from receiver_runtime.write_ahead_log import WriteAheadLog
 from tests.support.driver_log.log import claim_anew
-from tracker_store.blocks import add_blocks
-from tracker_store.engine import connect
-from tracker_store.pipelines import get_pipeline
-from tracker_store.received_block_tracker import ReceivedBlockTracker
-from tracker_store.receivers import placements
-from tracker_store.stream_schemas import register_schema
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
+from tracker_store.blocks.blocks import add_blocks
+from tracker_store.blocks.stream_schemas import register_schema
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.receivers import placements
 
 if TYPE_CHECKING:
     from pathlib import Path

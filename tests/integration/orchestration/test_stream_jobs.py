@@ -10,9 +10,9 @@ from forebay import ParquetSink, Pipeline, Stream
 from forebay.dagster import build_definitions
 from forebay.sources import SocketText
 from orchestration.apply import apply
-from tracker_store.engine import connect
-from tracker_store.receivers import placements
-from tracker_store.states import DesiredState
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.receivers import placements
+from tracker_store.schema.states import DesiredState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,11 +14,11 @@ from orchestration.spark import stream_reader
 from orchestration.spark.block_reader import BlockPartition, ReadOptionError
 from orchestration.spark.stream_reader import MAX_BLOCKS, MAX_RECORDS, ForebayStreamReader
 from tests.support.driver_log.log import Log, make_log
-from tracker_store.cleanup import clean_up_receiver
-from tracker_store.engine import connect
-from tracker_store.errors import DriverLogUnavailableError, ReaderPositionError, ReaderRemovedError
-from tracker_store.pipelines import apply_stream
-from tracker_store.readers import attach_reader, list_readers, remove_reader
+from tracker_store.batches.pipelines import apply_stream
+from tracker_store.batches.readers import attach_reader, list_readers, remove_reader
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import DriverLogUnavailableError, ReaderPositionError, ReaderRemovedError
+from tracker_store.retention.cleanup import clean_up_receiver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

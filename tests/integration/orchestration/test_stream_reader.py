@@ -13,10 +13,10 @@ from forebay.sources import SocketText
 from orchestration.settings import Settings
 from tests.support.driver_log.stored_lines import LineReceiver
 from tests.support.polling import eventually
-from tracker_store.engine import connect
-from tracker_store.pipelines import apply_stream
-from tracker_store.readers import attach_reader, list_readers, move_reader, remove_reader
-from tracker_store.receivers import placements
+from tracker_store.batches.pipelines import apply_stream
+from tracker_store.batches.readers import attach_reader, list_readers, move_reader, remove_reader
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.receivers import placements
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -165,7 +165,7 @@ def test_an_old_checkpoint_whose_blocks_are_gone_is_a_clear_error(system: System
     reader = attach_reader(system.connection, name="counting", stream="lines", start="latest")
     from datetime import UTC, datetime  # noqa: PLC0415
 
-    from tracker_store.cleanup import clean_up_receiver  # noqa: PLC0415
+    from tracker_store.retention.cleanup import clean_up_receiver  # noqa: PLC0415
 
     [receiver_id] = reader.positions
     move_reader(system.connection, reader.reader_id, reader.positions)

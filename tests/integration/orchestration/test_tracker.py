@@ -14,13 +14,13 @@ from orchestration.tracker.receiver_placement import ReceiverPlacement
 from orchestration.tracker.tracker import LEADERSHIP_LIMIT_SECONDS, LONGEST_TICK_SECONDS, Tracker
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.polling import eventually, joined
-from tracker_store import batches
-from tracker_store.engine import connect
-from tracker_store.errors import DriverLogUnavailableError
-from tracker_store.leadership import end_leadership_of, holder_name, read_leadership
-from tracker_store.processes import heartbeat, register_process
-from tracker_store.receivers import placements
-from tracker_store.states import BatchState, ProcessKind, ReceiverState
+from tracker_store.batches import batches
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import DriverLogUnavailableError
+from tracker_store.receivers.leadership import end_leadership_of, holder_name, read_leadership
+from tracker_store.receivers.processes import heartbeat, register_process
+from tracker_store.receivers.receivers import placements
+from tracker_store.schema.states import BatchState, ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

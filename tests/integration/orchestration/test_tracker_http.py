@@ -26,16 +26,16 @@ from tests.support.machine.held_ports import held_port
 from tests.support.polling import eventually
 from tests.support.searches import examples
 from tests.support.servers.tracker_answers import Answer, answer_to, served
-from tracker_store import batches, outputs
-from tracker_store.batch_outputs import fail_output
-from tracker_store.engine import connect, create_engine
-from tracker_store.pipelines import apply_pipeline
-from tracker_store.processes import deregister_process, heartbeat, register_process
-from tracker_store.readers import attach_reader, move_reader
-from tracker_store.receivers import report_event
-from tracker_store.replica_events import replica_back, replica_damaged, replica_lost
-from tracker_store.states import AttemptFailure, ProcessKind, ReceiverEventKind
-from tracker_store.status import receiver_status
+from tracker_store.batches import batches, outputs
+from tracker_store.batches.batch_outputs import fail_output
+from tracker_store.batches.pipelines import apply_pipeline
+from tracker_store.batches.readers import attach_reader, move_reader
+from tracker_store.blocks.replica_events import replica_back, replica_damaged, replica_lost
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.receivers.processes import deregister_process, heartbeat, register_process
+from tracker_store.receivers.receivers import report_event
+from tracker_store.reports.status import receiver_status
+from tracker_store.schema.states import AttemptFailure, ProcessKind, ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

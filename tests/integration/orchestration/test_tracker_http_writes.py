@@ -18,11 +18,11 @@ from orchestration.tracker.listen_address import ListenAddress
 from tests.support.dagster.replaying_webserver import ReplayingDagster, replaying_dagster
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.servers.tracker_answers import Answer, answer_to, served
-from tracker_store.engine import connect
-from tracker_store.listener_events import newest_events
-from tracker_store.pipelines import apply_pipeline
-from tracker_store.receivers import placements
-from tracker_store.states import DesiredState, ReceiverState
+from tracker_store.batches.pipelines import apply_pipeline
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.receivers import placements
+from tracker_store.reports.listener_events import newest_events
+from tracker_store.schema.states import DesiredState, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

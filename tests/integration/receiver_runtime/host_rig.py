@@ -16,8 +16,8 @@ from receiver_runtime.sources.socket_text import SocketText
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource
 from tests.support.polling import joined
 from tests.support.receivers.receiver_processes import eventually
-from tracker_store.engine import connect, create_engine
-from tracker_store.pipelines import apply_stream
+from tracker_store.batches.pipelines import apply_stream
+from tracker_store.connection.engine import connect, create_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -12,9 +12,9 @@ from receiver_runtime.block_store.stores import replicas_of
 from receiver_runtime.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import exit_code
 from tests.support.receivers.receiver_processes import eventually
-from tracker_store.checks import check_data
-from tracker_store.engine import connect
-from tracker_store.states import ReceiverEventKind
+from tracker_store.connection.engine import connect
+from tracker_store.reports.checks import check_data
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

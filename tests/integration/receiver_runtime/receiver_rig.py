@@ -17,16 +17,16 @@ from receiver_runtime.sources.secret import Secret
 from receiver_runtime.sources.socket_text import SocketText
 from tests.support.postgres.address import connect_to
 from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, ReceiverProcesses
-from tracker_store.engine import connect, create_engine
-from tracker_store.pipelines import apply_stream
-from tracker_store.receivers import placements, receiver_events
+from tracker_store.batches.pipelines import apply_stream
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.receivers.receivers import placements, receiver_events
 
 if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
 
     from receiver_runtime.block_store.interface import BlockStore
-    from tracker_store.states import ReceiverEventKind
+    from tracker_store.schema.states import ReceiverEventKind
 
 
 class NumberedSource:

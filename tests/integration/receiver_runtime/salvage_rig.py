@@ -21,9 +21,9 @@ from receiver_runtime.salvage import salvage, store_location
 from receiver_runtime.sources.base import SourceRule
 from receiver_runtime.write_ahead_log import WriteAheadLog
 from tests.support.driver_log.log import claim_anew, make_log
-from tracker_store.blocks import AddOutcome, Claim, NewBlock, add_blocks
-from tracker_store.checks import check_data
-from tracker_store.engine import connect
+from tracker_store.blocks.blocks import AddOutcome, Claim, NewBlock, add_blocks
+from tracker_store.connection.engine import connect
+from tracker_store.reports.checks import check_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,12 +22,12 @@ from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, Number
 from tests.support.machine.unread_bytes import unread_bytes
 from tests.support.postgres.address import through
 from tests.support.receivers.receiver_processes import eventually
-from tracker_store.checks import check_data
-from tracker_store.engine import connect, create_engine
-from tracker_store.errors import DriverLogUnavailableError
-from tracker_store.leadership import read_leadership, take_leadership
-from tracker_store.processes import end_processes_of_pid, expire_process, register_process
-from tracker_store.states import ProcessKind
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.connection.errors import DriverLogUnavailableError
+from tracker_store.receivers.leadership import read_leadership, take_leadership
+from tracker_store.receivers.processes import end_processes_of_pid, expire_process, register_process
+from tracker_store.reports.checks import check_data
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

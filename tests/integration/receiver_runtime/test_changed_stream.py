@@ -16,17 +16,17 @@ from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, Receiv
 from tests.support.machine.unread_bytes import unread_bytes
 from tests.support.postgres.address import through
 from tests.support.receivers.receiver_processes import eventually
-from tracker_store.engine import connect
-from tracker_store.leadership import read_leadership, take_leadership
-from tracker_store.pipelines import apply_stream
-from tracker_store.processes import register_process
-from tracker_store.receivers import placements
-from tracker_store.states import ProcessKind, ReceiverState
+from tracker_store.batches.pipelines import apply_stream
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.leadership import read_leadership, take_leadership
+from tracker_store.receivers.processes import register_process
+from tracker_store.receivers.receivers import placements
+from tracker_store.schema.states import ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from tracker_store.receivers import Placement
+    from tracker_store.receivers.receivers import Placement
 
 _RECORDS = 10_000
 

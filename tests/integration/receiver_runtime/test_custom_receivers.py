@@ -14,9 +14,9 @@ from receiver_runtime.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, exit_code
 from tests.support.driver_log.log import claim_anew
 from tests.support.receivers.receiver_processes import eventually
-from tracker_store.engine import connect
-from tracker_store.receivers import receiver_events
-from tracker_store.states import ReceiverEventKind
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.receivers import receiver_events
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,7 +21,7 @@ from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, Number
 from tests.support.postgres.address import through
 from tests.support.receivers.block_keys import dump, files_with, key_file, key_id, spellings
 from tests.support.receivers.receiver_processes import eventually
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

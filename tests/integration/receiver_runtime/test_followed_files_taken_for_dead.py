@@ -11,9 +11,9 @@ import pytest
 from tests.support.driver_log.log import add, block, claim_anew, make_log
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log
 from tests.unit.receiver_runtime.receivers.files.followed.followed_rig import follow, write
-from tracker_store.blocks import open_partition, raise_for_outcome
-from tracker_store.engine import connect
-from tracker_store.source_positions import forget_partitions, source_positions
+from tracker_store.blocks.blocks import open_partition, raise_for_outcome
+from tracker_store.blocks.source_positions import forget_partitions, source_positions
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import sqlalchemy as sa
 
-    from tracker_store.blocks import OffsetLink, Position
+    from tracker_store.blocks.blocks import OffsetLink, Position
 
 
 class _Client(Log):

@@ -14,8 +14,8 @@ from tests.conformance.suite import proxied, stop
 from tests.integration.receiver_runtime.keyed_receiver import KeyedReceiver, Sender
 from tests.support.receivers.receiver_processes import eventually
 from tests.unit.receiver_runtime.support import reaches
-from tracker_store.blocks import known_keys
-from tracker_store.engine import connect
+from tracker_store.blocks.blocks import known_keys
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     import subprocess

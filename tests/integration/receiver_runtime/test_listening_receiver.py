@@ -17,7 +17,7 @@ from receiver_runtime.sources.socket_text import SocketText
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, exit_code
 from tests.support.machine.held_ports import held_port
 from tests.support.receivers.receiver_processes import eventually
-from tracker_store.states import ReceiverEventKind
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

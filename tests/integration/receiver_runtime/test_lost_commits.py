@@ -10,7 +10,7 @@ from receiver_runtime.block_store.frame import FrameKind
 from receiver_runtime.driver_log import DriverLog
 from receiver_runtime.sources.base import SourceRule
 from tests.integration.receiver_runtime.salvage_rig import SalvagedReceiver
-from tracker_store.errors import LostCommitsError
+from tracker_store.connection.errors import LostCommitsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ import pytest
 from receiver_runtime.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
 from tests.support.receivers.receiver_processes import eventually
-from tracker_store.checks import check_data
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
+from tracker_store.reports.checks import check_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,7 +25,7 @@ from tests.support.machine.unread_bytes import unread_bytes
 from tests.support.polling import joined
 from tests.support.postgres.address import through
 from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, eventually
-from tracker_store.states import ReceiverEventKind
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

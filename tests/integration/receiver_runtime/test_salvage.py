@@ -15,10 +15,10 @@ from receiver_runtime.block_store.files import Files
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.sources.base import SourceRule
 from tests.integration.receiver_runtime.salvage_rig import KilledError, MortalDriverLog, SalvagedReceiver
-from tracker_store.blocks import AddOutcome
-from tracker_store.cleanup import clean_up_receiver
-from tracker_store.engine import connect
-from tracker_store.errors import ReceiverFencedError
+from tracker_store.blocks.blocks import AddOutcome
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import ReceiverFencedError
+from tracker_store.retention.cleanup import clean_up_receiver
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,9 +19,9 @@ from tests.integration.receiver_runtime.killed_process import (
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource, ReceiverRig, exit_code
 from tests.support.postgres.address import through
 from tests.support.receivers.receiver_processes import eventually
-from tracker_store.checks import check_data
-from tracker_store.engine import connect
-from tracker_store.states import ReceiverEventKind
+from tracker_store.connection.engine import connect
+from tracker_store.reports.checks import check_data
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

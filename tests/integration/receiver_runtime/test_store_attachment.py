@@ -15,7 +15,7 @@ from receiver_runtime.block_store.object_store import ObjectBlockStore
 from receiver_runtime.store_attachment import attach
 from tests.support.machine.mounts import Mount
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
-from tracker_store.block_stores import (
+from tracker_store.blocks.block_stores import (
     HostStore,
     UnsharedBlockStoreError,
     attach_block_store,
@@ -23,9 +23,9 @@ from tracker_store.block_stores import (
     expected_identities,
     list_block_stores,
 )
-from tracker_store.engine import connect
-from tracker_store.processes import register_process
-from tracker_store.states import ProcessKind
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.processes import register_process
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from pathlib import Path

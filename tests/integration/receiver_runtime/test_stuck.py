@@ -11,8 +11,8 @@ from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.receiver_life import STUCK_MESSAGE
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
 from tests.support.receivers.receiver_processes import eventually
-from tracker_store.engine import connect
-from tracker_store.receivers import give_up_receiver, receiver_events
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.receivers import give_up_receiver, receiver_events
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,11 +12,11 @@ from receiver_runtime.batch_drivers import BatchDrivers
 from tests.integration.receiver_runtime.host_rig import running_children
 from tests.support.driver_log.log import make_log
 from tests.support.polling import eventually, joined
-from tracker_store.engine import connect
-from tracker_store.processes import register_process
-from tracker_store.run_queue import register_batch_driver
-from tracker_store.scaling import record_scaling
-from tracker_store.states import ProcessKind
+from tracker_store.batches.run_queue import register_batch_driver
+from tracker_store.batches.scaling import record_scaling
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.processes import register_process
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from pathlib import Path

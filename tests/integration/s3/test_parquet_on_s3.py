@@ -21,10 +21,10 @@ from tests.integration.orchestration.test_publishing import Log
 from tests.integration.s3.test_s3 import running, server  # noqa: F401  fixtures
 from tests.support.servers.s3 import SECRET_KEY, S3Server
 from tests.support.spark.batch_rig import System, local_spark
-from tracker_store.engine import connect
-from tracker_store.errors import OutcomeUnknownError
-from tracker_store.outputs import commits_of_batch
-from tracker_store.pipelines import get_pipeline
+from tracker_store.batches.outputs import commits_of_batch
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import OutcomeUnknownError
 
 if TYPE_CHECKING:
     from pathlib import Path

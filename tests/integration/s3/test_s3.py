@@ -28,9 +28,9 @@ from tests.integration.orchestration.test_batch_run import same
 from tests.support.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 from tests.support.spark.batch_rig import System
 from tests.unit.receiver_runtime.support import MemorySegments, dead_letter_frame, eventually, frame, whole
-from tracker_store.blocks import Claim
-from tracker_store.engine import connect
-from tracker_store.states import BatchState
+from tracker_store.blocks.blocks import Claim
+from tracker_store.connection.engine import connect
+from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from tracker_store.blocks import BlockHandle
+    from tracker_store.blocks.blocks import BlockHandle
 
 pytestmark = pytest.mark.s3
 

@@ -25,9 +25,9 @@ from tests.support.driver_log.log import (
     wait_until_blocked,
 )
 from tests.support.polling import eventually
-from tracker_store.blocks import AddOutcome, Claim, add_blocks, claim, raise_for_outcome
-from tracker_store.engine import connect
-from tracker_store.errors import (
+from tracker_store.blocks.blocks import AddOutcome, Claim, add_blocks, claim, raise_for_outcome
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import (
     BlockConflictError,
     ClaimLostError,
     EmptyBlockError,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from concurrent.futures import Future
 
-    from tracker_store.blocks import AddResult
+    from tracker_store.blocks.blocks import AddResult
 
 
 @pytest.fixture

@@ -23,13 +23,13 @@ from tests.support.driver_log.log import (
     oldest_unfinished_batch,
     wait_until_blocked,
 )
-from tracker_store.batches import get_batch
-from tracker_store.blocks import AddOutcome
-from tracker_store.engine import connect
-from tracker_store.errors import AllocationError
-from tracker_store.pipelines import apply_pipeline
-from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
-from tracker_store.states import BatchState
+from tracker_store.batches.batches import get_batch
+from tracker_store.batches.pipelines import apply_pipeline
+from tracker_store.batches.received_block_tracker import ReceivedBlockTracker, batch_times
+from tracker_store.blocks.blocks import AddOutcome
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import AllocationError
+from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

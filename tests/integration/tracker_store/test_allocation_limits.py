@@ -9,10 +9,10 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import INTERVAL, NOON, Log, claim_anew, make_log
-from tracker_store.batches import get_batch
-from tracker_store.engine import connect
-from tracker_store.pipelines import apply_stream
-from tracker_store.states import BatchState
+from tracker_store.batches.batches import get_batch
+from tracker_store.batches.pipelines import apply_stream
+from tracker_store.connection.engine import connect
+from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import make_log
-from tracker_store.engine import connect
-from tracker_store.pipelines import apply_stream, list_streams
+from tracker_store.batches.pipelines import apply_stream, list_streams
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,17 +10,17 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log, oldest_unfinished_batch
-from tracker_store import batches, outputs
-from tracker_store.engine import connect
-from tracker_store.errors import AttemptSupersededError, BatchHeldError, OutputNotCommittedError
-from tracker_store.processes import deregister_process, register_process
-from tracker_store.retry import FIRST, LONGEST, LONGEST_UNCOUNTED, PAUSES
-from tracker_store.states import ATTEMPT_TRANSITIONS, AttemptFailure, AttemptState, BatchState, ProcessKind
+from tracker_store.batches import batches, outputs
+from tracker_store.batches.retry import FIRST, LONGEST, LONGEST_UNCOUNTED, PAUSES
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import AttemptSupersededError, BatchHeldError, OutputNotCommittedError
+from tracker_store.receivers.processes import deregister_process, register_process
+from tracker_store.schema.states import ATTEMPT_TRANSITIONS, AttemptFailure, AttemptState, BatchState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tracker_store.batches import BatchRow
+    from tracker_store.batches.batches import BatchRow
 
 T1 = NOON + INTERVAL
 FAILED, BLOCKED, LOST = AttemptFailure

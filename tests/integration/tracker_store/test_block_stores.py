@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tracker_store.agents import NoSuchAgentError, forget_host
-from tracker_store.block_stores import (
+from tracker_store.blocks.block_stores import (
     UnsharedBlockStoreError,
     attach_block_store,
     list_block_stores,
     unshared_way_out,
 )
-from tracker_store.engine import connect
-from tracker_store.processes import deregister_process, register_process
-from tracker_store.segments import open_segment
-from tracker_store.states import ProcessKind
+from tracker_store.blocks.segments import open_segment
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.agents import NoSuchAgentError, forget_host
+from tracker_store.receivers.processes import deregister_process, register_process
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

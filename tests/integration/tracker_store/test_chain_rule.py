@@ -13,10 +13,10 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import GIVEN_SEGMENTS, Log, block, claim_anew, give_segments, make_log
-from tracker_store.blocks import AddOutcome, Claim, NewBlock, OffsetLink, add_blocks, open_partition
-from tracker_store.engine import connect
-from tracker_store.processes import heartbeat, register_process
-from tracker_store.states import ProcessKind
+from tracker_store.blocks.blocks import AddOutcome, Claim, NewBlock, OffsetLink, add_blocks, open_partition
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.processes import heartbeat, register_process
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

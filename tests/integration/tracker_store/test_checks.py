@@ -9,14 +9,15 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
-from tracker_store import checks, migrate
-from tracker_store.batches import claim_attempt, complete_batch, fail_attempt
-from tracker_store.blocks import NewBlock, OffsetLink, open_partition
-from tracker_store.cleanup import clean_up_receiver
-from tracker_store.engine import connect
-from tracker_store.outputs import commit_output
-from tracker_store.pipelines import apply_pipeline
-from tracker_store.segments import open_segment
+from tracker_store.batches.batches import claim_attempt, complete_batch, fail_attempt
+from tracker_store.batches.outputs import commit_output
+from tracker_store.batches.pipelines import apply_pipeline
+from tracker_store.blocks.blocks import NewBlock, OffsetLink, open_partition
+from tracker_store.blocks.segments import open_segment
+from tracker_store.connection.engine import connect
+from tracker_store.install import migrate
+from tracker_store.reports import checks
+from tracker_store.retention.cleanup import clean_up_receiver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from tests.support.driver_log.filled_log import Size, fill
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.searches import examples
-from tracker_store.cleanup import (
+from tracker_store.connection.engine import connect
+from tracker_store.retention.cleanup import (
     Slice,
     clean_up_keys,
     clean_up_offsets,
@@ -30,15 +31,14 @@ from tracker_store.cleanup import (
     segments_to_delete,
     streams_to_clean_up,
 )
-from tracker_store.engine import connect
-from tracker_store.history import clean_up_history, pipelines_with_history
-from tracker_store.schema import SCHEMA, metadata
-from tracker_store.states import BatchState
+from tracker_store.retention.history import clean_up_history, pipelines_with_history
+from tracker_store.schema.states import BatchState
+from tracker_store.schema.tables import SCHEMA, metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tracker_store.cleanup import ReceiversToCleanUp
+    from tracker_store.retention.cleanup import ReceiversToCleanUp
 
 #: No id is in this part: only what the look finds is returned.
 NOBODY = Slice(-1, 10)

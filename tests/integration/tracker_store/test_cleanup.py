@@ -25,8 +25,10 @@ from tests.support.driver_log.log import (
     make_log,
     wait_until_blocked,
 )
-from tracker_store import batches
-from tracker_store.blocks import (
+from tracker_store.batches import batches
+from tracker_store.batches.pipelines import apply_pipeline, apply_stream
+from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
+from tracker_store.blocks.blocks import (
     ORIGIN,
     AddOutcome,
     BlockHandle,
@@ -37,7 +39,12 @@ from tracker_store.blocks import (
     known_keys,
     open_partition,
 )
-from tracker_store.cleanup import (
+from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
+from tracker_store.blocks.segments import open_segment, seal_segment
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import BlocksNotRetainedError
+from tracker_store.receivers.processes import register_process
+from tracker_store.retention.cleanup import (
     CleanedUp,
     clean_up_keys,
     clean_up_offsets,
@@ -45,14 +52,7 @@ from tracker_store.cleanup import (
     forget_segment,
     segments_to_delete,
 )
-from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters
-from tracker_store.engine import connect
-from tracker_store.errors import BlocksNotRetainedError
-from tracker_store.pipelines import apply_pipeline, apply_stream
-from tracker_store.processes import register_process
-from tracker_store.received_block_tracker import ReceivedBlockTracker
-from tracker_store.segments import open_segment, seal_segment
-from tracker_store.states import BatchState, LinkKind, ProcessKind, ReceiverState
+from tracker_store.schema.states import BatchState, LinkKind, ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,23 +24,24 @@ from tests.support.driver_log.log import INTERVAL, NOON, add, block, claim_anew,
 from tests.support.driver_log.placing import schedule_receiver
 from tests.support.driver_log.state_moves import MACHINES, RECORDER, SEEN, illegal_moves
 from tests.support.searches import examples
-from tracker_store import batches
-from tracker_store.blocks import AddOutcome, Claim, NewBlock, add_blocks, claim
-from tracker_store.cleanup import clean_up_receiver, segments_to_delete
-from tracker_store.engine import connect
-from tracker_store.errors import (
+from tracker_store.batches import batches
+from tracker_store.batches.pipeline_states import advance_stops, start_pipelines, stop_pipelines
+from tracker_store.batches.pipelines import apply_pipeline, apply_stream
+from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
+from tracker_store.batches.run_queue import register_batch_driver, set_batch_driver_state
+from tracker_store.blocks.blocks import AddOutcome, Claim, NewBlock, add_blocks, claim
+from tracker_store.blocks.segments import open_segment, seal_segment
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import (
     AllocationError,
     AttemptSupersededError,
     BatchHeldError,
     BlocksNotRetainedError,
     ClaimLostError,
 )
-from tracker_store.leadership import read_leadership, take_leadership
-from tracker_store.pipeline_states import advance_stops, start_pipelines, stop_pipelines
-from tracker_store.pipelines import apply_pipeline, apply_stream
-from tracker_store.processes import expire_process, register_process
-from tracker_store.received_block_tracker import ReceivedBlockTracker
-from tracker_store.receivers import (
+from tracker_store.receivers.leadership import read_leadership, take_leadership
+from tracker_store.receivers.processes import expire_process, register_process
+from tracker_store.receivers.receivers import (
     give_up_receiver,
     placements,
     release_receivers,
@@ -48,10 +49,8 @@ from tracker_store.receivers import (
     restart_receiver,
     set_receiver_state,
 )
-from tracker_store.run_queue import register_batch_driver, set_batch_driver_state
-from tracker_store.schema import SCHEMA, metadata
-from tracker_store.segments import open_segment, seal_segment
-from tracker_store.states import (
+from tracker_store.retention.cleanup import clean_up_receiver, segments_to_delete
+from tracker_store.schema.states import (
     BATCH_DRIVER_TRANSITIONS,
     RECEIVER_TRANSITIONS,
     AttemptFailure,
@@ -62,6 +61,7 @@ from tracker_store.states import (
     ProcessKind,
     ReceiverState,
 )
+from tracker_store.schema.tables import SCHEMA, metadata
 
 if TYPE_CHECKING:
     from datetime import datetime

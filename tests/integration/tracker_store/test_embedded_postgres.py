@@ -22,14 +22,15 @@ from tests.support.machine.another_account import as_nobody
 from tests.support.machine.state_directory import state_directory
 from tests.support.polling import eventually
 from tests.support.postgres.server import InstalledPostgres, PostgresProcess, ends_within
-from tracker_store import migrate, server_account, server_socket
-from tracker_store.embedded_postgres import (
+from tracker_store.install import migrate
+from tracker_store.server import server_account, server_socket
+from tracker_store.server.embedded_postgres import (
     BinariesMissingError,
     EmbeddedPostgres,
     ForeignDataDirectoryError,
     ServerNotReadyError,
 )
-from tracker_store.server_socket import SocketPathError
+from tracker_store.server.server_socket import SocketPathError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

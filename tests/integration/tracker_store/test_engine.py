@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tracker_store import migrate
-from tracker_store.block_stores import one_attaches
-from tracker_store.engine import connect, create_engine, named_failures, with_statement_timeout
-from tracker_store.errors import TRANSIENT, DriverLogUnavailableError, OtherReleaseError
-from tracker_store.pooler import DIRECT_URL_VARIABLE, DirectUrlMissingError, PoolerError
-from tracker_store.run_queue import Notifications
+from tracker_store.batches.run_queue import Notifications
+from tracker_store.blocks.block_stores import one_attaches
+from tracker_store.connection.engine import connect, create_engine, named_failures, with_statement_timeout
+from tracker_store.connection.errors import TRANSIENT, DriverLogUnavailableError, OtherReleaseError
+from tracker_store.connection.pooler import DIRECT_URL_VARIABLE, DirectUrlMissingError, PoolerError
+from tracker_store.install import migrate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,19 +11,19 @@ import sqlalchemy as sa
 
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tests.support.postgres.counted_statements import buffers
-from tracker_store import batches
-from tracker_store.blocks import AddOutcome, BlockHandle, Claim, add_blocks
-from tracker_store.cleanup import clean_up_receiver, forget_segment, segments_to_delete
-from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters
-from tracker_store.engine import connect
-from tracker_store.errors import NotAssignedError
-from tracker_store.history import clean_up_history, forget_receivers
-from tracker_store.leadership import DeposedError
-from tracker_store.pipelines import apply_stream
-from tracker_store.processes import register_process
-from tracker_store.receivers import placements
-from tracker_store.segments import seal_segment
-from tracker_store.states import ProcessKind
+from tracker_store.batches import batches
+from tracker_store.batches.pipelines import apply_stream
+from tracker_store.blocks.blocks import AddOutcome, BlockHandle, Claim, add_blocks
+from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
+from tracker_store.blocks.segments import seal_segment
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import NotAssignedError
+from tracker_store.receivers.leadership import DeposedError
+from tracker_store.receivers.processes import register_process
+from tracker_store.receivers.receivers import placements
+from tracker_store.retention.cleanup import clean_up_receiver, forget_segment, segments_to_delete
+from tracker_store.retention.history import clean_up_history, forget_receivers
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,11 +17,12 @@ import sqlalchemy as sa
 from orchestration.tracker.cleaner import Cleaner
 from orchestration.tracker.link_cleaner import LinkCleaner, LinksReport
 from tests.support.driver_log.filled_log import Read, Size, fill, reading
-from tracker_store import cleanup, history, status
-from tracker_store.batches import claim_attempt, discard_batch, fail_attempt
-from tracker_store.checks import check_data
-from tracker_store.engine import connect, create_engine
-from tracker_store.states import BatchState
+from tracker_store.batches.batches import claim_attempt, discard_batch, fail_attempt
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.reports import status
+from tracker_store.reports.checks import check_data
+from tracker_store.retention import cleanup, history
+from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

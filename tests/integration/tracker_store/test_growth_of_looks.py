@@ -14,9 +14,9 @@ from tests.support.driver_log.filled_receivers import fill
 from tests.support.driver_log.log import INTERVAL, NOON, make_log
 from tests.support.postgres.counted_statements import counted
 from tests.support.postgres.statement_cost import NestedStatement, buffers, nodes_of, visited_rows
-from tracker_store.engine import connect
-from tracker_store.receivers import placements_on_agent
-from tracker_store.status import pipeline_status, pipeline_status_with, processing_times, stream_lag
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.receivers import placements_on_agent
+from tracker_store.reports.status import pipeline_status, pipeline_status_with, processing_times, stream_lag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,20 +10,20 @@ import sqlalchemy as sa
 
 from tests.support.driver_log.log import Log, claim_anew, make_log, wait_until_blocked
 from tests.support.driver_log.placing import schedule_receiver
-from tracker_store.agents import set_draining
-from tracker_store.engine import connect
-from tracker_store.errors import NotAssignedError
-from tracker_store.hand_overs import (
+from tracker_store.batches.pipelines import apply_stream
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import NotAssignedError
+from tracker_store.receivers.agents import set_draining
+from tracker_store.receivers.hand_overs import (
     begin_hand_over,
     list_hand_overs,
     predecessor_holds,
     sign_off_receiver,
     take_over,
 )
-from tracker_store.leadership import read_leadership, take_leadership
-from tracker_store.pipelines import apply_stream
-from tracker_store.processes import deregister_process, register_process
-from tracker_store.receivers import (
+from tracker_store.receivers.leadership import read_leadership, take_leadership
+from tracker_store.receivers.processes import deregister_process, register_process
+from tracker_store.receivers.receivers import (
     get_receiver,
     placements,
     placements_on_agent,
@@ -33,12 +33,12 @@ from tracker_store.receivers import (
     set_desired_state,
     set_receiver_state,
 )
-from tracker_store.states import DesiredState, ProcessKind, ReceiverState
+from tracker_store.schema.states import DesiredState, ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tracker_store.receivers import Placement
+    from tracker_store.receivers.receivers import Placement
 
 
 class Moving:

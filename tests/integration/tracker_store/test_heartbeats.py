@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from tests.support.driver_log.filled_receivers import fill
 from tests.support.driver_log.log import claim_anew, make_log
 from tests.support.postgres.statement_cost import NestedStatement, visited_rows
-from tracker_store.engine import connect
-from tracker_store.processes import ProcessExpiredError, deregister_process, heartbeat, register_process
-from tracker_store.states import DesiredState, ProcessKind
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.processes import ProcessExpiredError, deregister_process, heartbeat, register_process
+from tracker_store.schema.states import DesiredState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,24 +9,24 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
-from tracker_store import batches
-from tracker_store.blocks import BlockHandle
-from tracker_store.checks import batches_count_their_ranges, ranges_are_contiguous
-from tracker_store.cleanup import Slice
-from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters
-from tracker_store.engine import connect
-from tracker_store.errors import AllocationError, BatchHeldError, BlocksNotRetainedError
-from tracker_store.history import clean_up_events, clean_up_history, pipelines_with_history
-from tracker_store.leadership import DeposedError, read_leadership, take_leadership
-from tracker_store.processes import deregister_process, register_process
-from tracker_store.received_block_tracker import batch_times
-from tracker_store.receivers import report_event
-from tracker_store.states import ProcessKind, ReceiverEventKind
+from tracker_store.batches import batches
+from tracker_store.batches.received_block_tracker import batch_times
+from tracker_store.blocks.blocks import BlockHandle
+from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import AllocationError, BatchHeldError, BlocksNotRetainedError
+from tracker_store.receivers.leadership import DeposedError, read_leadership, take_leadership
+from tracker_store.receivers.processes import deregister_process, register_process
+from tracker_store.receivers.receivers import report_event
+from tracker_store.reports.checks import batches_count_their_ranges, ranges_are_contiguous
+from tracker_store.retention.cleanup import Slice
+from tracker_store.retention.history import clean_up_events, clean_up_history, pipelines_with_history
+from tracker_store.schema.states import ProcessKind, ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tracker_store.history import Forgotten
+    from tracker_store.retention.history import Forgotten
 
 DAY = timedelta(days=1)
 YEARS = 10_000 * DAY

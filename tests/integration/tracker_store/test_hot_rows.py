@@ -10,11 +10,11 @@ import sqlalchemy as sa
 
 from tests.support.driver_log.filled_receivers import fill
 from tests.support.driver_log.log import NOON, make_log
-from tracker_store.cleanup import clean_up_receiver
-from tracker_store.engine import connect
-from tracker_store.processes import heartbeat, register_process
-from tracker_store.segments import open_segment, seal_segment
-from tracker_store.states import ProcessKind
+from tracker_store.blocks.segments import open_segment, seal_segment
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.processes import heartbeat, register_process
+from tracker_store.retention.cleanup import clean_up_receiver
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,14 +10,14 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
-from tracker_store import batches
-from tracker_store.blocks import ORIGIN, AddOutcome, Claim, OffsetLink, open_partition
-from tracker_store.cleanup import clean_up_offsets, clean_up_receiver
-from tracker_store.engine import connect
-from tracker_store.history import clean_up_history
-from tracker_store.input_metadata import InputRange, input_metadata, record_input_metadata
-from tracker_store.outputs import commit_output
-from tracker_store.states import LinkKind
+from tracker_store.batches import batches
+from tracker_store.batches.input_metadata import InputRange, input_metadata, record_input_metadata
+from tracker_store.batches.outputs import commit_output
+from tracker_store.blocks.blocks import ORIGIN, AddOutcome, Claim, OffsetLink, open_partition
+from tracker_store.connection.engine import connect
+from tracker_store.retention.cleanup import clean_up_offsets, clean_up_receiver
+from tracker_store.retention.history import clean_up_history
+from tracker_store.schema.states import LinkKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

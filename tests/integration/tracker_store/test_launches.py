@@ -11,10 +11,10 @@ import sqlalchemy as sa
 
 from tests.support.driver_log.log import NOON, Log, make_log
 from tests.support.polling import joined
-from tracker_store import batches
-from tracker_store.engine import connect
-from tracker_store.launches import LaunchAnswer, LaunchOutcome, release_launch, take_launch
-from tracker_store.leadership import DeposedError, read_leadership, take_leadership
+from tracker_store.batches import batches
+from tracker_store.batches.launches import LaunchAnswer, LaunchOutcome, release_launch, take_launch
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.leadership import DeposedError, read_leadership, take_leadership
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

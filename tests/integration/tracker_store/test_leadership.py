@@ -10,9 +10,9 @@ import sqlalchemy as sa
 
 from tests.support.driver_log.log import Log, make_log
 from tests.support.driver_log.placing import schedule_receiver
-from tracker_store.engine import connect
-from tracker_store.leadership import raise_counter, read_leadership, resign, take_leadership
-from tracker_store.processes import (
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.leadership import raise_counter, read_leadership, resign, take_leadership
+from tracker_store.receivers.processes import (
     ProcessExpiredError,
     deregister_process,
     expire_process,
@@ -20,8 +20,8 @@ from tracker_store.processes import (
     live_processes,
     register_process,
 )
-from tracker_store.receivers import placements, receiver_events, set_receiver_state
-from tracker_store.states import RECEIVER_TRANSITIONS, ProcessKind, ReceiverEventKind, ReceiverState
+from tracker_store.receivers.receivers import placements, receiver_events, set_receiver_state
+from tracker_store.schema.states import RECEIVER_TRANSITIONS, ProcessKind, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,12 +16,13 @@ from sqlalchemy.exc import ProgrammingError
 from tests.support.driver_log.log import INTERVAL, NOON, Log, claim_anew, make_log, wait_until_told
 from tests.support.driver_log.placing import schedule_receiver
 from tests.support.polling import eventually, joined
-from tracker_store import batches, pipeline_states
-from tracker_store.cleanup import clean_up_receiver
-from tracker_store.engine import connect
-from tracker_store.history import clean_up_events
-from tracker_store.leadership import read_leadership, take_leadership
-from tracker_store.listener_events import (
+from tracker_store.batches import batches, pipeline_states
+from tracker_store.batches.outputs import commit_output
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.leadership import read_leadership, take_leadership
+from tracker_store.receivers.processes import expire_process, live_processes, register_process
+from tracker_store.receivers.receivers import get_receiver, report_event, restart_receiver, set_receiver_state
+from tracker_store.reports.listener_events import (
     START,
     EventKind,
     ListenerEvent,
@@ -32,10 +33,9 @@ from tracker_store.listener_events import (
     newest_events,
     newest_position,
 )
-from tracker_store.outputs import commit_output
-from tracker_store.processes import expire_process, live_processes, register_process
-from tracker_store.receivers import get_receiver, report_event, restart_receiver, set_receiver_state
-from tracker_store.states import AttemptFailure, ProcessKind, ReceiverEventKind, ReceiverState
+from tracker_store.retention.cleanup import clean_up_receiver
+from tracker_store.retention.history import clean_up_events
+from tracker_store.schema.states import AttemptFailure, ProcessKind, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

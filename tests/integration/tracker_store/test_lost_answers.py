@@ -21,7 +21,7 @@ from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.registrar import PostgresBlockLog, Registrar
 from tests.support.driver_log.log import Log, add, block, claim_anew, give_segments, make_log, wait_until_blocked
 from tests.support.postgres.cutting_proxy import Cut, CuttingProxy, is_call
-from tracker_store.blocks import (
+from tracker_store.blocks.blocks import (
     ORIGIN,
     AddOutcome,
     Claim,
@@ -32,11 +32,11 @@ from tracker_store.blocks import (
     newest_epoch,
     open_partition,
 )
-from tracker_store.engine import connect, create_engine
-from tracker_store.errors import TRANSIENT, LostCommitsError, OutcomeUnknownError
-from tracker_store.processes import register_process
-from tracker_store.segments import open_segment
-from tracker_store.states import ProcessKind
+from tracker_store.blocks.segments import open_segment
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.connection.errors import TRANSIENT, LostCommitsError, OutcomeUnknownError
+from tracker_store.receivers.processes import register_process
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

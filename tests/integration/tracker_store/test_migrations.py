@@ -16,11 +16,11 @@ from alembic.runtime.migration import MigrationContext
 
 from tests.support.driver_log.log import make_log
 from tests.support.polling import eventually
-from tracker_store import migrate
-from tracker_store.checks import functions_are_the_files, revision_is_the_newest
-from tracker_store.engine import connect
-from tracker_store.programs import FUNCTIONS
-from tracker_store.schema import SCHEMA, metadata
+from tracker_store.connection.engine import connect
+from tracker_store.install import migrate
+from tracker_store.install.programs import FUNCTIONS
+from tracker_store.reports.checks import functions_are_the_files, revision_is_the_newest
+from tracker_store.schema.tables import SCHEMA, metadata
 from tracker_store.views import VIEWS
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
-from tracker_store import batches, outputs
-from tracker_store.batch_outputs import (
+from tracker_store.batches import batches, outputs
+from tracker_store.batches.batch_outputs import (
     OutputState,
     fail_output,
     newest_output_failures,
@@ -18,18 +18,18 @@ from tracker_store.batch_outputs import (
     partial_commit,
     quarantined_batches,
 )
-from tracker_store.batch_statistics import pipeline_queue
-from tracker_store.engine import connect
-from tracker_store.history import clean_up_history
-from tracker_store.pipelines import get_pipeline
-from tracker_store.processes import register_process
-from tracker_store.states import AttemptFailure, BatchState, ProcessKind
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.processes import register_process
+from tracker_store.reports.batch_statistics import pipeline_queue
+from tracker_store.retention.history import clean_up_history
+from tracker_store.schema.states import AttemptFailure, BatchState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
 
-    from tracker_store.batch_outputs import BatchOutput
+    from tracker_store.batches.batch_outputs import BatchOutput
 
 T1 = NOON + INTERVAL
 DECLARATION = (

@@ -11,14 +11,14 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log, wait_until_blocked
-from tracker_store import batches
-from tracker_store.checks import check_data
-from tracker_store.cleanup import clean_up_receiver
-from tracker_store.engine import connect
-from tracker_store.errors import BlocksNotRetainedError
-from tracker_store.input_metadata import input_metadata
-from tracker_store.processes import register_process
-from tracker_store.states import ProcessKind
+from tracker_store.batches import batches
+from tracker_store.batches.input_metadata import input_metadata
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import BlocksNotRetainedError
+from tracker_store.receivers.processes import register_process
+from tracker_store.reports.checks import check_data
+from tracker_store.retention.cleanup import clean_up_receiver
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

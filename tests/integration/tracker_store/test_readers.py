@@ -11,11 +11,8 @@ from sqlalchemy.exc import ProgrammingError
 
 from tests.support.driver_log.log import NOON, Log, add, block, claim_anew, make_log
 from tests.support.polling import eventually
-from tracker_store.cleanup import clean_up_receiver
-from tracker_store.engine import connect
-from tracker_store.errors import NotAppliedError, ReaderPositionError, ReaderRemovedError, ReaderStreamError
-from tracker_store.pipelines import apply_stream, list_streams
-from tracker_store.readers import (
+from tracker_store.batches.pipelines import apply_stream, list_streams
+from tracker_store.batches.readers import (
     attach_reader,
     blocks_between,
     list_readers,
@@ -24,8 +21,11 @@ from tracker_store.readers import (
     next_positions,
     remove_reader,
 )
-from tracker_store.segments import open_segment
-from tracker_store.stream_schemas import schemas_of_stream
+from tracker_store.blocks.segments import open_segment
+from tracker_store.blocks.stream_schemas import schemas_of_stream
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import NotAppliedError, ReaderPositionError, ReaderRemovedError, ReaderStreamError
+from tracker_store.retention.cleanup import clean_up_receiver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,21 +12,22 @@ import sqlalchemy as sa
 from orchestration.tracker.tracker import Tracker
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log, oldest_unfinished_batch, wait_until_blocked
 from tests.support.polling import eventually
-from tracker_store import batches, checks, outputs
-from tracker_store.cleanup import clean_up_receiver
-from tracker_store.engine import connect
-from tracker_store.errors import (
+from tracker_store.batches import batches, outputs
+from tracker_store.batches.pipeline_states import start_pipelines
+from tracker_store.batches.pipelines import get_pipeline, remove_pipeline
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import (
     AttemptSupersededError,
     BatchHeldError,
     BlocksNotRetainedError,
     NotDiscardableError,
     OutputNotCommittedError,
 )
-from tracker_store.pipeline_states import start_pipelines
-from tracker_store.pipelines import get_pipeline, remove_pipeline
-from tracker_store.processes import register_process
-from tracker_store.rates import completed_batches
-from tracker_store.states import AttemptFailure, AttemptState, BatchState, ProcessKind
+from tracker_store.receivers.processes import register_process
+from tracker_store.receivers.rates import completed_batches
+from tracker_store.reports import checks
+from tracker_store.retention.cleanup import clean_up_receiver
+from tracker_store.schema.states import AttemptFailure, AttemptState, BatchState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from tests.integration.tracker_store.test_roles import INSUFFICIENT_PRIVILEGE, acting_as
-from tracker_store.engine import connect
-from tracker_store.programs import is_trigger_function
-from tracker_store.roles import ROLES
+from tracker_store.connection.engine import connect
+from tracker_store.install.programs import is_trigger_function
+from tracker_store.install.roles import ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

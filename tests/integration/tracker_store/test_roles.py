@@ -14,59 +14,18 @@ from sqlalchemy.exc import ProgrammingError
 
 from tests.support.driver_log.log import INTERVAL, NOON, add, block, claim_anew, make_log, oldest_unfinished_batch
 from tests.support.driver_log.placing import schedule_receiver
-from tracker_store import migrate, roles, status
-from tracker_store.agents import forget_host, set_draining
-from tracker_store.batches import (
+from tracker_store.batches.batches import (
     attempts_of_ended_processes,
     claim_attempt,
     complete_batch,
     fail_attempt,
 )
-from tracker_store.block_stores import attach_block_store
-from tracker_store.blocks import AddOutcome, NewBlock, OffsetLink, known_keys, open_partition
-from tracker_store.cleanup import (
-    Slice,
-    clean_up_keys,
-    clean_up_offsets,
-    clean_up_receiver,
-    forget_segment,
-    receivers_to_clean_up,
-    segments_to_delete,
-    streams_to_clean_up,
-)
-from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters
-from tracker_store.engine import connect, create_engine
-from tracker_store.hand_overs import (
-    begin_hand_over,
-    list_hand_overs,
-    predecessor_holds,
-    sign_off_receiver,
-    take_over,
-    withdraw_hand_over,
-)
-from tracker_store.history import pipelines_with_history
-from tracker_store.leadership import Leadership, raise_counter, read_leadership, resign, take_leadership
-from tracker_store.outputs import commit_output, commits_of_batch
-from tracker_store.pipelines import apply_pipeline, apply_stream, get_pipeline, list_streams
-from tracker_store.processes import deregister_process, expire_process, heartbeat, live_processes, register_process
-from tracker_store.programs import FUNCTIONS, is_trigger_function
-from tracker_store.rates import StreamRate, expire_stream_rates, record_stream_rate, set_rate_limits
-from tracker_store.rebalance_requests import (
-    finish_rebalance_requests,
-    list_rebalance_requests,
-    request_rebalance,
-)
-from tracker_store.receivers import (
-    add_host_receiver,
-    get_receiver,
-    placements,
-    placements_on_agent,
-    release_receivers,
-    release_receivers_of_agent,
-    report_event,
-    set_receiver_state,
-)
-from tracker_store.segments import (
+from tracker_store.batches.outputs import commit_output, commits_of_batch
+from tracker_store.batches.pipelines import apply_pipeline, apply_stream, get_pipeline, list_streams
+from tracker_store.blocks.block_stores import attach_block_store
+from tracker_store.blocks.blocks import AddOutcome, NewBlock, OffsetLink, known_keys, open_partition
+from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
+from tracker_store.blocks.segments import (
     EpochEnd,
     count_blocks_of_segment,
     end_of_epoch,
@@ -76,7 +35,55 @@ from tracker_store.segments import (
     seal_salvaged,
     seal_segment,
 )
-from tracker_store.states import ProcessKind, ReceiverEventKind, ReceiverState
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.install import migrate, roles
+from tracker_store.install.programs import FUNCTIONS, is_trigger_function
+from tracker_store.receivers.agents import forget_host, set_draining
+from tracker_store.receivers.hand_overs import (
+    begin_hand_over,
+    list_hand_overs,
+    predecessor_holds,
+    sign_off_receiver,
+    take_over,
+    withdraw_hand_over,
+)
+from tracker_store.receivers.leadership import Leadership, raise_counter, read_leadership, resign, take_leadership
+from tracker_store.receivers.processes import (
+    deregister_process,
+    expire_process,
+    heartbeat,
+    live_processes,
+    register_process,
+)
+from tracker_store.receivers.rates import StreamRate, expire_stream_rates, record_stream_rate, set_rate_limits
+from tracker_store.receivers.rebalance_requests import (
+    finish_rebalance_requests,
+    list_rebalance_requests,
+    request_rebalance,
+)
+from tracker_store.receivers.receivers import (
+    add_host_receiver,
+    get_receiver,
+    placements,
+    placements_on_agent,
+    release_receivers,
+    release_receivers_of_agent,
+    report_event,
+    set_receiver_state,
+)
+from tracker_store.reports import status
+from tracker_store.retention.cleanup import (
+    Slice,
+    clean_up_keys,
+    clean_up_offsets,
+    clean_up_receiver,
+    forget_segment,
+    receivers_to_clean_up,
+    segments_to_delete,
+    streams_to_clean_up,
+)
+from tracker_store.retention.history import pipelines_with_history
+from tracker_store.schema.states import ProcessKind, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,28 +14,28 @@ from sqlalchemy.exc import DBAPIError
 
 from tests.support.driver_log.log import add, block, claim_anew, make_log
 from tests.support.driver_log.placing import schedule_receiver
-from tracker_store.engine import connect
-from tracker_store.errors import DriverLogError
-from tracker_store.hand_overs import begin_hand_over, sign_off_receiver, take_over
-from tracker_store.processes import (
+from tracker_store.blocks.segments import open_segment, open_segments_before, seal_salvaged, seal_segment
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import DriverLogError
+from tracker_store.receivers.hand_overs import begin_hand_over, sign_off_receiver, take_over
+from tracker_store.receivers.processes import (
     deregister_process,
     end_processes_of_pid,
     heartbeat,
     register_process,
 )
-from tracker_store.receivers import (
+from tracker_store.receivers.receivers import (
     get_receiver,
     release_receivers_of_agent,
     set_preferred_location,
     set_receiver_state,
 )
-from tracker_store.segments import open_segment, open_segments_before, seal_salvaged, seal_segment
-from tracker_store.states import ProcessKind, ReceiverState
+from tracker_store.schema.states import ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tracker_store.blocks import Claim
+    from tracker_store.blocks.blocks import Claim
 
 _STATE = """
 SELECT (SELECT json_agg(r ORDER BY r.id) FROM forebay.receivers r)::text AS receivers,

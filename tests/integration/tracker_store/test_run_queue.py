@@ -9,9 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.polling import eventually, joined
-from tracker_store.engine import connect
-from tracker_store.processes import deregister_process, end_processes_of_pid, register_process
-from tracker_store.run_queue import (
+from tracker_store.batches.run_queue import (
     CANCEL_CHANNEL,
     CRASHED,
     LEFT,
@@ -32,7 +30,9 @@ from tracker_store.run_queue import (
     set_batch_driver_state,
     withdraw_run,
 )
-from tracker_store.states import BatchDriverState, ProcessKind
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.processes import deregister_process, end_processes_of_pid, register_process
+from tracker_store.schema.states import BatchDriverState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

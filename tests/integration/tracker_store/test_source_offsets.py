@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import Log, add, block, claim_anew, give_segments, make_log, wait_until_blocked
-from tracker_store.blocks import (
+from tracker_store.blocks.blocks import (
     ORIGIN,
     AddOutcome,
     Claim,
@@ -25,9 +25,9 @@ from tracker_store.blocks import (
     open_partition,
     raise_for_outcome,
 )
-from tracker_store.engine import connect
-from tracker_store.errors import DuplicateKeysError, OffsetConflictError
-from tracker_store.states import LinkKind
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import DuplicateKeysError, OffsetConflictError
+from tracker_store.schema.states import LinkKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,14 +17,16 @@ import sqlalchemy as sa
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tests.support.driver_log.placing import schedule_receiver
 from tests.support.polling import eventually
-from tracker_store import batches, cleanup, hand_overs, rates, receivers
-from tracker_store.blocks import OffsetLink, open_partition
-from tracker_store.engine import connect
-from tracker_store.leadership import DeposedError, raise_counter, read_leadership, resign, take_leadership
-from tracker_store.processes import expire_process, register_process
-from tracker_store.rebalance_requests import finish_rebalance_requests, request_rebalance
-from tracker_store.segments import open_segment, seal_segment
-from tracker_store.states import ProcessKind, ReceiverState
+from tracker_store.batches import batches
+from tracker_store.blocks.blocks import OffsetLink, open_partition
+from tracker_store.blocks.segments import open_segment, seal_segment
+from tracker_store.connection.engine import connect
+from tracker_store.receivers import hand_overs, rates, receivers
+from tracker_store.receivers.leadership import DeposedError, raise_counter, read_leadership, resign, take_leadership
+from tracker_store.receivers.processes import expire_process, register_process
+from tracker_store.receivers.rebalance_requests import finish_rebalance_requests, request_rebalance
+from tracker_store.retention import cleanup
+from tracker_store.schema.states import ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

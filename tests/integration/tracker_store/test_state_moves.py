@@ -11,25 +11,25 @@ import sqlalchemy as sa
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.driver_log.placing import schedule_receiver
 from tests.support.driver_log.state_moves import MACHINES, RECORDER, SEEN, illegal_moves
-from tracker_store import batches, states
-from tracker_store.agents import forget_host
-from tracker_store.cleanup import clean_up_receiver, segments_to_delete
-from tracker_store.engine import connect
-from tracker_store.leadership import read_leadership, take_leadership
-from tracker_store.pipeline_states import advance_stops, start_pipelines, stop_pipelines
-from tracker_store.pipelines import apply_stream
-from tracker_store.processes import deregister_process, expire_process, register_process
-from tracker_store.receivers import (
+from tracker_store.batches import batches
+from tracker_store.batches.pipeline_states import advance_stops, start_pipelines, stop_pipelines
+from tracker_store.batches.pipelines import apply_stream
+from tracker_store.batches.run_queue import register_batch_driver, set_batch_driver_state
+from tracker_store.blocks.segments import seal_segment
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.agents import forget_host
+from tracker_store.receivers.leadership import read_leadership, take_leadership
+from tracker_store.receivers.processes import deregister_process, expire_process, register_process
+from tracker_store.receivers.receivers import (
     give_up_receiver,
     release_receivers,
     release_receivers_of_agent,
     restart_receiver,
     set_receiver_state,
 )
-from tracker_store.run_queue import register_batch_driver, set_batch_driver_state
-from tracker_store.schema import metadata
-from tracker_store.segments import seal_segment
-from tracker_store.states import (
+from tracker_store.retention.cleanup import clean_up_receiver, segments_to_delete
+from tracker_store.schema import states
+from tracker_store.schema.states import (
     AttemptFailure,
     BatchDriverState,
     BatchState,
@@ -37,6 +37,7 @@ from tracker_store.states import (
     ProcessKind,
     ReceiverState,
 )
+from tracker_store.schema.tables import metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

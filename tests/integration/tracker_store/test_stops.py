@@ -9,15 +9,21 @@ import sqlalchemy as sa
 
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tests.support.driver_log.placing import schedule_receiver
-from tracker_store.batches import claim_attempt, complete_batch
-from tracker_store.engine import connect
-from tracker_store.errors import AllocationError, NotAppliedError
-from tracker_store.leadership import read_leadership, take_leadership
-from tracker_store.pipeline_states import advance_stops, all_ended, start_pipelines, stop_pipelines, stop_progress
-from tracker_store.pipelines import apply_pipeline, get_pipeline
-from tracker_store.processes import deregister_process, heartbeat, register_process
-from tracker_store.received_block_tracker import batch_times
-from tracker_store.receivers import (
+from tracker_store.batches.batches import claim_attempt, complete_batch
+from tracker_store.batches.pipeline_states import (
+    advance_stops,
+    all_ended,
+    start_pipelines,
+    stop_pipelines,
+    stop_progress,
+)
+from tracker_store.batches.pipelines import apply_pipeline, get_pipeline
+from tracker_store.batches.received_block_tracker import batch_times
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import AllocationError, NotAppliedError
+from tracker_store.receivers.leadership import read_leadership, take_leadership
+from tracker_store.receivers.processes import deregister_process, heartbeat, register_process
+from tracker_store.receivers.receivers import (
     NoSuchReceiverError,
     PipelinesStoppedError,
     failed_receivers,
@@ -29,7 +35,7 @@ from tracker_store.receivers import (
     set_desired_state,
     set_receiver_state,
 )
-from tracker_store.states import (
+from tracker_store.schema.states import (
     PIPELINE_TRANSITIONS,
     DesiredState,
     PipelineState,

@@ -10,10 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import make_log
-from tracker_store.engine import connect
-from tracker_store.errors import SchemaConflictError
-from tracker_store.receivers import placements, set_preferred_location
-from tracker_store.stream_schemas import register_schema, schemas_of_stream
+from tracker_store.blocks.stream_schemas import register_schema, schemas_of_stream
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import SchemaConflictError
+from tracker_store.receivers.receivers import placements, set_preferred_location
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,13 +11,13 @@ import sqlalchemy as sa
 
 from tests.stress.checker import ILLEGAL_MOVE, SAFETY, WITNESS, Acknowledged, check
 from tests.support.driver_log.log import Log, add, block, claim_anew, make_log
-from tracker_store import batches, outputs
-from tracker_store.blocks import OffsetLink, open_partition
-from tracker_store.cleanup import clean_up_receiver
-from tracker_store.engine import connect
-from tracker_store.processes import register_process
-from tracker_store.segments import open_segment
-from tracker_store.states import ProcessKind
+from tracker_store.batches import batches, outputs
+from tracker_store.blocks.blocks import OffsetLink, open_partition
+from tracker_store.blocks.segments import open_segment
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.processes import register_process
+from tracker_store.retention.cleanup import clean_up_receiver
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

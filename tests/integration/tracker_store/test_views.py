@@ -9,16 +9,16 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
-from tracker_store.batches import claim_attempt, complete_batch
-from tracker_store.blocks import ORIGIN, OffsetLink, open_partition
-from tracker_store.cleanup import clean_up_receiver
-from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters
-from tracker_store.engine import connect
-from tracker_store.outputs import commit_output
-from tracker_store.receivers import report_event
-from tracker_store.segments import CodecSum, left_segments, open_segment, seal_segment
-from tracker_store.states import LinkKind, ReceiverEventKind
-from tracker_store.streaming_statistics import StreamCodec, stream_codecs
+from tracker_store.batches.batches import claim_attempt, complete_batch
+from tracker_store.batches.outputs import commit_output
+from tracker_store.blocks.blocks import ORIGIN, OffsetLink, open_partition
+from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
+from tracker_store.blocks.segments import CodecSum, left_segments, open_segment, seal_segment
+from tracker_store.connection.engine import connect
+from tracker_store.receivers.receivers import report_event
+from tracker_store.reports.streaming_statistics import StreamCodec, stream_codecs
+from tracker_store.retention.cleanup import clean_up_receiver
+from tracker_store.schema.states import LinkKind, ReceiverEventKind
 from tracker_store.views import VIEWS
 
 if TYPE_CHECKING:

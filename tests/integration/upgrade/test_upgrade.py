@@ -19,10 +19,10 @@ from sqlalchemy.exc import DBAPIError
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig
 from tests.support.driver_log.log import INTERVAL, NOON, make_log
 from tests.support.polling import eventually
-from tracker_store import migrate
-from tracker_store.checks import check_data, check_schema
-from tracker_store.engine import connect, is_outcome_unknown, is_refused
-from tracker_store.received_block_tracker import ReceivedBlockTracker
+from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
+from tracker_store.connection.engine import connect, is_outcome_unknown, is_refused
+from tracker_store.install import migrate
+from tracker_store.reports.checks import check_data, check_schema
 
 HERE = Path(__file__).parent
 STATEMENTS: dict[str, list[str]] = json.loads((HERE / "statements.json").read_text(encoding="utf-8"))["statements"]

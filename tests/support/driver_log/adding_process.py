@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 
 from tests.support.driver_log.log import add, block, claim_anew
-from tracker_store.blocks import AddOutcome
-from tracker_store.engine import connect, create_engine
+from tracker_store.blocks.blocks import AddOutcome
+from tracker_store.connection.engine import connect, create_engine
 
 
 def say(line: str) -> None:

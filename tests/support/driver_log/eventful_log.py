@@ -14,19 +14,19 @@ import sqlalchemy as sa
 
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tests.support.driver_log.placing import schedule_receiver
-from tracker_store import batches
-from tracker_store.batch_outputs import fail_output
-from tracker_store.blocks import BlockHandle, OffsetLink, open_partition
-from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters
-from tracker_store.input_metadata import record_input_metadata
-from tracker_store.leadership import read_leadership, take_leadership
-from tracker_store.outputs import commit_output
-from tracker_store.pipelines import apply_pipeline
-from tracker_store.processes import register_process
-from tracker_store.readers import attach_reader
-from tracker_store.receivers import placements, report_event, set_receiver_state
-from tracker_store.segments import open_segment
-from tracker_store.states import AttemptFailure, LinkKind, ProcessKind, ReceiverEventKind, ReceiverState
+from tracker_store.batches import batches
+from tracker_store.batches.batch_outputs import fail_output
+from tracker_store.batches.input_metadata import record_input_metadata
+from tracker_store.batches.outputs import commit_output
+from tracker_store.batches.pipelines import apply_pipeline
+from tracker_store.batches.readers import attach_reader
+from tracker_store.blocks.blocks import BlockHandle, OffsetLink, open_partition
+from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
+from tracker_store.blocks.segments import open_segment
+from tracker_store.receivers.leadership import read_leadership, take_leadership
+from tracker_store.receivers.processes import register_process
+from tracker_store.receivers.receivers import placements, report_event, set_receiver_state
+from tracker_store.schema.states import AttemptFailure, LinkKind, ProcessKind, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from tests.support.polling import eventually
-from tracker_store import batches
-from tracker_store.blocks import AddResult, BlockHandle, Claim, NewBlock, add_blocks, claim, newest_epoch
-from tracker_store.pipelines import apply_pipeline, apply_stream
-from tracker_store.processes import register_process
-from tracker_store.received_block_tracker import ReceivedBlockTracker
-from tracker_store.receivers import placements
-from tracker_store.segments import open_segment
-from tracker_store.states import ProcessKind
+from tracker_store.batches import batches
+from tracker_store.batches.pipelines import apply_pipeline, apply_stream
+from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
+from tracker_store.blocks.blocks import AddResult, BlockHandle, Claim, NewBlock, add_blocks, claim, newest_epoch
+from tracker_store.blocks.segments import open_segment
+from tracker_store.receivers.processes import register_process
+from tracker_store.receivers.receivers import placements
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracker_store.batches import BatchRow
+    from tracker_store.batches.batches import BatchRow
 
 NOON = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 INTERVAL = timedelta(seconds=10)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
-from tracker_store import states
+from tracker_store.schema import states
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -8,9 +8,9 @@ from receiver_runtime.block_store.frame import DeadLetterReason, FrameKind, Sour
 from receiver_runtime.block_store.letter_group import encode_letters
 from receiver_runtime.block_store.stores import open_block_store
 from tests.support.driver_log.log import claim_anew
-from tracker_store.blocks import BlockHandle
-from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters, newest_dead_letters
-from tracker_store.segments import open_segment
+from tracker_store.blocks.blocks import BlockHandle
+from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters, newest_dead_letters
+from tracker_store.blocks.segments import open_segment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,8 +12,8 @@ from receiver_runtime.block_store.payload import encode_batches
 from receiver_runtime.block_store.stores import open_block_store
 from receiver_runtime.sources.secret import Secret
 from tests.support.driver_log.log import claim_anew
-from tracker_store.blocks import BlockHandle, NewBlock, add_blocks
-from tracker_store.segments import open_segment
+from tracker_store.blocks.blocks import BlockHandle, NewBlock, add_blocks
+from tracker_store.blocks.segments import open_segment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

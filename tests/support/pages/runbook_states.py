@@ -20,30 +20,30 @@ from tests.support.driver_log.eventful_log import COMPLETED, QUARANTINED, backda
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tests.support.driver_log.placing import schedule_receiver
 from tests.support.driver_log.stored_lines import LineReceiver
-from tracker_store import batches
-from tracker_store.block_stores import attach_block_store
-from tracker_store.blocks import AddOutcome
-from tracker_store.leadership import read_leadership, resign, take_leadership
-from tracker_store.outputs import commit_output
-from tracker_store.pipeline_states import stop_pipelines
-from tracker_store.pipelines import apply_pipeline, apply_stream
-from tracker_store.processes import (
+from tracker_store.batches import batches
+from tracker_store.batches.outputs import commit_output
+from tracker_store.batches.pipeline_states import stop_pipelines
+from tracker_store.batches.pipelines import apply_pipeline, apply_stream
+from tracker_store.batches.readers import attach_reader
+from tracker_store.batches.run_queue import enqueue_run, register_batch_driver, set_batch_driver_state
+from tracker_store.blocks.block_stores import attach_block_store
+from tracker_store.blocks.blocks import AddOutcome
+from tracker_store.blocks.segments import open_segment, salvage_blocks, seal_salvaged
+from tracker_store.receivers.leadership import read_leadership, resign, take_leadership
+from tracker_store.receivers.processes import (
     deregister_process,
     end_processes_of_pid,
     expire_process,
     live_processes,
     register_process,
 )
-from tracker_store.readers import attach_reader
-from tracker_store.receivers import (
+from tracker_store.receivers.receivers import (
     placements,
     report_event,
     restart_receivers,
     set_receiver_state,
 )
-from tracker_store.run_queue import enqueue_run, register_batch_driver, set_batch_driver_state
-from tracker_store.segments import open_segment, salvage_blocks, seal_salvaged
-from tracker_store.states import BatchDriverState, ProcessKind, ReceiverEventKind, ReceiverState
+from tracker_store.schema.states import BatchDriverState, ProcessKind, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-import tracker_store.blocks
-import tracker_store.processes
-from tracker_store.engine import Prepared
+import tracker_store.blocks.blocks
+import tracker_store.receivers.processes
+from tracker_store.connection.engine import Prepared
 
 if TYPE_CHECKING:
     import pytest
@@ -72,7 +72,10 @@ class _Recorder:
         STATEMENTS.parent.mkdir(exist_ok=True)
         found = {role: sorted(statements.values()) for role, statements in self._found.items()}
         # These are not sent through SQLAlchemy; blocks come from receivers only.
-        for module, roles in ((tracker_store.blocks, ("forebay_receiver",)), (tracker_store.processes, tuple(found))):
+        for module, roles in (
+            (tracker_store.blocks.blocks, ("forebay_receiver",)),
+            (tracker_store.receivers.processes, tuple(found)),
+        ):
             prepared = [each.preparation for each in vars(module).values() if isinstance(each, Prepared)]
             for role in roles:
                 found[role] += prepared

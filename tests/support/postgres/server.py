@@ -20,11 +20,11 @@ import psycopg2.errors
 import psycopg2.sql
 import sqlalchemy as sa
 
-import tracker_store.migrate
+import tracker_store.install.migrate
 from forebay.cli.services import guard
 from tests.support.machine.held_ports import held_ports
 from tests.support.postgres.address import through
-from tracker_store.embedded_postgres import EmbeddedPostgres, StopMode
+from tracker_store.server.embedded_postgres import EmbeddedPostgres, StopMode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -187,7 +187,7 @@ class TestServer:
 
     def _make_template(self) -> None:
         self._administer("CREATE DATABASE {}", _TEMPLATE)
-        tracker_store.migrate.upgrade(self.url(_TEMPLATE))
+        tracker_store.install.migrate.upgrade(self.url(_TEMPLATE))
         # No connection to the template may exist while it is copied, not even of an autovacuum worker.
         self._administer("ALTER DATABASE {} WITH ALLOW_CONNECTIONS false", _TEMPLATE)
         self._has_template = True

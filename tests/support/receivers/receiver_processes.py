@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from tests.support import polling
 from tests.support.machine.forked_processes import CAN_FORK
 from tests.support.receivers.forked_receiver import fork_receiver
-from tracker_store.engine import connect
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable

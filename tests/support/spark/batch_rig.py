@@ -22,13 +22,13 @@ from receiver_runtime.block_store.payload import encode_batches
 from receiver_runtime.block_store.stores import open_block_store
 from receiver_runtime.sources.secret import Secret
 from tests.support.driver_log.log import claim_anew
-from tracker_store import batches
-from tracker_store.blocks import BlockHandle, NewBlock, add_blocks
-from tracker_store.cleanup import clean_up_receiver
-from tracker_store.pipelines import get_pipeline
-from tracker_store.received_block_tracker import ReceivedBlockTracker
-from tracker_store.receivers import placements
-from tracker_store.segments import open_segment
+from tracker_store.batches import batches
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
+from tracker_store.blocks.blocks import BlockHandle, NewBlock, add_blocks
+from tracker_store.blocks.segments import open_segment
+from tracker_store.receivers.receivers import placements
+from tracker_store.retention.cleanup import clean_up_receiver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from orchestration.attempt_outputs import OutputResult
-    from tracker_store.states import BatchState
+    from tracker_store.schema.states import BatchState
 
 SCHEMA = pa.schema([("value", pa.string())])
 

@@ -17,11 +17,11 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-import tracker_store.migrate
+import tracker_store.install.migrate
 from tests.support.polling import eventually
 from tests.support.postgres.server import PostgresProcess, TcpPostgres
-from tracker_store.embedded_postgres import EmbeddedPostgresError, StopMode
-from tracker_store.server_account import directory_as_started
+from tracker_store.server.embedded_postgres import EmbeddedPostgresError, StopMode
+from tracker_store.server.server_account import directory_as_started
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,7 +98,7 @@ class DriverLogServer(PostgresProcess):
         name = f"away_{next(self._numbers)}"
         self.server.ensure_database(name)
         url = self.server.url(name)
-        tracker_store.migrate.upgrade(url)
+        tracker_store.install.migrate.upgrade(url)
         return url
 
     @contextlib.contextmanager

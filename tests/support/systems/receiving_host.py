@@ -22,9 +22,9 @@ import structlog
 from receiver_runtime.block_store.stores import open_block_store
 from receiver_runtime.sources.socket_text import SocketText
 from tests.support.systems.steady_source import SteadySource
-from tracker_store.engine import connect, create_engine
-from tracker_store.outage import SURVIVED
-from tracker_store.pipelines import apply_stream
+from tracker_store.batches.pipelines import apply_stream
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.connection.outage import SURVIVED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -21,11 +21,11 @@ import sqlalchemy as sa
 
 from orchestration.browser_token import link_with_token
 from receiver_runtime.block_store.stores import open_block_store
-from tracker_store import status
-from tracker_store.embedded_postgres import EmbeddedPostgres
-from tracker_store.engine import connect, create_engine
-from tracker_store.leadership import Leadership, read_leadership
-from tracker_store.outage import SURVIVED
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.connection.outage import SURVIVED
+from tracker_store.receivers.leadership import Leadership, read_leadership
+from tracker_store.reports import status
+from tracker_store.server.embedded_postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

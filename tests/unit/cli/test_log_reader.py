@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.cli.log_reader import LogFollower, newest_lines
-from tracker_store.log_files import open_log, roll
+from tracker_store.host.log_files import open_log, roll
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,8 @@ import pytest
 from forebay.cli.problems import problems
 from orchestration.bounded_looks import Unreachable
 from orchestration.system_status import AgentStatus, LeaderStatus, SystemStatus
-from tracker_store.receivers import DEGRADED, HINDERED, refused_requests
-from tracker_store.status import PipelineStatus, ReceiverStatus
+from tracker_store.receivers.receivers import DEGRADED, HINDERED, refused_requests
+from tracker_store.reports.status import PipelineStatus, ReceiverStatus
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

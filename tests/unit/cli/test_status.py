@@ -13,8 +13,8 @@ from forebay.cli.console import Console
 from forebay.cli.many_rows import MOST_ROWS, SHORT_ROWS
 from forebay.cli.status import _plain, _report, _show
 from orchestration.system_status import SystemStatus
-from tracker_store.receivers import HINDERED
-from tracker_store.status import PipelineStatus, ReceiverStatus, StreamLag
+from tracker_store.receivers.receivers import HINDERED
+from tracker_store.reports.status import PipelineStatus, ReceiverStatus, StreamLag
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

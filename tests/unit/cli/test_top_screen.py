@@ -10,7 +10,7 @@ import pytest
 
 from forebay.cli.console import Console
 from forebay.cli.top_screen import Snapshot, as_json, draw, rates, stream_rows
-from tracker_store.status import BatchStats, PipelineStatus, ReceiverStatus, StreamLag
+from tracker_store.reports.status import BatchStats, PipelineStatus, ReceiverStatus, StreamLag
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -24,7 +24,7 @@ from forebay.cli.services.supervisor import ChildNotReadyError, StopReason, Stop
 from forebay.demo import flights, known_answer
 from forebay.demo.progress import BatchFacts, Snapshot
 from forebay.demo.replay_server import ReplayProgress, ReplayState
-from tracker_store.errors import DriverLogError
+from tracker_store.connection.errors import DriverLogError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tracker_store.role_matrix import describe
+from tracker_store.install.role_matrix import describe
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "roles.md"
 

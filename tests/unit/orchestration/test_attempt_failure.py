@@ -6,8 +6,8 @@ import pytest
 
 from orchestration.attempt_failure import failure_of
 from receiver_runtime.block_store.errors import BlockAlteredError, BlockKeyError, StoreUnavailableError
-from tracker_store.errors import AttemptSupersededError, DriverLogUnavailableError, OutcomeUnknownError
-from tracker_store.states import AttemptFailure
+from tracker_store.connection.errors import AttemptSupersededError, DriverLogUnavailableError, OutcomeUnknownError
+from tracker_store.schema.states import AttemptFailure
 
 
 class Py4JError(Exception):

@@ -18,8 +18,8 @@ from orchestration.attempt_outputs import (
 )
 from receiver_runtime.block_store.errors import StoreUnavailableError
 from tests.support.polling import eventually
-from tracker_store.errors import AttemptSupersededError, DriverLogUnavailableError
-from tracker_store.states import AttemptFailure
+from tracker_store.connection.errors import AttemptSupersededError, DriverLogUnavailableError
+from tracker_store.schema.states import AttemptFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestration.batch_bisect import MOST_CULPRITS, Bisection, bisect
-from tracker_store.blocks import BlockHandle
-from tracker_store.received_block_tracker import AllocatedBlock
+from tracker_store.batches.received_block_tracker import AllocatedBlock
+from tracker_store.blocks.blocks import BlockHandle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

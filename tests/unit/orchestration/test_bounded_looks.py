@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from orchestration.bounded_looks import BoundedLooks, Unreachable, answer
 from tests.support.polling import eventually
-from tracker_store.errors import DriverLogUnavailableError
+from tracker_store.connection.errors import DriverLogUnavailableError
 
 
 def raising(error: Exception) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestration.tracker.change_watch import FOLLOW_SECONDS, FULL_LOOK_SECONDS, ChangeWatch
-from tracker_store.changes import Changes
+from tracker_store.receivers.changes import Changes
 
 
 class Clock:

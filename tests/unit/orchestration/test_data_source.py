@@ -33,8 +33,8 @@ from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.block_store.object_store import ObjectBlockStore
 from receiver_runtime.sources.socket_text import SocketText
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
-from tracker_store.blocks import BlockHandle
-from tracker_store.received_block_tracker import AllocatedBlock
+from tracker_store.batches.received_block_tracker import AllocatedBlock
+from tracker_store.blocks.blocks import BlockHandle
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,8 @@ import pytest
 from forebay import Pipeline
 from orchestration.batch_schedule import stands_still
 from orchestration.pipeline import DeclarationError
-from tracker_store.pipelines import PipelineRow
-from tracker_store.states import PipelineState
+from tracker_store.batches.pipelines import PipelineRow
+from tracker_store.schema.states import PipelineState
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 ROW = PipelineRow(1, "words", 1, {}, (1,), timedelta(seconds=10), NOON, PipelineState.RUNNING)

@@ -15,7 +15,7 @@ from orchestration.http_connections import MOST_CONNECTIONS, RequestLimit
 from orchestration.tracker.http import TrackerHttpServer, TrackerView
 from orchestration.tracker.listen_address import ListenAddress
 from tests.support.polling import eventually
-from tracker_store.engine import create_engine
+from tracker_store.connection.engine import create_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from orchestration.tracker.metrics import MAX_RECEIVERS, METRICS, metrics_page
 from orchestration.tracker.streaming_progress import Progress, ReceiverProgress
-from tracker_store.states import ReceiverState
-from tracker_store.streaming_statistics import ReceiverCounters, StreamCodec
+from tracker_store.reports.streaming_statistics import ReceiverCounters, StreamCodec
+from tracker_store.schema.states import ReceiverState
 
 
 def receiver(receiver_id: int, stream: str, *, state: ReceiverState = ReceiverState.ACTIVE) -> ReceiverProgress:

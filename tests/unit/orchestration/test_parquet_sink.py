@@ -21,7 +21,7 @@ from orchestration.spark.sinks.parquet_names import ATTEMPTS, FILES, attempt_dir
 from orchestration.spark.sinks.parquet_object_hours import hours_with_work
 from orchestration.spark.sinks.sink import SinkError
 from tests.support.polling import eventually
-from tracker_store.errors import OutcomeUnknownError
+from tracker_store.connection.errors import OutcomeUnknownError
 
 TIME = datetime(2026, 1, 1, 12, 0, 10, tzinfo=UTC)
 

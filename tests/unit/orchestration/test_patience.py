@@ -9,7 +9,7 @@ import pytest
 
 from orchestration import patience
 from orchestration.patience import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, patiently
-from tracker_store.errors import AttemptSupersededError, DriverLogUnavailableError, OutcomeUnknownError
+from tracker_store.connection.errors import AttemptSupersededError, DriverLogUnavailableError, OutcomeUnknownError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from orchestration.pipeline_settings import PipelineSettings
 from orchestration.tracker.rate_controller import ReckonedBatch, receiver_rates, reckon
-from tracker_store.rates import CompletedBatch, RatedReceiver, StreamRate
-from tracker_store.states import DesiredState, ReceiverState
+from tracker_store.receivers.rates import CompletedBatch, RatedReceiver, StreamRate
+from tracker_store.schema.states import DesiredState, ReceiverState
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 INTERVAL = timedelta(seconds=10)

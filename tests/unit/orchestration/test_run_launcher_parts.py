@@ -17,7 +17,7 @@ from orchestration.run_launcher.driver_state import (
 from orchestration.run_launcher.loaded_code import LoadedCode
 from orchestration.run_launcher.recycling import Recycling
 from orchestration.run_launcher.routing import is_batch_run
-from tracker_store.states import BATCH_DRIVER_TRANSITIONS, BatchDriverState
+from tracker_store.schema.states import BATCH_DRIVER_TRANSITIONS, BatchDriverState
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ from orchestration.tracker.scheduling_policy import (
     reschedule_receiver,
     schedule_receivers,
 )
-from tracker_store.states import ReceiverState
+from tracker_store.schema.states import ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

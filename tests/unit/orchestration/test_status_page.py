@@ -15,7 +15,7 @@ from orchestration.status_page.addresses import DagsterPages
 from orchestration.status_page.charts import charts, histogram, input_rate
 from orchestration.status_page.rendering import POLICY, Renderer
 from orchestration.status_page.requests import WINDOW, FinishedAsked, OpenAsked, position, whole
-from tracker_store.status_page import BatchOrder, FinishedState, PageBatch
+from tracker_store.reports.status_page import BatchOrder, FinishedState, PageBatch
 
 if TYPE_CHECKING:
     from pathlib import Path

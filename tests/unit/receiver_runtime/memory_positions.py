@@ -6,13 +6,13 @@ import threading
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.positioned_run import SOURCE
-from tracker_store.blocks import OffsetLink, Position
+from tracker_store.blocks.blocks import OffsetLink, Position
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tests.unit.receiver_runtime.support import MemoryBlockLog
-    from tracker_store.source_positions import Peer
+    from tracker_store.blocks.source_positions import Peer
 
 _SECONDS = 30.0
 

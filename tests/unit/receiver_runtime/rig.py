@@ -21,15 +21,15 @@ from receiver_runtime.registrar import Registrar
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.write_ahead_log import WriteAheadLog
 from tests.unit.receiver_runtime.support import FaultyFiles, ManualClock, MemoryBlockLog, MemorySegments, eventually
-from tracker_store.blocks import Claim
-from tracker_store.states import DesiredState
+from tracker_store.blocks.blocks import Claim
+from tracker_store.schema.states import DesiredState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from receiver_runtime.driver_log import KnownKeys, SourcePositions
-    from tracker_store.states import ReceiverEventKind, ReceiverState
+    from tracker_store.schema.states import ReceiverEventKind, ReceiverState
 
 FAST: dict[str, Any] = {
     "block_interval": "5ms",

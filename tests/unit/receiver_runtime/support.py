@@ -17,17 +17,17 @@ from receiver_runtime.block_store.frame import (
     encode_frame,
 )
 from tests.support import polling
-from tracker_store.blocks import AddOutcome, AddResult, BlockHandle, NewBlock, Steering
-from tracker_store.errors import OutcomeUnknownError
-from tracker_store.states import DesiredState
+from tracker_store.blocks.blocks import AddOutcome, AddResult, BlockHandle, NewBlock, Steering
+from tracker_store.connection.errors import OutcomeUnknownError
+from tracker_store.schema.states import DesiredState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import PurePath
 
     from receiver_runtime.block_store.encryption import FrameEncryptor
-    from tracker_store.dead_letters import StoredDeadLetter
-    from tracker_store.segments import CodecSum
+    from tracker_store.blocks.dead_letters import StoredDeadLetter
+    from tracker_store.blocks.segments import CodecSum
 
 DEADLINE_SECONDS = 60.0
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from receiver_runtime.acknowledged_blocks import AcknowledgedBlocks
 from tests.unit.receiver_runtime.support import block
-from tracker_store.blocks import OffsetLink
+from tracker_store.blocks.blocks import OffsetLink
 
 
 def test_it_describes_blocks_acknowledged_after_a_sequence() -> None:

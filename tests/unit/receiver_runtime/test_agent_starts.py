@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from receiver_runtime.agent import Agent, _Child, _Member, _ReceiverProcess
 from receiver_runtime.exit_codes import ExitCode
-from tracker_store.engine import create_engine
+from tracker_store.connection.engine import create_engine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

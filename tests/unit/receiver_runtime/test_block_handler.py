@@ -15,8 +15,8 @@ from receiver_runtime.codec_choice import FIRST_COMPRESSED_BLOCKS
 from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.write_ahead_log import WriteAheadLog
 from tests.unit.receiver_runtime.support import ManualClock, MemorySegments
-from tracker_store.blocks import Claim
-from tracker_store.segments import CodecSum
+from tracker_store.blocks.blocks import Claim
+from tracker_store.blocks.segments import CodecSum
 
 if TYPE_CHECKING:
     from pathlib import Path

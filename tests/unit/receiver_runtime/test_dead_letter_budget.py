@@ -11,7 +11,7 @@ from receiver_runtime.block_store.frame import DeadLetterReason
 from receiver_runtime.dead_letter_budget import MOST_BYTES, MOST_LETTERS, WINDOW, DeadLetterBudget
 from tests.unit.receiver_runtime.rig import HandReceiver, rig
 from tests.unit.receiver_runtime.support import ManualClock, eventually
-from tracker_store.states import ReceiverEventKind
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import pytest
 from receiver_runtime.driver_log import DriverLog, GivenUpError
 from tests.support.polling import joined
 from tests.unit.receiver_runtime.support import ManualClock, PaidClock, advance_until, eventually
-from tracker_store.errors import DriverLogUnavailableError, NotAssignedError, OutcomeUnknownError
+from tracker_store.connection.errors import DriverLogUnavailableError, NotAssignedError, OutcomeUnknownError
 
 
 class Engine:

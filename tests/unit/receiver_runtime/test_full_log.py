@@ -38,9 +38,9 @@ from tests.unit.receiver_runtime.support import (
 )
 from tests.unit.receiver_runtime.test_block_generator import SCHEMA, Listener
 from tests.unit.receiver_runtime.test_status_reporter import Rows
-from tracker_store.blocks import Claim
-from tracker_store.errors import DriverLogUnavailableError
-from tracker_store.states import ReceiverEventKind, ReceiverState
+from tracker_store.blocks.blocks import Claim
+from tracker_store.connection.errors import DriverLogUnavailableError
+from tracker_store.schema.states import ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,8 @@ from tests.unit.receiver_runtime.memory_positions import MemoryPositions
 from tests.unit.receiver_runtime.receivers.test_keyed_hand_over import KeyedBlockLog
 from tests.unit.receiver_runtime.rig import HandReceiver, Rig, batch, in_thread, rig
 from tests.unit.receiver_runtime.support import MemoryBlockLog, eventually
-from tracker_store.blocks import ORIGIN, OffsetLink
-from tracker_store.states import LinkKind, ReceiverEventKind
+from tracker_store.blocks.blocks import ORIGIN, OffsetLink
+from tracker_store.schema.states import LinkKind, ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from tracker_store.dead_letters import StoredDeadLetter
+    from tracker_store.blocks.dead_letters import StoredDeadLetter
 
 SECONDS = 30.0
 

@@ -17,8 +17,8 @@ from receiver_runtime.receiver_supervisor import progress_limit
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from tests.unit.receiver_runtime.rig import HandReceiver, batch, in_thread, rig
 from tests.unit.receiver_runtime.support import eventually
-from tracker_store.engine import create_engine
-from tracker_store.states import ReceiverEventKind
+from tracker_store.connection.engine import create_engine
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ from receiver_runtime.block_store.columns import FINGERPRINT_KEY, ColumnsError, 
 from receiver_runtime.records import RecordTypeError
 from tests.unit.receiver_runtime.rig import HandReceiver, Rig, rig
 from tests.unit.receiver_runtime.support import eventually
-from tracker_store.errors import EmptyBlockError
+from tracker_store.connection.errors import EmptyBlockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

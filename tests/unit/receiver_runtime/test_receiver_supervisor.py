@@ -32,15 +32,15 @@ from tests.unit.receiver_runtime.support import (
     eventually,
     reaches,
 )
-from tracker_store.blocks import NewBlock, OffsetLink
-from tracker_store.errors import (
+from tracker_store.blocks.blocks import NewBlock, OffsetLink
+from tracker_store.connection.errors import (
     DriverLogUnavailableError,
     OffsetConflictError,
     OutcomeUnknownError,
     ReceiverFencedError,
     SequenceGapError,
 )
-from tracker_store.states import DesiredState, ReceiverEventKind, ReceiverState
+from tracker_store.schema.states import DesiredState, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

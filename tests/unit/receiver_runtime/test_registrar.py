@@ -19,8 +19,8 @@ from tests.unit.receiver_runtime.support import (
     eventually,
     reaches,
 )
-from tracker_store.blocks import AddResult, NewBlock, OffsetLink, Steering
-from tracker_store.errors import (
+from tracker_store.blocks.blocks import AddResult, NewBlock, OffsetLink, Steering
+from tracker_store.connection.errors import (
     BlockConflictError,
     DriverLogUnavailableError,
     LostCommitsError,
@@ -29,8 +29,8 @@ from tracker_store.errors import (
     ReceiverFencedError,
     SequenceGapError,
 )
-from tracker_store.processes import ProcessExpiredError
-from tracker_store.states import DesiredState
+from tracker_store.receivers.processes import ProcessExpiredError
+from tracker_store.schema.states import DesiredState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

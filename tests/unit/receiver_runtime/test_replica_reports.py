@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from receiver_runtime.replica_reports import ReplicaReports
-from tracker_store.states import ReceiverEventKind, ReceiverState
+from tracker_store.schema.states import ReceiverEventKind, ReceiverState
 
 
 class Events:

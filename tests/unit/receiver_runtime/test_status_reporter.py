@@ -9,9 +9,9 @@ from structlog.testing import capture_logs
 from receiver_runtime.status_reporter import REPEAT_SECONDS, ReceiverReporter, StatusReporter
 from receiver_runtime.unfailing_reporter import UnfailingReporter
 from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually
-from tracker_store.blocks import Claim
-from tracker_store.errors import DriverLogUnavailableError
-from tracker_store.states import ReceiverEventKind, ReceiverState
+from tracker_store.blocks.blocks import Claim
+from tracker_store.connection.errors import DriverLogUnavailableError
+from tracker_store.schema.states import ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

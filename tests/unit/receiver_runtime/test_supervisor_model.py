@@ -24,8 +24,8 @@ from receiver_runtime.receiver_supervisor import Ending, SupervisorState
 from receiver_runtime.write_ahead_log import WriteAheadLogClosedError, WriteAheadLogError
 from tests.unit.receiver_runtime.rig import Rig, batch, rig
 from tests.unit.receiver_runtime.support import eventually
-from tracker_store.errors import ReceiverFencedError
-from tracker_store.states import DesiredState, ReceiverState
+from tracker_store.connection.errors import ReceiverFencedError
+from tracker_store.schema.states import DesiredState, ReceiverState
 
 # What a hand-over may raise when it comes too late, or when the disk fails three times in a row.
 REFUSALS = (GeneratorStateError, ReceiverFencedError, WriteAheadLogClosedError, WriteAheadLogError)

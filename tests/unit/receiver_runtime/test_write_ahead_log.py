@@ -10,7 +10,7 @@ from receiver_runtime.block_store.segment import IntactFrame, TornTail
 from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogClosedError, WriteAheadLogError
 from tests.unit.receiver_runtime.support import FaultyFiles, ManualClock, MemorySegments, frame
-from tracker_store.blocks import Claim
+from tracker_store.blocks.blocks import Claim
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ import pytest
 from release.bundled_programs import installed_version, problems, read_bundled_programs
 from release.lock_file import read_lock_file
 from tests.support.polling import joined
-from tracker_store.embedded_postgres import _BINARIES
+from tracker_store.server.embedded_postgres import _BINARIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

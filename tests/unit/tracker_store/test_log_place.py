@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracker_store.log_place import libpq_url, password_of, place_of_log
+from tracker_store.connection.log_place import libpq_url, password_of, place_of_log
 
 
 @pytest.mark.parametrize(

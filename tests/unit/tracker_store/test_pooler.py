@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from tracker_store.engine import Prepared, psycopg2_url
-from tracker_store.pooler import (
+from tracker_store.connection.engine import Prepared, psycopg2_url
+from tracker_store.connection.pooler import (
     DIRECT_URL_VARIABLE,
     DirectUrlMissingError,
     PoolerError,

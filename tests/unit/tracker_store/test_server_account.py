@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tracker_store import server_account
-from tracker_store.server_account import (
+from tracker_store.server import server_account
+from tracker_store.server.server_account import (
     ServerAccountError,
     ServerUser,
     can_execute,

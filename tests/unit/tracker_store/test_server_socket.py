@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tracker_store import server_socket
-from tracker_store.server_socket import MOST_PATH_BYTES, SocketPathError, client_directory, socket_path_is_usable
+from tracker_store.server import server_socket
+from tracker_store.server.server_socket import MOST_PATH_BYTES, SocketPathError, client_directory, socket_path_is_usable
 
 NAME = "/.s.PGSQL.5432"
 

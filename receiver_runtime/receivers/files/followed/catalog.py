@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.files.records import Limits, Part, Reading
     from receiver_runtime.receivers.files.sharing import Sharing
     from receiver_runtime.sources.files import FollowedFiles
-    from tracker_store.blocks import OffsetLink, Position
+    from tracker_store.blocks.blocks import OffsetLink, Position
 
 
 class FollowedCatalog:

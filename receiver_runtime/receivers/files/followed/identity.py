@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.files.followed.followed_file import FollowedFile
     from receiver_runtime.receivers.files.followed.known_contents import KnownContents
     from receiver_runtime.receivers.files.followed.reading import OpenFiles
-    from tracker_store.blocks import Position
+    from tracker_store.blocks.blocks import Position
 
 _LONGEST_COPY_SECONDS = 60.0  # seconds: how long a copy waits that keeps growing; another file may begin like this one
 

@@ -26,8 +26,8 @@ import re
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.files.followed.fingerprints import FINGERPRINT_BYTES, digest
-from tracker_store.blocks import ORIGIN, OffsetLink, Position
-from tracker_store.states import LinkKind
+from tracker_store.blocks.blocks import ORIGIN, OffsetLink, Position
+from tracker_store.schema.states import LinkKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

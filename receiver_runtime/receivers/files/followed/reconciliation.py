@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.files.followed.followed_file import FollowedFile
     from receiver_runtime.receivers.files.followed.known_contents import KnownContents
     from receiver_runtime.receivers.files.sharing import Sharing
-    from tracker_store.blocks import Position
+    from tracker_store.blocks.blocks import Position
 
 
 class Reconciliation:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from receiver_runtime.receiver import Receiver
     from receiver_runtime.receivers.files.followed.followed_file import FollowedFile
     from receiver_runtime.receivers.files.holes import Hole
-    from tracker_store.blocks import Position
+    from tracker_store.blocks.blocks import Position
 from receiver_runtime.receivers.files.file_kinds import unread_files
 
 

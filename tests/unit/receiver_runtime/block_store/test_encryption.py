@@ -55,7 +55,7 @@ from receiver_runtime.sources.secret import Secret, SecretError
 from receiver_runtime.write_ahead_log import WriteAheadLog
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tests.unit.receiver_runtime.support import MemorySegments, frame, whole
-from tracker_store.blocks import Claim
+from tracker_store.blocks.blocks import Claim
 
 if TYPE_CHECKING:
     from receiver_runtime.block_store.frame import EncodedFrame

@@ -22,7 +22,7 @@ from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, Torn
 from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.write_ahead_log import WriteAheadLog
 from tests.unit.receiver_runtime.support import MemorySegments, frame, whole
-from tracker_store.blocks import Claim
+from tracker_store.blocks.blocks import Claim
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,7 +23,7 @@ from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogError
 from tests.support.machine.mounts import Mount
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tests.unit.receiver_runtime.support import MemorySegments, frame
-from tracker_store.blocks import Claim
+from tracker_store.blocks.blocks import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable

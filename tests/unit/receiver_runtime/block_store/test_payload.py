@@ -20,13 +20,13 @@ from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.write_ahead_log import WriteAheadLog
-from tracker_store.blocks import Claim
+from tracker_store.blocks.blocks import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tracker_store.segments import CodecSum
+    from tracker_store.blocks.segments import CodecSum
 
 CODECS: tuple[Compression, ...] = get_args(Compression)
 SCHEMA = pa.schema([("value", pa.string()), ("offset", pa.int64())])

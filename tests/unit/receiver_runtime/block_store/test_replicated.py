@@ -28,7 +28,7 @@ from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogError
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tests.unit.receiver_runtime.support import FaultyFiles, ManualClock, MemorySegments, eventually, frame, whole
-from tracker_store.blocks import Claim
+from tracker_store.blocks.blocks import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -24,8 +24,8 @@ from receiver_runtime.records import RecordTypeError
 from receiver_runtime.write_ahead_log import WriteAheadLogError
 from tests.unit.receiver_runtime.rig import HandReceiver, Rig, batch, in_thread, rig
 from tests.unit.receiver_runtime.support import ManualClock, MemoryBlockLog, advance_until, eventually
-from tracker_store.blocks import AddOutcome, AddResult, NewBlock
-from tracker_store.errors import ReceiverFencedError
+from tracker_store.blocks.blocks import AddOutcome, AddResult, NewBlock
+from tracker_store.connection.errors import ReceiverFencedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -24,9 +24,9 @@ from receiver_runtime.sources.base import SourceRule
 from tests.unit.receiver_runtime.memory_positions import MemoryPositions
 from tests.unit.receiver_runtime.rig import Rig, in_thread, rig
 from tests.unit.receiver_runtime.support import ManualClock, MemoryBlockLog, advance_until, eventually, reaches
-from tracker_store.blocks import ORIGIN
-from tracker_store.errors import EmptyBlockError, ReceiverFencedError
-from tracker_store.states import LinkKind
+from tracker_store.blocks.blocks import ORIGIN
+from tracker_store.connection.errors import EmptyBlockError, ReceiverFencedError
+from tracker_store.schema.states import LinkKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,9 +11,9 @@ from receiver_runtime.receivers.files.reader import FilesReader
 from receiver_runtime.sources.files import FileLines
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from tests.unit.receiver_runtime.support import ManualClock
-from tracker_store.blocks import ORIGIN, Position
-from tracker_store.errors import OffsetConflictError
-from tracker_store.states import LinkKind
+from tracker_store.blocks.blocks import ORIGIN, Position
+from tracker_store.connection.errors import OffsetConflictError
+from tracker_store.schema.states import LinkKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from receiver_runtime.block_handler import DeadLetter
     from receiver_runtime.receivers.files.reader import Catalog
-    from tracker_store.blocks import NewBlock, OffsetLink
-    from tracker_store.source_positions import Peer
+    from tracker_store.blocks.blocks import NewBlock, OffsetLink
+    from tracker_store.blocks.source_positions import Peer
 
 HOST = "here"
 

@@ -16,7 +16,7 @@ from receiver_runtime.receivers.files.content import LocalFile
 from receiver_runtime.receivers.framing import LETTER_BYTES
 from receiver_runtime.sources.files import FileLines, WholeFiles
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log, Reader
-from tracker_store.blocks import Position
+from tracker_store.blocks.blocks import Position
 
 if TYPE_CHECKING:
     from pathlib import Path

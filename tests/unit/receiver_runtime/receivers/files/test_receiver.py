@@ -12,7 +12,7 @@ from receiver_runtime.receivers.files.sharing import Sharing
 from receiver_runtime.sources.files import FileLines, FollowedFiles
 from tests.support.polling import eventually
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log, Supervisor
-from tracker_store.source_positions import Peer
+from tracker_store.blocks.source_positions import Peer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

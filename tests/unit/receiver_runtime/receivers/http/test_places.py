@@ -18,7 +18,7 @@ from tests.unit.receiver_runtime.receivers.certificates import Authority
 from tests.unit.receiver_runtime.receivers.http.http_client import SECONDS, Listening, listening
 from tests.unit.receiver_runtime.receivers.sockets.test_listener import is_closed
 from tests.unit.receiver_runtime.support import eventually
-from tracker_store.states import ReceiverEventKind
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -31,7 +31,7 @@ from tests.unit.receiver_runtime.receivers.http.http_client import JSON, LINES, 
 from tests.unit.receiver_runtime.receivers.test_keyed_hand_over import KeyedBlockLog
 from tests.unit.receiver_runtime.rig import rig
 from tests.unit.receiver_runtime.support import eventually
-from tracker_store.states import DesiredState, ReceiverEventKind, ReceiverState
+from tracker_store.schema.states import DesiredState, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

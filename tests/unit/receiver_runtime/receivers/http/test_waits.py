@@ -14,7 +14,7 @@ from receiver_runtime.receivers.http.app import HttpApp
 from receiver_runtime.receivers.http.direct import DirectRequests
 from tests.unit.receiver_runtime.receivers.http.http_client import JSON, LINES, Answer, HandedIn, Listening, listening
 from tests.unit.receiver_runtime.support import eventually
-from tracker_store.errors import OutcomeUnknownError
+from tracker_store.connection.errors import OutcomeUnknownError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.http.acknowledgement import Stored, Waiting
     from receiver_runtime.receivers.http.pushed import Pushed
     from receiver_runtime.receivers.http.records import Plain
-    from tracker_store.dead_letters import StoredDeadLetter
+    from tracker_store.blocks.dead_letters import StoredDeadLetter
 
 HALF_BAD = b'1\n{"bad":\n'
 BUFFERED = "/v1/orders?ack=buffered"

@@ -14,7 +14,7 @@ from receiver_runtime.receivers.kafka.places import KafkaPlaces, Look
 from receiver_runtime.receivers.kafka.receiver import KafkaReceiver
 from receiver_runtime.sources.kafka import Kafka
 from tests.unit.receiver_runtime.rig import rig
-from tracker_store.blocks import Position
+from tracker_store.blocks.blocks import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

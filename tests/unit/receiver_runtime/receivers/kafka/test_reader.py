@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from receiver_runtime.receivers.kafka.places import Key
-    from tracker_store.blocks import NewBlock
+    from tracker_store.blocks.blocks import NewBlock
 
 KEY = ("t", 0)
 

@@ -19,7 +19,7 @@ from receiver_runtime.sources.tcp import Tls
 from tests.unit.receiver_runtime.receivers.certificates import Authority, Certificate
 from tests.unit.receiver_runtime.rig import Rig, rig
 from tests.unit.receiver_runtime.support import eventually
-from tracker_store.states import ReceiverEventKind
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

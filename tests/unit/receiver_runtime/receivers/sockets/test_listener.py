@@ -27,7 +27,7 @@ from tests.support.machine.held_ports import held_port
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 from tests.unit.receiver_runtime.rig import Rig, rig
 from tests.unit.receiver_runtime.support import eventually, reaches
-from tracker_store.states import DesiredState, ReceiverEventKind
+from tracker_store.schema.states import DesiredState, ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ from receiver_runtime.sources.base import Source, SourceError
 from receiver_runtime.sources.socket_text import SocketText
 from tests.unit.receiver_runtime.rig import rig
 from tests.unit.receiver_runtime.support import eventually
-from tracker_store.states import DesiredState, ReceiverEventKind
+from tracker_store.schema.states import DesiredState, ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,7 @@ from tests.support.machine.held_ports import held_port
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 from tests.unit.receiver_runtime.rig import Rig, rig
 from tests.unit.receiver_runtime.support import eventually, reaches
-from tracker_store.states import ReceiverEventKind
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from receiver_runtime.receiver_registry import make_receiver
 from receiver_runtime.sources.source_registry import parse_source
 from tests.unit.receiver_runtime.rig import Rig, rig
 from tests.unit.receiver_runtime.support import eventually, reaches
-from tracker_store.states import ReceiverEventKind
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from receiver_runtime.receivers.files.followed.followed_file import key_of
 from receiver_runtime.receivers.files.records import Reading
 from tests.unit.receiver_runtime.receivers.files.files_rig import HOST, Log
 from tests.unit.receiver_runtime.receivers.files.followed.followed_rig import follow, write
-from tracker_store.blocks import Position
+from tracker_store.blocks.blocks import Position
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from receiver_runtime.block_store.frame import DeadLetterReason
 from receiver_runtime.receivers.framing import LETTER_BYTES
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log
 from tests.unit.receiver_runtime.receivers.files.followed.followed_rig import follow, write
-from tracker_store.blocks import Position
+from tracker_store.blocks.blocks import Position
 
 DESCRIPTORS = Path("/proc/self/fd")
 

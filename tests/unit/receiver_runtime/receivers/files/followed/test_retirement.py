@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log
 from tests.unit.receiver_runtime.receivers.files.followed.followed_rig import follow, write
-from tracker_store.blocks import Position
+from tracker_store.blocks.blocks import Position
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,295 @@
+"""Read and write `streams` and `pipelines`: declarations as versioned rows.
+
+Only `forebay apply` (and `forebay up` at its start) declares here, and `forebay pipelines remove` removes a pipeline.
+Applying an unchanged declaration again changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from tracker_store.connection.engine import named_failures
+from tracker_store.connection.errors import DriverLogError, NotAppliedError
+from tracker_store.schema.states import PipelineState
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+
+class PipelineRunsError(DriverLogError):
+    """It runs, or an attempt at a batch of it does: stop it first, `forebay stop --pipeline NAME`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedPipeline:
+    """What a removed pipeline left: records that had been in no batch, and batches that did not complete."""
+
+    waiting_records: int
+    unfinished_batches: int
+    kept_batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """A declared stream as applied."""
+
+    stream_id: int
+    name: str
+    version: int
+    declaration: dict[str, Any]
+    receivers: int
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRow:
+    """A declared pipeline as applied; every batch time up to `last_batch_time` is decided.
+
+    `halted_by`: the quarantined batch that halts it (on_failure = "halt").
+    """
+
+    pipeline_id: int
+    name: str
+    version: int
+    declaration: dict[str, Any]
+    stream_ids: tuple[int, ...]
+    interval: timedelta
+    last_batch_time: datetime
+    state: PipelineState
+    halted_by: datetime | None = None
+
+
+def list_streams(connection: sa.Connection) -> list[StreamRow]:
+    """Return every live stream with the number of its receivers. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text("""
+                SELECT s.id, s.name, s.version, s.declaration,
+                    (
+                        SELECT count(*)
+                        FROM forebay.receivers r
+                        WHERE r.stream_id = s.id AND r.removed_at IS NULL
+                    ) AS receivers
+                FROM forebay.streams s
+                WHERE s.removed_at IS NULL
+                ORDER BY s.name
+            """)
+        ).all()
+    return [StreamRow(row.id, row.name, row.version, row.declaration, row.receivers) for row in rows]
+
+
+def list_pipelines(connection: sa.Connection) -> list[PipelineRow]:
+    """Return every live pipeline. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text("""
+                SELECT id, name, version, declaration, stream_ids, batch_interval, last_batch_time, state, halted_by
+                FROM forebay.pipelines
+                WHERE removed_at IS NULL
+                ORDER BY name
+            """)
+        ).all()
+    return [_pipeline(row) for row in rows]
+
+
+def pipelines_by_id(connection: sa.Connection, pipeline_ids: Sequence[int]) -> list[PipelineRow]:
+    """Return those of these pipelines that are not removed, by name. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text("""
+                SELECT id, name, version, declaration, stream_ids, batch_interval, last_batch_time, state, halted_by
+                FROM forebay.pipelines
+                WHERE removed_at IS NULL AND id = ANY (CAST(:ids AS bigint[]))
+                ORDER BY name
+            """),
+            {"ids": list(pipeline_ids)},
+        ).all()
+    return [_pipeline(row) for row in rows]
+
+
+def stream_declarations(connection: sa.Connection, stream_ids: Collection[int]) -> dict[str, dict[str, Any]]:
+    """Return the declarations of those of these streams that are not removed, by name. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text("""
+                SELECT name, declaration
+                FROM forebay.streams
+                WHERE removed_at IS NULL AND id = ANY (CAST(:ids AS bigint[]))
+            """),
+            {"ids": sorted(stream_ids)},
+        ).all()
+    return {row.name: row.declaration for row in rows}
+
+
+def per_host_streams(connection: sa.Connection) -> dict[int, str]:
+    """Return the names of the live streams with one receiver per host, by id. No locks; reads the live streams."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text("""
+                SELECT id, name
+                FROM forebay.streams
+                WHERE removed_at IS NULL AND declaration ->> 'receivers' = 'per_host'
+                ORDER BY name
+            """)
+        ).all()
+    return {row.id: row.name for row in rows}
+
+
+def get_pipeline(connection: sa.Connection, name: str) -> PipelineRow:
+    """Return a live pipeline by name. No locks. Raises NotAppliedError."""
+    with named_failures():
+        row = connection.execute(
+            sa.text("""
+                SELECT id, name, version, declaration, stream_ids, batch_interval, last_batch_time, state, halted_by
+                FROM forebay.pipelines
+                WHERE name = :name AND removed_at IS NULL
+            """),
+            {"name": name},
+        ).one_or_none()
+    if row is None:
+        raise NotAppliedError(f"pipeline {name!r} is not in the driver log")
+    return _pipeline(row)
+
+
+def _pipeline(row: sa.Row[Any]) -> PipelineRow:
+    return PipelineRow(
+        pipeline_id=row.id,
+        name=row.name,
+        version=row.version,
+        declaration=row.declaration,
+        stream_ids=tuple(row.stream_ids),
+        interval=row.batch_interval,
+        last_batch_time=row.last_batch_time,
+        state=PipelineState(row.state),
+        halted_by=row.halted_by,
+    )
+
+
+def apply_stream(
+    connection: sa.Connection,
+    *,
+    name: str,
+    declaration: dict[str, Any],
+    receivers: int | None,
+    retention: timedelta = timedelta(days=7),
+    preferred_host: str | None = None,
+) -> int:
+    """Write a stream and its receivers, in one transaction; returns the stream's id.
+
+    Locks: the stream's row, then its receivers', by id.
+
+    `preferred_host`: where its receivers ask to run, as far as that is known before they start (None: not known).
+
+    A changed declaration gives each of its receivers a new assignment. The process that holds the receiver stays named
+    in its row: it stops reading, registers what it holds and signs off, and then the tracker starts the receiver with
+    the new declaration. Receivers beyond the new number are removed in the same way: their blocks are allocated like
+    any others. Without a number there is one receiver per host, which the tracker adds as agents come. When a number is
+    declared again, receivers may run on any host, except those that listen at an address.
+    """
+    with named_failures():
+        stream_id: int = connection.execute(
+            sa.text("""
+                SELECT forebay.apply_stream(
+                    :name, CAST(:declaration AS jsonb), :retention, CAST(:receivers AS integer),
+                    CAST(:preferred AS text)
+                )
+            """),
+            {
+                "name": name,
+                "declaration": json.dumps(declaration),
+                "retention": retention,
+                "receivers": receivers,
+                "preferred": preferred_host,
+            },
+        ).scalar_one()
+    return stream_id
+
+
+def apply_pipeline(
+    connection: sa.Connection,
+    *,
+    name: str,
+    declaration: dict[str, Any],
+    stream_ids: Sequence[int],
+    interval: timedelta,
+    retention: timedelta = timedelta(0),
+    at_latest: bool = False,
+) -> int:
+    """Write a pipeline; returns its id. Locks: its row, then its streams' receivers FOR SHARE, by id.
+
+    So a clean-up that did not see the pipeline has ended before a batch of it gets any block. A new pipeline's first
+    batch time is the first multiple of its interval after now, by the database's clock; with `at_latest` a new one
+    begins after the existing blocks, in the same transaction.
+    """
+    with named_failures():
+        pipeline_id: int = connection.execute(
+            sa.text("""
+                SELECT forebay.apply_pipeline(
+                    :name, CAST(:declaration AS jsonb), CAST(:streams AS bigint[]), :interval, :retention, :at_latest
+                )
+            """),
+            {
+                "name": name,
+                "declaration": json.dumps(declaration),
+                "streams": list(stream_ids),
+                "interval": interval,
+                "retention": retention,
+                "at_latest": at_latest,
+            },
+        ).scalar_one()
+    return pipeline_id
+
+
+def remove_pipeline(connection: sa.Connection, name: str) -> RemovedPipeline:
+    """Remove a pipeline, so that it holds no block back. Locks: its row.
+
+    Raises NotAppliedError for an unknown name, PipelineRunsError while it runs.
+    """
+    with named_failures():
+        row = connection.execute(
+            sa.text(
+                "SELECT outcome, waiting_records, unfinished_batches, kept_batches FROM forebay.remove_pipeline(:name)"
+            ),
+            {"name": name},
+        ).one()
+    if row.outcome == "unknown":
+        raise NotAppliedError(f"pipeline {name!r} is not in the driver log")
+    if row.outcome != "removed":
+        raise PipelineRunsError(f"pipeline {name!r}")
+    return RemovedPipeline(row.waiting_records, row.unfinished_batches, row.kept_batches)
+
+
+def waiting_records(connection: sa.Connection, pipeline_id: int, stream_id: int) -> int:
+    """Count records of a stream that the pipeline has not given to a batch. No locks."""
+    with named_failures():
+        records: int = connection.execute(
+            sa.text("""
+                SELECT coalesce(sum(waiting_records), 0)::bigint
+                FROM forebay.stream_lag
+                WHERE pipeline_id = :pipeline AND stream_id = :stream
+            """),
+            {"pipeline": pipeline_id, "stream": stream_id},
+        ).scalar_one()
+    return records
+
+
+def unfinished_records(connection: sa.Connection, pipeline_id: int, stream_id: int) -> int:
+    """Count records of a stream in unfinished batches of the pipeline. No locks."""
+    with named_failures():
+        records: int = connection.execute(
+            sa.text("""
+                SELECT coalesce(sum(a.records), 0)::bigint
+                FROM forebay.batches b
+                JOIN forebay.batch_allocations a ON a.pipeline_id = b.pipeline_id AND a.batch_time = b.batch_time
+                JOIN forebay.receivers r ON r.id = a.receiver_id
+                WHERE b.pipeline_id = :pipeline
+                  AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
+                  AND r.stream_id = :stream
+            """),
+            {"pipeline": pipeline_id, "stream": stream_id},
+        ).scalar_one()
+    return records

@@ -1,0 +1,126 @@
+"""Show `streams` with what reads them and what they hold, and remove one.
+
+`tracker_store.batches.pipelines` applies streams. What is removed here is never changed again: a stream that is applied
+under the same name is a new one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from tracker_store.connection.engine import named_failures
+from tracker_store.connection.errors import DriverLogError, NotAppliedError
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+
+class StreamReadError(DriverLogError):
+    """Remove what reads it first: `forebay pipelines remove NAME`, `forebay readers remove NAME`."""
+
+
+class RecordsWaitError(DriverLogError):
+    """Apply a pipeline that reads it, or give these records up: `forebay streams remove NAME --with-records`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOverview:
+    """A live stream; `stored_records` are those that clean-up has not deleted. `source` is the kind of its source."""
+
+    stream: str
+    source: str
+    receivers: int
+    active_receivers: int
+    pipelines: tuple[str, ...]
+    readers: tuple[str, ...]
+    stored_records: int
+    retention: timedelta
+
+
+def stream_overview(connection: sa.Connection) -> list[StreamOverview]:
+    """Return every live stream. No locks. Costs two probes for each receiver."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text("""
+                SELECT s.name, coalesce(s.declaration #>> '{source,kind}', '') AS source,
+                    receivers.number, receivers.active,
+                    ARRAY(
+                        SELECT p.name
+                        FROM forebay.pipelines p
+                        WHERE p.removed_at IS NULL AND s.id = ANY (p.stream_ids)
+                        ORDER BY p.name
+                    ) AS pipelines,
+                    ARRAY(
+                        SELECT d.name
+                        FROM forebay.readers d
+                        WHERE d.removed_at IS NULL AND d.stream_id = s.id
+                        ORDER BY d.name
+                    ) AS readers,
+                    receivers.records, s.retention
+                FROM forebay.streams s
+                CROSS JOIN LATERAL (
+                    -- A removed receiver may hold blocks too.
+                    SELECT count(*) FILTER (WHERE r.removed_at IS NULL) AS number,
+                        count(*) FILTER (WHERE r.removed_at IS NULL AND r.state = 'ACTIVE') AS active,
+                        coalesce(
+                            sum(newest.total_records - first_row.total_records + first_row.records), 0
+                        )::bigint AS records
+                    FROM forebay.receivers r
+                    LEFT JOIN LATERAL (
+                        SELECT b.total_records, b.records
+                        FROM forebay.blocks b
+                        WHERE b.receiver_id = r.id AND b.sequence = r.low_mark + 1
+                        OFFSET 0
+                    ) AS first_row ON true
+                    LEFT JOIN LATERAL (
+                        SELECT b.total_records
+                        FROM forebay.blocks b
+                        WHERE b.receiver_id = r.id
+                        ORDER BY b.sequence DESC LIMIT 1
+                    ) AS newest ON true
+                    WHERE r.stream_id = s.id
+                ) AS receivers
+                WHERE s.removed_at IS NULL
+                ORDER BY s.name
+            """)
+        ).all()
+    return [
+        StreamOverview(
+            row.name,
+            row.source,
+            row.number,
+            row.active,
+            tuple(row.pipelines),
+            tuple(row.readers),
+            row.records,
+            row.retention,
+        )
+        for row in rows
+    ]
+
+
+def remove_stream(connection: sa.Connection, name: str, *, with_waiting: bool) -> int:
+    """Remove a stream and its receivers; return how many receivers that were. Locks: its row, its receivers' by id.
+
+    Raises NotAppliedError for an unknown name, StreamReadError while a pipeline or a named reader reads it, and, unless
+    `with_waiting`, RecordsWaitError if it has records that no pipeline has had in a batch.
+    """
+    with named_failures():
+        row = connection.execute(
+            sa.text("""
+                SELECT outcome, read_by, waiting_records, receivers
+                FROM forebay.remove_stream(:name, :with_waiting)
+            """),
+            {"name": name, "with_waiting": with_waiting},
+        ).one()
+    if row.outcome == "unknown":
+        raise NotAppliedError(f"stream {name!r} is not in the driver log")
+    if row.outcome == "read":
+        raise StreamReadError(f"stream {name!r} is read by {', '.join(row.read_by)}")
+    if row.outcome == "waiting":
+        raise RecordsWaitError(f"stream {name!r} has {row.waiting_records:,} records that no pipeline has read")
+    removed: int = row.receivers
+    return removed

@@ -1,0 +1,58 @@
+"""Log the driver log's outages for a loop that survives them: a line at the start, one at the end.
+
+It neither waits nor retries: the loop goes on at its own pace.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from tracker_store.connection.errors import DriverLogError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_log = structlog.get_logger(__name__)
+
+#: Errors that a loop survives: the named ones, and the database's own (a damaged page, a bug in a function).
+SURVIVED = (DriverLogError, SQLAlchemyError)
+
+# How many different messages are logged per outage: a message may contain something that differs each time.
+_MOST_MESSAGES = 20
+
+
+class Outage:
+    """The outages of one loop; `who` is its name for people. For one thread."""
+
+    def __init__(self, who: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Take the loop's name for people; `clock` is monotonic, in seconds."""
+        self._who = who
+        self._clock = clock
+        self._since: float | None = None
+        self._said: set[str] = set()
+
+    def failed(self, error: Exception) -> None:
+        """Record that a call failed and the loop will try again. Each message is logged once per outage."""
+        if self._since is None:
+            self._since = self._clock()
+        said = str(error)
+        if said not in self._said and len(self._said) < _MOST_MESSAGES:
+            self._said.add(said)
+            _log.warning(
+                f"{self._who} can't work with the driver log, trying again",
+                error=said,
+                exc_info=not isinstance(error, DriverLogError),
+            )
+
+    def answered(self) -> None:
+        """Record that a call succeeded, which ends the outage."""
+        if self._since is not None:
+            _log.info(
+                f"{self._who} works with the driver log again", away_seconds=round(self._clock() - self._since, 1)
+            )
+            self._since = None
+            self._said.clear()
