@@ -1,8 +1,7 @@
-"""The entry point of the command `forebay`: a shell that asks for completions gets them without the commands."""
+"""The entry point of the command `forebay`: choose what structlog loads, then run the command."""
 
 from __future__ import annotations
 
-import os
 import sys
 
 
@@ -23,13 +22,8 @@ def load_structlog_without_rich() -> None:
 
 
 def main() -> None:
-    """Run the command, or complete one."""
-    if os.environ.get("_FOREBAY_COMPLETE", "").startswith("complete_"):
-        from forebay.cli.completion import complete  # noqa: PLC0415  only for a shell
-
-        complete()
-        return
+    """Run the command, or answer a shell that completes one."""
     load_structlog_without_rich()
-    from forebay.cli.main import app  # noqa: PLC0415  only where a command runs
+    from forebay.cli.main import app  # noqa: PLC0415  after structlog
 
     app(prog_name="forebay")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.cli import names
 from forebay.cli.console import Console
 from forebay.cli.database import driver_log
 from forebay.cli.log_reader import LogFollower, newest_lines
@@ -41,6 +40,13 @@ class _Log:
     note: str = ""
 
 
+def _log_names() -> list[str]:
+    # Settings that can't be read: a shell would show the error in the middle of the command line.
+    with suppress(Exception):
+        return [path.stem for path in _logs(_directory())]
+    return []
+
+
 def logs(
     name: Annotated[
         str | None,
@@ -48,7 +54,7 @@ def logs(
             metavar="[RECEIVER | PROCESS]",
             help="A receiver as STREAM/N (STREAM: its first one), or a process such as agent, tracker, postgres or "
             "batch-driver-1. Without it: a list of the logs that are here.",
-            autocompletion=names.logs,
+            autocompletion=_log_names,
         ),
     ] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="The newest N lines.")] = 50,

@@ -59,11 +59,17 @@ class _Commands(TyperGroup):
     """The commands by name; a command's module is imported only when the command is requested."""
 
     def __init__(self, **attributes: Any) -> None:  # noqa: ANN401  Typer's
-        """Hold the names, so that Typer can suggest one for a mistyped name."""
-        super().__init__(**{**attributes, "commands": [TyperCommand(name) for name in _COMMANDS]})
+        """Hold the names, so that Typer can suggest one for a mistyped name, and complete one."""
+        names = [TyperCommand(name, hidden=name in _HIDDEN) for name in _COMMANDS]
+        super().__init__(**{**attributes, "commands": names})
 
     def list_commands(self, ctx: object) -> list[str]:  # noqa: ARG002  Typer's interface
         return list(_COMMANDS)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:  # noqa: ANN401  Typer's, and not public
+        """Complete a command's name or an option, without the commands' modules: a shell waits for the answer."""
+        names = TyperGroup(commands=dict(self.commands), params=self.params)
+        return names.shell_complete(typer.Context(names, parent=ctx), incomplete)
 
     def get_command(self, ctx: object, cmd_name: str) -> TyperCommand | TyperGroup | None:  # noqa: ARG002  the same
         if cmd_name not in _COMMANDS:
@@ -121,8 +127,9 @@ FOREBAY_MODULE the module that declares your pipelines.
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(context: typer.Context, asked: bool) -> None:
+    # While a shell completes a command line, nothing else may be printed.
+    if asked and not context.resilient_parsing:
         typer.echo(f"forebay {metadata.version('forebay')}")
         raise typer.Exit
 

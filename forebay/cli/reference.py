@@ -5,7 +5,6 @@ A test compares the pages with what this prints. It needs no driver log, and rea
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from textwrap import dedent
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +13,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from forebay.cli.completion import table_of
 from forebay.cli.exit_codes import EXIT_CODES, FINDINGS
 from forebay.cli.setting_values import OPTION_VARIABLES, PREFIX, UNSET, shown
 from orchestration.settings import Settings
@@ -37,34 +35,9 @@ class Page(StrEnum):
     PYTHON_API = "python-api"
 
 
-COMPLETION = "completion"
-
-
-def reference(
-    page: Annotated[
-        str, typer.Argument(help=f"The page's name in docs/reference ({', '.join(Page)}), or {COMPLETION}.")
-    ],
-) -> None:
-    """Print a page of docs/reference: `forebay reference cli > docs/reference/cli.md`.
-
-    `forebay reference completion > forebay/cli/completion.json` writes what the completion of command lines reads.
-    """
-    if page == COMPLETION:
-        typer.echo(completion_table(), nl=False)
-        return
-    try:
-        typer.echo(describe(Page(page)), nl=False)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def completion_table() -> str:
-    """Return the table of commands, options and words as JSON, a line for each parameter."""
-    from forebay.cli.main import app  # noqa: PLC0415  it imports this module
-
-    root = get_command(app)
-    assert isinstance(root, TyperGroup)
-    return json.dumps(table_of(root), indent=1, ensure_ascii=False) + "\n"
+def reference(page: Annotated[Page, typer.Argument(help="The page's name in docs/reference.")]) -> None:
+    """Print a page of docs/reference: `forebay reference cli > docs/reference/cli.md`."""
+    typer.echo(describe(page), nl=False)
 
 
 def describe(page: Page) -> str:

@@ -44,7 +44,6 @@ from tracker_store.server.server_account import (
     unprivileged_user,
 )
 from tracker_store.server.server_socket import SOCKET_PORT, client_directory
-from tracker_store.server.services_address import OWN_FILE
 from tracker_store.server.services_login import SERVICES, install_services_login
 
 if TYPE_CHECKING:
@@ -58,6 +57,8 @@ DEFAULT_VERSION = 18
 _BINARIES = {16: "pginstall", 18: "pginstall18"}
 """Major version of Postgres -> its folder in the wheel."""
 
+# In the data directory: the passwords. Written before the directory gets its name: it marks a complete one.
+_OWN_FILE = "forebay.json"
 _SETTINGS_FILE = "forebay.conf"
 
 _POLL_SECONDS = 0.05
@@ -112,7 +113,7 @@ class ServerNotStoppedError(EmbeddedPostgresError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Own:
-    """The contents of `OWN_FILE`: the superuser's password, and that of the login of services."""
+    """The contents of `_OWN_FILE`: the superuser's password, and that of the login of services."""
 
     password: str
     services_password: str
@@ -157,7 +158,7 @@ class EmbeddedPostgres:
             # No server runs on this directory, so these are left of a killed one, or came with a copy of the directory.
             for left in (f".s.PGSQL.{self.port}", f".s.PGSQL.{self.port}.lock"):
                 (self.data_directory / left).unlink(missing_ok=True)
-            _write(self.data_directory / OWN_FILE, json.dumps(dataclasses.asdict(self._own())), user)
+            _write(self.data_directory / _OWN_FILE, json.dumps(dataclasses.asdict(self._own())), user)
             _write(self.data_directory / _SETTINGS_FILE, self._settings(), user)
 
     def command(self) -> list[str]:
@@ -268,7 +269,7 @@ class EmbeddedPostgres:
 
     def _own(self) -> _Own:
         try:
-            stored = json.loads((self.data_directory / OWN_FILE).read_text())
+            stored = json.loads((self.data_directory / _OWN_FILE).read_text())
             # An earlier version stored a port, and no password for services.
             return _Own(stored["password"], stored.get("services_password") or secrets.token_hex(24))
         except FileNotFoundError:
@@ -299,7 +300,7 @@ class EmbeddedPostgres:
 
     def _discard_half_made(self) -> None:
         shutil.rmtree(self._beside(".new"), ignore_errors=True)
-        if not self.data_directory.exists() or (self.data_directory / OWN_FILE).exists():
+        if not self.data_directory.exists() or (self.data_directory / _OWN_FILE).exists():
             return
         held = {entry.name for entry in self.data_directory.iterdir()}
         # initdb writes PG_VERSION first and pg_control late: no server ever ran on a directory that has only the first.
@@ -346,7 +347,7 @@ class EmbeddedPostgres:
             raise InitialiseError(message)
         with (new / "postgresql.conf").open("a") as configuration:
             configuration.write(f"\ninclude_if_exists = '{_SETTINGS_FILE}'\n")
-        _write(new / OWN_FILE, json.dumps(dataclasses.asdict(own)), user)
+        _write(new / _OWN_FILE, json.dumps(dataclasses.asdict(own)), user)
         if self._durable:
             _sync_directory(new)
         new.rename(self.data_directory)
