@@ -18,7 +18,7 @@ from tracker_store.host.process_output import configure_log, keep_output_from_fa
 
 _MARKUP: Final = "markdown"
 
-# Command -> module of forebay.cli, and the name in it: of a function, or of a typer.Typer with subcommands.
+# Command -> module of forebay.cli.commands, and the name in it: of a function, or of a typer.Typer with subcommands.
 _COMMANDS = {
     "demo": ("demo", "demo"),
     "new": ("new", "new"),
@@ -42,13 +42,13 @@ _COMMANDS = {
     "streams": ("streams", "app"),
     "pipelines": ("pipelines", "app"),
     "readers": ("readers", "app"),
-    "batches": ("batches", "app"),
-    "blocks": ("blocks", "app"),
-    "dead-letters": ("dead_letters", "app"),
+    "batches": ("batches.batches", "app"),
+    "blocks": ("records.blocks", "app"),
+    "dead-letters": ("records.dead_letters", "app"),
     "events": ("events", "events"),
     "logs": ("logs", "logs"),
-    "tap": ("tap", "tap"),
-    "db": ("db", "app"),
+    "tap": ("records.tap", "tap"),
+    "db": ("driver_log.db", "app"),
     "reference": ("reference", "reference"),
 }
 # Started by an agent, what writes pages of docs/reference, and another name of `new`: not in the list.
@@ -75,7 +75,7 @@ class _Commands(TyperGroup):
         if cmd_name not in _COMMANDS:
             return None
         module, attribute = _COMMANDS[cmd_name]
-        found = getattr(import_module(f"forebay.cli.{module}"), attribute)
+        found = getattr(import_module(f"forebay.cli.commands.{module}"), attribute)
         holder = typer.Typer(
             add_completion=False, rich_markup_mode=_MARKUP, pretty_exceptions_enable=False, callback=_nothing
         )

@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 import sqlalchemy as sa
 
-from forebay.cli.dagster_home import DATABASE_VARIABLE, dagster_database_url
+from forebay.cli.instance.dagster_home import DATABASE_VARIABLE, dagster_database_url
 from tracker_store.connection.engine import connect
 from tracker_store.reports import status
 from tracker_store.server.embedded_postgres import EmbeddedPostgres

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import sqlalchemy as sa
 
-from forebay.cli.dagster_home import DATABASE_VARIABLE, dagster_database_url
+from forebay.cli.instance.dagster_home import DATABASE_VARIABLE, dagster_database_url
 from tests.support.machine.state_directory import state_directory
 from tests.support.systems.numbered_source import NumberedSource
 from tests.support.systems.running_system import running_system

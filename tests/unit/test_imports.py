@@ -31,7 +31,7 @@ _LIGHT_MODULES = (
 _WITHOUT_ARROW = {
     "agent": (
         "forebay.cli.main",
-        "forebay.cli.agent",
+        "forebay.cli.commands.agent",
         "receiver_runtime.agent",
         "receiver_runtime.batch_drivers",
         "receiver_runtime.block_store.encryption",
@@ -41,7 +41,7 @@ _WITHOUT_ARROW = {
     ),
     "tracker": (
         "forebay.cli.main",
-        "forebay.cli.agent",
+        "forebay.cli.commands.agent",
         "orchestration.attached_store",
         "orchestration.noted_replicas",
         "orchestration.tracker.batch_pusher",
@@ -91,7 +91,7 @@ def test_light_packages_load_neither_dagster_nor_spark(name: str) -> None:
 
 def test_status_command_loads_quickly() -> None:
     """Check that `forebay status`, which has five seconds in all, does not load what only other commands need."""
-    loaded = _loaded_by("forebay.cli.main", "forebay.cli.status")
+    loaded = _loaded_by("forebay.cli.main", "forebay.cli.commands.status")
     needless = ("alembic", "numpy", "prometheus_client", "pyarrow", "uvicorn", *_HEAVY)
     assert [module for module in loaded if module.partition(".")[0] in needless] == []
 

@@ -10,7 +10,7 @@ import pytest
 import structlog
 from rich.table import Table
 
-from forebay.cli.console import Console
+from forebay.cli.terminal.console import Console
 from tracker_store.host.process_output import configure_log
 from tracker_store.host.terminal_text import escaped
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forebay import EnvVar, ParquetSink, Pipeline, Stream
+from forebay.cli.instance.withheld import from_dagsters_services, from_receivers, from_tracker, only_of_outputs
 from forebay.cli.services.child import Child
 from forebay.cli.services.supervisor import Supervisor
-from forebay.cli.withheld import from_dagsters_services, from_receivers, from_tracker, only_of_outputs
 from forebay.sources import Http
 from orchestration.settings import Settings
 from receiver_runtime.agent import Agent

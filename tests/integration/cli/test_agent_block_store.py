@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from forebay.cli.doctor import examine
-from forebay.cli.findings import Finding, Health
+from forebay.cli.checks.findings import Finding, Health
+from forebay.cli.commands.doctor import examine
 from tests.support.commands.forked_command import forebay
 from tests.support.polling import eventually
 from tracker_store.connection.engine import connect

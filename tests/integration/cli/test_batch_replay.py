@@ -12,8 +12,8 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from forebay.cli import batch_replay, replay_following
-from forebay.cli.dagster_home import URL_FILE
+from forebay.cli.commands.batches import batch_replay, replay_following
+from forebay.cli.instance.dagster_home import URL_FILE
 from forebay.cli.main import app
 from orchestration.settings import Settings
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log

@@ -15,8 +15,8 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from forebay.cli import confirmation
 from forebay.cli.main import app
+from forebay.cli.terminal import confirmation
 from orchestration.apply import apply
 from orchestration.modules import load_pipelines
 from tracker_store.schema.states import BatchState

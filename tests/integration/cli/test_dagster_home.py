@@ -7,7 +7,7 @@ import os
 import pytest
 import sqlalchemy as sa
 
-from forebay.cli.dagster_home import ensure_dagster_schema
+from forebay.cli.instance.dagster_home import ensure_dagster_schema
 from tracker_store.connection.engine import connect
 
 

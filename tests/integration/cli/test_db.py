@@ -11,9 +11,9 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from forebay.cli import db
-from forebay.cli.console import Console
-from forebay.cli.db import app
+from forebay.cli.commands.driver_log import db
+from forebay.cli.commands.driver_log.db import app
+from forebay.cli.terminal.console import Console
 from tests.support.driver_log.log import NOON, make_log
 from tracker_store.connection.engine import connect
 from tracker_store.install import migrate

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-from forebay.cli.db import app
+from forebay.cli.commands.driver_log.db import app
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.sources.base import SourceRule
 from tests.integration.receiver_runtime.salvage_rig import SalvagedReceiver

@@ -13,11 +13,11 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from forebay.cli.drain import DrainResult, drain_pipelines
+from forebay.cli.commands.drain import DrainResult, drain_pipelines
+from forebay.cli.commands.up import Services
 from forebay.cli.main import app
 from forebay.cli.services.child import Child, RestartPolicy
 from forebay.cli.services.supervisor import StopReason
-from forebay.cli.up import Services
 from orchestration.settings import Settings
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.machine.held_ports import held_port
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from forebay.cli.console import Console
+    from forebay.cli.terminal.console import Console
     from orchestration.pipeline import Pipeline
 
 # Longer than any of these tests may take.
@@ -225,7 +225,7 @@ def test_forebay_up_says_why_a_drain_was_interrupted(
         def given_up(self) -> str | None:
             return given_up
 
-    monkeypatch.setattr("forebay.cli.up.Services", lambda *_, **__: Drained())
+    monkeypatch.setattr("forebay.cli.commands.up.Services", lambda *_, **__: Drained())
     result = CliRunner().invoke(app, ["up", "forebay.demo.pipeline", "--drain"], env={"COLUMNS": "200"})
     assert result.exit_code == exit_code
     why = "agent was given up" if given_up else "of a second signal"

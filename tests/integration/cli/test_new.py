@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forebay.cli.new import make_project
+from forebay.cli.commands.new import make_project
 
 if TYPE_CHECKING:
     from pathlib import Path

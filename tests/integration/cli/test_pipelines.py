@@ -11,8 +11,8 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from forebay.cli import confirmation
 from forebay.cli.main import app
+from forebay.cli.terminal import confirmation
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tracker_store.batches import batches
 from tracker_store.batches.pipeline_states import advance_stops, start_pipelines, stop_pipelines

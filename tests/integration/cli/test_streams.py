@@ -10,8 +10,8 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from forebay.cli import confirmation
 from forebay.cli.main import app
+from forebay.cli.terminal import confirmation
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tracker_store.batches.pipeline_states import stop_pipelines
 from tracker_store.batches.pipelines import apply_stream, remove_pipeline

@@ -14,11 +14,11 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from forebay.cli import tap as tap_module
-from forebay.cli.console import Console
-from forebay.cli.database import driver_log_engine
+from forebay.cli.commands.records import tap as tap_module
+from forebay.cli.commands.records.tap import _Tap
+from forebay.cli.instance.database import driver_log_engine
 from forebay.cli.main import app
-from forebay.cli.tap import _Tap
+from forebay.cli.terminal.console import Console
 from orchestration.settings import Settings
 from receiver_runtime.block_store.stores import open_block_store
 from tests.support.driver_log.log import Log, claim_anew, make_log

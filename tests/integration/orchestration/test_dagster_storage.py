@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import sqlalchemy as sa
 
-from forebay.cli.dagster_home import DATABASE_VARIABLE, dagster_database_url, ensure_dagster_schema, write_dagster_home
+from forebay.cli.instance.dagster_home import (
+    DATABASE_VARIABLE,
+    dagster_database_url,
+    ensure_dagster_schema,
+    write_dagster_home,
+)
 from orchestration.dagster_storage import KEPT_CONNECTIONS
 from tracker_store.connection.engine import psycopg2_url
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forebay.cli.dagster_home import code_server_socket, webserver_token, write_dagster_home
+from forebay.cli.instance.dagster_home import code_server_socket, webserver_token, write_dagster_home
 from orchestration.http_connections import MOST_CONNECTIONS
 from orchestration.settings import Settings
 from orchestration.tracker.dagster_client import DagsterClient, LaunchRefusedError

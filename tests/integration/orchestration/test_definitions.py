@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from forebay import ParquetSink, Pipeline, Stream
-from forebay.cli.dagster_home import write_dagster_home
+from forebay.cli.instance.dagster_home import write_dagster_home
 from forebay.dagster import build_definitions
 from forebay.sources import SocketText
 from orchestration.attempt_outputs import OutputResult

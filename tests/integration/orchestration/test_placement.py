@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from forebay.cli.agents import app
+from forebay.cli.commands.agents import app
 from forebay.sources import CustomSource
 from orchestration.apply import apply
 from orchestration.pipeline import Pipeline, Stream

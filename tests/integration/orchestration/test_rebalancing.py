@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from forebay.cli.agents import app
+from forebay.cli.commands.agents import app
 from orchestration.tracker.placement_rules import PlacementRules
 from orchestration.tracker.rebalancing import AVOIDED_SECONDS, OFFER_SECONDS, OUTAGE_SECONDS, START_SECONDS
 from orchestration.tracker.rebalancing_policy import MoveLimits

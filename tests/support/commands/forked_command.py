@@ -46,7 +46,7 @@ def load() -> None:
     import forebay.cli.main  # noqa: PLC0415  a test process loads this module, and not those
 
     for module, _ in forebay.cli.main._COMMANDS.values():
-        importlib.import_module(f"forebay.cli.{module}")
+        importlib.import_module(f"forebay.cli.commands.{module}")
     for module in ("orchestration.modules", "sqlalchemy.dialects.postgresql.psycopg2", "psycopg2.extras"):
         importlib.import_module(module)
 

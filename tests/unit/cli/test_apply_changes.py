@@ -7,8 +7,8 @@ import io
 import pytest
 
 from forebay import ParquetSink, Pipeline, Stream
-from forebay.cli.apply import print_changes, shown_value
-from forebay.cli.console import Console
+from forebay.cli.commands.apply import print_changes, shown_value
+from forebay.cli.terminal.console import Console
 from forebay.sources import SocketText
 from orchestration.apply import Change, _details
 

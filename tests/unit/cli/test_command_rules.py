@@ -15,9 +15,9 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import forebay.cli
-from forebay.cli import confirmation
-from forebay.cli.exit_codes import EXIT_CODES, FINDINGS
 from forebay.cli.main import app
+from forebay.cli.terminal import confirmation
+from forebay.cli.terminal.exit_codes import EXIT_CODES, FINDINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 _PROGRAM = """
-from forebay.cli.confirmation import confirm
+from forebay.cli.terminal.confirmation import confirm
 
 confirm("Remove lines?", yes=False, err=True)
 print("{}")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.cli.log_reader import LogFollower, newest_lines
+from forebay.cli.terminal.log_reader import LogFollower, newest_lines
 from tracker_store.host.log_files import open_log, roll
 
 if TYPE_CHECKING:

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forebay.cli import machine_checks
-from forebay.cli.dagster_checks import check_instance
-from forebay.cli.dagster_home import write_dagster_home
-from forebay.cli.findings import Health
-from forebay.cli.machine_checks import check_extras, check_limits, check_packages, check_ports, tasks_limit
+from forebay.cli.checks import machine_checks
+from forebay.cli.checks.dagster_checks import check_instance
+from forebay.cli.checks.findings import Health
+from forebay.cli.checks.machine_checks import check_extras, check_limits, check_packages, check_ports, tasks_limit
+from forebay.cli.instance.dagster_home import write_dagster_home
 from orchestration.settings import Settings
 from tests.support.machine.held_ports import held_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from forebay.cli.findings import Finding
+    from forebay.cli.checks.findings import Finding
 
 DEPLOYED = Path(__file__).parents[3] / "deploy" / "dagster.yaml"
 

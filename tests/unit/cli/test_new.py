@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
+from forebay.cli.commands.new import ProjectError, make_project, module_name
 from forebay.cli.main import app
-from forebay.cli.new import ProjectError, make_project, module_name
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from forebay.cli.console import Console, printed_link
+from forebay.cli.terminal.console import Console, printed_link
 
 URL = "http://127.0.0.1:3000/"
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from forebay.cli.problems import problems
+from forebay.cli.checks.problems import problems
 from orchestration.bounded_looks import Unreachable
 from orchestration.system_status import AgentStatus, LeaderStatus, SystemStatus
 from tracker_store.receivers.receivers import DEGRADED, HINDERED, refused_requests

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from forebay.cli.record_lines import record_line
+from forebay.cli.commands.records.record_lines import record_line
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forebay.cli.spark_output import without_stack
+from forebay.cli.terminal.spark_output import without_stack
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 PROGRAM = """
 import logging, subprocess, sys
 from pathlib import Path
-from forebay.cli.console import Console
-from forebay.cli.spark_output import spark_output_in
+from forebay.cli.terminal.console import Console
+from forebay.cli.terminal.spark_output import spark_output_in
 
 console = Console(stderr=sys.argv[2] == "stderr", soft_wrap=True)
 with spark_output_in(Path(sys.argv[1]), console) as note:

@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from forebay.cli.console import Console
-from forebay.cli.many_rows import MOST_ROWS, SHORT_ROWS
-from forebay.cli.status import _plain, _report, _show
+from forebay.cli.commands.status import _plain, _report, _show
+from forebay.cli.terminal.console import Console
+from forebay.cli.terminal.many_rows import MOST_ROWS, SHORT_ROWS
 from orchestration.system_status import SystemStatus
 from tracker_store.receivers.receivers import HINDERED
 from tracker_store.reports.status import PipelineStatus, ReceiverStatus, StreamLag

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.cli.console import Console
-from forebay.cli.findings import Finding, Health, findings_table
-from forebay.cli.tables import print_table
+from forebay.cli.checks.findings import Finding, Health, findings_table
+from forebay.cli.terminal.console import Console
+from forebay.cli.terminal.tables import print_table
 
 LONG = "departures_by_carrier_and_origin_of_each_hour"
 

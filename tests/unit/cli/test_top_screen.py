@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from forebay.cli.console import Console
-from forebay.cli.top_screen import Snapshot, as_json, draw, rates, stream_rows
+from forebay.cli.terminal.console import Console
+from forebay.cli.terminal.top_screen import Snapshot, as_json, draw, rates, stream_rows
 from tracker_store.reports.status import BatchStats, PipelineStatus, ReceiverStatus, StreamLag
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

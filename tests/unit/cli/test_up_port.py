@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from forebay.cli.up import HOST, UiPortError, _held_ui_port
+from forebay.cli.commands.up import HOST, UiPortError, _held_ui_port
 
 
 def test_a_held_port_refuses_connections_and_is_given_to_no_other_process() -> None:

@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 
-from forebay.cli import demo as cli
-from forebay.cli.console import Console
-from forebay.cli.demo import DemoOptions, DemoServices, Replay
+from forebay.cli.commands import demo as cli
+from forebay.cli.commands.demo import DemoOptions, DemoServices, Replay
 from forebay.cli.services.child import ChildEvent, ChildEventKind
 from forebay.cli.services.supervisor import ChildNotReadyError, StopReason, StopRequestedError, Supervisor
+from forebay.cli.terminal.console import Console
 from forebay.demo import flights, known_answer
 from forebay.demo.progress import BatchFacts, Snapshot
 from forebay.demo.replay_server import ReplayProgress, ReplayState

@@ -14,9 +14,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from forebay.cli.dagster_home import DATABASE_VARIABLE, write_dagster_home
+from forebay.cli.commands.up import AGENT_STOP_SECONDS
+from forebay.cli.instance.dagster_home import DATABASE_VARIABLE, write_dagster_home
 from forebay.cli.main import app
-from forebay.cli.up import AGENT_STOP_SECONDS
 from orchestration.settings import Settings
 from receiver_runtime.sources.units import parse_duration
 from tests.support.pages.kubernetes import documented_configuration

@@ -11,10 +11,10 @@ import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from forebay.cli.api_reference import MODULES
-from forebay.cli.exit_codes import EXIT_CODES, FINDINGS
+from forebay.cli.commands.reference import Page, describe
 from forebay.cli.main import app
-from forebay.cli.reference import Page, describe
+from forebay.cli.reference_pages.api_reference import MODULES
+from forebay.cli.terminal.exit_codes import EXIT_CODES, FINDINGS
 from orchestration.settings import Settings
 from orchestration.tracker.metrics import METRICS
 

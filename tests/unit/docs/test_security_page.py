@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from forebay.cli import withheld
-from forebay.cli.dagster_home import DATABASE_VARIABLE
+from forebay.cli.instance import withheld
+from forebay.cli.instance.dagster_home import DATABASE_VARIABLE
 from orchestration.settings import Settings
 from receiver_runtime.sources import kinds
 from receiver_runtime.sources.base import Source

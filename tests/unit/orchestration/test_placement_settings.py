@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forebay.cli.up import Services
+from forebay.cli.commands.up import Services
 from orchestration.settings import Settings
 from orchestration.tracker.placement_rules import PlacementRules
 from orchestration.tracker.rebalancing_policy import MoveLimits

@@ -1,0 +1,156 @@
+"""Find what is wrong in a system's status, worst first, each with the command that leads on.
+
+Owns the rules and their order. It reads nothing, prints nothing, and never names a command that gives up data or
+removes something: what may be lost is a person's decision, after a look at the thing itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from forebay.cli.commands.pipelines import stale_line
+from tracker_store.receivers.receivers import is_degraded, is_hindered, refused_in
+from tracker_store.schema.states import DesiredState, ReceiverState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from orchestration.system_status import AgentStatus, LeaderStatus, SystemStatus
+    from tracker_store.reports.status import PipelineStatus, ReceiverStatus
+
+# A batch may be late for a moment: a pipeline is behind from this number of intervals on, if they take this long.
+BEHIND_INTERVALS = 2
+BEHIND_FOR = timedelta(seconds=10)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong, and the command that shows more of it or puts it right; empty if there is none."""
+
+    what: str
+    command: str = ""
+
+    @property
+    def line(self) -> str:
+        """Return it as one line."""
+        return f"{self.what}: {self.command}" if self.command else self.what
+
+
+def problems(found: SystemStatus) -> list[Problem]:
+    """Return what is wrong, worst first. A part that did not answer has no problem here: `unreachable` names it."""
+    listed = [Problem(f"{missing.part} can't be reached: {missing.reason}") for missing in found.unreachable]
+    if found.leader is not None:
+        listed += _of_leader(found.leader)
+    if found.agents is not None:
+        listed += _of_agents(found.agents, found.receivers or [])
+    pipelines = found.pipelines or []
+    for of_one in (_halted, _quarantined, _blocked):
+        listed += [problem for row in pipelines for problem in of_one(row)]
+    listed += _of_receivers(found.receivers or [])
+    listed += _refusing(found.receivers or [])
+    late = [problem for row in pipelines for problem in _late(row)]
+    return listed + late
+
+
+def _of_leader(leader: LeaderStatus) -> Iterator[Problem]:
+    if leader.moves:
+        return
+    who = "no tracker holds the leadership"
+    if leader.holder is not None:
+        who = f"{leader.holder} (term {leader.term}) has been silent for {leader.watched:g} s"
+    yield Problem(
+        f"No tracker leads: {who}. Receivers that run go on; none is placed, replaced or cleaned up after, until an "
+        "agent with the role tracker runs",
+        "forebay agent, or forebay up MODULE",
+    )
+
+
+def _of_agents(agents: Sequence[AgentStatus], receivers: Sequence[ReceiverStatus]) -> Iterator[Problem]:
+    for agent in agents:
+        if not agent.moves:
+            yield Problem(
+                f"Agent {agent.name} on {agent.host} has been silent for {agent.watched:g} s", "forebay agents list"
+            )
+    wanted = sum(row.desired_state == DesiredState.RUNNING for row in receivers)
+    if not agents and wanted:
+        yield Problem(
+            f"No agent runs, so none of the {wanted:,} receiver(s) that should run does",
+            "forebay agent, or forebay up MODULE",
+        )
+
+
+def _halted(row: PipelineStatus) -> Iterator[Problem]:
+    if row.halted_by is not None:
+        time = f"{row.halted_by:%Y-%m-%dT%H:%M:%SZ}"
+        yield Problem(
+            f'{row.pipeline} is halted (on_failure="halt"): batch {time} is quarantined',
+            f"forebay batches show {row.pipeline} {time}",
+        )
+
+
+def _quarantined(row: PipelineStatus) -> Iterator[Problem]:
+    if row.newest_quarantined is None:
+        return
+    time = f"{row.newest_quarantined:%Y-%m-%dT%H:%M:%SZ}"
+    if row.quarantined_batches > 1:
+        yield Problem(
+            f"{row.pipeline} has {row.quarantined_batches:,} quarantined batches, the newest at {time}",
+            f"forebay batches list --pipeline {row.pipeline} --state QUARANTINED",
+        )
+    elif row.newest_quarantined != row.halted_by:
+        yield Problem(
+            f"{row.pipeline} has a quarantined batch at {time}", f"forebay batches show {row.pipeline} {time}"
+        )
+
+
+def _blocked(row: PipelineStatus) -> Iterator[Problem]:
+    if row.blocked_batches:
+        yield Problem(
+            f"{row.pipeline} has {row.blocked_batches:,} blocked batch(es), which wait for their block store or a key",
+            f"forebay batches list --pipeline {row.pipeline} --state BLOCKED",
+        )
+
+
+def _of_receivers(receivers: Sequence[ReceiverStatus]) -> Iterator[Problem]:
+    for adjective, chosen in (
+        ("FAILED", [row for row in receivers if row.state == ReceiverState.FAILED]),
+        ("hindered", [row for row in receivers if row.state != ReceiverState.FAILED and is_hindered(row.reason)]),
+        ("degraded", [row for row in receivers if row.state != ReceiverState.FAILED and is_degraded(row.reason)]),
+    ):
+        # One line for each stream, whatever the number of its receivers.
+        numbers = Counter(row.stream for row in chosen)
+        firsts = {row.stream: row for row in reversed(chosen)}
+        for stream, number in numbers.items():
+            name = f"{stream}/{firsts[stream].ordinal}"
+            reason = firsts[stream].reason.partition("\n")[0]
+            if (refused := refused_in(reason)) is not None:
+                # It has a line of its own.
+                reason = reason.removesuffix(refused).removesuffix("; ")
+            reason = reason.removeprefix(f"{adjective}: ")
+            what = f"{name} is {adjective}: {reason}"
+            if number > 1:
+                what = f"{number:,} receivers of {stream} are {adjective}; {name}: {reason}"
+            restart = f"forebay receivers restart {name if number == 1 else stream}"
+            yield Problem(what, restart if adjective == "FAILED" else "forebay receivers list")
+
+
+def _refusing(receivers: Sequence[ReceiverStatus]) -> Iterator[Problem]:
+    for row in receivers:
+        if (refused := refused_in(row.reason)) is not None:
+            yield Problem(f"{row.stream}/{row.ordinal}: {refused}", "forebay events --kind receiver_error")
+
+
+def _late(row: PipelineStatus) -> Iterator[Problem]:
+    if row.halted_by is not None:
+        return
+    behind = row.intervals_behind
+    if behind >= BEHIND_INTERVALS and row.due_for is not None and row.due_for >= BEHIND_FOR:
+        yield Problem(
+            f"{row.pipeline} is {behind:,} intervals ({row.due_for.total_seconds():,.0f} s) behind its schedule",
+            f"forebay batches list --pipeline {row.pipeline}",
+        )
+    if row.is_stale:
+        yield Problem(stale_line(row))

@@ -1,0 +1,192 @@
+"""Check, without changing anything, whether a stream's source could be received from here.
+
+It connects to brokers and senders and hangs up, and binds listeners' addresses for a moment without listening. It never
+reads a record, and never logs in.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pydantic
+
+from forebay.cli.checks.findings import Finding, Health
+from forebay.cli.commands.sources import is_installed
+from receiver_runtime.sources.base import SourceError
+from receiver_runtime.sources.custom import CustomSource
+from receiver_runtime.sources.secret import Secret, SecretError
+from receiver_runtime.sources.tcp import parse_listen
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from orchestration.pipeline import Stream
+    from receiver_runtime.sources.base import Source
+
+_CONNECT_SECONDS = 3.0
+_PATTERN = re.compile(r"[*?\[]")
+_TCP_ENDPOINT = re.compile(r"tcp://(\[[^\]]+\]|[^:/;]+):(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """An address that a source uses. `datagrams`: by UDP."""
+
+    host: str
+    port: int
+    datagrams: bool = False
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}{' (UDP)' if self.datagrams else ''}"
+
+
+def check_declaration(stream: Stream) -> Iterator[Finding]:
+    """Check what needs no network: the extra is installed, and a receiver class of yours can be loaded."""
+    name, source = f"stream {stream.name}", stream.source
+    if source.needs_extra is not None and not is_installed(source.needs_extra):
+        found = f"{source.kind} needs the extra {source.needs_extra}, which is not installed in this environment"
+        yield Finding(name, Health.WARNING, found, f"Where its agent runs: pip install 'forebay[{source.needs_extra}]'")
+    if isinstance(source, CustomSource):
+        try:
+            source.load()
+        except SourceError as error:
+            yield Finding(name, Health.FAILED, str(error), "Correct the class, or install its package.")
+
+
+def check_source(stream: Stream, *, running: Collection[str]) -> Iterator[Finding]:
+    """Check addresses, paths and secrets as a receiver on this host would find them.
+
+    `running`: the streams that have receivers which run now, and so hold the addresses at which they listen.
+    """
+    name, source = f"stream {stream.name}", stream.source
+    yield from _secrets(name, source)
+    places = _listens_at(source)
+    for place in places:
+        yield _can_listen(name, place, is_running=stream.name in running)
+    answering = [(place, _refusal(place)) for place in _connects_to(source)]
+    yield from _reached(name, source, answering)
+    path = getattr(source, "path", None)
+    if isinstance(path, str):
+        yield _readable(name, path, is_pattern=source.kind == "followed_files")
+    if not places and not answering and path is None:
+        yield Finding(name, Health.OK, f"{source.kind} {source.address}: its receiver knows where it reads; not tried")
+
+
+def _reached(name: str, source: Source, answering: list[tuple[_Place, str]]) -> Iterator[Finding]:
+    for place, why in answering:
+        if not why:
+            yield Finding(name, Health.OK, f"{place} answers")
+        else:
+            # Of several servers of one cluster, one is enough for a client to find the others.
+            others = source.kind in ("kafka", "nats_jetstream") and any(not why for _, why in answering)
+            health = Health.WARNING if others else Health.FAILED
+            way_out = "Start it, correct the address, or open the network between: receivers try again until then."
+            yield Finding(name, health, f"{place} does not answer: {why}", way_out)
+
+
+def _secrets(name: str, source: Source) -> Iterator[Finding]:
+    for secret in _references(source):
+        try:
+            secret.resolve()
+        except SecretError as error:
+            # Only the agent's environment counts, which may be another one.
+            yield Finding(name, Health.WARNING, str(error), "Set it where the receiver's agent runs.")
+
+
+def _references(value: Any) -> Iterator[Secret]:  # noqa: ANN401  any field
+    if isinstance(value, Secret):
+        yield value
+    elif isinstance(value, pydantic.BaseModel):
+        for field in type(value).model_fields:
+            yield from _references(getattr(value, field))
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _references(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _references(one)
+
+
+def _listens_at(source: Source) -> list[_Place]:
+    if getattr(source, "bind", False):
+        return _endpoints(source)
+    listen = getattr(source, "listen", None)
+    if listen is None:
+        return []
+    host, port = parse_listen(listen)
+    transports = getattr(source, "transports", ("tcp",))
+    return [_Place(host, port, datagrams=transport == "udp") for transport in transports]
+
+
+def _connects_to(source: Source) -> list[_Place]:
+    if getattr(source, "endpoints", None) and not getattr(source, "bind", False):
+        return _endpoints(source)
+    servers = getattr(source, "bootstrap_servers", None) or getattr(source, "servers", None)
+    if servers is not None:
+        found = (server.strip().rpartition(":") for server in servers.split(","))
+        return [_Place(host.strip("[]"), int(port)) for host, _, port in found if port.isdecimal()]
+    host, port = getattr(source, "host", None), getattr(source, "broker_port", None) or getattr(source, "port", None)
+    return [] if host is None or port is None else [_Place(host, port)]
+
+
+def _endpoints(source: Source) -> list[_Place]:
+    found = map(_TCP_ENDPOINT.fullmatch, getattr(source, "endpoints", ()))
+    return [_Place(tcp[1].strip("[]"), int(tcp[2])) for tcp in found if tcp is not None]
+
+
+def _can_listen(name: str, place: _Place, *, is_running: bool) -> Finding:
+    host = "0.0.0.0" if place.host == "*" else place.host  # noqa: S104  what the declaration says
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, place.port, type=socket.SOCK_DGRAM if place.datagrams else socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind) as probe:
+            if not place.datagrams:
+                # As the receiver does it: a connection of an earlier process that still closes is no obstacle.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE and is_running:
+            return Finding(name, Health.OK, f"{place} is in use, and the stream's receivers run")
+        if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+            way_out = "If it is the address of the host where the receiver runs, all is well: check it there."
+            return Finding(name, Health.WARNING, f"{place} is no address of this host: {error.strerror}", way_out)
+        way_out = {
+            errno.EADDRINUSE: "Stop what listens there (`ss -ltnup` names it), or declare another port.",
+            errno.EACCES: "Take a port from 1024 on, or give the agent the right to bind this one.",
+        }.get(error.errno or 0, "Correct the address.")
+        return Finding(name, Health.FAILED, f"can't listen at {place}: {error.strerror}", way_out)
+    return Finding(name, Health.OK, f"can listen at {place}")
+
+
+def _refusal(place: _Place) -> str:
+    """Return why no connection comes about, or an empty text."""
+    try:
+        socket.create_connection((place.host, place.port), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _readable(name: str, path: str, *, is_pattern: bool) -> Finding:
+    if "://" in path:
+        return Finding(name, Health.OK, f"{path} is in an object store: not tried")
+    pattern = _PATTERN.search(path) if is_pattern else None
+    # Of a pattern, the folder above its first part that is one.
+    fixed = Path(path) if pattern is None else Path(f"{path[: pattern.start()]}*").parent
+    if not fixed.exists():
+        way_out = "Create it, or correct the path: the receiver reads it as soon as it is there."
+        return Finding(name, Health.WARNING, f"{fixed} does not exist on this host", way_out)
+    if not os.access(fixed, os.R_OK | (os.X_OK if fixed.is_dir() else 0)):
+        return Finding(name, Health.FAILED, f"{fixed} can't be read by this user", "Let the agent's account read it.")
+    if is_pattern and pattern is None and fixed.is_dir():
+        way_out = f"Write its files, as '{fixed}/*.log*': it is a pattern of files."
+        return Finding(name, Health.FAILED, f"{fixed} is a directory, which has no lines", way_out)
+    return Finding(name, Health.OK, f"{fixed} can be read")

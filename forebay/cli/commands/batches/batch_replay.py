@@ -1,0 +1,182 @@
+"""`forebay batches replay`: run finished batches again, in Dagster if it runs, else in this process."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+
+from forebay.cli import names
+from forebay.cli.commands.batches.batch_bisect import declared_pipeline
+from forebay.cli.commands.batches.replay_following import ReplayedRow, ReplayRun
+from forebay.cli.instance.dagster_home import URL_FILE, kept_token
+from forebay.cli.instance.database import database_url, driver_log
+from forebay.cli.services.supervisor_lock import lock_holder
+from forebay.cli.terminal.batch_times import LATEST, TIME_HELP, Outputs, PipelineName, named_batch
+from forebay.cli.terminal.console import Console
+from forebay.cli.terminal.spark_output import spark_output_in, without_stack
+from orchestration.replay import checked_outputs, replay_batches
+from orchestration.replay_choice import batches_to_replay, check_output_names, parsed_time
+from orchestration.replay_run import ReplayRequest
+from orchestration.settings import Settings
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.schema.declarations import PipelineDeclaration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from datetime import datetime
+
+    from orchestration.pipeline import Pipeline
+
+
+def dagster_url(settings: Settings) -> str | None:
+    """Return FOREBAY_DAGSTER_URL, else the webserver's URL of the `forebay up` that runs in this home, else None."""
+    if settings.dagster_url is not None:
+        return settings.dagster_url.reveal()
+    file = settings.home / "dagster" / URL_FILE
+    return file.read_text(encoding="utf-8") if lock_holder(settings.home) is not None and file.exists() else None
+
+
+def dagster_token(settings: Settings) -> str | None:
+    """Return the token of the webserver at `dagster_url`, or None if it needs none."""
+    if settings.dagster_token is not None or settings.dagster_url is not None:
+        return settings.webserver_token
+    return kept_token(settings.home / "dagster")
+
+
+def replay(
+    pipeline: PipelineName,
+    batch_time: Annotated[
+        str,
+        typer.Argument(
+            metavar="[TIME]",
+            help=f"{TIME_HELP}, or {LATEST}: as without it, the newest completed batch.",
+            autocompletion=names.batches,
+        ),
+    ] = "",
+    from_time: Annotated[
+        str, typer.Option("--from", help="The first batch time of a range.", autocompletion=names.batches)
+    ] = "",
+    to_time: Annotated[
+        str, typer.Option("--to", help="The last batch time of a range.", autocompletion=names.batches)
+    ] = "",
+    output: Outputs = None,
+    failed_outputs_only: Annotated[  # noqa: FBT002
+        bool,
+        typer.Option(
+            "--failed-outputs-only", help="Of quarantined batches, run only the outputs that have no result yet."
+        ),
+    ] = False,
+    local: Annotated[bool, typer.Option("--local", help="Run in this process, even if Dagster runs.")] = False,  # noqa: FBT002
+    module: Annotated[
+        str | None, typer.Option(help="The module that declares it; unless given, FOREBAY_MODULE or the project's.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
+) -> None:
+    """Run finished batches again with the blocks that they had, and replace their outputs: no record is doubled.
+
+    Give TIME for one batch, --from and --to for a range, or nothing for the newest completed batch. If `forebay up`
+    runs in this home, or FOREBAY_DAGSTER_URL names a webserver, Dagster executes and shows a run of PIPELINE_replay,
+    which goes on if this command is ended. Else, or with --local, this process runs the batches, with Spark. A
+    QUARANTINED batch becomes COMPLETED. If an output fails, its old result stays, and so does the batch's state. The
+    exit code is 1 if a batch was not replayed. If Dagster's answer to the launch is lost, the command looks for the
+    run, and if Dagster stops answering, it follows the run by the driver log.
+
+    What Spark and the functions print in this process is in the file FOREBAY_HOME/logs/replay-PIPELINE.log.
+
+    With --failed-outputs-only nothing is replaced: of QUARANTINED batches (without times: of the newest one), the
+    outputs run that have no result, and the others are not computed again.
+
+    For example:
+
+        forebay batches replay words
+        forebay batches replay words 12:00:00 --output counts
+        forebay batches replay words --from 2026-01-31 --to 2026-02-01
+        forebay batches replay words --failed-outputs-only
+    """
+    console = Console(highlight=False, stderr=as_json, soft_wrap=True)
+    if batch_time and (from_time or to_time):
+        message = "give TIME for one batch, or --from and --to for a range, not both"
+        raise typer.BadParameter(message)
+    outputs = output or []
+    with driver_log(console, application_name="forebay batches replay") as connection, ExitStack() as stack:
+        applied = get_pipeline(connection, pipeline)
+        pipeline_id = applied.pipeline_id
+        check_output_names(pipeline, declared=PipelineDeclaration.of(applied.declaration).outputs, outputs=outputs)
+        first = parsed_time(from_time)
+        if batch_time not in ("", LATEST):
+            first = named_batch(connection, pipeline_id, batch_time, pipeline=pipeline).batch_time
+        times = batches_to_replay(
+            connection,
+            pipeline_id,
+            from_time=first,
+            to_time=parsed_time(to_time),
+            failed_outputs_only=failed_outputs_only,
+        )
+        settings = Settings()
+        url = None if local else dagster_url(settings)
+        console.print(f"{len(times)} batch(es) to replay, {'in Dagster' if url else 'in this process'}.")
+        if url is None:
+            declared = declared_pipeline(pipeline, module)
+            path = settings.home.absolute() / "logs" / f"replay-{pipeline}.log"
+            console.print(f"What Spark prints: {path}", markup=False)
+            stack.enter_context(spark_output_in(path, console))
+            replays = _in_process(declared, times, outputs, failed_outputs_only=failed_outputs_only)
+        else:
+            request = ReplayRequest(
+                pipeline, times[0], times[-1], tuple(outputs), failed_outputs_only=failed_outputs_only
+            )
+            token = dagster_token(settings)
+            replays = ReplayRun(
+                console, connection, url=url, token=token, pipeline_id=pipeline_id, request=request, times=times
+            ).rows()
+        rows = []
+        for number, row in enumerate(replays, start=1):
+            rows.append(row)
+            console.print(
+                f"{number} of {len(times)}: {row.batch_time.isoformat()} {row.outcome}: {without_stack(row.detail)}",
+                markup=False,
+            )
+    if as_json:
+        listed = [
+            {"batch_time": r.batch_time.isoformat(), "outcome": r.outcome, "detail": without_stack(r.detail)}
+            for r in rows
+        ]
+        typer.echo(json.dumps({"batches": listed}))
+    else:
+        table = Table("batch", "outcome", box=box.SIMPLE_HEAD)
+        for row in rows:
+            table.add_row(f"{row.batch_time:%Y-%m-%dT%H:%M:%SZ}", row.outcome)
+        console.print(table)
+    raise typer.Exit(0 if all(row.outcome == "replayed" for row in rows) else 1)
+
+
+def _in_process(
+    pipeline: Pipeline, times: Sequence[datetime], outputs: Sequence[str], *, failed_outputs_only: bool
+) -> Iterator[ReplayedRow]:
+    from orchestration.spark.session import spark_session  # noqa: PLC0415  loads Spark
+
+    settings = Settings()
+    settings = settings.with_database_url(database_url(settings))
+    for replayed in replay_batches(
+        pipeline,
+        times,
+        outputs=checked_outputs(pipeline, outputs),
+        failed_outputs_only=failed_outputs_only,
+        run_id=f"forebay batches replay {uuid.uuid4()}",
+        settings=settings,
+        session=lambda: spark_session(
+            settings, application=f"forebay replay {pipeline.name}", configuration=pipeline.spark_configuration
+        ),
+    ):
+        if replayed.error:
+            yield ReplayedRow(replayed.batch_time, "refused" if replayed.refused else "failed", replayed.error)
+        else:
+            rows = ", ".join(f"{result.output} {result.rows} rows" for result in replayed.replaced)
+            detail = f"{rows or 'every output had a result'} in {replayed.seconds:.1f} s"
+            yield ReplayedRow(replayed.batch_time, "replayed", detail)

@@ -1,0 +1,158 @@
+"""`forebay pipelines`: list the pipelines and their state; remove one that is not run any more."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forebay.cli import names
+from forebay.cli.instance.database import driver_log
+from forebay.cli.terminal.confirmation import Yes, confirm
+from forebay.cli.terminal.console import Console
+from forebay.cli.terminal.tables import print_table
+from orchestration.batch_schedule import halted
+from tracker_store.batches.pipelines import PipelineRunsError, remove_pipeline
+from tracker_store.reports.status import pipeline_status
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracker_store.reports.status import PipelineStatus
+
+APPLICATION = "forebay pipelines"
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+Name = Annotated[
+    str, typer.Argument(help="The pipeline's name, as `forebay pipelines` shows it.", autocompletion=names.pipelines)
+]
+
+app = typer.Typer(help="Pipelines: list, remove.", invoke_without_command=True)
+
+
+@app.callback()
+def pipelines(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: FBT002
+    """List pipelines: state, interval, waiting records, batches, and the newest completed batch.
+
+    "decided to" is the cursor in time: every batch time up to there has its batch. "oldest" is the age of the oldest
+    block that waits. Times are UTC; in the JSON durations are in seconds.
+
+    For example:
+
+        forebay pipelines list
+        forebay pipelines list --json
+    """
+    if context.invoked_subcommand is not None:
+        return
+    console = Console(highlight=False, stderr=as_json)
+    with driver_log(console, application_name=APPLICATION) as connection:
+        rows = pipeline_status(connection)
+    if as_json:
+        typer.echo(json.dumps({"pipelines": [plain(row) for row in rows]}))
+        return
+    cells = [
+        (
+            row.pipeline,
+            shown_state(row),
+            f"{row.batch_interval.total_seconds():g} s",
+            f"{row.last_batch_time:%Y-%m-%d %H:%M:%S}",
+            f"{row.waiting_records:,} records",
+            "-" if row.lag is None else f"{row.lag.total_seconds():.0f} s",
+            f"{row.running_batches} of {row.unfinished_batches}" if row.unfinished_batches else "-",
+            "-" if row.last_completed_time is None else f"{row.last_completed_time:%Y-%m-%d %H:%M:%S}",
+        )
+        for row in rows
+    ]
+    print_table(
+        console,
+        ("pipeline", "state", "interval", "decided to", "waiting", "oldest", "running", "last completed"),
+        cells,
+    )
+    for line in warnings(rows):
+        console.print(line, style="bold red", markup=False, soft_wrap=True)
+
+
+def warnings(rows: Sequence[PipelineStatus]) -> list[str]:
+    """Return a line for each pipeline that makes no progress: why, and what to do."""
+    lines = []
+    for row in rows:
+        if row.halted_by is not None:
+            lines.append(f"{row.pipeline} is {halted(row.pipeline, row.halted_by)}")
+        elif row.is_stale:
+            lines.append(stale_line(row))
+    return lines
+
+
+def stale_line(row: PipelineStatus) -> str:
+    """Return the warning for a pipeline that completes nothing while it holds blocks back, and what to do."""
+    held = 0.0 if row.holds_back_for is None else row.holds_back_for.total_seconds()
+    if row.running_batches:
+        way_out = f"a batch of it runs: forebay batches list --pipeline {row.pipeline}"
+    elif row.state == "STOPPED":
+        way_out = f"forebay start --pipeline {row.pipeline} lets it go on"
+    else:
+        way_out = f"does Dagster run it? forebay batches list --pipeline {row.pipeline} shows what it did last"
+    # It never advises to remove the pipeline: a runbook says when that is right.
+    return (
+        f"{row.pipeline} ({row.state}) has completed nothing for {held:.0f} s while blocks wait for it, which clean-up "
+        f"must keep: {way_out}"
+    )
+
+
+def shown_state(row: PipelineStatus) -> str:
+    """Return the pipeline's state, or HALTED if it is RUNNING but a batch has halted it."""
+    return "HALTED" if row.halted_by is not None and row.state == "RUNNING" else row.state
+
+
+def plain(row: PipelineStatus) -> dict[str, object]:
+    """Return the row, and what follows from it, for JSON: times as ISO 8601, durations in seconds."""
+    values: dict[str, object] = {}
+    for name, value in asdict(row).items():
+        if isinstance(value, datetime):
+            values[name] = value.isoformat()
+        else:
+            values[name] = value.total_seconds() if isinstance(value, timedelta) else value
+    return {**values, "is_stale": row.is_stale, "intervals_behind": row.intervals_behind}
+
+
+@app.command()
+def remove(
+    name: Name,
+    yes: Yes = False,  # noqa: FBT002
+    as_json: AsJson = False,  # noqa: FBT002
+) -> None:
+    """Remove a pipeline: from then on it holds no block back, and clean-up continues.
+
+    Records that wait for it are not processed, and blocks that its quarantined batches kept are deleted. Its outputs
+    stay, and other pipelines are not affected. A pipeline that runs is refused: `forebay stop --pipeline NAME` first.
+    Receivers that stopped with it stay stopped until a pipeline that reads them runs. If you apply it again, it is a
+    new pipeline, which begins with the blocks that are there then.
+
+    For example:
+
+        forebay pipelines remove words
+        forebay pipelines remove words --yes
+    """
+    console = Console(highlight=False, soft_wrap=True, stderr=as_json)
+    with driver_log(console, application_name=APPLICATION) as connection:
+        found = next((row for row in pipeline_status(connection) if row.pipeline == name), None)
+        if found is not None and found.state == "RUNNING":
+            raise PipelineRunsError(f"pipeline {name!r}")
+        if found is not None and not yes:
+            console.print(
+                f"{name} ({found.state}): {found.waiting_records:,} records wait for it, and "
+                f"{found.unfinished_batches} batch(es) are not complete. They will not come out.",
+                markup=False,
+            )
+            confirm(f"Remove {name}?", yes=yes, err=as_json)
+        removed = remove_pipeline(connection, name)
+    if as_json:
+        typer.echo(json.dumps({"pipeline": name, "removed": True, **asdict(removed)}))
+    console.print(
+        f"{name} is removed; {removed.waiting_records:,} records had waited for it, {removed.unfinished_batches} "
+        f"batch(es) were not complete, {removed.kept_batches} quarantined.",
+        markup=False,
+    )

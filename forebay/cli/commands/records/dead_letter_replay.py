@@ -1,0 +1,285 @@
+r"""`forebay dead-letters replay`: send dead letters again to their source's own parser, or save them to a file.
+
+A row is marked before its bytes leave, so a row that was sent, or may have been, is not sent a second time unless
+that is asked for. Only a source of text that listens can be sent to: all else about a record (its path, key, topic,
+headers) is not in its dead letter. It never stores a record itself, and corrects nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from forebay.cli.commands.records.stored_letters import APPLICATION, SHOWN_BYTES, as_text, read_letters
+from forebay.cli.instance.database import driver_log
+from forebay.cli.terminal.console import Console
+from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.receivers.framing import PART_BYTES
+from receiver_runtime.sources.base import SourceError
+from receiver_runtime.sources.loopback import is_written_as_loopback
+from receiver_runtime.sources.socket_text import SocketText
+from receiver_runtime.sources.source_registry import parse_source
+from receiver_runtime.sources.tcp import address_of, parse_listen
+from tracker_store.blocks.dead_letters import mark_replayed, restore_replayed
+from tracker_store.receivers.receivers import NoSuchReceiverError, get_receiver, process_of_receiver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import sqlalchemy as sa
+
+    from receiver_runtime.sources.base import Source
+    from tracker_store.blocks.dead_letters import DeadLetterRow
+
+_CONNECT_SECONDS = 10.0
+_READ_SECONDS = 60.0  # how long the receiver may take to read: back-pressure can hold it
+_STDOUT = "-"
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  a receiver's, not ours
+#: Reasons with which a whole record was put aside.
+_WHOLE = frozenset(
+    {DeadLetterReason.INVALID_ENCODING.label, DeadLetterReason.INVALID_TEXT.label, DeadLetterReason.UNPARSABLE.label}
+)
+
+
+class _NotReplayableError(Exception):
+    """The row can't be sent; the message says why, and what to do instead."""
+
+
+class _NothingSentError(Exception):
+    """No byte has left."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Letters:
+    """A row, its records, and the bytes that follow each of them where they go."""
+
+    row: DeadLetterRow
+    records: Sequence[bytes]
+    terminator: bytes
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(record + self.terminator for record in self.records)
+
+
+def replay(
+    dead_letter_ids: Annotated[list[int], typer.Argument(metavar="ID...", help="The rows' ids, as `list -n` shows.")],
+    to: Annotated[
+        str, typer.Option(metavar="FILE", help="Write the records to this new file, or with - to standard output.")
+    ] = "",
+    address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Send to this address, not to the one that the source declares.")
+    ] = "",
+    again: Annotated[bool, typer.Option("--again", help="Also rows that were replayed before.")] = False,  # noqa: FBT002
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent, and where to.")] = False,  # noqa: FBT002
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
+) -> None:
+    """Send dead letters in again, after the cause was fixed, or write them to a file.
+
+    The bytes go to the receiver of their stream, as they were received, and through its own parser: a record that is
+    still bad becomes a new dead letter. That works for SocketText that listens without TLS. Of every other source, a
+    dead letter lacks what came with the record: write it with --to, correct it, and send it as any other record. Each
+    record in the file ends as one of its stream does; a part of a too long record is written as it is.
+
+    No row is sent twice: it is marked first, and refused the next time, unless you add --again. If the connection
+    breaks meanwhile, it is unknown what was received, and the row stays marked.
+
+    For example:
+
+        forebay dead-letters replay 17 --dry-run
+        forebay dead-letters replay 17 18
+        forebay dead-letters replay 19 --to letters.ndjson
+    """
+    console = Console(highlight=False, stderr=True, soft_wrap=True)
+    if to and address:
+        message = "give --to or --address, not both"
+        raise typer.BadParameter(message)
+    if to == _STDOUT and as_json:
+        message = "--json and --to - both write to standard output"
+        raise typer.BadParameter(message)
+    read = [read_letters(console, one) for one in dict.fromkeys(dead_letter_ids)]
+    with driver_log(console, application_name=APPLICATION) as connection:
+        try:
+            planned = [_planned(connection, row, records, to=to, address=address) for row, records in read]
+            if not again:
+                for letters, _ in planned:
+                    _refuse_replayed(letters.row)
+            with _opened("" if dry_run else to) as file:
+                done = [
+                    _replayed(connection, console, *one, file=file, again=again, dry_run=dry_run) for one in planned
+                ]
+        except _NotReplayableError as error:
+            console.print(str(error), style="bold red", markup=False)
+            raise typer.Exit(1) from error
+    if as_json:
+        typer.echo(json.dumps({"dead_letters": done, "dry_run": dry_run}))
+
+
+def _refuse_replayed(row: DeadLetterRow) -> None:
+    if row.replayed_at is not None:
+        message = (
+            f"Dead letter {row.id} was replayed at {row.replayed_at:%Y-%m-%d %H:%M:%S} UTC, to {row.replayed_to}: "
+            "--again does it once more"
+        )
+        raise _NotReplayableError(message)
+
+
+def _planned(
+    connection: sa.Connection, row: DeadLetterRow, records: Sequence[bytes], *, to: str, address: str
+) -> tuple[_Letters, str]:
+    """Return what goes, and the address or file where it goes. Raises _NotReplayableError."""
+    if not records:
+        message = f"Dead letter {row.id} has no records: {row.dropped:,} were counted, and not kept"
+        raise _NotReplayableError(message)
+    source = _source(connection, row)
+    terminator = source.delimiter_bytes if isinstance(source, SocketText) else b"\n"
+    # A record that is longer than a part has a row for each: `aside` in receiver_runtime/receivers/framing.py.
+    is_part = row.part > 0 or (len(records) == 1 and row.bytes >= PART_BYTES)
+    is_whole = row.reason in _WHOLE and not is_part
+    letters = _Letters(row, records, terminator if is_whole else b"")
+    if to:
+        return letters, "standard output" if to == _STDOUT else to
+    instead = f"write it with --to FILE, correct it, and send it to {row.stream} as any other record"
+    if not is_whole:
+        message = f"Dead letter {row.id} is {row.reason}, so it is no whole record: {instead}"
+        if row.reason in _WHOLE:
+            message = f"Dead letter {row.id} is part {row.part} of a record, so it is no whole record: {instead}"
+        raise _NotReplayableError(message)
+    if not (isinstance(source, SocketText) and source.listen is not None and source.tls is None):
+        message = f"Dead letter {row.id} is of {row.stream}, which is no SocketText that listens without TLS: {instead}"
+        raise _NotReplayableError(message)
+    return letters, address or _address(connection, row, source.listen)
+
+
+def _source(connection: sa.Connection, row: DeadLetterRow) -> Source | None:
+    """Return the source as it is declared now; None: the receiver was removed, or this version can't read it."""
+    try:
+        return parse_source(get_receiver(connection, row.receiver_id).source)
+    except (NoSuchReceiverError, SourceError):
+        return None
+
+
+def _address(connection: sa.Connection, row: DeadLetterRow, listen: str) -> str:
+    """Return where the receiver can be reached from here. Raises _NotReplayableError."""
+    host, port = parse_listen(listen)
+    name = f"{row.stream}/{row.ordinal}"
+    process = process_of_receiver(connection, row.receiver_id)
+    if process.host is None:
+        message = f"{name} does not run: forebay receivers start {name}, or name another receiver by --address"
+        raise _NotReplayableError(message)
+    if not port:
+        message = f"{name} listens on any free port: name it by --address"
+        raise _NotReplayableError(message)
+    is_here = process.host == socket.gethostname()
+    if host in _WILDCARDS:
+        host = _WILDCARDS[host] if is_here else process.host
+    elif is_written_as_loopback(host) and not is_here:
+        message = f"{name} listens on {listen} of host {process.host}: run this there, or name it by --address"
+        raise _NotReplayableError(message)
+    return address_of(host, port)
+
+
+def _replayed(
+    connection: sa.Connection,
+    console: Console,
+    letters: _Letters,
+    where: str,
+    *,
+    file: BinaryIO | None,
+    again: bool,
+    dry_run: bool,
+) -> dict[str, object]:
+    """Send or write one row, and return what was done. Raises _NotReplayableError."""
+    row, count = letters.row, f"{len(letters.records):,} record(s) of {letters.row.stream}"
+    done: dict[str, object] = {
+        "id": row.id,
+        "stream": row.stream,
+        "ordinal": row.ordinal,
+        "reason": row.reason,
+        "records": len(letters.records),
+        "bytes": len(letters.data),
+        "to": where,
+    }
+    if dry_run:
+        console.print(f"Dead letter {row.id}: {count} would go to {where}:", markup=False)
+        for number, record in enumerate(letters.records, start=1):
+            console.print(f"  {number}: {as_text(record, most=SHOWN_BYTES)}", markup=False)
+        return done
+    marked = mark_replayed(connection, row.id, to=where, again=again)
+    if marked is None:
+        message = f"Dead letter {row.id} is being replayed by another command, or was cleaned up"
+        raise _NotReplayableError(message)
+    try:
+        if file is None:
+            _send(where, letters.data)
+        else:
+            file.write(letters.data)
+            file.flush()
+    except _NothingSentError as error:
+        restore_replayed(connection, row, marked=marked)
+        message = f"Dead letter {row.id} was not sent: {error}"
+        raise _NotReplayableError(message) from error
+    except OSError as error:
+        message = (
+            f"Dead letter {row.id}: {where}: {error}. It is unknown which of its records arrived. Look at what came, "
+            "and send it with --again if nothing did."
+        )
+        raise _NotReplayableError(message) from error
+    console.print(f"Dead letter {row.id}: {count} went to {where}.", markup=False)
+    return done
+
+
+@contextmanager
+def _opened(to: str) -> Iterator[BinaryIO | None]:
+    """Open the new file that `to` names, or standard output; None without it. Raises _NotReplayableError."""
+    if not to:
+        yield None
+    elif to == _STDOUT:
+        yield sys.stdout.buffer
+    else:
+        try:
+            descriptor = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except OSError as error:
+            message = f"{to} can't be made: {error.strerror}. Nothing was written"
+            raise _NotReplayableError(message) from error
+        file = os.fdopen(descriptor, "wb")
+        try:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+        except OSError as error:
+            message = (
+                f"{to}: {error.strerror}. Some of the records may be missing in it: make room, delete it, and write "
+                "them again with --again"
+            )
+            raise _NotReplayableError(message) from error
+        finally:
+            # What it could not write was told above.
+            with suppress(OSError):
+                file.close()
+
+
+def _send(address: str, data: bytes) -> None:
+    """Send to a receiver, and wait until it has read all: it closes the connection after the last byte.
+
+    Raises _NothingSentError if there was no connection, OSError if it is unknown what was read.
+    """
+    try:
+        host, port = parse_listen(address)
+        connection = socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
+    except (OSError, ValueError) as error:
+        raise _NothingSentError(f"{address}: {error}") from error
+    with connection:
+        connection.settimeout(_READ_SECONDS)
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(4096):
+            pass

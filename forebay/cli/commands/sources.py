@@ -1,0 +1,177 @@
+"""`forebay sources`: the kinds of source that can be declared here, and the receivers of installed packages."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from pydantic_core import PydanticUndefined
+from rich.table import Table
+
+from forebay.cli.terminal.console import Console
+from receiver_runtime.sources.base import Guarantee, SourceError, SourceRule
+from receiver_runtime.sources.custom import CustomSource, named_receivers
+from receiver_runtime.sources.source_registry import KINDS
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+# Matches the package's name at the start of a requirement.
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+# The guarantee of a user's own receiver, by what its sender does after a crash.
+_BY_RULE = {
+    SourceRule.NOT_SENT_AGAIN: Guarantee.AT_MOST_ONCE,
+    SourceRule.SENT_AGAIN: Guarantee.AT_LEAST_ONCE,
+    SourceRule.OFFSETS: Guarantee.EXACTLY_ONCE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """An entry of the list. `fields` are those of the declaration, or the options of a named receiver.
+
+    `guarantee` is the default of a declaration, `guarantees` all that it can have. `columns` is empty if the receiver's
+    class is not known, or if it has its columns only once it is created. `installed` says whether the `extra` is
+    installed in this environment.
+    """
+
+    kind: str
+    receiver: str | None
+    declaration: str
+    fields: dict[str, str | None]
+    guarantee: str | None
+    package: str
+    error: str | None = None
+    guarantees: tuple[str, ...] = ()
+    columns: dict[str, str] = field(default_factory=dict)
+    extra: str | None = None
+    installed: bool = True
+
+
+def known_kinds() -> list[Kind]:
+    """Return Forebay's own kinds by name, then the receivers by entry point. Imports those, to read their options."""
+    package = _package("forebay")
+    own = [
+        Kind(
+            kind,
+            None,
+            source.__name__,
+            {
+                name: _shown(found.get_default(call_default_factory=True))
+                for name, found in source.model_fields.items()
+                if name != "kind"
+            },
+            None if source is CustomSource else source.guarantees()[0].words,
+            package,
+            guarantees=() if source is CustomSource else tuple(one.words for one in source.guarantees()),
+            columns=dict(source.columns),
+            extra=source.needs_extra,
+            installed=source.needs_extra is None or is_installed(source.needs_extra),
+        )
+        for kind, source in sorted(KINDS.items())
+    ]
+    return own + [_named(name, entry) for name, entry in sorted(named_receivers().items())]
+
+
+def _named(name: str, entry: EntryPoint) -> Kind:
+    package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "unknown"
+    declaration = f'CustomSource(receiver="{name}")'
+    try:
+        found = CustomSource(receiver=name).load()
+    except (SourceError, ValueError) as error:
+        return Kind("custom", name, declaration, {}, None, package, str(error))
+    options = {
+        parameter.name: _shown(PydanticUndefined if parameter.default is parameter.empty else parameter.default)
+        for parameter in inspect.signature(found).parameters.values()
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    }
+    rule = getattr(found, "source_rule", None) or SourceRule.NOT_SENT_AGAIN
+    words = _BY_RULE[rule].words
+    return Kind("custom", name, declaration, options, words, package, guarantees=(words,), columns=_columns_of(found))
+
+
+def _columns_of(receiver_class: type) -> dict[str, str]:
+    """Return the columns that the class declares; none if they are known only once it is created."""
+    schema = getattr(receiver_class, "schema", None)
+    if schema is not None:
+        return {column.name: str(column.type) for column in schema}
+    return {str(name): str(kind) for name, kind in getattr(receiver_class, "columns", ())}
+
+
+def is_installed(extra: str) -> bool:
+    """Return whether all packages of this extra of Forebay's are installed here. Imports none of them."""
+    try:
+        asked = requires("forebay") or []
+    except PackageNotFoundError:
+        return False
+    named = [name for line in asked if f"extra == '{extra}'" in line.replace('"', "'") and (name := _NAME.match(line))]
+    return bool(named) and all(_has(name[0]) for name in named)
+
+
+def _has(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _shown(default: object) -> str | None:
+    """Return a default as code, or None if there is none, so that the field must be given."""
+    return None if default is PydanticUndefined else repr(default)
+
+
+def _package(name: str) -> str:
+    try:
+        return f"{name} {version(name)}"
+    except PackageNotFoundError:
+        return name
+
+
+def _lines(kind: Kind) -> Table:
+    """Return a kind's lines, as wide as the terminal. One table of all kinds would be too wide."""
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    if kind.error:
+        table.add_row("  error", kind.error)
+        return table
+    fields = ", ".join(name if value is None else f"{name}={value}" for name, value in kind.fields.items())
+    table.add_row("  fields", fields or "none")
+    table.add_row("  columns", ", ".join(kind.columns) or "the receiver's")
+    table.add_row("  guarantee", "; or ".join(kind.guarantees) or "the receiver's")
+    if kind.extra is not None:
+        table.add_row("  extra", f"{kind.extra}: {'installed' if kind.installed else 'not installed'}")
+    return table
+
+
+def sources(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
+) -> None:
+    """List the kinds of source: Forebay's own, and the receivers that installed packages bring by entry point.
+
+    Fields are shown with their defaults. The guarantee holds from the source to a registered block, also when a process
+    is killed. An extra must be installed where the agent runs, for example by `pip install 'forebay[mqtt]'`; this list
+    says whether it is installed in this environment. If your own package is missing from the list, it is not installed
+    in this environment; docs/how-to/custom-receiver.md says how to make one.
+
+    For example:
+
+        forebay sources
+        forebay sources --json
+    """
+    kinds = known_kinds()
+    if as_json:
+        typer.echo(json.dumps({"sources": [asdict(kind) for kind in kinds]}))
+    else:
+        console = Console(highlight=False, markup=False)
+        for kind in kinds:
+            console.print(
+                f"{kind.receiver or kind.kind}: {kind.declaration}, {kind.package}", style="bold", soft_wrap=True
+            )
+            console.print(_lines(kind))

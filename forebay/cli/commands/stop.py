@@ -1,0 +1,204 @@
+"""`forebay stop` and `forebay start`: stop pipelines in order, and start them again.
+
+A stop is a request in the driver log, which the leading tracker carries out. `forebay stop` writes the request and
+watches its progress. It ends no process: `forebay up` exits by itself when everything is stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forebay.cli import names
+from forebay.cli.instance.database import driver_log
+from forebay.cli.services.supervisor_lock import lock_holder
+from forebay.cli.terminal.console import Console
+from orchestration.settings import Settings
+from receiver_runtime.sources.units import parse_duration
+from tracker_store.batches import pipeline_states as store
+from tracker_store.receivers.leadership import read_leadership
+from tracker_store.schema.states import PipelineState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    import sqlalchemy as sa
+
+POLL_SECONDS = 0.25
+DEFAULT_TIMEOUT = "10m"
+
+Pipeline = Annotated[
+    str | None, typer.Option(help="One pipeline; all of them unless given.", autocompletion=names.pipelines)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+def _seconds(value: str) -> float:
+    try:
+        seconds = parse_duration(value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if seconds < 0:
+        message = f"{value!r} is negative: give a duration such as 90s or 10m, or 0s to not wait"
+        raise typer.BadParameter(message)
+    return seconds
+
+
+def what_is_open(progress: store.StopProgress) -> str:
+    """Return in one line what a stopping pipeline still waits for; empty parts are left out."""
+    said = []
+    if progress.receivers:
+        said.append(f"receivers: {', '.join(progress.receivers)}")
+    if progress.waiting_records:
+        said.append(f"waiting: {progress.waiting_records:,} records in {progress.waiting_blocks:,} blocks")
+    if progress.batch_time is not None:
+        batch = (
+            f"batch {progress.batch_time:%Y-%m-%d %H:%M:%S}Z {progress.batch_state}, attempt {progress.batch_attempt}"
+        )
+        more = f", {progress.unfinished_batches - 1} more" if progress.unfinished_batches > 1 else ""
+        why = f" ({progress.batch_reason})" if progress.batch_reason else ""
+        said.append(batch + more + why)
+    return "; ".join(said) or "the tracker's next look"
+
+
+def stop(
+    pipeline: Pipeline = None,
+    timeout: Annotated[
+        str, typer.Option(help="How long to wait: a duration such as 90s or 10m; 0s: request the stop, and return.")
+    ] = DEFAULT_TIMEOUT,
+    as_json: AsJson = False,  # noqa: FBT002
+) -> None:
+    """Stop pipelines in order: everything that was received is processed first, then they end.
+
+    Receivers of streams that no other running pipeline reads stop reading, register what they hold, and end. Waiting
+    records get a last batch, at the next multiple of the interval. Without --pipeline the system ends after that:
+    `forebay up` exits. The stop is durable, and continues if this command ends. `forebay start` or `forebay up` lets
+    the pipelines run again.
+
+    For example:
+
+        forebay stop
+        forebay stop --pipeline words --timeout 2m
+    """
+    console = Console(highlight=False, stderr=as_json, soft_wrap=True)
+    seconds = _seconds(timeout)
+    settings = Settings()
+    deadline = time.monotonic() + seconds
+    # Look before the stop is requested: after that the system may end at any moment.
+    supervised = pipeline is None and lock_holder(settings.home) is not None
+    with driver_log(console, application_name="forebay stop") as connection:
+        names = store.stop_pipelines(connection, name=pipeline)
+        progress = _watch(connection, names, deadline, _progress_printer(console))
+        leads = read_leadership(connection).holder is not None
+    stopped = all(row.state is PipelineState.STOPPED for row in progress)
+    ended = stopped and (not supervised or _wait_for_end(settings.home, deadline))
+    if as_json:
+        typer.echo(json.dumps({"stopped": stopped, "ended": ended, "pipelines": [_plain(row) for row in progress]}))
+    if not stopped:
+        _print_open_work(console, progress, leads=leads)
+        if not seconds:
+            return
+        console.print(
+            f"Not stopped within {seconds:g} s. It goes on stopping: forebay stop waits again, forebay start takes "
+            "it back.",
+            style="bold red",
+        )
+        raise typer.Exit(1)
+    for row in progress:
+        if row.quarantined_batches:
+            console.print(
+                f"{row.pipeline}: {row.quarantined_batches} batch(es) are quarantined and did not come out.",
+                style="bold red",
+            )
+    if supervised and not ended:
+        console.print("Everything is stopped, but forebay up has not ended in time.", style="bold red")
+        raise typer.Exit(1)
+    if supervised:
+        console.print("Everything is stopped, and forebay up has ended.")
+    else:
+        console.print("Stopped." if progress else "There is no pipeline to stop.")
+
+
+def _print_open_work(console: Console, progress: Sequence[store.StopProgress], *, leads: bool) -> None:
+    for row in progress:
+        if row.state is PipelineState.STOPPING:
+            console.print(f"{row.pipeline} is still stopping; open: {what_is_open(row)}", markup=False)
+            if row.waiting_records and not row.receivers and not row.unfinished_batches:
+                console.print(
+                    f"No process makes a batch of the waiting records: does Dagster run, and does its module declare "
+                    f"{row.pipeline}? If it is not wanted any more: forebay pipelines remove {row.pipeline}",
+                    markup=False,
+                )
+    if not leads:
+        console.print("No tracker leads to carry out the stop: start one with forebay up, or forebay agent.")
+
+
+def _plain(progress: store.StopProgress) -> dict[str, object]:
+    row = asdict(progress)
+    for name in ("state_since", "batch_time"):
+        row[name] = None if row[name] is None else row[name].isoformat()
+    return row
+
+
+def _watch(
+    connection: sa.Connection, names: Sequence[str], deadline: float, tell: Callable[[store.StopProgress], None]
+) -> list[store.StopProgress]:
+    """Watch until no pipeline is STOPPING, or until the deadline; return the newest progress."""
+    while True:
+        progress = store.stop_progress(connection, names)
+        for row in progress:
+            tell(row)
+        # A pipeline may be started again meanwhile, on purpose: do not wait for it.
+        if all(row.state is not PipelineState.STOPPING for row in progress) or time.monotonic() >= deadline:
+            return progress
+        time.sleep(POLL_SECONDS)
+
+
+def _progress_printer(console: Console) -> Callable[[store.StopProgress], None]:
+    """Return a function that prints a pipeline's progress whenever it has changed."""
+    said: dict[str, str] = {}
+
+    def tell(progress: store.StopProgress) -> None:
+        now = (
+            f"stopping; {what_is_open(progress)}"
+            if progress.state is PipelineState.STOPPING
+            else progress.state.lower()
+        )
+        if said.get(progress.pipeline) != now:
+            said[progress.pipeline] = now
+            console.print(f"{progress.pipeline}: {now}", markup=False)
+
+    return tell
+
+
+def _wait_for_end(home: Path, deadline: float) -> bool:
+    while lock_holder(home) is not None:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+def start(pipeline: Pipeline = None, as_json: AsJson = False) -> None:  # noqa: FBT002
+    """Start stopped pipelines again, and their receivers with them.
+
+    A pipeline that is still stopping continues at once. Nothing is lost in between: records that wait for a batch get
+    one; records that the sources kept, or sent elsewhere, meanwhile are up to the sources.
+
+    For example:
+
+        forebay start
+        forebay start --pipeline words
+    """
+    console = Console(highlight=False, stderr=as_json, soft_wrap=True)
+    with driver_log(console, application_name="forebay start") as connection:
+        started = store.start_pipelines(connection, names=None if pipeline is None else [pipeline])
+    if as_json:
+        typer.echo(json.dumps({"started": started}))
+        return
+    console.print(f"Started: {', '.join(started)}." if started else "Nothing to start: it runs.", markup=False)

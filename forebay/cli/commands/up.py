@@ -1,0 +1,505 @@
+"""`forebay up`: run everything on one machine; Ctrl-C stops it cleanly, with `--drain` when all is processed.
+
+This module defines the children (Postgres unless you name one, an agent, Dagster's code server, daemon and webserver)
+and the order in which they start; the supervisor starts, restarts and stops them. Your declarations are applied before
+any child reads them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import urllib.error
+import urllib.request
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Annotated, Self
+
+import typer
+
+from forebay.cli.commands.agent import ROLES
+from forebay.cli.commands.apply import print_changes
+from forebay.cli.commands.drain import DrainResult, drain_pipelines
+from forebay.cli.instance.dagster_home import (
+    DATABASE_VARIABLE,
+    TOKEN_FILE,
+    URL_FILE,
+    code_server_socket,
+    dagster_database_url,
+    ensure_dagster_schema,
+    webserver_token,
+    write_dagster_home,
+)
+from forebay.cli.instance.database import embedded_postgres
+from forebay.cli.instance.withheld import (
+    BLOCK_STORE,
+    DAGSTER_TOKEN,
+    FROM_YOUR_CODE,
+    from_dagsters_services,
+    only_of_outputs,
+)
+from forebay.cli.services.child import Child, ChildEvent, ChildEventKind, SupervisorError
+from forebay.cli.services.supervisor import StopReason, Supervisor
+from forebay.cli.terminal.console import Console, printed_link
+from forebay.cli.terminal.failures import clear_errors
+from orchestration.apply import Change, apply
+from orchestration.modules import PipelineModuleError, load_pipelines
+from orchestration.settings import NO_TOKEN, Settings
+from orchestration.status_address import status_page
+from orchestration.tracker.listen_address import ListenAddressError, checked_token, listen_address
+from receiver_runtime.block_store.encryption import check_block_key
+from receiver_runtime.block_store.errors import BlockKeyError
+from tracker_store.batches.pipeline_states import all_ended, start_pipelines
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.connection.errors import DriverLogError
+from tracker_store.connection.outage import SURVIVED, Outage
+from tracker_store.host.log_files import LogRoller
+from tracker_store.install import migrate
+from tracker_store.server.embedded_postgres import EmbeddedPostgres, StopMode
+from tracker_store.server.services_login import SERVICES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import TracebackType
+
+    from orchestration.pipeline import Pipeline
+
+HOST = "127.0.0.1"
+DEFAULT_UI_PORT = 3000
+# Long, because a crash recovery that is interrupted starts again from its beginning the next time.
+POSTGRES_READY_SECONDS = 600.0
+# Long, because on a cold machine Dagster compiles and imports for a while.
+DAGSTER_READY_SECONDS = 180.0
+AGENT_STOP_SECONDS = 45.0
+# Time for the agent's children to end if the agent has ended on its own. Receivers need less to drain; a batch that
+# takes longer is run again by its next attempt.
+AGENT_LEFT_SECONDS = 5.0
+# Seconds between two checks whether `forebay stop` has stopped everything, and for how long that must be so before
+# `forebay up` exits: `forebay stop` still reads its result from the driver log.
+STOP_POLL_SECONDS = 1.0
+ENDS_AFTER_SECONDS = 2.0
+
+
+class UiPortError(SupervisorError):
+    """The Dagster UI can't listen there: name another port with --ui-port, or 0 for any free one."""
+
+
+def _held_ui_port(wanted: int | None) -> socket.socket:
+    """Return a bound socket that does not listen: it refuses connections, and keeps its port from other processes.
+
+    A server that sets SO_REUSEADDR can still listen there, as each webserver does, one after another.
+    """
+    if wanted is None:
+        with suppress(UiPortError):
+            return _held_ui_port(DEFAULT_UI_PORT)
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        held.bind((HOST, wanted or 0))
+    except OSError as error:
+        held.close()
+        message = f"{HOST}:{wanted}: {error.strerror}"
+        raise UiPortError(message) from error
+    return held
+
+
+def _accepts(path: Path) -> Callable[[], bool]:
+    def ready() -> bool:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(1)
+            connection.connect(str(path))
+            return True
+
+    return ready
+
+
+def _answers(url: str, token: str | None) -> Callable[[], bool]:
+    request = urllib.request.Request(url)  # noqa: S310  our own address
+    if token is not None:
+        request.add_header("Authorization", f"Bearer {token}")
+
+    def ready() -> bool:
+        try:
+            with urllib.request.urlopen(request, timeout=2) as answer:  # noqa: S310  our own address
+                return bool(answer.status == 200)  # noqa: PLR2004
+        except urllib.error.URLError:
+            return False
+
+    return ready
+
+
+class Services:
+    """The services of one home, which run while the context is entered. For the main thread: it handles signals."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        ui_port: int | None = None,
+        on_event: Callable[[ChildEvent], None] | None = None,
+    ) -> None:
+        """Prepare them; nothing starts before the context is entered.
+
+        Args:
+            settings: this installation's; its module's declarations are applied.
+            ui_port: the Dagster UI's; None: 3000 if that is free, else any free one.
+            on_event: called for each start, readiness and restart of a child.
+        """
+        self._settings = settings
+        self._wanted_ui_port = ui_port
+        self._ui_port = 0
+        self._supervisor = Supervisor(settings.home, on_event)
+        self._stack = ExitStack()
+        self._database_url = None if settings.database_url is None else settings.database_url.reveal()
+        self._token: str | None = None
+        self._pipelines: list[Pipeline] = []
+        self.changes: list[Change] = []
+
+    def ui_link(self, console: Console) -> str:
+        """Return the address of the Dagster UI as a line on this console says it: with its token on a terminal only."""
+        if self._token is None:
+            return self._webserver_url
+        of_user = self._settings.dagster_token is not None
+        kept_in = DAGSTER_TOKEN if of_user else str(self._settings.home.absolute() / "dagster" / TOKEN_FILE)
+        return printed_link(console, f"{self._webserver_url}/", self._token, kept_in=kept_in)
+
+    @property
+    def _webserver_url(self) -> str:
+        return f"http://{HOST}:{self._ui_port}"
+
+    @property
+    def database_url(self) -> str:
+        """Return the driver log's address. The embedded server's is known once it runs."""
+        if self._database_url is None:
+            message = "the services have not been started"
+            raise RuntimeError(message)
+        return self._database_url
+
+    def wait(self, timeout: float | None = None) -> StopReason | None:
+        """Wait until a signal arrives or a service is given up; return None after `timeout` seconds without either."""
+        return self._supervisor.wait(timeout)
+
+    def wait_for_stop(self) -> StopReason | None:
+        """Wait as `wait` does, without a timeout; return None when `forebay stop` has stopped everything."""
+        engine = create_engine(self.database_url, application_name="forebay up", pool_size=1)
+        outage = Outage("forebay up")
+        try:
+            while (reason := self.wait(STOP_POLL_SECONDS)) is None:
+                try:
+                    with connect(engine) as connection:
+                        if all_ended(connection, after_seconds=ENDS_AFTER_SECONDS):
+                            return None
+                except SURVIVED as error:
+                    outage.failed(error)
+                else:
+                    outage.answered()
+        finally:
+            engine.dispose()
+        return reason
+
+    def drain(self, tell: Callable[[str], None]) -> DrainResult:
+        """Process what was received, for at most `graceful_stop_timeout`.
+
+        Ends earlier at a second signal, and when a service is given up: nothing would replace it.
+        """
+        engine = create_engine(self.database_url, application_name="forebay up", pool_size=1)
+        try:
+            return drain_pipelines(
+                engine,
+                [pipeline.name for pipeline in self._pipelines],
+                seconds=self._settings.graceful_stop_timeout.total_seconds(),
+                interrupted=lambda: self._supervisor.stops_at_once() or self.given_up() is not None,
+                tell=tell,
+            )
+        finally:
+            engine.dispose()
+
+    def given_up(self) -> str | None:
+        """Return the name of a service that was given up; None if there is none."""
+        return self._supervisor.failed_child()
+
+    def intervals_beyond_the_drain(self) -> list[str]:
+        """Return the pipelines whose last batch may come later than a drain waits for it."""
+        timeout = self._settings.graceful_stop_timeout
+        return [pipeline.name for pipeline in self._pipelines if pipeline.interval >= timeout]
+
+    def pid(self, name: str) -> int | None:
+        """Return the pid of a service's process now."""
+        return self._supervisor.pid(name)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as entering:
+            entering.enter_context(self._supervisor.stopping_on_signals())
+            entering.callback(LogRoller(self._settings.home / "logs").start().stop)
+            entering.enter_context(self._supervisor)
+            self._start(entering)
+            self._stack = entering.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def _start(self, entered: ExitStack) -> None:
+        # Report a module that can't be loaded, an address that may not be used, or a key that can't be read, before
+        # anything starts.
+        check_block_key(self._settings.block_key)
+        listen_address(self._settings.tracker_http, self._settings.tracker_token, self._settings.tracker_write_token)
+        checked_token(DAGSTER_TOKEN, self._settings.dagster_token)
+        self._ui_port = entered.enter_context(_held_ui_port(self._wanted_ui_port)).getsockname()[1]
+        self._pipelines = pipelines = load_pipelines(self._settings.require_module())
+        self._database_url = self._prepare_database()
+        engine = create_engine(self._database_url, application_name="forebay up", pool_size=1)
+        with connect(engine) as connection:
+            self.changes = apply(connection, pipelines)
+            # Start stopped pipelines too: whoever runs `forebay up` wants them to run. A pipeline that a batch has
+            # halted stays halted until a person decides.
+            start_pipelines(connection, names=[pipeline.name for pipeline in pipelines], lift_halts=False)
+        engine.dispose()
+        dagster_home = self._settings.home.absolute() / "dagster"
+        code_server = entered.enter_context(code_server_socket(dagster_home))
+        workspace = str(write_dagster_home(dagster_home, code_server=code_server))
+        self._token = webserver_token(self._settings, dagster_home)
+        # Commands in this home find Dagster by this file while this process runs.
+        (dagster_home / URL_FILE).write_text(self._webserver_url, encoding="utf-8")
+        environment = self._environment(dagster_home)
+        # Only for the children that demand it, or send it.
+        token = {DAGSTER_TOKEN: NO_TOKEN if self._token is None else self._token}
+        # What the services need is in here, even if an output's secret is in a variable of the same name.
+        without_blocks = {name: value for name, value in environment.items() if name != BLOCK_STORE}
+        withheld = from_dagsters_services(self._settings, pipelines)
+        python = [sys.executable, "-m"]
+        self._supervisor.start(
+            [
+                Child(
+                    "agent",
+                    [
+                        *(*python, "forebay.cli", "agent", "--parent-pipe", "--roles", ",".join(ROLES)),
+                        *("--withhold-from-receivers", ",".join(sorted(only_of_outputs(pipelines)))),
+                    ],
+                    {**environment, **token},
+                    guarded=False,
+                    stop_grace=AGENT_STOP_SECONDS,
+                    left_grace=AGENT_LEFT_SECONDS,
+                ),
+                Child(
+                    "dagster-code-server",
+                    [
+                        *python,
+                        *("dagster", "api", "grpc", "--module-name", "orchestration.definitions"),
+                        *("--socket", str(code_server), "--location-name", "forebay"),
+                    ],
+                    environment,
+                    withheld=FROM_YOUR_CODE,
+                    ready=_accepts(code_server),
+                    ready_within=DAGSTER_READY_SECONDS,
+                ),
+            ]
+        )
+        self._supervisor.start(
+            [
+                Child(
+                    "dagster-daemon",
+                    [*python, "dagster._daemon", "run", "-w", workspace],
+                    without_blocks,
+                    withheld=withheld,
+                ),
+                Child(
+                    "dagster-webserver",
+                    [
+                        *(*python, "orchestration.dagster_webserver"),
+                        *("--port", str(self._ui_port), "--workspace", workspace),
+                    ],
+                    {**without_blocks, **token},
+                    withheld=withheld,
+                    ready=_answers(f"{self._webserver_url}/server_info", self._token),
+                    ready_within=DAGSTER_READY_SECONDS,
+                ),
+            ]
+        )
+
+    def _prepare_database(self) -> str:
+        """Start and migrate the embedded server, or migrate the one that is named; return the services' URL."""
+        if self._database_url is not None:
+            migrate.upgrade(self._database_url)
+            ensure_dagster_schema(self._database_url)
+            return self._database_url
+        server = self._start_postgres()
+        # The superuser does what follows here, and nothing else.
+        migrate.upgrade(server.url())
+        server.ensure_services_login()
+        ensure_dagster_schema(server.url(), owner=SERVICES)
+        return server.services_url()
+
+    def _start_postgres(self) -> EmbeddedPostgres:
+        server = embedded_postgres(self._settings)
+        server.initialise()
+        user = server.user()
+        self._supervisor.start(
+            [
+                Child(
+                    "postgres",
+                    server.command(),
+                    server.environment(),
+                    inherit_environment=False,
+                    directory=server.data_directory,
+                    ready=server.is_ready,
+                    ready_within=POSTGRES_READY_SECONDS,
+                    stop_signal=signal.Signals(StopMode.FAST.signal),
+                    stop_grace=30.0,
+                    user=None if user is None else user.uid,
+                    group=None if user is None else user.gid,
+                )
+            ]
+        )
+        server.ensure_database()
+        return server
+
+    def _environment(self, dagster_home: Path) -> dict[str, str]:
+        paths = [os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]  # noqa: PTH109  as text
+        return {
+            "DAGSTER_HOME": str(dagster_home),
+            DATABASE_VARIABLE: dagster_database_url(self.database_url),
+            # Marks the instance as Forebay's own: see Settings.dagster_url.
+            "FOREBAY_DAGSTER_URL": self._webserver_url,
+            "FOREBAY_BLOCK_STORE": self._settings.block_store_roots,
+            "FOREBAY_DATABASE_URL": self.database_url,
+            "FOREBAY_HOME": str(self._settings.home.absolute()),
+            "FOREBAY_MODULE": self._settings.require_module(),
+            # This machine is all, unless the user expects more hosts: receivers wait for no other agent.
+            "FOREBAY_PLACEMENT_MIN_AGENTS": str(self._settings.placement_min_agents or 1),
+            # Dagster starts a process for each run: without .pyc files each process would compile Dagster again.
+            "PYTHONDONTWRITEBYTECODE": "",
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        }
+
+
+def up(
+    module: Annotated[
+        str | None,
+        typer.Argument(
+            help="The module (or .py file) that declares your pipelines; unless given, FOREBAY_MODULE or the project's."
+        ),
+    ] = None,
+    ui_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port of the Dagster UI; 0: any free one (default: FOREBAY_UI_PORT, else 3000 if that is free)."
+        ),
+    ] = None,
+    drain: Annotated[
+        bool | None,
+        typer.Option(
+            "--drain/--no-drain",
+            help="On SIGTERM or Ctrl-C, first process what was received, for at most FOREBAY_GRACEFUL_STOP_TIMEOUT "
+            "(10m). Default: FOREBAY_STOP_GRACEFULLY_ON_SHUTDOWN, else no.",
+        ),
+    ] = None,
+) -> None:
+    """Apply a pipeline module and run everything on this machine until Ctrl-C.
+
+    Starts an embedded Postgres (unless FOREBAY_DATABASE_URL names yours), an agent with the receivers and the
+    tracker, and Dagster. A process that ends is started again. The state is in FOREBAY_HOME (.forebay).
+
+    For example:
+
+        forebay up my_pipeline
+        forebay up my_pipeline --drain --ui-port 0
+    """
+    settings = Settings()
+    if module is not None:
+        settings = settings.model_copy(update={"module": module})
+    if drain is not None:
+        settings = settings.model_copy(update={"stop_gracefully_on_shutdown": drain})
+    console = Console(highlight=False)
+    with clear_errors(console):
+        # Before anything is started, or written to the driver log; once, for a project's file may change meanwhile.
+        settings = settings.model_copy(update={"module": settings.require_module()})
+    result: DrainResult | None = None
+    try:
+        wanted = settings.ui_port if ui_port is None else ui_port
+        with Services(settings, ui_port=wanted, on_event=_event_printer(console)) as services:
+            if services.changes:
+                print_changes(console, services.changes)
+            console.print(f"Dagster: {services.ui_link(console)}", markup=False, soft_wrap=True)
+            if (page := status_page(settings)) is not None:
+                token = None if settings.tracker_token is None else settings.tracker_token.get_secret_value()
+                link = printed_link(console, page, token, kept_in="FOREBAY_TRACKER_TOKEN")
+                console.print(f"Status:  {link}", markup=False, soft_wrap=True)
+            _print_how_to_stop(console, settings, services)
+            reason = services.wait_for_stop()
+            if reason is None:
+                console.print("forebay stop has stopped all pipelines: nothing waits.")
+            elif settings.stop_gracefully_on_shutdown and reason.signal is not None:
+                console.print(
+                    f"Draining: what was received is processed first, for at most {_drain_seconds(settings)} "
+                    "(Ctrl-C again: ends at once)."
+                )
+                result = services.drain(lambda line: console.print(line, markup=False, soft_wrap=True))
+                console.print(_drain_result(result, settings, services))
+            given_up = services.given_up()
+            console.print("Stopping all services (Ctrl-C again: at once).")
+    except (BlockKeyError, SupervisorError, DriverLogError, ListenAddressError, PipelineModuleError) as error:
+        console.print(str(error), style="bold red", markup=False)
+        raise typer.Exit(1) from error
+    console.print("All services are stopped.")
+    if given_up is not None:
+        console.print(f"{given_up} failed too often and was given up.", style="bold red")
+        raise typer.Exit(1)
+    if result is DrainResult.TIMED_OUT:
+        raise typer.Exit(1)
+
+
+_DRAIN_RESULTS = {
+    DrainResult.DRAINED: "Drained.",
+    DrainResult.TIMED_OUT: "Not drained within {seconds}: the rest is processed after the next start.",
+    DrainResult.INTERRUPTED: "Not drained, because {why}: the rest is processed after the next start.",
+}
+
+
+def _drain_result(result: DrainResult, settings: Settings, services: Services) -> str:
+    given_up = services.given_up()
+    why = "of a second signal" if given_up is None else f"{given_up} was given up"
+    return _DRAIN_RESULTS[result].format(seconds=_drain_seconds(settings), why=why)
+
+
+def _drain_seconds(settings: Settings) -> str:
+    return f"{settings.graceful_stop_timeout.total_seconds():g} s"
+
+
+def _print_how_to_stop(console: Console, settings: Settings, services: Services) -> None:
+    if not settings.stop_gracefully_on_shutdown:
+        console.print(
+            "Ctrl-C stops everything; what waits for a batch gets it after the next start. In another terminal: "
+            "forebay status, and forebay stop, which lets everything come out first"
+        )
+        return
+    console.print(
+        "Ctrl-C stops everything when what was received is processed, after at most "
+        f"{_drain_seconds(settings)}. In another terminal: forebay status"
+    )
+    if beyond := services.intervals_beyond_the_drain():
+        console.print(
+            f"The interval of {', '.join(beyond)} is not shorter than that: its last batch may come too late. Set "
+            "FOREBAY_GRACEFUL_STOP_TIMEOUT to more than the interval.",
+            style="bold red",
+            markup=False,
+        )
+
+
+def _event_printer(console: Console) -> Callable[[ChildEvent], None]:
+    words = {
+        ChildEventKind.STARTED: "starting",
+        ChildEventKind.READY: "ready",
+        ChildEventKind.RESTARTING: "ended, will be started again",
+        ChildEventKind.FAILED: "was given up",
+    }
+
+    def print_event(event: ChildEvent) -> None:
+        if event.kind in words:
+            console.print(f"{event.name}: {words[event.kind]} {event.detail}".rstrip(), markup=False)
+
+    return print_event

@@ -1,0 +1,62 @@
+"""Print errors that a user can fix as one sentence, without a stack trace."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forebay.cli.terminal.console import Console
+
+
+def _known_errors() -> tuple[type[Exception], ...]:
+    """Return the known errors. They are imported only after an error: this saves half a second in other commands."""
+    from orchestration.modules import PipelineModuleError  # noqa: PLC0415
+    from orchestration.project_file import ProjectFileError  # noqa: PLC0415
+    from orchestration.replay_choice import ReplayError  # noqa: PLC0415
+    from orchestration.settings import DatabaseUrlMissingError, ModuleMissingError  # noqa: PLC0415
+    from orchestration.tracker.listen_address import ListenAddressError  # noqa: PLC0415
+    from receiver_runtime.block_store.errors import BlockStoreError  # noqa: PLC0415
+    from tracker_store.connection.errors import DriverLogError  # noqa: PLC0415
+
+    return (
+        BlockStoreError,
+        DatabaseUrlMissingError,
+        DriverLogError,
+        ListenAddressError,
+        ModuleMissingError,
+        PipelineModuleError,
+        ProjectFileError,
+        ReplayError,
+    )
+
+
+def _exit_code(error: Exception) -> int:
+    """Return 2, as for other mistakes in a command's arguments, if no module was named; 1 for all else."""
+    from orchestration.settings import ModuleMissingError  # noqa: PLC0415  as above
+
+    return 2 if isinstance(error, ModuleMissingError) else 1
+
+
+@contextmanager
+def clear_errors(console: Console | None = None) -> Iterator[None]:
+    """Print a known error and exit with 1, or 2; any other error is a bug and keeps its stack trace.
+
+    `console`: None: standard error, of a process that prints nothing else and so need not load rich.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, _known_errors()):
+            raise
+        if console is None:
+            from forebay.cli.terminal.console import Console  # noqa: PLC0415  as above
+
+            console = Console(stderr=True, highlight=False)
+        # The terminal wraps it: a name that is copied from it must be whole.
+        console.print(str(error), style="bold red", markup=False, soft_wrap=True)
+        raise typer.Exit(_exit_code(error)) from error
