@@ -14,8 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from forebay.cli.checks.extras import is_installed
 from forebay.cli.checks.findings import Finding, Health
-from forebay.cli.commands.sources import is_installed
 from forebay.cli.instance.dagster_home import URL_FILE
 from forebay.cli.services.supervisor_lock import lock_holder
 from orchestration.tracker.listen_address import ListenAddressError, listen_address

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from forebay.cli.commands.pipelines import stale_line
 from tracker_store.receivers.receivers import is_degraded, is_hindered, refused_in
 from tracker_store.schema.states import DesiredState, ReceiverState
 
@@ -53,6 +52,22 @@ def problems(found: SystemStatus) -> list[Problem]:
     listed += _refusing(found.receivers or [])
     late = [problem for row in pipelines for problem in _late(row)]
     return listed + late
+
+
+def stale_line(row: PipelineStatus) -> str:
+    """Return the warning for a pipeline that completes nothing while it holds blocks back, and what to do."""
+    held = 0.0 if row.holds_back_for is None else row.holds_back_for.total_seconds()
+    if row.running_batches:
+        way_out = f"a batch of it runs: forebay batches list --pipeline {row.pipeline}"
+    elif row.state == "STOPPED":
+        way_out = f"forebay start --pipeline {row.pipeline} lets it go on"
+    else:
+        way_out = f"does Dagster run it? forebay batches list --pipeline {row.pipeline} shows what it did last"
+    # It never advises to remove the pipeline: a runbook says when that is right.
+    return (
+        f"{row.pipeline} ({row.state}) has completed nothing for {held:.0f} s while blocks wait for it, which clean-up "
+        f"must keep: {way_out}"
+    )
 
 
 def _of_leader(leader: LeaderStatus) -> Iterator[Problem]:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pydantic
 
+from forebay.cli.checks.extras import is_installed
 from forebay.cli.checks.findings import Finding, Health
-from forebay.cli.commands.sources import is_installed
 from receiver_runtime.sources.base import SourceError
 from receiver_runtime.sources.custom import CustomSource
 from receiver_runtime.sources.secret import Secret, SecretError

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forebay.cli import names
+from forebay.cli.checks.problems import stale_line
 from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.confirmation import Yes, confirm
 from forebay.cli.terminal.console import Console
@@ -84,22 +85,6 @@ def warnings(rows: Sequence[PipelineStatus]) -> list[str]:
         elif row.is_stale:
             lines.append(stale_line(row))
     return lines
-
-
-def stale_line(row: PipelineStatus) -> str:
-    """Return the warning for a pipeline that completes nothing while it holds blocks back, and what to do."""
-    held = 0.0 if row.holds_back_for is None else row.holds_back_for.total_seconds()
-    if row.running_batches:
-        way_out = f"a batch of it runs: forebay batches list --pipeline {row.pipeline}"
-    elif row.state == "STOPPED":
-        way_out = f"forebay start --pipeline {row.pipeline} lets it go on"
-    else:
-        way_out = f"does Dagster run it? forebay batches list --pipeline {row.pipeline} shows what it did last"
-    # It never advises to remove the pipeline: a runbook says when that is right.
-    return (
-        f"{row.pipeline} ({row.state}) has completed nothing for {held:.0f} s while blocks wait for it, which clean-up "
-        f"must keep: {way_out}"
-    )
 
 
 def shown_state(row: PipelineStatus) -> str:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic_core import PydanticUndefined
 from rich.table import Table
 
+from forebay.cli.checks.extras import is_installed
 from forebay.cli.terminal.console import Console
 from receiver_runtime.sources.base import Guarantee, SourceError, SourceRule
 from receiver_runtime.sources.custom import CustomSource, named_receivers
@@ -21,8 +21,6 @@ from receiver_runtime.sources.source_registry import KINDS
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-# Matches the package's name at the start of a requirement.
-_NAME = re.compile(r"[A-Za-z0-9._-]+")
 # The guarantee of a user's own receiver, by what its sender does after a crash.
 _BY_RULE = {
     SourceRule.NOT_SENT_AGAIN: Guarantee.AT_MOST_ONCE,
@@ -101,24 +99,6 @@ def _columns_of(receiver_class: type) -> dict[str, str]:
     if schema is not None:
         return {column.name: str(column.type) for column in schema}
     return {str(name): str(kind) for name, kind in getattr(receiver_class, "columns", ())}
-
-
-def is_installed(extra: str) -> bool:
-    """Return whether all packages of this extra of Forebay's are installed here. Imports none of them."""
-    try:
-        asked = requires("forebay") or []
-    except PackageNotFoundError:
-        return False
-    named = [name for line in asked if f"extra == '{extra}'" in line.replace('"', "'") and (name := _NAME.match(line))]
-    return bool(named) and all(_has(name[0]) for name in named)
-
-
-def _has(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 def _shown(default: object) -> str | None:

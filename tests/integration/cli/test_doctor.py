@@ -16,10 +16,10 @@ import typer
 from typer.testing import CliRunner
 
 from forebay import shadowing
-from forebay.cli import doctor as doctor_module
-from forebay.cli import machine_checks
-from forebay.cli.doctor import doctor, examine
-from forebay.cli.findings import Health
+from forebay.cli.checks import machine_checks
+from forebay.cli.checks.findings import Health
+from forebay.cli.commands import doctor as doctor_module
+from forebay.cli.commands.doctor import doctor, examine
 from forebay.cli.services.supervisor import Supervisor
 from orchestration.settings import Settings
 from tests.support.driver_log.log import NOON, make_log
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from typer.testing import Result
 
-    from forebay.cli.findings import Finding
+    from forebay.cli.checks.findings import Finding
     from tests.support.postgres.server import TestServer
 
 
@@ -125,25 +125,26 @@ def test_a_database_without_a_driver_log_is_reported(
         assert _finding("driver log").health is Health.WARNING
 
 
-@pytest.mark.parametrize(
-    ("revision", "way_out"),
-    [
-        ("0001", "`forebay up` migrates it, and so does `forebay db upgrade`."),
-        ("9999", "Install the newer Forebay here."),
-    ],
-)
-def test_a_driver_log_of_another_release_is_reported(
-    database_url: str, monkeypatch: pytest.MonkeyPatch, revision: str, way_out: str
+def test_a_driver_log_of_an_older_release_is_reported(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, version_after: str
 ) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    finding = _finding("driver log")
+    assert finding.health is Health.WARNING
+    assert finding.found == f"at revision 0001, this code expects {version_after}"
+    assert finding.way_out == "`forebay up` migrates it, and so does `forebay db upgrade`."
+
+
+def test_a_driver_log_of_a_newer_release_is_reported(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     engine = create_engine(database_url, application_name="tests")
     with connect(engine) as connection:
-        connection.execute(sa.text("UPDATE forebay.alembic_version SET version_num = :of"), {"of": revision})
+        connection.exec_driver_sql("UPDATE forebay.alembic_version SET version_num = '9999'")
     engine.dispose()
     finding = _finding("driver log")
     assert finding.health is Health.WARNING
-    assert finding.found == f"at revision {revision}, this code expects {migrate.newest_revision()}"
-    assert finding.way_out == way_out
+    assert finding.found == f"at revision 9999, this code expects {migrate.newest_revision()}"
+    assert finding.way_out == "Install the newer Forebay here."
 
 
 def test_a_server_that_is_too_old_is_refused(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
