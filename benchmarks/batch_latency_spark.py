@@ -34,7 +34,7 @@ def _main() -> None:
     from pyspark.sql import SparkSession  # noqa: PLC0415
     from pyspark.streaming import StreamingContext  # noqa: PLC0415
 
-    from orchestration.java import find_java_home  # noqa: PLC0415
+    from orchestration.spark.session.java import find_java_home  # noqa: PLC0415
 
     order = json.loads(sys.argv[1])
     directory = Path(order["directory"])

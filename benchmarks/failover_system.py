@@ -150,7 +150,7 @@ def system_failover(home: Path, drivers: int = 1) -> Iterator[SystemFailover]:
     # this one must not hold a JVM.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FOREBAY_")}
     with subprocess.Popen(
-        [sys.executable, "-m", "orchestration.spark.class_archive"],
+        [sys.executable, "-m", "orchestration.spark.session.class_archive"],
         env={**environment, "FOREBAY_HOME": str(home)},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

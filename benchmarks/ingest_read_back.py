@@ -13,9 +13,9 @@ import psutil
 import pyarrow.compute as pc
 
 from benchmarks.ingest_least_source import read_least, write_arrow
-from orchestration.settings import Settings
-from orchestration.spark.block_reader import PARTITION_BYTES
-from orchestration.spark.session import spark_session
+from orchestration.declarations.settings import Settings
+from orchestration.spark.reading.block_reader import PARTITION_BYTES
+from orchestration.spark.session.session import spark_session
 from receiver_runtime.block_store.encryption import BlockKeys
 from receiver_runtime.block_store.stores import open_block_store
 from receiver_runtime.sources.secret import Secret

@@ -129,7 +129,7 @@ def _until(predicate: Any) -> None:  # noqa: ANN401
 def _main() -> None:
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415  only this process has a JVM
 
-    from orchestration.java import find_java_home  # noqa: PLC0415
+    from orchestration.spark.session.java import find_java_home  # noqa: PLC0415
 
     order = json.loads(sys.argv[1])
     directory = Path(order["directory"])

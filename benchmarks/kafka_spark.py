@@ -66,7 +66,7 @@ def receive_with_spark(address: str, topic: str, directory: Path, records: int) 
     """Read all records of a topic into Parquet files, in a new JVM."""
     import psutil  # noqa: PLC0415  not in the peer's environment
 
-    from orchestration.java import find_java_home  # noqa: PLC0415  as above
+    from orchestration.spark.session.java import find_java_home  # noqa: PLC0415  as above
 
     python, jars = environment()
     directory.mkdir()

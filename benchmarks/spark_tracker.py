@@ -103,7 +103,7 @@ def spark_context(directory: Path) -> Iterator[SparkContext]:
     """Start a local SparkContext on the Java that Forebay finds; its JVM has memory for what the tracker holds."""
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415  the rest of the benchmark runs without a JVM
 
-    from orchestration.java import find_java_home  # noqa: PLC0415
+    from orchestration.spark.session.java import find_java_home  # noqa: PLC0415
 
     os.environ["JAVA_HOME"] = str(find_java_home(directory / "java"))
     settings = {

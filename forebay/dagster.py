@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from orchestration.dagster_defs.build_definitions import build_definitions
-from orchestration.dagster_defs.event_sensor import event_sensor
-from orchestration.dagster_defs.given_up import is_given_up
+from orchestration.dagster_defs.checks.given_up import is_given_up
+from orchestration.dagster_defs.sensors.event_sensor import event_sensor
 from tracker_store.reports.listener_events import EventKind, ListenerEvent
 
 __all__ = ["EventKind", "ListenerEvent", "build_definitions", "event_sensor", "is_given_up"]

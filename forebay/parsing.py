@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from orchestration.parsing import CORRUPT, ParsingError, corrupt, from_csv_records, from_json_records, well_formed
+from orchestration.spark.parsing import CORRUPT, ParsingError, corrupt, from_csv_records, from_json_records, well_formed
 
 __all__ = ["CORRUPT", "ParsingError", "corrupt", "from_csv_records", "from_json_records", "well_formed"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestration.spark.block_reader import ReadOptionError
-from orchestration.spark.data_source import ForebayDataSource
+from orchestration.spark.reading.block_reader import ReadOptionError
+from orchestration.spark.reading.data_source import ForebayDataSource
 
 __all__ = ["ForebayDataSource", "ReadOptionError"]

@@ -6,7 +6,7 @@ Raises ModuleMissingError if no module is named: the pipelines of another module
 from __future__ import annotations
 
 from orchestration.dagster_defs.build_definitions import build_definitions
-from orchestration.modules import load_pipelines
-from orchestration.settings import Settings
+from orchestration.declarations.modules import load_pipelines
+from orchestration.declarations.settings import Settings
 
 defs = build_definitions(*load_pipelines(Settings().require_module()))

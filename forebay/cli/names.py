@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import typer  # noqa: TC002  Typer evaluates the annotations
 
 from forebay.cli.instance.database import database_url
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
 from tracker_store.batches.batches import list_batches
 from tracker_store.batches.pipelines import get_pipeline, list_pipelines, list_streams
 from tracker_store.batches.readers import list_readers

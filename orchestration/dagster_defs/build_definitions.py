@@ -10,28 +10,28 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from orchestration.apply import declared_streams
-from orchestration.dagster_defs.assets import output_assets
-from orchestration.dagster_defs.batch_checks import batch_checks
-from orchestration.dagster_defs.batch_plots import plot_assets
-from orchestration.dagster_defs.batch_sensor import batch_sensor
-from orchestration.dagster_defs.checks import checks_job, pipeline_checks, stream_checks
-from orchestration.dagster_defs.compaction import compaction_job, compaction_schedule, has_compaction
-from orchestration.dagster_defs.jobs import batch_job
-from orchestration.dagster_defs.maintenance import maintenance_job, maintenance_schedule
-from orchestration.dagster_defs.observation_sensor import observation_sensor
-from orchestration.dagster_defs.receiver_sensor import owned_streams, receiver_sensor, restart_job
-from orchestration.dagster_defs.replay_job import replay_job
-from orchestration.dagster_defs.scaling_schedule import scaling_job, scaling_schedule
-from orchestration.dagster_defs.sensor_connections import SensorConnections
-from orchestration.dagster_defs.spark_resource import SPARK_RESOURCE, spark_resource
-from orchestration.dagster_defs.stream_assets import stream_asset
-from orchestration.dagster_defs.stream_jobs import stream_jobs
+from orchestration.dagster_defs.assets.assets import output_assets
+from orchestration.dagster_defs.assets.replay_job import replay_job
+from orchestration.dagster_defs.shared.stream_assets import stream_asset
+from orchestration.dagster_defs.checks.batch_checks import batch_checks
+from orchestration.dagster_defs.checks.checks import checks_job, pipeline_checks, stream_checks
+from orchestration.dagster_defs.jobs.compaction import compaction_job, compaction_schedule, has_compaction
+from orchestration.dagster_defs.jobs.jobs import batch_job
+from orchestration.dagster_defs.jobs.maintenance import maintenance_job, maintenance_schedule
+from orchestration.dagster_defs.jobs.scaling_schedule import scaling_job, scaling_schedule
+from orchestration.dagster_defs.jobs.stream_jobs import stream_jobs
+from orchestration.dagster_defs.sensors.batch_sensor import batch_sensor
+from orchestration.dagster_defs.sensors.observation_sensor import observation_sensor
+from orchestration.dagster_defs.sensors.receiver_sensor import owned_streams, receiver_sensor, restart_job
+from orchestration.dagster_defs.shared.batch_plots import plot_assets
+from orchestration.dagster_defs.shared.sensor_connections import SensorConnections
+from orchestration.dagster_defs.shared.spark_resource import SPARK_RESOURCE, spark_resource
+from orchestration.declarations.apply import declared_streams
 from tracker_store.host.process_output import keep_log_from_failing
 
 if TYPE_CHECKING:
-    from orchestration.dagster_defs.spark_resource import SparkResource
-    from orchestration.pipeline import Pipeline
+    from orchestration.dagster_defs.shared.spark_resource import SparkResource
+    from orchestration.declarations.pipeline import Pipeline
 
 
 def build_definitions(*pipelines: Pipeline, spark: SparkResource | None = None) -> dg.Definitions:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from orchestration.dagster_defs.build_definitions import build_definitions
-from orchestration.modules import PipelineModuleError, load_pipelines
+from orchestration.declarations.modules import PipelineModuleError, load_pipelines
 
 if TYPE_CHECKING:
     from dagster.components import ComponentLoadContext

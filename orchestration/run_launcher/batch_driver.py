@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import structlog
 
-from orchestration.attempt_outputs import running_outputs
+from orchestration.batches.attempt_outputs import running_outputs
 from orchestration.run_launcher.cancellation import Cancellation
 from orchestration.run_launcher.dagster_internals import (
     EngineEventData,
@@ -37,7 +37,7 @@ from orchestration.run_launcher.driver_state import DriverState, DriverStates
 from orchestration.run_launcher.loaded_code import LoadedCode
 from orchestration.run_launcher.recycling import Recycling
 from orchestration.run_launcher.seen_signals import SeenSignals
-from orchestration.run_launcher.warm_up import warm_up
+from orchestration.spark.session.warm_up import warm_up
 from tracker_store.batches.run_queue import (
     LEFT,
     QUEUED_CHANNEL,
@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from dagster._core.definitions.reconstruct import ReconstructableJob
     from dagster._core.origin import JobPythonOrigin
 
+    from orchestration.declarations.settings import Settings
     from orchestration.run_launcher.driver_registration import DriverRegistration
     from orchestration.run_launcher.driver_start import Started
-    from orchestration.settings import Settings
 
 # Seconds between looks for runs: a notification may be lost with its connection.
 LOOK_SECONDS = 1.0

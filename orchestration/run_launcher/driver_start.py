@@ -12,15 +12,15 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestration.modules import load_pipelines
-from orchestration.spark.session import WarmSession, load_spark
-from orchestration.spark.session_configuration import own_settings, shared_configuration
+from orchestration.declarations.modules import load_pipelines
+from orchestration.spark.session.session import WarmSession, load_spark
+from orchestration.spark.session.session_configuration import own_settings, shared_configuration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestration.pipeline import Pipeline
-    from orchestration.settings import Settings
+    from orchestration.declarations.pipeline import Pipeline
+    from orchestration.declarations.settings import Settings
 
 CODE_MODULE = "orchestration.definitions"
 _LOADED_BESIDE = ("orchestration.run_launcher.batch_driver", "dagster_postgres", CODE_MODULE)

@@ -25,9 +25,9 @@ import structlog
 from dagster._core.launcher.base import CheckRunHealthResult, LaunchRunContext, RunLauncher, WorkerStatus
 from dagster._serdes import ConfigurableClass, ConfigurableClassData
 
-from orchestration.run_launcher.lost_runs import why_lost
+from orchestration.batches.lost_runs import why_lost
+from orchestration.declarations.settings import DatabaseUrlMissingError, Settings
 from orchestration.run_launcher.routing import is_batch_run, location_of
-from orchestration.settings import DatabaseUrlMissingError, Settings
 from tracker_store.batches.run_queue import enqueue_run, request_cancel, run_worker, withdraw_run
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.errors import DriverLogError, DriverLogUnavailableError, OutcomeUnknownError

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from orchestration.spark.executor_allocation import executor_configuration, has_executors
-from orchestration.spark.session_configuration import spark_master
+from orchestration.policies.executor_allocation import executor_configuration, has_executors
+from orchestration.spark.session.session_configuration import spark_master
 from tracker_store.batches.scaling import scaling_decision
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.errors import DriverLogError
 
 if TYPE_CHECKING:
-    from orchestration.pipeline import Pipeline
-    from orchestration.settings import Settings
+    from orchestration.declarations.pipeline import Pipeline
+    from orchestration.declarations.settings import Settings
 
 log = structlog.get_logger(__name__)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
-from orchestration.batch_schedule import (
+from orchestration.batches.batch_schedule import (
     PUSHED_BELOW,
     BatchRules,
     declaration_fingerprint,
@@ -30,7 +30,7 @@ from orchestration.batch_schedule import (
     stands_still,
     wants_first_launch,
 )
-from orchestration.tracker.dagster_client import DagsterError, DagsterUnansweredError
+from orchestration.dagster_instance.dagster_client import DagsterError, DagsterUnansweredError
 from tracker_store.batches.batches import unfinished_batches
 from tracker_store.batches.launches import release_launch
 from tracker_store.batches.pipelines import pipelines_by_id, stream_declarations
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from orchestration.batch_schedule import Launch
-    from orchestration.tracker.dagster_client import BatchSensor
+    from orchestration.batches.batch_schedule import Launch
+    from orchestration.dagster_instance.dagster_client import BatchSensor
     from tracker_store.batches.pipelines import PipelineRow
     from tracker_store.batches.received_block_tracker import DuePipelines
 

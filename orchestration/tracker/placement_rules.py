@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from orchestration.tracker.rebalancing_policy import MoveLimits
+from orchestration.policies.rebalancing_policy import MoveLimits
 
 if TYPE_CHECKING:
-    from orchestration.settings import Settings
+    from orchestration.declarations.settings import Settings
 
 
 _NO_MOVES = MoveLimits(is_on=False, interval_seconds=0.0, host_seconds=0.0)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from orchestration.pipeline_settings import PipelineSettings
+from orchestration.declarations.pipeline_settings import PipelineSettings
+from orchestration.policies.pid_rate_estimator import EstimatorState, PIDRateEstimator
 from orchestration.tracker.liveness import CounterWatch
-from orchestration.tracker.pid_rate_estimator import EstimatorState, PIDRateEstimator
 from tracker_store.batches.pipelines import list_pipelines
 from tracker_store.receivers import rates as store
 from tracker_store.receivers.rates import CompletedBatch, StreamRate

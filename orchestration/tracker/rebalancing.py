@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from orchestration.tracker.rebalancing_policy import (
+from orchestration.policies.rebalancing_policy import (
     Move,
     RebalanceAgent,
     RunningReceiver,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from orchestration.tracker.rebalancing_policy import MoveLimits
+    from orchestration.policies.rebalancing_policy import MoveLimits
     from tracker_store.receivers.hand_overs import HandOver
     from tracker_store.receivers.processes import LiveProcess
     from tracker_store.receivers.receivers import Placement

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from orchestration.tracker.placement_rules import PlacementRules
-from orchestration.tracker.scheduling_policy import (
+from orchestration.policies.scheduling_policy import (
     AgentCapacity,
     PlacedReceiver,
     Rescheduling,
@@ -27,6 +26,7 @@ from orchestration.tracker.scheduling_policy import (
     is_settled,
     schedule_receivers,
 )
+from orchestration.tracker.placement_rules import PlacementRules
 from tracker_store.batches.pipelines import per_host_streams
 from tracker_store.receivers import receivers as store
 from tracker_store.receivers.hand_overs import list_hand_overs

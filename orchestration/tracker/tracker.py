@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from orchestration.pipeline_settings import PipelineSettings
+from orchestration.declarations.pipeline_settings import PipelineSettings
 from orchestration.tracker.change_watch import ChangeWatch
 from orchestration.tracker.liveness import CounterWatch
 from orchestration.tracker.placement_rules import PlacementRules
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from orchestration.tracker.cleaner import Cleaner
-    from orchestration.tracker.link_cleaner import LinkCleaner
+    from orchestration.tracker.clean_up.cleaner import Cleaner
+    from orchestration.tracker.clean_up.link_cleaner import LinkCleaner
     from tracker_store.receivers.leadership import Leadership
 
 # The leader raises the counter every second; a candidate waits for three of them (ARCHITECTURE.md, Processes).

@@ -22,9 +22,9 @@ import pytest
 
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
-from orchestration.batch_run import run_batch
-from orchestration.settings import Settings
-from orchestration.spark.sinks.sink import OutputAttempt, Written, unchecked
+from orchestration.batches.batch_run import run_batch
+from orchestration.declarations.settings import Settings
+from orchestration.declarations.sink import OutputAttempt, Written, unchecked
 from orchestration.tracker.tracker import Tracker
 from tests.support.driver_log.log import INTERVAL, NOON, make_log
 from tests.support.machine.state_directory import state_directory
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from orchestration.spark.sinks.sink import Check
+    from orchestration.declarations.sink import Check
     from tests.support.systems.receiving_host import ReceivingHost
     from tracker_store.batches.batches import BatchRow
 

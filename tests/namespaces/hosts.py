@@ -20,7 +20,7 @@ import sqlalchemy as sa
 import structlog
 
 from forebay.sources import CustomSource
-from orchestration.spark.block_reader import ForebayReader
+from orchestration.spark.reading.block_reader import ForebayReader
 from receiver_runtime.block_store.stores import open_block_store
 from tests.namespaces.acking import AckedSource
 from tests.support.systems.driver_log_server import DriverLogServer

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from orchestration.tracker import streaming_api as api
-from orchestration.tracker.metrics import STREAMING_SOURCE, streaming_source
-from orchestration.tracker.streaming_progress import PipelineProgress
+from orchestration.tracker.http import streaming_api as api
+from orchestration.tracker.http.metrics import STREAMING_SOURCE, streaming_source
+from orchestration.tracker.http.streaming_progress import PipelineProgress
 from tests.support.driver_log.log import INTERVAL, NOON
 from tests.support.spark.class_file import read_class
 from tracker_store.reports.streaming_statistics import (

@@ -17,14 +17,14 @@ _ROOT = Path(__file__).parents[2]
 _HEAVY = ("dagster", "pyspark", "py4j", "pandas")
 _LIGHT_PACKAGES = ("receiver_runtime", "tracker_store")
 _LIGHT_MODULES = (
-    "orchestration.batch_schedule",
+    "orchestration.batches.batch_schedule",
     "orchestration.tracker.batch_pusher",
     "forebay",
     "forebay.parsing",
     "forebay.sources",
     "forebay.testing",
-    "orchestration.pipeline",
-    "orchestration.settings",
+    "orchestration.declarations.pipeline",
+    "orchestration.declarations.settings",
 )
 
 # What `forebay agent` and `forebay tracker` import when they are called, and later.
@@ -42,13 +42,13 @@ _WITHOUT_ARROW = {
     "tracker": (
         "forebay.cli.main",
         "forebay.cli.commands.agent",
-        "orchestration.attached_store",
-        "orchestration.noted_replicas",
+        "orchestration.batches.attached_store",
+        "orchestration.batches.noted_replicas",
         "orchestration.tracker.batch_pusher",
-        "orchestration.tracker.cleaner",
-        "orchestration.tracker.dagster_client",
-        "orchestration.tracker.http",
-        "orchestration.tracker.link_cleaner",
+        "orchestration.tracker.clean_up.cleaner",
+        "orchestration.dagster_instance.dagster_client",
+        "orchestration.tracker.http.http",
+        "orchestration.tracker.clean_up.link_cleaner",
         "orchestration.tracker.placement_rules",
         "orchestration.tracker.tracker",
     ),

@@ -12,7 +12,7 @@ from forebay.cli.instance.withheld import from_dagsters_services, from_receivers
 from forebay.cli.services.child import Child
 from forebay.cli.services.supervisor import Supervisor
 from forebay.sources import Http
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
 from receiver_runtime.agent import Agent
 from receiver_runtime.batch_drivers import BatchDrivers
 from receiver_runtime.receiver import Receiver

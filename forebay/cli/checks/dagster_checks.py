@@ -14,7 +14,7 @@ from forebay.cli.checks.findings import Finding, Health
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from orchestration.settings import Settings
+    from orchestration.declarations.settings import Settings
 
 _CHECK = "dagster"
 _AS_IN = "as in deploy/dagster.yaml"

@@ -18,7 +18,7 @@ from forebay.cli.checks.extras import is_installed
 from forebay.cli.checks.findings import Finding, Health
 from forebay.cli.instance.dagster_home import URL_FILE
 from forebay.cli.services.supervisor_lock import lock_holder
-from orchestration.tracker.listen_address import ListenAddressError, listen_address
+from orchestration.tracker.http.listen_address import ListenAddressError, listen_address
 from receiver_runtime.sources.source_registry import KINDS
 from tracker_store.connection.server_clock import server_time
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from orchestration.settings import Settings
+    from orchestration.declarations.settings import Settings
 
 UI_PORT = 3000
 TRACKER_ADDRESS_FILE = Path("run", "tracker.url")

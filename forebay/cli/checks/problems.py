@@ -17,7 +17,7 @@ from tracker_store.schema.states import DesiredState, ReceiverState
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from orchestration.system_status import AgentStatus, LeaderStatus, SystemStatus
+    from orchestration.tracker.system_status import AgentStatus, LeaderStatus, SystemStatus
     from tracker_store.reports.status import PipelineStatus, ReceiverStatus
 
 # A batch may be late for a moment: a pipeline is behind from this number of intervals on, if they take this long.

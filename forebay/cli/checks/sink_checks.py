@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forebay.cli.checks.findings import Finding, Health
-from orchestration.spark.sinks.postgres_access import access
-from orchestration.spark.sinks.postgres_staging import TargetError
+from orchestration.sinks.postgres.postgres_access import access
+from orchestration.sinks.postgres.postgres_staging import TargetError
 from receiver_runtime.sources.secret import SecretError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orchestration.pipeline import Output
+    from orchestration.declarations.pipeline import Output
 
 APPLICATION = "forebay validate"
 _REFERENCES = ("env:", "file:")

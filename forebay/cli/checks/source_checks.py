@@ -26,7 +26,7 @@ from receiver_runtime.sources.tcp import parse_listen
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from orchestration.pipeline import Stream
+    from orchestration.declarations.pipeline import Stream
     from receiver_runtime.sources.base import Source
 
 _CONNECT_SECONDS = 3.0

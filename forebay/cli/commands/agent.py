@@ -17,8 +17,8 @@ from forebay.cli.instance.withheld import FROM_YOUR_CODE, from_receivers, from_t
 from forebay.cli.services.parent_pipe import stop_event
 from forebay.cli.services.private_home import make_home_private
 from forebay.cli.terminal.failures import clear_errors
-from orchestration.settings import Settings
-from orchestration.tracker.listen_address import listen_address
+from orchestration.declarations.settings import Settings
+from orchestration.tracker.http.listen_address import listen_address
 from tracker_store.connection.engine import create_engine
 from tracker_store.host.log_files import LogRoller
 
@@ -142,7 +142,9 @@ def agent(
             [*command, "batch-driver", "--agent-line", "--host", here],
             log_directory,
             wanted=batch_drivers,
-            preparation=[sys.executable, "-m", "orchestration.spark.class_archive"] if settings.class_archive else None,
+            preparation=[sys.executable, "-m", "orchestration.spark.session.class_archive"]
+            if settings.class_archive
+            else None,
             withheld=FROM_YOUR_CODE,
         )
         if "batch-driver" in wanted
@@ -161,12 +163,12 @@ def tracker() -> None:
 
     It serves /health, /ready, /metrics and a JSON API at the address in FOREBAY_TRACKER_HTTP.
     """
-    from orchestration.attached_store import open_attached_store  # noqa: PLC0415
-    from orchestration.noted_replicas import report_noted_replicas  # noqa: PLC0415
-    from orchestration.tracker.cleaner import Cleaner  # noqa: PLC0415
-    from orchestration.tracker.http import STATEMENT_TIMEOUT, TrackerHttpServer, TrackerView  # noqa: PLC0415
-    from orchestration.tracker.http_writes import ReplayDagster  # noqa: PLC0415
-    from orchestration.tracker.link_cleaner import LinkCleaner  # noqa: PLC0415
+    from orchestration.batches.attached_store import open_attached_store  # noqa: PLC0415
+    from orchestration.batches.noted_replicas import report_noted_replicas  # noqa: PLC0415
+    from orchestration.tracker.clean_up.cleaner import Cleaner  # noqa: PLC0415
+    from orchestration.tracker.clean_up.link_cleaner import LinkCleaner  # noqa: PLC0415
+    from orchestration.tracker.http.http import STATEMENT_TIMEOUT, TrackerHttpServer, TrackerView  # noqa: PLC0415
+    from orchestration.tracker.http.http_writes import ReplayDagster  # noqa: PLC0415
     from orchestration.tracker.placement_rules import PlacementRules  # noqa: PLC0415
     from orchestration.tracker.tracker import Tracker  # noqa: PLC0415
     from receiver_runtime.block_store.stores import open_block_store  # noqa: PLC0415
@@ -224,8 +226,8 @@ def tracker() -> None:
 @contextmanager
 def _pushing(settings: Settings, dagster_url: str, candidate: Tracker, stop: threading.Event) -> Iterator[None]:
     """Push batches while the candidate leads, in a separate thread with its own connection."""
+    from orchestration.dagster_instance.dagster_client import DagsterClient  # noqa: PLC0415
     from orchestration.tracker.batch_pusher import BatchPusher  # noqa: PLC0415  other commands need none of it
-    from orchestration.tracker.dagster_client import DagsterClient  # noqa: PLC0415
 
     engine = create_engine(settings.require_database_url(), application_name="forebay batch pusher", pool_size=1)
     pusher = BatchPusher(engine, DagsterClient(dagster_url, token=settings.webserver_token), name=candidate.name)

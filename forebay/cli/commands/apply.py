@@ -11,10 +11,10 @@ from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
 from forebay.cli.terminal.tables import print_table
-from orchestration.apply import Change, difference
-from orchestration.apply import apply as write
-from orchestration.modules import load_pipelines
-from orchestration.settings import Settings
+from orchestration.declarations.apply import Change, difference
+from orchestration.declarations.apply import apply as write
+from orchestration.declarations.modules import load_pipelines
+from orchestration.declarations.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

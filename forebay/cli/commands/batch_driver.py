@@ -15,7 +15,7 @@ import typer
 
 from forebay.cli.instance.dagster_home import LOCATION
 from forebay.cli.terminal.failures import clear_errors
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
 from tracker_store.connection.engine import create_engine
 
 # Seconds that a run in progress has to end when the agent is gone. After that its batch's next attempt runs it again.

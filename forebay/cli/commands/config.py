@@ -15,8 +15,8 @@ from rich.text import Text
 
 from forebay.cli.reference_pages.setting_values import PREFIX, UNSET, Origin, as_rows, setting_values, unknown_variables
 from forebay.cli.terminal.console import Console
-from orchestration.project_file import ProjectFileError
-from orchestration.settings import Settings
+from orchestration.declarations.project_file import ProjectFileError
+from orchestration.declarations.settings import Settings
 from tracker_store.host.terminal_text import escaped
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from forebay.cli.terminal.console import Console
 from forebay.demo import comparison, flights, known_answer, report
 from forebay.demo.progress import QUARANTINED, BatchFacts, Snapshot, Watch, what_is_stuck
 from forebay.demo.replay_process import ReplayFailedError, ReplayProcess
-from orchestration.modules import PipelineModuleError
-from orchestration.tracker.listen_address import ListenAddressError
+from orchestration.declarations.modules import PipelineModuleError
+from orchestration.tracker.http.listen_address import ListenAddressError
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.errors import DriverLogError
 from tracker_store.reports import status
@@ -366,7 +366,7 @@ def _start_services(
 ) -> Iterator[DemoServices]:
     """Start what `forebay up` starts, for the demo's pipeline; on leaving, stop everything."""
     from forebay.cli.commands.up import Services  # noqa: PLC0415  loads many modules that are not needed before
-    from orchestration.settings import Settings  # noqa: PLC0415
+    from orchestration.declarations.settings import Settings  # noqa: PLC0415
 
     with (
         process_environment(environment),

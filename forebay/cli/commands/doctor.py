@@ -29,8 +29,8 @@ from forebay.cli.checks.machine_checks import check_clock, check_extras, check_l
 from forebay.cli.services.private_home import others_may_enter
 from forebay.cli.services.supervisor_lock import lock_holder
 from forebay.cli.terminal.console import Console
-from orchestration.java import JavaNotFoundError, JavaOrigin, find_java
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
+from orchestration.spark.session.java import JavaNotFoundError, JavaOrigin, find_java
 from receiver_runtime.block_store.secret_url import SecretUrl
 from tracker_store.batches.streams import stream_overview
 from tracker_store.blocks.block_stores import expected_identities, list_block_stores, unshared_way_out

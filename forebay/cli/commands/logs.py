@@ -18,7 +18,7 @@ from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.log_reader import LogFollower, newest_lines
 from forebay.cli.terminal.tables import print_table
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
 from tracker_store.host.terminal_text import escaped
 from tracker_store.receivers.receivers import process_of_receiver, receivers_named
 

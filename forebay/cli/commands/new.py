@@ -19,7 +19,7 @@ import typer
 
 from forebay.cli.terminal.console import Console
 from forebay.shadowing import PACKAGES
-from orchestration.pipeline import DeclarationError, Pipeline
+from orchestration.declarations.pipeline import DeclarationError, Pipeline
 
 #: Template -> file of the project. "$module" stands for the name of the pipeline's module.
 _FILES: Final = {

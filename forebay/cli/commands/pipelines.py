@@ -15,7 +15,7 @@ from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.confirmation import Yes, confirm
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.tables import print_table
-from orchestration.batch_schedule import halted
+from orchestration.batches.batch_schedule import halted
 from tracker_store.batches.pipelines import PipelineRunsError, remove_pipeline
 from tracker_store.reports.status import pipeline_status
 

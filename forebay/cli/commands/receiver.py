@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
 
 
 def receiver(

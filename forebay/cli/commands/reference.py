@@ -15,8 +15,8 @@ from typer.main import get_command
 
 from forebay.cli.reference_pages.setting_values import OPTION_VARIABLES, PREFIX, UNSET, shown
 from forebay.cli.terminal.exit_codes import EXIT_CODES, FINDINGS
-from orchestration.settings import Settings
-from orchestration.tracker.metrics import METRICS
+from orchestration.declarations.settings import Settings
+from orchestration.tracker.http.metrics import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

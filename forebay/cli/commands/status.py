@@ -29,11 +29,11 @@ from forebay.cli.terminal.many_rows import (
     sums_urgency,
 )
 from forebay.cli.terminal.tables import print_table
-from orchestration.settings import Settings
-from orchestration.spark.executor_allocation import scaling
-from orchestration.status_address import status_page
-from orchestration.system_status import DRIVER_LOG, system_status
-from orchestration.tracker.listen_address import ListenAddressError
+from orchestration.declarations.settings import Settings
+from orchestration.policies.executor_allocation import scaling
+from orchestration.tracker.http.listen_address import ListenAddressError
+from orchestration.tracker.http.status_address import status_page
+from orchestration.tracker.system_status import DRIVER_LOG, system_status
 from receiver_runtime.block_store.roots import split_roots
 from tracker_store.schema.states import BatchState
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
     from _typeshed import DataclassInstance
 
-    from orchestration.bounded_looks import Unreachable
-    from orchestration.system_status import SystemStatus
+    from orchestration.block_checks.bounded_looks import Unreachable
+    from orchestration.tracker.system_status import SystemStatus
     from tracker_store.reports.status import PipelineStatus, ReceiverStatus
 
 # Seconds. The command answers within this time, whatever is wrong.

@@ -43,11 +43,11 @@ from forebay.cli.services.child import Child, ChildEvent, ChildEventKind, Superv
 from forebay.cli.services.supervisor import StopReason, Supervisor
 from forebay.cli.terminal.console import Console, printed_link
 from forebay.cli.terminal.failures import clear_errors
-from orchestration.apply import Change, apply
-from orchestration.modules import PipelineModuleError, load_pipelines
-from orchestration.settings import NO_TOKEN, Settings
-from orchestration.status_address import status_page
-from orchestration.tracker.listen_address import ListenAddressError, checked_token, listen_address
+from orchestration.declarations.apply import Change, apply
+from orchestration.declarations.modules import PipelineModuleError, load_pipelines
+from orchestration.declarations.settings import NO_TOKEN, Settings
+from orchestration.tracker.http.listen_address import ListenAddressError, checked_token, listen_address
+from orchestration.tracker.http.status_address import status_page
 from receiver_runtime.block_store.encryption import check_block_key
 from receiver_runtime.block_store.errors import BlockKeyError
 from tracker_store.batches.pipeline_states import all_ended, start_pipelines
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from orchestration.pipeline import Pipeline
+    from orchestration.declarations.pipeline import Pipeline
 
 HOST = "127.0.0.1"
 DEFAULT_UI_PORT = 3000
@@ -310,7 +310,7 @@ class Services:
                 Child(
                     "dagster-webserver",
                     [
-                        *(*python, "orchestration.dagster_webserver"),
+                        *(*python, "orchestration.dagster_instance.dagster_webserver"),
                         *("--port", str(self._ui_port), "--workspace", workspace),
                     ],
                     {**without_blocks, **token},

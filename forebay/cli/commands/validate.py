@@ -16,9 +16,9 @@ from forebay.cli.checks.source_checks import check_declaration, check_source
 from forebay.cli.instance.database import database_url, naming_the_log
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
-from orchestration.apply import declared_streams, difference, refuse, refuse_to_share
-from orchestration.modules import PipelineModuleError, load_pipelines
-from orchestration.settings import DatabaseUrlMissingError, Settings
+from orchestration.declarations.apply import declared_streams, difference, refuse, refuse_to_share
+from orchestration.declarations.modules import PipelineModuleError, load_pipelines
+from orchestration.declarations.settings import DatabaseUrlMissingError, Settings
 from tracker_store.batches.pipelines import list_streams
 from tracker_store.blocks.stream_schemas import schemas_of_stream
 from tracker_store.connection.engine import connect_once
@@ -29,7 +29,7 @@ from tracker_store.schema.states import ReceiverState
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from orchestration.pipeline import Pipeline, Stream
+    from orchestration.declarations.pipeline import Pipeline, Stream
 
 
 def validate(

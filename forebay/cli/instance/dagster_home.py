@@ -22,7 +22,7 @@ from tracker_store.connection.pooler import unpooled_url
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orchestration.settings import Settings
+    from orchestration.declarations.settings import Settings
 
 DAGSTER_SCHEMA = "dagster"
 DATABASE_VARIABLE = "FOREBAY_DAGSTER_DATABASE_URL"
@@ -133,7 +133,7 @@ def write_dagster_home(directory: Path, *, code_server: Path) -> Path:
         # The URL holds a password: write the variable's name, and not its value.
         "storage": {
             "custom": {
-                "module": "orchestration.dagster_storage",
+                "module": "orchestration.dagster_instance.dagster_storage",
                 "class": "PooledPostgresStorage",
                 "config": {"postgres_url": {"env": DATABASE_VARIABLE}},
             }

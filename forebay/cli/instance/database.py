@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from forebay.cli.terminal.failures import clear_errors
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
 from tracker_store.connection.engine import connect_once, create_engine
 from tracker_store.connection.errors import (
     DriverLogUnavailableError,

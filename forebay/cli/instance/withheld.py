@@ -14,8 +14,8 @@ from tracker_store.connection.pooler import DIRECT_URL_VARIABLE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from orchestration.pipeline import Pipeline
-    from orchestration.settings import Settings
+    from orchestration.declarations.pipeline import Pipeline
+    from orchestration.declarations.settings import Settings
 
 TRACKER_TOKENS = frozenset({"FOREBAY_TRACKER_TOKEN", "FOREBAY_TRACKER_WRITE_TOKEN"})
 DAGSTER_TOKEN = "FOREBAY_DAGSTER_TOKEN"  # noqa: S105  a variable's name
@@ -48,7 +48,7 @@ def only_of_outputs(pipelines: Iterable[Pipeline]) -> frozenset[str]:
 
     Return none if a stream has a receiver class of yours: its code may read any variable.
     """
-    from orchestration.apply import declared_streams  # noqa: PLC0415  the agent needs no declarations
+    from orchestration.declarations.apply import declared_streams  # noqa: PLC0415  the agent needs no declarations
 
     pipelines = list(pipelines)
     streams = [stream.declaration() for stream in declared_streams(pipelines)]
@@ -69,7 +69,7 @@ def from_dagsters_services(settings: Settings, pipelines: Iterable[Pipeline]) ->
     and the webserver (which is given its own): they load no code of yours and read no block. The code server runs your
     code, and keeps them.
     """
-    from orchestration.apply import declared_streams  # noqa: PLC0415  the agent needs no declarations
+    from orchestration.declarations.apply import declared_streams  # noqa: PLC0415  the agent needs no declarations
 
     pipelines = list(pipelines)
     declarations = [stream.declaration() for stream in declared_streams(pipelines)]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from orchestration.spark.sinks.sink import Sink
+from orchestration.declarations.sink import Sink
 from receiver_runtime.sources.base import Source
 
 if TYPE_CHECKING:

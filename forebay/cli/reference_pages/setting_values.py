@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from forebay.cli.instance.dagster_home import DATABASE_VARIABLE, TOKEN_FILE, kept_token
 from forebay.cli.services.run_files import TOKEN_VARIABLE
-from orchestration.project_file import PROJECT_FILE, project_module
-from orchestration.settings import Settings
+from orchestration.declarations.project_file import PROJECT_FILE, project_module
+from orchestration.declarations.settings import Settings
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.units import duration_text
 

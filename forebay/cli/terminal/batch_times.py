@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forebay.cli import names
-from orchestration.replay_choice import ReplayError, parsed_time
+from orchestration.replays.replay_choice import ReplayError, parsed_time
 from tracker_store.batches import batches
 
 if TYPE_CHECKING:

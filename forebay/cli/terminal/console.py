@@ -20,7 +20,7 @@ def printed_link(to: console.Console, url: str, token: str | None, *, kept_in: s
 
     A file or a journal that the line goes to may be read by others. `kept_in`: a file, or a setting.
     """
-    from orchestration.browser_token import link_with_token  # noqa: PLC0415  loads starlette, and most commands do not
+    from orchestration.dagster_instance.browser_token import link_with_token  # noqa: PLC0415  loads starlette, and most commands do not
 
     # Not `is_terminal`, which variables such as FORCE_COLOR set.
     if token is None or to.file.isatty():

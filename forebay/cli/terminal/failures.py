@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 def _known_errors() -> tuple[type[Exception], ...]:
     """Return the known errors. They are imported only after an error: this saves half a second in other commands."""
-    from orchestration.modules import PipelineModuleError  # noqa: PLC0415
-    from orchestration.project_file import ProjectFileError  # noqa: PLC0415
-    from orchestration.replay_choice import ReplayError  # noqa: PLC0415
-    from orchestration.settings import DatabaseUrlMissingError, ModuleMissingError  # noqa: PLC0415
-    from orchestration.tracker.listen_address import ListenAddressError  # noqa: PLC0415
+    from orchestration.declarations.modules import PipelineModuleError  # noqa: PLC0415
+    from orchestration.declarations.project_file import ProjectFileError  # noqa: PLC0415
+    from orchestration.declarations.settings import DatabaseUrlMissingError, ModuleMissingError  # noqa: PLC0415
+    from orchestration.replays.replay_choice import ReplayError  # noqa: PLC0415
+    from orchestration.tracker.http.listen_address import ListenAddressError  # noqa: PLC0415
     from receiver_runtime.block_store.errors import BlockStoreError  # noqa: PLC0415
     from tracker_store.connection.errors import DriverLogError  # noqa: PLC0415
 
@@ -37,7 +37,7 @@ def _known_errors() -> tuple[type[Exception], ...]:
 
 def _exit_code(error: Exception) -> int:
     """Return 2, as for other mistakes in a command's arguments, if no module was named; 1 for all else."""
-    from orchestration.settings import ModuleMissingError  # noqa: PLC0415  as above
+    from orchestration.declarations.settings import ModuleMissingError  # noqa: PLC0415  as above
 
     return 2 if isinstance(error, ModuleMissingError) else 1
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from forebay.cli.commands.batches import batch_replay, replay_following
 from forebay.cli.instance.dagster_home import URL_FILE
 from forebay.cli.main import app
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.polling import joined
 from tracker_store.batches import batches, outputs

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from forebay.cli.terminal import confirmation
-from orchestration.apply import apply
-from orchestration.modules import load_pipelines
+from orchestration.declarations.apply import apply
+from orchestration.declarations.modules import load_pipelines
 from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from typer.testing import Result
 
-    from orchestration.pipeline import Pipeline
+    from orchestration.declarations.pipeline import Pipeline
     from tests.support.spark.batch_rig import System
 
 pytestmark = pytest.mark.spark

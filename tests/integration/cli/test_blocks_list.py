@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
 from tests.support.driver_log.log import make_log
 from tests.support.driver_log.stored_lines import LineReceiver
 from tracker_store.connection.engine import connect

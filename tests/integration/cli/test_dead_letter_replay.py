@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
 from receiver_runtime.block_store.frame import DeadLetterReason
 from receiver_runtime.receivers.framing import PART_BYTES
 from receiver_runtime.sources.socket_text import SocketText

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
 from receiver_runtime.block_store.frame import DeadLetterReason
 from tests.support.driver_log.log import make_log
 from tests.support.driver_log.stored_letters import Letters

@@ -21,7 +21,7 @@ from forebay.cli.checks.findings import Health
 from forebay.cli.commands import doctor as doctor_module
 from forebay.cli.commands.doctor import doctor, examine
 from forebay.cli.services.supervisor import Supervisor
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
 from tests.support.driver_log.log import NOON, make_log
 from tests.support.machine.held_ports import held_port
 from tests.support.postgres.server import PostgresProcess
@@ -92,7 +92,7 @@ def test_a_failure_has_a_way_out_and_exit_code_1(home: Path, monkeypatch: pytest
     monkeypatch.setenv("FOREBAY_DATABASE_URL", "postgresql://127.0.0.1:1/none")
     monkeypatch.setenv("JAVA_HOME", str(home))
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr("orchestration.java.importlib.util.find_spec", lambda _name: None)
+    monkeypatch.setattr("orchestration.spark.session.java.importlib.util.find_spec", lambda _name: None)
     monkeypatch.setattr(
         shadowing, "find_shadows", lambda: [shadowing.Shadow("orchestration", home / "site" / "orchestration", home)]
     )

@@ -18,7 +18,7 @@ from forebay.cli.commands.up import Services
 from forebay.cli.main import app
 from forebay.cli.services.child import Child, RestartPolicy
 from forebay.cli.services.supervisor import StopReason
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.machine.held_ports import held_port
 from tracker_store.batches.pipeline_states import advance_stops, all_ended, start_pipelines, stop_pipelines
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forebay.cli.terminal.console import Console
-    from orchestration.pipeline import Pipeline
+    from orchestration.declarations.pipeline import Pipeline
 
 # Longer than any of these tests may take.
 LONG = 250.0

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from orchestration.apply import apply
-from orchestration.modules import load_pipelines
+from orchestration.declarations.apply import apply
+from orchestration.declarations.modules import load_pipelines
 from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:

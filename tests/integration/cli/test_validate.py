@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from orchestration.apply import apply
-from orchestration.modules import load_pipelines
+from orchestration.declarations.apply import apply
+from orchestration.declarations.modules import load_pipelines
 from tracker_store.blocks.stream_schemas import register_schema
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.receivers import placements

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from orchestration.apply import apply
-from orchestration.settings import Settings
+from orchestration.declarations.apply import apply
+from orchestration.declarations.settings import Settings
 from tests.support.driver_log.stored_lines import LineReceiver
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
@@ -22,7 +22,7 @@ from tracker_store.receivers.receivers import placements
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from orchestration.pipeline import Pipeline
+    from orchestration.declarations.pipeline import Pipeline
 
 ROOT = Path(__file__).parents[3]
 LINES = 40

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
-from orchestration.batch_run import run_batch
-from orchestration.settings import Settings
-from orchestration.spark.session import spark_session
+from orchestration.batches.batch_run import run_batch
+from orchestration.declarations.settings import Settings
+from orchestration.spark.session.session import spark_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,10 +6,10 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from orchestration.settings import Settings
-from orchestration.spark.executor_allocation import executor_configuration
-from orchestration.spark.session import hold_executors, spark_session
-from orchestration.spark.session_configuration import spark_master
+from orchestration.declarations.settings import Settings
+from orchestration.policies.executor_allocation import executor_configuration
+from orchestration.spark.session.session import hold_executors, spark_session
+from orchestration.spark.session.session_configuration import spark_master
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from orchestration.settings import Settings
-from orchestration.spark.session import spark_session
+from orchestration.declarations.settings import Settings
+from orchestration.spark.session.session import spark_session
 
 
 def main(output: str) -> None:

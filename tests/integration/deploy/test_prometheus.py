@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestration.tracker.http import TrackerHttpServer, TrackerView
-from orchestration.tracker.listen_address import ListenAddress
+from orchestration.tracker.http.http import TrackerHttpServer, TrackerView
+from orchestration.tracker.http.listen_address import ListenAddress
 from tests.support.driver_log.eventful_log import make_eventful_log
 from tests.support.polling import eventually
 from tests.support.servers.prometheus import ALERTS, DASHBOARD, ask, has_scraped, has_series, prometheus, queries

@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.java_gateway import launch_gateway
 
-from orchestration.java import find_java_home
+from orchestration.spark.session.java import find_java_home
 
 
 def _scala_object(package: Any, name: str) -> Any:  # noqa: ANN401  what py4j returns

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from orchestration.java import find_java_home
+from orchestration.spark.session.java import find_java_home
 from tests.support.polling import eventually
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import pytest
 
 from forebay import Stream
 from forebay.sources import CustomSource
-from orchestration.modules import load_pipelines
+from orchestration.declarations.modules import load_pipelines
 from receiver_runtime.block_store.columns import FINGERPRINT_KEY, fingerprint_of
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.exit_codes import ExitCode

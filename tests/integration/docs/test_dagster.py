@@ -18,8 +18,8 @@ from dagster._core.remote_origin import GrpcServerCodeLocationOrigin
 from dagster._core.workspace.load import location_origins_from_yaml_paths
 from dagster.components.testing import create_defs_folder_sandbox
 
-from orchestration.apply import apply
 from orchestration.dagster_defs.component import PipelineComponent
+from orchestration.declarations.apply import apply
 from tracker_store.batches.batches import claim_attempt, fail_attempt
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.connection.engine import connect

@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from pyspark.streaming import DStream, StreamingContext
 
 from forebay.testing import run_batch
-from orchestration.apply import apply
-from orchestration.batch_run import replay_batch
-from orchestration.spark.sinks.sink import OutputAttempt
+from orchestration.batches.batch_run import replay_batch
+from orchestration.declarations.apply import apply
+from orchestration.declarations.sink import OutputAttempt
 from tests.integration.docs.streaming_program import StreamingProgram
 from tests.integration.orchestration.target_database import TIME, Target
 from tests.support.driver_log.log import make_log

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
-from orchestration.pipeline_settings import PipelineSettings
-from orchestration.settings import Settings
+from orchestration.declarations.pipeline_settings import PipelineSettings
+from orchestration.declarations.settings import Settings
 from tests.support.driver_log.log import make_log
 from tracker_store.connection.engine import connect
 

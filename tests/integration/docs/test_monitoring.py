@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from orchestration.settings import Settings
-from orchestration.tracker.http import TrackerHttpServer, TrackerView
-from orchestration.tracker.http_writes import ReplayDagster
-from orchestration.tracker.listen_address import ListenAddress
-from orchestration.tracker.streaming_api import STATUS
+from orchestration.declarations.settings import Settings
+from orchestration.tracker.http.http import TrackerHttpServer, TrackerView
+from orchestration.tracker.http.http_writes import ReplayDagster
+from orchestration.tracker.http.listen_address import ListenAddress
+from orchestration.tracker.http.streaming_api import STATUS
 from tests.support.dagster.replaying_webserver import replaying_dagster
 from tests.support.driver_log.log import INTERVAL, NOON, make_log
 from tests.support.polling import eventually

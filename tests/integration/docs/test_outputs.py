@@ -8,9 +8,9 @@ from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 import forebay
-from orchestration.pipeline import Pipeline
-from orchestration.spark.sinks.parquet import ParquetSink
-from orchestration.spark.sinks.sink import Sink
+from orchestration.declarations.pipeline import Pipeline
+from orchestration.declarations.sink import Sink
+from orchestration.sinks.parquet.parquet import ParquetSink
 from tests.integration.orchestration.frame_without_spark import words
 from tests.integration.orchestration.target_database import TIME, Target, attempt
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
+from orchestration.policies.scheduling_policy import MOST_SETTLES
 from orchestration.tracker.rebalancing import OFFER_SECONDS
-from orchestration.tracker.scheduling_policy import MOST_SETTLES
 from receiver_runtime.sources.units import parse_duration
 from tests.support.commands.forked_command import programs
 from tests.support.driver_log.log import make_log

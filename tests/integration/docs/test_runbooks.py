@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestration.tracker import metrics
+from orchestration.tracker.http import metrics
 from tests.support.driver_log.log import make_log
 from tests.support.pages.runbook import HEADINGS, RUNBOOKS, blocks, commands_in, fences, inline_commands, page, sections
 from tests.support.pages.runbook_states import STATES

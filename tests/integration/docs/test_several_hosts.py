@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
 from tests.support.commands.forked_command import programs
 from tests.support.polling import eventually
 from tracker_store.blocks.block_stores import UnsharedBlockStoreError, attach_block_store, unshared_way_out

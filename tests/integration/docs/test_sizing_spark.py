@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestration.pipeline_settings import PipelineSettings
+from orchestration.declarations.pipeline_settings import PipelineSettings
 from tests.support.commands.forked_command import programs
 from tests.support.driver_log.log import make_log
 from tracker_store.connection.engine import connect

@@ -8,12 +8,12 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
 from orchestration.status_page.rendering import RELOAD_SECONDS
 from orchestration.status_page.requests import PAGE_ROWS, WINDOW
 from orchestration.status_page.routes import CHARTED
-from orchestration.tracker.http import TrackerHttpServer, TrackerView
-from orchestration.tracker.listen_address import ListenAddress
+from orchestration.tracker.http.http import TrackerHttpServer, TrackerView
+from orchestration.tracker.http.listen_address import ListenAddress
 from tests.support.driver_log.log import make_log
 from tests.support.polling import eventually
 from tracker_store.connection.engine import connect

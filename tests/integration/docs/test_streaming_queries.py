@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from orchestration.spark import stream_reader
+from orchestration.spark.reading import stream_reader
 from tests.integration.docs.streaming_program import StreamingProgram
 from tracker_store.connection.engine import connect
 

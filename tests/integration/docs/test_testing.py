@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from orchestration.settings import Settings
-from orchestration.spark.session import spark_session
+from orchestration.declarations.settings import Settings
+from orchestration.spark.session.session import spark_session
 from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import sys
 import threading
 from pathlib import Path
 
+from orchestration.declarations.settings import Settings
 from orchestration.run_launcher.batch_driver import BatchDriver
 from orchestration.run_launcher.driver_registration import DriverRegistration
 from orchestration.run_launcher.driver_start import start
-from orchestration.settings import Settings
 from tracker_store.connection.engine import create_engine
 
 

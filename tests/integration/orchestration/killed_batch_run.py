@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from forebay import EnvVar, Pipeline, PostgresSink, Stream
 from forebay.sources import SocketText
-from orchestration.batch_run import replay_batch, run_batch
-from orchestration.settings import Settings
+from orchestration.batches.batch_run import replay_batch, run_batch
+from orchestration.declarations.settings import Settings
 from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from orchestration.spark.sinks.postgres import Mode
-    from orchestration.spark.sinks.sink import Step
+    from orchestration.declarations.sink import Step
+    from orchestration.sinks.postgres.postgres import Mode
 
 #: The step after the driver log's row, before the batch is COMPLETED.
 PUBLISHING = "publishing"

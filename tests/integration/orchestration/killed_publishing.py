@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
-from orchestration.batch_run import replay_batch, run_batch
-from orchestration.publishing import CompactedHour, compact
-from orchestration.settings import Settings
-from orchestration.spark.sinks.sink import Step, unchecked
+from orchestration.batches.batch_run import replay_batch, run_batch
+from orchestration.batches.publishing import CompactedHour, compact
+from orchestration.declarations.settings import Settings
+from orchestration.declarations.sink import Step, unchecked
 from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.connection.engine import connect, create_engine
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from orchestration.spark.sinks.sink import Check
+    from orchestration.declarations.sink import Check
 
 #: The step after the driver log's row, before readers see any change.
 COMMITTED = "committed, not published"

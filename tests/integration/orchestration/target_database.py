@@ -9,7 +9,7 @@ from typing import Any
 import psycopg2
 import sqlalchemy as sa
 
-from orchestration.spark.sinks.sink import OutputAttempt
+from orchestration.declarations.sink import OutputAttempt
 
 TIME = datetime(2026, 1, 1, 12, 0, 10, tzinfo=UTC)
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from forebay import ConsoleSink, DeltaSink, IcebergSink, ParquetSink, Pipeline, PostgresSink, Stream
 from forebay.sources import SocketText
-from orchestration.apply import apply, difference, is_applied
+from orchestration.declarations.apply import apply, difference, is_applied
 from receiver_runtime.sources.secret import Secret
 from tests.support.driver_log.log import NOON, Log
 from tracker_store.batches.pipelines import get_pipeline, list_pipelines, list_streams, waiting_records
@@ -23,7 +23,7 @@ from tracker_store.schema.states import ReceiverState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orchestration.spark.sinks.sink import Sink
+    from orchestration.declarations.sink import Sink
 
 
 @pytest.fixture

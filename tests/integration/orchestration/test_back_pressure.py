@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sqlalchemy as sa
 
-from orchestration.pipeline_settings import PipelineSettings
+from orchestration.declarations.pipeline_settings import PipelineSettings
 from orchestration.tracker.rate_controller import STILL_AFTER_SECONDS, RateController
 from orchestration.tracker.tracker import Tracker
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 import dagster as dg
 import pytest
 
-from orchestration.attempt_outputs import _OutputThread, running_outputs
+from orchestration.batches.attempt_outputs import _OutputThread, running_outputs
+from orchestration.declarations.settings import Settings
 from orchestration.run_launcher import batch_driver
 from orchestration.run_launcher.batch_driver import BatchDriver
 from orchestration.run_launcher.dagster_internals import capture_interrupts
@@ -22,8 +23,7 @@ from orchestration.run_launcher.driver_start import Started
 from orchestration.run_launcher.driver_state import DriverState
 from orchestration.run_launcher.loaded_code import LoadedCode
 from orchestration.run_launcher.recycling import Recycling
-from orchestration.settings import Settings
-from orchestration.spark.session import WarmSession
+from orchestration.spark.session.session import WarmSession
 from tests.support.polling import eventually
 from tracker_store.batches.run_queue import (
     LEFT,

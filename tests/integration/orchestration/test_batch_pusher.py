@@ -16,17 +16,17 @@ import sqlalchemy as sa
 
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
-from orchestration.apply import apply
-from orchestration.batch_schedule import declaration_fingerprint
-from orchestration.dagster_defs.batch_sensor import tick
-from orchestration.tracker.batch_pusher import BatchPusher
-from orchestration.tracker.dagster_client import (
+from orchestration.batches.batch_schedule import declaration_fingerprint
+from orchestration.dagster_defs.sensors.batch_sensor import tick
+from orchestration.dagster_instance.dagster_client import (
     BatchSensor,
     DagsterError,
     DagsterUnansweredError,
     DagsterUnreachableError,
     LaunchRefusedError,
 )
+from orchestration.declarations.apply import apply
+from orchestration.tracker.batch_pusher import BatchPusher
 from tests.integration.orchestration.boundaries import complete_launched, is_in_time
 from tests.support.driver_log.log import Log, oldest_unfinished_batch
 from tests.support.polling import eventually, joined
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from orchestration.batch_schedule import Launch
+    from orchestration.batches.batch_schedule import Launch
 
 INTERVAL = timedelta(minutes=10)
 SECOND = timedelta(seconds=1)
@@ -394,7 +394,7 @@ def test_j08_a_process_without_any_file_goes_on_with_what_was_pending(
 
 _LAUNCHES = """
 import sys
-from orchestration.batch_schedule import BatchRules, next_steps
+from orchestration.batches.batch_schedule import BatchRules, next_steps
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.batches.pipelines import get_pipeline
 with connect(create_engine(sys.argv[1], application_name="another process")) as connection:

@@ -12,9 +12,9 @@ import sqlalchemy as sa
 
 from forebay import Batch, ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
-from orchestration.apply import apply
-from orchestration.batch_run import run_batch
-from orchestration.spark.sinks.sink import unchecked
+from orchestration.batches.batch_run import run_batch
+from orchestration.declarations.apply import apply
+from orchestration.declarations.sink import unchecked
 from receiver_runtime.block_store.errors import StoreUnavailableError
 from receiver_runtime.block_store.identity import make_identity
 from receiver_runtime.block_store.local import LocalBlockStore
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from orchestration.spark.sinks.sink import Check
+    from orchestration.declarations.sink import Check
 
 pytestmark = pytest.mark.spark
 

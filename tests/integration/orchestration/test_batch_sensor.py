@@ -15,8 +15,7 @@ from dagster_shared.error import SerializableErrorInfo
 
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
-from orchestration.apply import apply
-from orchestration.batch_schedule import (
+from orchestration.batches.batch_schedule import (
     ATTEMPT_TAG,
     BATCH_TIME_TAG,
     PIPELINE_TAG,
@@ -26,10 +25,11 @@ from orchestration.batch_schedule import (
     declaration_fingerprint,
     next_steps,
 )
-from orchestration.dagster_defs.batch_sensor import batch_sensor, tick, wait_seconds
-from orchestration.dagster_defs.jobs import batch_job
-from orchestration.dagster_defs.sensor_connections import SensorConnections
-from orchestration.settings import Settings
+from orchestration.dagster_defs.jobs.jobs import batch_job
+from orchestration.dagster_defs.sensors.batch_sensor import batch_sensor, tick, wait_seconds
+from orchestration.dagster_defs.shared.sensor_connections import SensorConnections
+from orchestration.declarations.apply import apply
+from orchestration.declarations.settings import Settings
 from tests.integration.orchestration.boundaries import complete_launched, is_in_time
 from tests.support.driver_log.log import INTERVAL as LOG_INTERVAL
 from tests.support.driver_log.log import Log, make_log, oldest_unfinished_batch

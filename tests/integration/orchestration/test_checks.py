@@ -12,9 +12,9 @@ import sqlalchemy as sa
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.dagster import build_definitions
 from forebay.sources import SocketText
-from orchestration.dagster_defs.batch_checks import DESCRIPTIONS as BATCH_CHECKS
-from orchestration.dagster_defs.batch_checks import check_batches
-from orchestration.dagster_defs.checks import DESCRIPTIONS, RECEIVERS_ACTIVE, check_pipeline, check_receivers
+from orchestration.dagster_defs.checks.batch_checks import DESCRIPTIONS as BATCH_CHECKS
+from orchestration.dagster_defs.checks.batch_checks import check_batches
+from orchestration.dagster_defs.checks.checks import DESCRIPTIONS, RECEIVERS_ACTIVE, check_pipeline, check_receivers
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tracker_store.batches.batches import claim_attempt, complete_batch, fail_attempt
 from tracker_store.batches.outputs import commit_output

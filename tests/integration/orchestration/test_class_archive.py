@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from orchestration.java import find_java_home
-from orchestration.settings import Settings
-from orchestration.spark import class_archive
-from orchestration.spark.class_archive import make
-from orchestration.spark.class_archive_file import archive_file, options_to_use
+from orchestration.declarations.settings import Settings
+from orchestration.spark.session import class_archive
+from orchestration.spark.session.class_archive import make
+from orchestration.spark.session.class_archive_file import archive_file, options_to_use
+from orchestration.spark.session.java import find_java_home
 from tests.support.machine.state_directory import state_directory
 from tests.support.spark.class_archive import VARIABLE
 
@@ -28,8 +28,8 @@ _SESSION = """
 import sys
 from pathlib import Path
 from pyspark import SparkContext
-from orchestration.settings import Settings
-from orchestration.spark.session import spark_session
+from orchestration.declarations.settings import Settings
+from orchestration.spark.session.session import spark_session
 
 session = spark_session(Settings(), application="tests")
 assert session.range(10).count() == 10
@@ -173,7 +173,9 @@ def test_a_session_starts_from_the_archive_and_without_it_if_it_is_damaged(home:
 
 
 def test_making_an_archive_ends_with_its_agent(home: Path) -> None:
-    waiting = "import time, orchestration.spark.class_archive as c; c.make = lambda _: time.sleep(600); c.main()"
+    waiting = (
+        "import time, orchestration.spark.session.class_archive as c; c.make = lambda _: time.sleep(600); c.main()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", waiting], env={**os.environ, "FOREBAY_HOME": str(home)}, stdin=subprocess.PIPE
     ) as making:

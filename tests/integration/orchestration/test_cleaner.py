@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from orchestration.attached_store import open_attached_store
-from orchestration.tracker import cleaner as cleaner_module
-from orchestration.tracker.cleaner import Cleaner
+from orchestration.batches.attached_store import open_attached_store
+from orchestration.tracker.clean_up import cleaner as cleaner_module
+from orchestration.tracker.clean_up.cleaner import Cleaner
 from receiver_runtime.block_store.errors import StoreUnavailableError
 from receiver_runtime.block_store.identity import make_identity
 from receiver_runtime.block_store.local import LocalBlockStore

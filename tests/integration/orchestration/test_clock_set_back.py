@@ -14,8 +14,8 @@ import sqlalchemy as sa
 
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
-from orchestration.apply import apply
-from orchestration.batch_schedule import SENSOR_LAUNCHER, BatchRules, next_steps
+from orchestration.batches.batch_schedule import SENSOR_LAUNCHER, BatchRules, next_steps
+from orchestration.declarations.apply import apply
 from tests.support.driver_log.log import add, block, claim_anew
 from tracker_store.batches import batches
 from tracker_store.batches.pipelines import get_pipeline

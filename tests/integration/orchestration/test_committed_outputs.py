@@ -9,12 +9,12 @@ import pytest
 
 from forebay import ParquetSink
 from forebay.dagster import build_definitions
-from orchestration.apply import apply
-from orchestration.dagster_defs.batch_checks import NONE_QUARANTINED, check_batches
-from orchestration.dagster_defs.batch_plots import batches_key
-from orchestration.dagster_defs.committed_outputs import CommittedOutputs
-from orchestration.dagster_defs.observation_sensor import Cursor, observe
-from orchestration.dagster_defs.replay_job import ReplayConfig
+from orchestration.dagster_defs.assets.committed_outputs import CommittedOutputs
+from orchestration.dagster_defs.assets.replay_job import ReplayConfig
+from orchestration.dagster_defs.checks.batch_checks import NONE_QUARANTINED, check_batches
+from orchestration.dagster_defs.sensors.observation_sensor import Cursor, observe
+from orchestration.dagster_defs.shared.batch_plots import batches_key
+from orchestration.declarations.apply import apply
 from orchestration.status_page import addresses
 from tracker_store.schema.states import BatchState
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from orchestration.pipeline import Pipeline
+    from orchestration.declarations.pipeline import Pipeline
     from tests.support.spark.batch_rig import System
 
 # Warnings from Dagster: what evaluates conditions in a test is called beta.

@@ -13,7 +13,7 @@ from forebay.cli.instance.dagster_home import (
     ensure_dagster_schema,
     write_dagster_home,
 )
-from orchestration.dagster_storage import KEPT_CONNECTIONS
+from orchestration.dagster_instance.dagster_storage import KEPT_CONNECTIONS
 from tracker_store.connection.engine import psycopg2_url
 
 if TYPE_CHECKING:

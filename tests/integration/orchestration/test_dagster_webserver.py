@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forebay.cli.instance.dagster_home import code_server_socket, webserver_token, write_dagster_home
-from orchestration.http_connections import MOST_CONNECTIONS
-from orchestration.settings import Settings
-from orchestration.tracker.dagster_client import DagsterClient, LaunchRefusedError
+from orchestration.dagster_instance.dagster_client import DagsterClient, LaunchRefusedError
+from orchestration.dagster_instance.http_connections import MOST_CONNECTIONS
+from orchestration.declarations.settings import Settings
 from tests.support.machine.another_account import run_as_nobody
 from tests.support.machine.held_ports import held_port
 from tests.support.machine.state_directory import state_directory
@@ -102,7 +102,13 @@ def servers() -> Iterator[Servers]:
         )
         webserver = stack.enter_context(
             process(
-                *("orchestration.dagster_webserver", "--port", str(port), "--workspace", str(workspace)),
+                *(
+                    "orchestration.dagster_instance.dagster_webserver",
+                    "--port",
+                    str(port),
+                    "--workspace",
+                    str(workspace),
+                ),
                 **here,
             )
         )

@@ -17,8 +17,8 @@ from forebay import ParquetSink, Pipeline, Stream
 from forebay.cli.instance.dagster_home import write_dagster_home
 from forebay.dagster import build_definitions
 from forebay.sources import SocketText
-from orchestration.attempt_outputs import OutputResult
-from orchestration.dagster_defs.committed_outputs import result_metadata
+from orchestration.batches.attempt_outputs import OutputResult
+from orchestration.dagster_defs.assets.committed_outputs import result_metadata
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestration.apply import apply
-from orchestration.modules import load_pipelines
+from orchestration.declarations.apply import apply
+from orchestration.declarations.modules import load_pipelines
 from tests.integration.orchestration import driver_program
 from tracker_store.connection.engine import connect
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestration.settings import Settings
-from orchestration.spark.session import spark_session
+from orchestration.declarations.settings import Settings
+from orchestration.spark.session.session import spark_session
 from receiver_runtime.block_store.errors import BlockKeyError
 from tests.integration.orchestration.spark_jvm import end_jvm
 from tests.support.polling import eventually

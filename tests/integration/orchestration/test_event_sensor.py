@@ -8,8 +8,8 @@ import dagster as dg
 import pytest
 
 from forebay.dagster import EventKind, ListenerEvent, event_sensor
-from orchestration.dagster_defs import event_sensor as module
-from orchestration.dagster_defs.event_sensor import Cursor
+from orchestration.dagster_defs.sensors import event_sensor as module
+from orchestration.dagster_defs.sensors.event_sensor import Cursor
 from tests.support.driver_log.log import Log, make_log, wait_until_told
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.receivers import report_event

@@ -12,9 +12,9 @@ import sqlalchemy as sa
 
 from forebay import Batch, ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
-from orchestration.apply import apply
-from orchestration.attempt_outputs import OutputResult, OutputsFailedError, running_outputs
-from orchestration.batch_run import replay_batch, run_batch
+from orchestration.batches.attempt_outputs import OutputResult, OutputsFailedError, running_outputs
+from orchestration.batches.batch_run import replay_batch, run_batch
+from orchestration.declarations.apply import apply
 from tests.support.polling import eventually
 from tracker_store.batches import batches
 from tracker_store.batches.outputs import commits_of_batch
@@ -357,7 +357,7 @@ def test_an_output_that_hangs_does_not_keep_the_attempts_failure_from_being_reco
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check also that what the output does after that has no effect: a newer attempt has its number."""
-    monkeypatch.setattr("orchestration.attempt_outputs.OVER_SECONDS", 1.0)
+    monkeypatch.setattr("orchestration.batches.attempt_outputs.OVER_SECONDS", 1.0)
     outputs = Outputs(system, "counts", "totals", concurrent_outputs=2)
     hangs, for_ever = threading.Event(), threading.Event()
 

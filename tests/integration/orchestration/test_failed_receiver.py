@@ -10,8 +10,8 @@ import pytest
 
 from forebay import Stream
 from forebay.sources import SocketText
-from orchestration.dagster_defs import receiver_sensor
-from orchestration.dagster_defs.receiver_sensor import due_restarts
+from orchestration.dagster_defs.sensors import receiver_sensor
+from orchestration.dagster_defs.sensors.receiver_sensor import due_restarts
 from orchestration.tracker.tracker import Tracker
 from receiver_runtime import agent as agent_module
 from tests.integration.receiver_runtime.host_rig import HostRig, host_rig

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestration.java import JavaOrigin, find_java, find_java_home
+from orchestration.spark.session.java import JavaOrigin, find_java, find_java_home
 
 if TYPE_CHECKING:
     from pathlib import Path

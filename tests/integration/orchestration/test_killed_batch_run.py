@@ -12,11 +12,11 @@ import sqlalchemy as sa
 
 from forebay import DeltaSink
 from forebay.dagster import build_definitions
-from orchestration.apply import apply
-from orchestration.dagster_defs.compaction import compaction_job
-from orchestration.following import follow_targets
-from orchestration.settings import Settings
-from orchestration.spark.sinks.sink import Step
+from orchestration.batches.following import follow_targets
+from orchestration.dagster_defs.jobs.compaction import compaction_job
+from orchestration.declarations.apply import apply
+from orchestration.declarations.settings import Settings
+from orchestration.declarations.sink import Step
 from orchestration.tracker.tracker import Tracker
 from tests.integration.orchestration import killed_batch_run
 from tests.support.machine.forked_processes import run
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from orchestration.spark.sinks.postgres import Mode
+    from orchestration.sinks.postgres.postgres import Mode
     from tests.integration.orchestration.target_database import Target
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestration.tracker.link_cleaner import KEY_WINDOW, LinkCleaner, LinksReport
+from orchestration.tracker.clean_up.link_cleaner import KEY_WINDOW, LinkCleaner, LinksReport
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from tests.support.driver_log.filled_log import Size, fill
 from tracker_store.connection.engine import connect

@@ -11,7 +11,7 @@ import pytest
 
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
-from orchestration.dagster_defs.maintenance import maintenance_job, maintenance_schedule, old_runs, prune
+from orchestration.dagster_defs.jobs.maintenance import maintenance_job, maintenance_schedule, old_runs, prune
 from tests.support.driver_log.log import NOON, make_log
 from tracker_store.batches import batches
 from tracker_store.connection.engine import connect

@@ -12,10 +12,11 @@ import sqlalchemy as sa
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.dagster import build_definitions
 from forebay.sources import SocketText
-from orchestration.dagster_defs import observation_sensor, quarantined_batches
-from orchestration.dagster_defs.batch_plots import batch_metadata
-from orchestration.dagster_defs.checks import DESCRIPTIONS
-from orchestration.dagster_defs.observation_sensor import Cursor, observe
+from orchestration.dagster_defs.checks import quarantined_batches
+from orchestration.dagster_defs.checks.checks import DESCRIPTIONS
+from orchestration.dagster_defs.sensors import observation_sensor
+from orchestration.dagster_defs.sensors.observation_sensor import Cursor, observe
+from orchestration.dagster_defs.shared.batch_plots import batch_metadata
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.postgres.counted_statements import buffers, counted
 from tracker_store.batches.batches import claim_attempt, complete_batch

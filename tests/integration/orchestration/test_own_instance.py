@@ -19,8 +19,8 @@ import pytest
 import sqlalchemy as sa
 from dagster_postgres import PostgresRunStorage
 
-from orchestration.apply import apply
-from orchestration.modules import load_pipelines
+from orchestration.declarations.apply import apply
+from orchestration.declarations.modules import load_pipelines
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy
 from tests.support.polling import eventually
 from tests.support.postgres.address import through

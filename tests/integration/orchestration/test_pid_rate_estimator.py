@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from orchestration.tracker.pid_rate_estimator import PIDRateEstimator
+from orchestration.policies.pid_rate_estimator import PIDRateEstimator
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from forebay.cli.commands.agents import app
 from forebay.sources import CustomSource
-from orchestration.apply import apply
-from orchestration.pipeline import Pipeline, Stream
+from orchestration.declarations.apply import apply
+from orchestration.declarations.pipeline import Pipeline, Stream
 from orchestration.tracker.placement_rules import PlacementRules
 from orchestration.tracker.receiver_placement import HAND_OVER_SECONDS
 from receiver_runtime.sources.socket_text import SocketText

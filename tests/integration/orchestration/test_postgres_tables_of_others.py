@@ -8,9 +8,9 @@ import psycopg2
 import pytest
 
 from forebay import EnvVar, PostgresSink
-from orchestration.spark.sinks.postgres_access import Access, access, unsupported
-from orchestration.spark.sinks.postgres_staging import TargetError
-from orchestration.spark.sinks.sink import SinkError
+from orchestration.declarations.sink import SinkError
+from orchestration.sinks.postgres.postgres_access import Access, access, unsupported
+from orchestration.sinks.postgres.postgres_staging import TargetError
 from tests.integration.orchestration.frame_without_spark import words
 from tests.integration.orchestration.target_database import Target, attempt
 

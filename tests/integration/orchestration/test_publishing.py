@@ -17,13 +17,13 @@ import pytest
 import sqlalchemy as sa
 
 from forebay.dagster import build_definitions
-from orchestration import publishing
-from orchestration.apply import apply
-from orchestration.batch_run import run_batch
-from orchestration.dagster_defs.compaction import compaction_job
-from orchestration.publishing import held, publish_what_is_left, staying
-from orchestration.settings import Settings
-from orchestration.spark.sinks.sink import Step
+from orchestration.batches import publishing
+from orchestration.batches.batch_run import run_batch
+from orchestration.batches.publishing import held, publish_what_is_left, staying
+from orchestration.dagster_defs.jobs.compaction import compaction_job
+from orchestration.declarations.apply import apply
+from orchestration.declarations.settings import Settings
+from orchestration.declarations.sink import Step
 from tests.integration.orchestration import killed_publishing
 from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
 from tests.integration.orchestration.killed_publishing import COMMITTED, COMPACT, REPLAY, RUN, act, declare

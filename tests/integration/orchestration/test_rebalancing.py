@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.commands.agents import app
+from orchestration.policies.rebalancing_policy import MoveLimits
 from orchestration.tracker.placement_rules import PlacementRules
 from orchestration.tracker.rebalancing import AVOIDED_SECONDS, OFFER_SECONDS, OUTAGE_SECONDS, START_SECONDS
-from orchestration.tracker.rebalancing_policy import MoveLimits
 from tests.integration.orchestration.fleet import Fleet
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.agents import set_draining

@@ -13,8 +13,7 @@ import sqlalchemy as sa
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.dagster import build_definitions
 from forebay.sources import SocketText
-from orchestration.apply import apply
-from orchestration.dagster_defs.receiver_sensor import (
+from orchestration.dagster_defs.sensors.receiver_sensor import (
     REASON_TAG,
     RECEIVER_TAG,
     Restart,
@@ -23,6 +22,7 @@ from orchestration.dagster_defs.receiver_sensor import (
     restart_job,
     restart_op_name,
 )
+from orchestration.declarations.apply import apply
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.receivers import placements, receiver_events
 from tracker_store.schema.states import ReceiverEventKind, ReceiverState

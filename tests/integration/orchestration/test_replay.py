@@ -12,8 +12,8 @@ import sqlalchemy as sa
 
 from forebay import Batch, ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
-from orchestration.apply import apply
-from orchestration.spark.sinks.sink import unchecked
+from orchestration.declarations.apply import apply
+from orchestration.declarations.sink import unchecked
 from tests.support.driver_log.log import oldest_unfinished_batch
 from tracker_store.batches import batches
 from tracker_store.batches.outputs import commits_of_batch
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from orchestration.spark.sinks.sink import Check, OutputAttempt, Written
+    from orchestration.declarations.sink import Check, OutputAttempt, Written
     from tests.support.spark.batch_rig import System
 
 STATS = sa.text(

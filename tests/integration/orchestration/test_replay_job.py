@@ -9,9 +9,9 @@ import pytest
 
 from forebay import ParquetSink
 from forebay.dagster import build_definitions
-from orchestration.apply import apply
-from orchestration.dagster_defs.replay_job import ReplayConfig
-from orchestration.replay_choice import ReplayError, batches_to_replay, parsed_time
+from orchestration.dagster_defs.assets.replay_job import ReplayConfig
+from orchestration.declarations.apply import apply
+from orchestration.replays.replay_choice import ReplayError, batches_to_replay, parsed_time
 from tests.support.driver_log.log import Log
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.schema.states import BatchState
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from orchestration.pipeline import Pipeline
+    from orchestration.declarations.pipeline import Pipeline
     from tests.support.spark.batch_rig import System
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("settings_in_environment")]

@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.dagster import build_definitions
 from forebay.sources import SocketText
-from orchestration.apply import apply
-from orchestration.dagster_defs.scaling_schedule import decide_scaling, scaling_job
-from orchestration.settings import Settings
+from orchestration.dagster_defs.jobs.scaling_schedule import decide_scaling, scaling_job
+from orchestration.declarations.apply import apply
+from orchestration.declarations.settings import Settings
 from orchestration.spark.wanted_executors import wanted_executors
 from tests.support.driver_log.log import INTERVAL, NOON
 from tracker_store.batches.pipelines import get_pipeline

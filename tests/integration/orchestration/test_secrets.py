@@ -11,10 +11,10 @@ import sqlalchemy as sa
 from forebay import DeclarationError, EnvVar, Pipeline, PostgresSink, Secret, Stream
 from forebay.dagster import build_definitions
 from forebay.sources import SocketText
-from orchestration.apply import apply, difference
-from orchestration.batch_run import run_batch
-from orchestration.settings import Settings
-from orchestration.spark.sinks.sink import SinkError
+from orchestration.batches.batch_run import run_batch
+from orchestration.declarations.apply import apply, difference
+from orchestration.declarations.settings import Settings
+from orchestration.declarations.sink import SinkError
 from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.connection.engine import connect
@@ -138,7 +138,7 @@ def test_invalid_arguments_are_refused_where_they_are_declared(arguments: dict[s
 def test_an_output_that_returns_no_frame_is_named_with_the_fix(
     engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: object
 ) -> None:
-    from orchestration.output_run import run_output  # noqa: PLC0415 - this test alone needs it
+    from orchestration.batches.output_run import run_output  # noqa: PLC0415 - this test alone needs it
     from tests.integration.orchestration.target_database import attempt  # noqa: PLC0415 - as above
 
     class Nowhere(PostgresSink):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from orchestration.dagster_defs.sensor_connections import SensorConnections
+from orchestration.dagster_defs.shared.sensor_connections import SensorConnections
 from tests.support.polling import eventually
 from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import DriverLogUnavailableError

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import StringType, StructField, StructType
 
 from forebay import DeclarationError, DeltaSink, EnvVar, IcebergSink, ParquetSink, PostgresSink
-from orchestration.spark.sinks.sink import SinkError
+from orchestration.declarations.sink import SinkError
 from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark
 from tests.integration.orchestration.target_database import TIME, Target, attempt
 from tests.support.searches import examples
@@ -27,7 +27,7 @@ from tests.support.searches import examples
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestration.spark.sinks.sink import OutputAttempt, Sink
+    from orchestration.declarations.sink import OutputAttempt, Sink
 
 LATER = TIME + timedelta(hours=2)
 #: Names that a statement, a path, a format or a reader may take for something else.

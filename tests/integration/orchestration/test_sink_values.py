@@ -18,8 +18,8 @@ from pyiceberg.catalog import load_catalog
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from forebay import DeltaSink, EnvVar, IcebergSink, ParquetSink, PostgresSink
-from orchestration.spark.sinks.refused_rows import RefusedRowsError
-from orchestration.spark.sinks.sink import SinkError
+from orchestration.declarations.sink import SinkError
+from orchestration.sinks.refused_rows import RefusedRowsError
 from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark
 from tests.integration.orchestration.target_database import Target, attempt
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from orchestration.spark.sinks.sink import Sink
+    from orchestration.declarations.sink import Sink
 
 
 pytestmark = pytest.mark.spark

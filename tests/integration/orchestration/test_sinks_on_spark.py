@@ -12,8 +12,8 @@ from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
 from forebay import DeltaSink, EnvVar, IcebergSink, ParquetSink, PostgresSink
-from orchestration.settings import Settings
-from orchestration.spark.session import spark_session
+from orchestration.declarations.settings import Settings
+from orchestration.spark.session.session import spark_session
 from tests.integration.orchestration.target_database import TIME, Target, attempt
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from orchestration.spark.sinks.postgres_staging import Staging
+    from orchestration.sinks.postgres.postgres_staging import Staging
 
     Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _SESSION = """
 import json, sys
 from pyspark import SparkContext
-from orchestration.settings import Settings
-from orchestration.spark.session import spark_session
+from orchestration.declarations.settings import Settings
+from orchestration.spark.session.session import spark_session
 
 settings = Settings(spark_master="local[2]", spark_configuration=json.loads(sys.argv[1]))
 session = spark_session(settings, application="tests")

@@ -9,8 +9,8 @@ import pytest
 from dagster_pyspark import LazyPySparkResource, PySparkResource
 
 from forebay.dagster import build_definitions
-from orchestration.settings import Settings
-from orchestration.spark.session import SessionWithoutFormatError, WarmSession
+from orchestration.declarations.settings import Settings
+from orchestration.spark.session.session import SessionWithoutFormatError, WarmSession
 from tests.support.machine.state_directory import state_directory
 from tests.support.spark.batch_rig import System
 from tracker_store.connection.engine import connect
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from pyspark.sql import DataFrame, SparkSession
 
-    from orchestration.pipeline import Pipeline
+    from orchestration.declarations.pipeline import Pipeline
 
 pytestmark = pytest.mark.spark
 

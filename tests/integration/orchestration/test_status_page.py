@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from orchestration.status_page.shown import milliseconds
-from orchestration.tracker.listen_address import ListenAddress
+from orchestration.tracker.http.listen_address import ListenAddress
 from tests.integration.orchestration.test_tracker_http import SECOND, ask, busy, log, serving, url
 from tests.support.driver_log.eventful_log import COMPLETED, make_eventful_log
 from tests.support.driver_log.filled_log import Size, fill, reading

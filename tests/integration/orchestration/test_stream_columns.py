@@ -13,10 +13,10 @@ import sqlalchemy as sa
 
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import CustomSource
-from orchestration.apply import apply
-from orchestration.batch_run import run_batch
-from orchestration.settings import Settings
-from orchestration.spark.batch_reader import columns_of_stream
+from orchestration.batches.batch_run import run_batch
+from orchestration.declarations.apply import apply
+from orchestration.declarations.settings import Settings
+from orchestration.spark.reading.batch_reader import columns_of_stream
 from receiver_runtime.block_handler import BlockHandler
 from receiver_runtime.block_store.columns import columns_of, fingerprint_of
 from receiver_runtime.block_store.frame import SourceRule

@@ -9,7 +9,7 @@ import pytest
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.dagster import build_definitions
 from forebay.sources import SocketText
-from orchestration.apply import apply
+from orchestration.declarations.apply import apply
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.receivers import placements
 from tracker_store.schema.states import DesiredState

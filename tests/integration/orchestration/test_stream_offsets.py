@@ -10,9 +10,9 @@ import pytest
 import sqlalchemy as sa
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles, ReadMaxRows
 
-from orchestration.spark import stream_reader
-from orchestration.spark.block_reader import BlockPartition, ReadOptionError
-from orchestration.spark.stream_reader import MAX_BLOCKS, MAX_RECORDS, ForebayStreamReader
+from orchestration.spark.reading import stream_reader
+from orchestration.spark.reading.block_reader import BlockPartition, ReadOptionError
+from orchestration.spark.reading.stream_reader import MAX_BLOCKS, MAX_RECORDS, ForebayStreamReader
 from tests.support.driver_log.log import Log, make_log
 from tracker_store.batches.pipelines import apply_stream
 from tracker_store.batches.readers import attach_reader, list_readers, remove_reader

@@ -10,7 +10,7 @@ import pytest
 
 from forebay import Stream
 from forebay.sources import SocketText
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
 from tests.support.driver_log.stored_lines import LineReceiver
 from tests.support.polling import eventually
 from tracker_store.batches.pipelines import apply_stream

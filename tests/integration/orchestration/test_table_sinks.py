@@ -16,7 +16,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyspark.sql.types import StringType, StructField, StructType
 
 from forebay import DeclarationError, DeltaSink, EnvVar, IcebergSink
-from orchestration.spark.sinks.sink import AttemptOutdatedError, SinkError, Step
+from orchestration.declarations.sink import AttemptOutdatedError, SinkError, Step
 from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark, words
 from tests.integration.orchestration.target_database import TIME, attempt
 

@@ -18,8 +18,8 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestration.tracker.http import STATEMENT_TIMEOUT, TrackerHttpServer, TrackerView
-from orchestration.tracker.listen_address import ListenAddress
+from orchestration.tracker.http.http import STATEMENT_TIMEOUT, TrackerHttpServer, TrackerView
+from orchestration.tracker.http.listen_address import ListenAddress
 from orchestration.tracker.tracker import Tracker
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.machine.held_ports import held_port

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from orchestration.tracker import http_writes
-from orchestration.tracker.http import TrackerHttpServer, TrackerView
-from orchestration.tracker.http_writes import ReplayDagster
-from orchestration.tracker.listen_address import ListenAddress
+from orchestration.tracker.http import http_writes
+from orchestration.tracker.http.http import TrackerHttpServer, TrackerView
+from orchestration.tracker.http.http_writes import ReplayDagster
+from orchestration.tracker.http.listen_address import ListenAddress
 from tests.support.dagster.replaying_webserver import ReplayingDagster, replaying_dagster
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.servers.tracker_answers import Answer, answer_to, served

@@ -9,10 +9,10 @@ import pytest
 from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
-from orchestration.pipeline import Pipeline
-from orchestration.settings import Settings
-from orchestration.spark.session import WarmSession, spark_session
-from orchestration.spark.session_configuration import own_settings, shared_configuration
+from orchestration.declarations.pipeline import Pipeline
+from orchestration.declarations.settings import Settings
+from orchestration.spark.session.session import WarmSession, spark_session
+from orchestration.spark.session.session_configuration import own_settings, shared_configuration
 from tests.support.machine.state_directory import state_directory
 from tests.support.polling import eventually, joined
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from orchestration.tracker.cleaner import Cleaner
+from orchestration.tracker.clean_up.cleaner import Cleaner
 from receiver_runtime.block_store.files import Files
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.sources.base import SourceRule

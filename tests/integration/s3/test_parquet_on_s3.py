@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forebay import EnvVar, ParquetSink
-from orchestration.batch_run import replay_batch, run_batch
-from orchestration.dagster_defs.compaction import compaction_job
-from orchestration.spark.sinks.parquet_objects import SUCCESS
-from orchestration.spark.sinks.sink import SinkError, Step
+from orchestration.batches.batch_run import replay_batch, run_batch
+from orchestration.dagster_defs.jobs.compaction import compaction_job
+from orchestration.declarations.sink import SinkError, Step
+from orchestration.sinks.parquet.parquet_objects import SUCCESS
 from receiver_runtime.block_store.objects import open_objects
 from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
 from tests.integration.orchestration.killed_publishing import declare
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from pyspark.sql import DataFrame
 
-    from orchestration.pipeline import Pipeline
+    from orchestration.declarations.pipeline import Pipeline
 
 pytestmark = pytest.mark.s3
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestration.settings import Settings
-from orchestration.spark.session import spark_session
+from orchestration.declarations.settings import Settings
+from orchestration.spark.session.session import spark_session
 from receiver_runtime.block_store.errors import (
     BlockMissingError,
     BlockStoreError,

@@ -14,8 +14,8 @@ from unittest.mock import Mock
 import pytest
 import sqlalchemy as sa
 
-from orchestration.tracker.cleaner import Cleaner
-from orchestration.tracker.link_cleaner import LinkCleaner, LinksReport
+from orchestration.tracker.clean_up.cleaner import Cleaner
+from orchestration.tracker.clean_up.link_cleaner import LinkCleaner, LinksReport
 from tests.support.driver_log.filled_log import Read, Size, fill, reading
 from tracker_store.batches.batches import claim_attempt, discard_batch, fail_attempt
 from tracker_store.connection.engine import connect, create_engine

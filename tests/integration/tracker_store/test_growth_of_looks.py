@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from orchestration.tracker.streaming_progress import StreamingProgress
+from orchestration.tracker.http.streaming_progress import StreamingProgress
 from tests.support.driver_log.filled_receivers import fill
 from tests.support.driver_log.log import INTERVAL, NOON, make_log
 from tests.support.postgres.counted_statements import counted

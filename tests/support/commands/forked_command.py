@@ -47,7 +47,7 @@ def load() -> None:
 
     for module, _ in forebay.cli.main._COMMANDS.values():
         importlib.import_module(f"forebay.cli.commands.{module}")
-    for module in ("orchestration.modules", "sqlalchemy.dialects.postgresql.psycopg2", "psycopg2.extras"):
+    for module in ("orchestration.declarations.modules", "sqlalchemy.dialects.postgresql.psycopg2", "psycopg2.extras"):
         importlib.import_module(module)
 
 

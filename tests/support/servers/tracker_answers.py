@@ -16,7 +16,7 @@ from tests.support.polling import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orchestration.tracker.http import TrackerHttpServer
+    from orchestration.tracker.http.http import TrackerHttpServer
 
 _SECONDS = 30.0
 

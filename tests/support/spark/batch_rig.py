@@ -12,10 +12,10 @@ import sqlalchemy as sa
 
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
-from orchestration.apply import apply
-from orchestration.batch_run import replay_batch, run_batch
-from orchestration.settings import Settings
-from orchestration.spark.session import spark_session
+from orchestration.batches.batch_run import replay_batch, run_batch
+from orchestration.declarations.apply import apply
+from orchestration.declarations.settings import Settings
+from orchestration.spark.session.session import spark_session
 from receiver_runtime.block_store.encryption import BlockKey, FrameEncryptor
 from receiver_runtime.block_store.frame import FrameKind, SourceRule, encode_frame
 from receiver_runtime.block_store.payload import encode_batches
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from orchestration.attempt_outputs import OutputResult
+    from orchestration.batches.attempt_outputs import OutputResult
     from tracker_store.schema.states import BatchState
 
 SCHEMA = pa.schema([("value", pa.string())])

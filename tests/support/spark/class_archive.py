@@ -28,8 +28,8 @@ def use_class_archive() -> None:
 
 def main() -> None:
     """Make the archive, unless it is there; that takes half a minute."""
-    from orchestration.settings import Settings  # noqa: PLC0415  a test run loads this module, and neither of these
-    from orchestration.spark.class_archive import make  # noqa: PLC0415
+    from orchestration.declarations.settings import Settings  # noqa: PLC0415  a test run loads this module, and neither of these
+    from orchestration.spark.session.class_archive import make  # noqa: PLC0415
 
     for name in [name for name in os.environ if name.startswith("FOREBAY_")]:
         del os.environ[name]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pyspark
 
-from orchestration.java import find_java_home
+from orchestration.spark.session.java import find_java_home
 from tests.support.machine.held_ports import held_port
 from tests.support.polling import eventually
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestration.settings import Settings
-from orchestration.spark.session import how_ended, spark_session
+from orchestration.declarations.settings import Settings
+from orchestration.spark.session.session import how_ended, spark_session
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 import pytest
 import sqlalchemy as sa
 
-from orchestration.browser_token import link_with_token
+from orchestration.dagster_instance.browser_token import link_with_token
 from receiver_runtime.block_store.stores import open_block_store
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.outage import SURVIVED

@@ -10,7 +10,7 @@ from forebay import ParquetSink, Pipeline, Stream
 from forebay.cli.commands.apply import print_changes, shown_value
 from forebay.cli.terminal.console import Console
 from forebay.sources import SocketText
-from orchestration.apply import Change, _details
+from orchestration.declarations.apply import Change, _details
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
 from receiver_runtime.sources.units import duration_text, parse_duration
 
 if TYPE_CHECKING:

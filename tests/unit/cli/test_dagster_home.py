@@ -12,8 +12,8 @@ from pydantic import SecretStr
 
 from forebay.cli.commands.batches.batch_replay import dagster_token
 from forebay.cli.instance.dagster_home import code_server_socket, kept_token, webserver_token, write_dagster_home
-from orchestration.settings import Settings
-from orchestration.tracker.listen_address import ListenAddressError, checked_token
+from orchestration.declarations.settings import Settings
+from orchestration.tracker.http.listen_address import ListenAddressError, checked_token
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ from forebay.cli.checks.dagster_checks import check_instance
 from forebay.cli.checks.findings import Health
 from forebay.cli.checks.machine_checks import check_extras, check_limits, check_packages, check_ports, tasks_limit
 from forebay.cli.instance.dagster_home import write_dagster_home
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
 from tests.support.machine.held_ports import held_port
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from orchestration.settings import DatabaseUrlMissingError
+from orchestration.declarations.settings import DatabaseUrlMissingError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from forebay.cli.checks.problems import problems
-from orchestration.bounded_looks import Unreachable
-from orchestration.system_status import AgentStatus, LeaderStatus, SystemStatus
+from orchestration.block_checks.bounded_looks import Unreachable
+from orchestration.tracker.system_status import AgentStatus, LeaderStatus, SystemStatus
 from tracker_store.receivers.receivers import DEGRADED, HINDERED, refused_requests
 from tracker_store.reports.status import PipelineStatus, ReceiverStatus
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from orchestration.project_file import project_module
+from orchestration.declarations.project_file import project_module
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ import pytest
 from forebay.cli.commands.status import _plain, _report, _show
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.many_rows import MOST_ROWS, SHORT_ROWS
-from orchestration.system_status import SystemStatus
+from orchestration.tracker.system_status import SystemStatus
 from tracker_store.receivers.receivers import HINDERED
 from tracker_store.reports.status import PipelineStatus, ReceiverStatus, StreamLag
 

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from orchestration.modules import load_pipelines
+from orchestration.declarations.modules import load_pipelines
 from tests.support.machine.held_ports import held_port
 from tests.support.polling import eventually
 
 if TYPE_CHECKING:
-    from orchestration.pipeline import Pipeline
+    from orchestration.declarations.pipeline import Pipeline
 
 ROOT = Path(__file__).resolve().parents[3]
 HOW_TO = ROOT / "docs" / "how-to" / "first-pipeline.md"

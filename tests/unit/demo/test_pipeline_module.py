@@ -13,7 +13,7 @@ import pytest
 PROGRAM = """
 import json, sys
 from forebay.demo import pipeline as module
-from orchestration.modules import load_pipelines
+from orchestration.declarations.modules import load_pipelines
 found = load_pipelines("forebay.demo.pipeline")
 print(json.dumps({
     "loaded": sorted({"dagster", "pyspark"} & set(sys.modules)),

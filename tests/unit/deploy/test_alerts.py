@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from orchestration.tracker.metrics import METRICS
+from orchestration.tracker.http.metrics import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from forebay.cli.commands.up import AGENT_STOP_SECONDS
 from forebay.cli.instance.dagster_home import DATABASE_VARIABLE, write_dagster_home
 from forebay.cli.main import app
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
 from receiver_runtime.sources.units import parse_duration
 from tests.support.pages.kubernetes import documented_configuration
 

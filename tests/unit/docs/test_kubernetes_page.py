@@ -14,8 +14,8 @@ import pyspark
 import pytest
 import yaml
 
-from orchestration.settings import Settings
-from orchestration.spark.session_configuration import session_configuration
+from orchestration.declarations.settings import Settings
+from orchestration.spark.session.session_configuration import session_configuration
 from receiver_runtime.sources.units import parse_duration
 from tests.support.pages.kubernetes import EXAMPLES, PAGE, ROOT, TEMPLATE, documented_configuration
 

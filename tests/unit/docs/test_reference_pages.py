@@ -15,8 +15,8 @@ from forebay.cli.commands.reference import Page, describe
 from forebay.cli.main import app
 from forebay.cli.reference_pages.api_reference import MODULES
 from forebay.cli.terminal.exit_codes import EXIT_CODES, FINDINGS
-from orchestration.settings import Settings
-from orchestration.tracker.metrics import METRICS
+from orchestration.declarations.settings import Settings
+from orchestration.tracker.http.metrics import METRICS
 
 ROOT = Path(__file__).parents[3]
 REFERENCE = ROOT / "docs" / "reference"

@@ -9,7 +9,7 @@ import pytest
 
 from forebay.cli.instance import withheld
 from forebay.cli.instance.dagster_home import DATABASE_VARIABLE
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
 from receiver_runtime.sources import kinds
 from receiver_runtime.sources.base import Source
 from tests.support.machine.open_sockets import OpenSocket, Protocol
@@ -18,7 +18,7 @@ from tests.support.pages.listening import ALWAYS, PAGE, compare, listening_table
 TEXT = PAGE.read_text(encoding="utf-8")
 ROOT = PAGE.parents[1]
 HOME = Path("/srv/forebay")
-WEBSERVER = "python -m orchestration.dagster_webserver --port 3000"
+WEBSERVER = "python -m orchestration.dagster_instance.dagster_webserver --port 3000"
 
 
 def test_each_kind_of_source_that_listens_is_in_the_table_and_has_no_default_address() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestration.pipeline import Stream
+from orchestration.declarations.pipeline import Stream
 from receiver_runtime.receiver_registry import make_receiver
 from receiver_runtime.sources.raw_socket import RawSocket
 from receiver_runtime.sources.socket_text import SocketText

@@ -20,8 +20,8 @@ from typer.main import get_command
 
 from forebay import Pipeline
 from forebay.cli.main import app
-from orchestration.pipeline_settings import PipelineSettings
-from orchestration.settings import Settings
+from orchestration.declarations.pipeline_settings import PipelineSettings
+from orchestration.declarations.settings import Settings
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.source_registry import KINDS
 from receiver_runtime.sources.units import parse_bytes, parse_duration

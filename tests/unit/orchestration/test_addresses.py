@@ -8,8 +8,8 @@ import traceback
 import pytest
 from pydantic import ValidationError
 
-from orchestration.settings import Settings
-from orchestration.spark.sinks.postgres_staging import Address, TargetError
+from orchestration.declarations.settings import Settings
+from orchestration.sinks.postgres.postgres_staging import Address, TargetError
 from receiver_runtime.block_store.secret_url import SecretUrl
 
 _SECRETS = ("pl4nted", "x7k9q", "AKIAPL")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestration.attempt_failure import failure_of
+from orchestration.batches.attempt_failure import failure_of
 from receiver_runtime.block_store.errors import BlockAlteredError, BlockKeyError, StoreUnavailableError
 from tracker_store.connection.errors import AttemptSupersededError, DriverLogUnavailableError, OutcomeUnknownError
 from tracker_store.schema.states import AttemptFailure

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from orchestration.attempt_failure import Failure, failure_of
-from orchestration.attempt_outputs import (
+from orchestration.batches.attempt_failure import Failure, failure_of
+from orchestration.batches.attempt_outputs import (
     AttemptOutputs,
     FailedOutput,
     OutputResult,
@@ -24,7 +24,7 @@ from tracker_store.schema.states import AttemptFailure
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orchestration.pipeline import Output
+    from orchestration.declarations.pipeline import Output
 
 AT_ONCE = [1, 2, 5]
 
@@ -302,8 +302,8 @@ def test_what_an_output_committed_while_it_was_stopped_counts() -> None:
 
 
 def test_an_interrupted_attempt_does_not_wait_long_for_a_users_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestration.attempt_outputs.STOP_AGAIN_SECONDS", 0.01)
-    monkeypatch.setattr("orchestration.attempt_outputs.STOP_SECONDS", 0.05)
+    monkeypatch.setattr("orchestration.batches.attempt_outputs.STOP_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("orchestration.batches.attempt_outputs.STOP_SECONDS", 0.05)
     for_ever = threading.Event()
     attempt = Attempt({"a": raising(ValueError("x")), "b": lambda: for_ever.wait(60)})
 
@@ -327,8 +327,8 @@ def test_an_interrupted_attempt_does_not_wait_long_for_a_users_function(monkeypa
 
 def test_an_attempt_that_is_over_does_not_wait_for_ever_for_a_users_function(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check this because its failure would never be recorded, and the pipeline would stand still."""
-    monkeypatch.setattr("orchestration.attempt_outputs.STOP_AGAIN_SECONDS", 0.01)
-    monkeypatch.setattr("orchestration.attempt_outputs.OVER_SECONDS", 0.05)
+    monkeypatch.setattr("orchestration.batches.attempt_outputs.STOP_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("orchestration.batches.attempt_outputs.OVER_SECONDS", 0.05)
     for_ever = threading.Event()
 
     def unavailable() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestration.batch_bisect import MOST_CULPRITS, Bisection, bisect
+from orchestration.replays.batch_bisect import MOST_CULPRITS, Bisection, bisect
 from tracker_store.batches.received_block_tracker import AllocatedBlock
 from tracker_store.blocks.blocks import BlockHandle
 

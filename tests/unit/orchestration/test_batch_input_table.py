@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dagster as dg
 
-from orchestration.dagster_defs.batch_input_table import MOST_RANGES, input_table
+from orchestration.dagster_defs.assets.batch_input_table import MOST_RANGES, input_table
 from tracker_store.batches.input_metadata import InputMetadata, InputRange
 
 

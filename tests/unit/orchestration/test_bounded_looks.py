@@ -8,7 +8,7 @@ from time import monotonic
 import psycopg2
 from sqlalchemy.exc import DBAPIError
 
-from orchestration.bounded_looks import BoundedLooks, Unreachable, answer
+from orchestration.block_checks.bounded_looks import BoundedLooks, Unreachable, answer
 from tests.support.polling import eventually
 from tracker_store.connection.errors import DriverLogUnavailableError
 

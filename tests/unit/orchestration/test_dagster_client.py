@@ -18,9 +18,9 @@ from dagster._daemon.sensor import fetch_existing_runs
 from dagster_graphql.schema import create_schema
 from graphql import parse, validate
 
-from orchestration.batch_schedule import Launch
-from orchestration.tracker import dagster_client
-from orchestration.tracker.dagster_client import (
+from orchestration.batches.batch_schedule import Launch
+from orchestration.dagster_instance import dagster_client
+from orchestration.dagster_instance.dagster_client import (
     BatchSensor,
     DagsterClient,
     DagsterUnansweredError,

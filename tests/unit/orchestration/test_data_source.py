@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestration.spark.allocation import BlockLocation, decode_allocation, encode_allocation, location_of
-from orchestration.spark.block_reader import (
+from orchestration.spark.reading.allocation import BlockLocation, decode_allocation, encode_allocation, location_of
+from orchestration.spark.reading.block_reader import (
     ALLOCATION,
     BLOCK_COST_BYTES,
     PARTITION_BYTES,

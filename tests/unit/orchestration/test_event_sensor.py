@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from forebay.dagster import EventKind, ListenerEvent, event_sensor
-from orchestration.dagster_defs.event_sensor import EventConfig, run_key
+from orchestration.dagster_defs.sensors.event_sensor import EventConfig, run_key
 
 AT = datetime(2026, 1, 1, 12, 0, 0, 5, tzinfo=UTC)
 EVENT = ListenerEvent(

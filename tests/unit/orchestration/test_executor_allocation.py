@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from orchestration.spark.executor_allocation import (
+from orchestration.policies.executor_allocation import (
     Bounds,
     Scaling,
     decide,

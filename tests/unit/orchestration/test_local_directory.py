@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from orchestration.spark.local_directory import LOCAL_DIRECTORY, SOCKET_DIRECTORY, local_directory_configuration
+from orchestration.spark.session.local_directory import LOCAL_DIRECTORY, SOCKET_DIRECTORY, local_directory_configuration
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PROCESS = """
 import sys
 from pathlib import Path
-from orchestration.spark.local_directory import LOCAL_DIRECTORY, local_directory_configuration
+from orchestration.spark.session.local_directory import LOCAL_DIRECTORY, local_directory_configuration
 print(local_directory_configuration(Path(sys.argv[1]))[LOCAL_DIRECTORY], flush=True)
 sys.stdin.read()
 """

@@ -6,8 +6,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from orchestration.tracker.metrics import MAX_RECEIVERS, METRICS, metrics_page
-from orchestration.tracker.streaming_progress import Progress, ReceiverProgress
+from orchestration.tracker.http.metrics import MAX_RECEIVERS, METRICS, metrics_page
+from orchestration.tracker.http.streaming_progress import Progress, ReceiverProgress
 from tracker_store.reports.streaming_statistics import ReceiverCounters, StreamCodec
 from tracker_store.schema.states import ReceiverState
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
 
 
 @pytest.mark.parametrize("name", ["FOREBAY_HOME", "FOREBAY_BLOCK_STORE"])

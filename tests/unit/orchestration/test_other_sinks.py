@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from forebay import ConsoleSink, DeclarationError, ForeachBatchSink, IcebergSink, PostgresSink
-from orchestration.spark.sinks.sink import Guarantee, OutputAttempt
+from orchestration.declarations.sink import Guarantee, OutputAttempt
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -9,9 +9,9 @@ import pytest
 from forebay import ConsoleSink, Pipeline, Stream
 from forebay.dagster import build_definitions
 from forebay.sources import SocketText
-from orchestration.dagster_defs.batch_plots import batches_key
-from orchestration.settings import Settings
-from orchestration.status_address import pipeline_page
+from orchestration.dagster_defs.shared.batch_plots import batches_key
+from orchestration.declarations.settings import Settings
+from orchestration.tracker.http.status_address import pipeline_page
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

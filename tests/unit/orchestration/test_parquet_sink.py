@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from forebay import EnvVar, ParquetSink
-from orchestration.pipeline import DeclarationError
-from orchestration.spark.sinks import directories
-from orchestration.spark.sinks.parquet_names import ATTEMPTS, FILES, attempt_directory, batch_directory
-from orchestration.spark.sinks.parquet_object_hours import hours_with_work
-from orchestration.spark.sinks.sink import SinkError
+from orchestration.declarations.pipeline import DeclarationError
+from orchestration.declarations.sink import SinkError
+from orchestration.sinks import directories
+from orchestration.sinks.parquet.parquet_object_hours import hours_with_work
+from orchestration.sinks.parquet_names import ATTEMPTS, FILES, attempt_directory, batch_directory
 from tests.support.polling import eventually
 from tracker_store.connection.errors import OutcomeUnknownError
 

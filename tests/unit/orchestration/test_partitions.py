@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from forebay import Pipeline
-from orchestration.dagster_defs.partitions import partition_key, partitions_of
+from orchestration.dagster_defs.shared.partitions import partition_key, partitions_of
 
 BERLIN = ZoneInfo("Europe/Berlin")
 # The days before, of and after a change to or from summer time in Berlin.

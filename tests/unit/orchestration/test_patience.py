@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from orchestration import patience
-from orchestration.patience import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, patiently
+from orchestration.spark import patience
+from orchestration.spark.patience import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, patiently
 from tracker_store.connection.errors import AttemptSupersededError, DriverLogUnavailableError, OutcomeUnknownError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestration.tracker.pid_rate_estimator import EstimatorState, PIDRateEstimator
+from orchestration.policies.pid_rate_estimator import EstimatorState, PIDRateEstimator
 
 
 def test_c05_the_first_batch_that_counts_is_remembered_and_answers_nothing() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from forebay import DeclarationError, ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
-from orchestration.modules import PipelineModuleError, load_pipelines
+from orchestration.declarations.modules import PipelineModuleError, load_pipelines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from orchestration.pipeline import Window
+    from orchestration.declarations.pipeline import Window
 
 SOURCE = SocketText(host="127.0.0.1", port=9999)
 SINK = ParquetSink("out")

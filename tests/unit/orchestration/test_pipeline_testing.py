@@ -10,8 +10,8 @@ import pytest
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from forebay.testing import GivenRecordsError, Records, run_batch
-from orchestration.pipeline import EPOCH
-from orchestration.pipeline_testing import _table, _time_of_all
+from orchestration.batches.pipeline_testing import _table, _time_of_all
+from orchestration.declarations.pipeline import EPOCH
 
 SINK = ParquetSink("never")
 lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forebay.cli.commands.up import Services
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
+from orchestration.policies.rebalancing_policy import MoveLimits
 from orchestration.tracker.placement_rules import PlacementRules
-from orchestration.tracker.rebalancing_policy import MoveLimits
 
 if TYPE_CHECKING:
     from pathlib import Path

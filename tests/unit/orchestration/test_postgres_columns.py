@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestration.spark.sinks.postgres_columns import Column, TableColumn, fitted
-from orchestration.spark.sinks.sink import SinkError
+from orchestration.declarations.sink import SinkError
+from orchestration.sinks.postgres.postgres_columns import Column, TableColumn, fitted
 
 TIME = TableColumn("_batch_time", "timestamp with time zone", "timestamp with time zone", filled=False, generated=False)
 

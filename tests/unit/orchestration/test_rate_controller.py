@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestration.pipeline_settings import PipelineSettings
+from orchestration.declarations.pipeline_settings import PipelineSettings
 from orchestration.tracker.rate_controller import ReckonedBatch, receiver_rates, reckon
 from tracker_store.receivers.rates import CompletedBatch, RatedReceiver, StreamRate
 from tracker_store.schema.states import DesiredState, ReceiverState

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestration.tracker.rebalancing_policy import (
+from orchestration.policies.rebalancing_policy import (
     Move,
     MoveLimits,
     RebalanceAgent,

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from forebay import Pipeline
-from orchestration import replay
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
+from orchestration.replays import replay
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestration.tracker.scheduling_policy import (
+from orchestration.policies.scheduling_policy import (
     AgentCapacity,
     PlacedReceiver,
     WaitingReceiver,

@@ -14,11 +14,11 @@ from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from orchestration.dagster_defs.build_definitions import build_definitions
-from orchestration.modules import load_pipelines
-from orchestration.pipeline import Pipeline
-from orchestration.settings import Settings
-from orchestration.spark import shipping
-from orchestration.spark.session_configuration import (
+from orchestration.declarations.modules import load_pipelines
+from orchestration.declarations.pipeline import Pipeline
+from orchestration.declarations.settings import Settings
+from orchestration.spark.session import shipping
+from orchestration.spark.session.session_configuration import (
     ShownKeyError,
     session_configuration,
     shared_configuration,
@@ -128,7 +128,7 @@ def test_the_archive_contains_the_running_code(tmp_path: Path, monkeypatch: pyte
     assert shipping.code_archive(tmp_path) == archive
     with zipfile.ZipFile(archive) as read:
         names = set(read.namelist())
-    assert {"orchestration/spark/data_source.py", "receiver_runtime/block_store/frame.py"} <= names
+    assert {"orchestration/spark/reading/data_source.py", "receiver_runtime/block_store/frame.py"} <= names
     assert {name.partition("/")[0] for name in names} == set(shipping.PACKAGES)
     root = tmp_path / "changed"
     for package in shipping.PACKAGES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg2.extensions
 import pytest
 
-from orchestration.sink_places import place_of
+from orchestration.declarations.sink_places import place_of
 
 
 def key(url: str) -> tuple[str, ...]:

@@ -13,12 +13,12 @@ from dagster_pyspark import LazyPySparkResource, PySparkResource
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.dagster import build_definitions
 from forebay.sources import SocketText
-from orchestration.dagster_defs.spark_resource import SPARK_RESOURCE, SparkResourceError, flat_configuration
+from orchestration.dagster_defs.shared.spark_resource import SPARK_RESOURCE, SparkResourceError, flat_configuration
 
 if TYPE_CHECKING:
     from dagster._core.remote_representation.external_data import ResourceSnap
 
-    from orchestration.dagster_defs.spark_resource import SparkResource
+    from orchestration.dagster_defs.shared.spark_resource import SparkResource
 
 # Dagster warns of its own property while it makes what its pages show.
 pytestmark = pytest.mark.filterwarnings("ignore:Property `ScheduleDefinition.environment_vars`:DeprecationWarning")

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestration.settings import Settings
-from orchestration.status_address import batch_page, pipeline_page, status_page
+from orchestration.declarations.settings import Settings
 from orchestration.status_page import addresses, shown
 from orchestration.status_page.addresses import DagsterPages
 from orchestration.status_page.charts import charts, histogram, input_rate
 from orchestration.status_page.rendering import POLICY, Renderer
 from orchestration.status_page.requests import WINDOW, FinishedAsked, OpenAsked, position, whole
+from orchestration.tracker.http.status_address import batch_page, pipeline_page, status_page
 from tracker_store.reports.status_page import BatchOrder, FinishedState, PageBatch
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestration.store_away import store_away
+from orchestration.batches.store_away import store_away
 from receiver_runtime.block_store.errors import (
     BlockAlteredError,
     BlockKeyError,

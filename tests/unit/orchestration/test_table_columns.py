@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import types
 
-from orchestration.spark.sinks.sink import SinkError
-from orchestration.spark.sinks.table_columns import check_types, lacking
+from orchestration.declarations.sink import SinkError
+from orchestration.sinks.table_columns import check_types, lacking
 
 
 @pytest.mark.parametrize("type_", [types.TimeType(), types.VariantType(), types.CalendarIntervalType()])

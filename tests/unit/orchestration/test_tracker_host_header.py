@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import pytest
 import sqlalchemy as sa
 
-from orchestration.tracker.http import TrackerHttpServer, TrackerView
-from orchestration.tracker.listen_address import ListenAddress
+from orchestration.tracker.http.http import TrackerHttpServer, TrackerView
+from orchestration.tracker.http.listen_address import ListenAddress
 from tests.support.polling import eventually
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from orchestration.webserver_access import WebserverAccess
+from orchestration.dagster_instance.webserver_access import WebserverAccess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

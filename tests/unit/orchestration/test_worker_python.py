@@ -12,7 +12,7 @@ import pyspark
 import pytest
 from structlog.testing import capture_logs
 
-from orchestration.spark.worker_python import worker_python
+from orchestration.spark.session.worker_python import worker_python
 
 PACKAGE = Path(pyspark.__file__).parent
 SHOWN = "import json, pyspark, sys; print(json.dumps([pyspark.__file__, sys.path, sys.argv[1:], sys.executable]))"

@@ -13,12 +13,12 @@ from forebay.cli.terminal.allocated_blocks import block_as_json
 from forebay.cli.terminal.batch_times import LATEST, TIME_HELP, Outputs, PipelineName, named_batch
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.spark_output import spark_output_in, without_stack
-from orchestration.batch_bisect import BatchTrial
-from orchestration.batch_bisect import bisect as bisect_blocks
-from orchestration.modules import load_pipelines
-from orchestration.replay import checked_outputs
-from orchestration.replay_choice import ReplayError
-from orchestration.settings import Settings
+from orchestration.declarations.modules import load_pipelines
+from orchestration.declarations.settings import Settings
+from orchestration.replays.batch_bisect import BatchTrial
+from orchestration.replays.batch_bisect import bisect as bisect_blocks
+from orchestration.replays.replay import checked_outputs
+from orchestration.replays.replay_choice import ReplayError
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.receivers.receivers import placements
 from tracker_store.schema.states import BatchState
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from orchestration.batch_bisect import Bisection
-    from orchestration.pipeline import Pipeline
+    from orchestration.declarations.pipeline import Pipeline
+    from orchestration.replays.batch_bisect import Bisection
     from tracker_store.batches.received_block_tracker import AllocatedBlock
 
 _MOST_SHOWN = 5
@@ -104,7 +104,7 @@ def _search(
     path: Path,
 ) -> Bisection:
     """Bisect the batch; print a line for each run, and leave everything that Spark prints to the file."""
-    from orchestration.spark.session import spark_session  # noqa: PLC0415  loads Spark
+    from orchestration.spark.session.session import spark_session  # noqa: PLC0415  loads Spark
 
     settings = Settings()
     settings = settings.with_database_url(database_url(settings))

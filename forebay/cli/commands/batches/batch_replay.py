@@ -20,10 +20,10 @@ from forebay.cli.services.supervisor_lock import lock_holder
 from forebay.cli.terminal.batch_times import LATEST, TIME_HELP, Outputs, PipelineName, named_batch
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.spark_output import spark_output_in, without_stack
-from orchestration.replay import checked_outputs, replay_batches
-from orchestration.replay_choice import batches_to_replay, check_output_names, parsed_time
-from orchestration.replay_run import ReplayRequest
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
+from orchestration.replays.replay import checked_outputs, replay_batches
+from orchestration.replays.replay_choice import batches_to_replay, check_output_names, parsed_time
+from orchestration.replays.replay_run import ReplayRequest
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.schema.declarations import PipelineDeclaration
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import datetime
 
-    from orchestration.pipeline import Pipeline
+    from orchestration.declarations.pipeline import Pipeline
 
 
 def dagster_url(settings: Settings) -> str | None:
@@ -159,7 +159,7 @@ def replay(
 def _in_process(
     pipeline: Pipeline, times: Sequence[datetime], outputs: Sequence[str], *, failed_outputs_only: bool
 ) -> Iterator[ReplayedRow]:
-    from orchestration.spark.session import spark_session  # noqa: PLC0415  loads Spark
+    from orchestration.spark.session.session import spark_session  # noqa: PLC0415  loads Spark
 
     settings = Settings()
     settings = settings.with_database_url(database_url(settings))

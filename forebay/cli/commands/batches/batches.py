@@ -18,8 +18,8 @@ from forebay.cli.terminal.batch_times import LATEST, TIME_HELP, PipelineName, na
 from forebay.cli.terminal.confirmation import Yes, confirm
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.tables import print_table
-from orchestration.batch_schedule import halted
-from orchestration.replay_choice import parsed_time
+from orchestration.batches.batch_schedule import halted
+from orchestration.replays.replay_choice import parsed_time
 from tracker_store.batches import batches as store
 from tracker_store.batches.batch_outputs import OutputState, outputs_of_batch, partial_commit
 from tracker_store.batches.input_metadata import input_metadata

@@ -11,14 +11,14 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestration.replay_choice import ReplayError
-from orchestration.replay_run import REQUEST_TAG, launch_replay
-from orchestration.tracker.dagster_client import (
+from orchestration.dagster_instance.dagster_client import (
     DagsterClient,
     DagsterError,
     DagsterUnansweredError,
     LaunchFailedError,
 )
+from orchestration.replays.replay_choice import ReplayError
+from orchestration.replays.replay_run import REQUEST_TAG, launch_replay
 from tracker_store.batches import batches
 from tracker_store.schema.states import AttemptState
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from forebay.cli.terminal.console import Console
-    from orchestration.replay_run import ReplayRequest
+    from orchestration.replays.replay_run import ReplayRequest
 
 POLL_SECONDS = 0.5
 # A person waits for the answer. A busy machine takes long.

@@ -17,9 +17,9 @@ from forebay.cli.commands.driver_log.db_shell import shell, url
 from forebay.cli.instance.database import database_url, driver_log
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
-from orchestration.attached_store import open_attached_store
-from orchestration.settings import Settings
-from orchestration.unknown_frames import Fate, StoreComparison
+from orchestration.batches.attached_store import open_attached_store
+from orchestration.block_checks.unknown_frames import Fate, StoreComparison
+from orchestration.declarations.settings import Settings
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.install import migrate, role_matrix, roles, schema_reference
 from tracker_store.install.programs import FUNCTIONS

@@ -21,7 +21,7 @@ from forebay.cli.instance.database import database_url
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
 from forebay.cli.terminal.tables import print_table
-from orchestration.settings import Settings
+from orchestration.declarations.settings import Settings
 from tracker_store.connection.log_place import libpq_url, password_of, place_of_log
 from tracker_store.connection.person_session import StatementRefusedError, person_session, session_options
 from tracker_store.connection.pooler import unpooled_url

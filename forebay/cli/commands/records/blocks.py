@@ -20,9 +20,9 @@ from forebay.cli.names import receivers
 from forebay.cli.terminal.confirmation import Yes, confirm
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.tables import print_table
-from orchestration.attached_store import open_attached_store
-from orchestration.block_verification import BlockReport, repair_blocks, verify_blocks
-from orchestration.settings import Settings
+from orchestration.batches.attached_store import open_attached_store
+from orchestration.block_checks.block_verification import BlockReport, repair_blocks, verify_blocks
+from orchestration.declarations.settings import Settings
 from receiver_runtime.block_store.encryption import BlockKeys
 from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.identity import identity_of, make_identity

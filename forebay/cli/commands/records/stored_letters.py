@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from forebay.cli.instance.database import driver_log
-from orchestration.attached_store import open_attached_store
-from orchestration.settings import Settings
+from orchestration.batches.attached_store import open_attached_store
+from orchestration.declarations.settings import Settings
 from receiver_runtime.block_store.encryption import BlockKeys
 from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.reading import letters_of

@@ -18,8 +18,8 @@ from forebay.cli.commands.records.record_lines import record_line
 from forebay.cli.instance.database import driver_log_engine
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.outage import Outage
-from orchestration.attached_store import open_attached_store
-from orchestration.settings import Settings
+from orchestration.batches.attached_store import open_attached_store
+from orchestration.declarations.settings import Settings
 from receiver_runtime.block_store.encryption import BlockKeys
 from receiver_runtime.block_store.errors import BlockStoreError
 from tracker_store.blocks.newest_blocks import blocks_after, newest_sequences

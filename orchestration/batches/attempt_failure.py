@@ -1,0 +1,98 @@
+"""Judges why an attempt at a batch failed, by its error: FAILED (data or code), BLOCKED or LOST.
+
+An attempt is BLOCKED when the block store could not be reached, or the key of an encrypted block is missing here.
+An attempt is LOST when what it ran on failed: the driver log was unavailable, Spark's job was cancelled, or the JVM,
+an executor or a Python worker ended. The next attempt may well succeed, so a lost one uses none of `max_attempts`.
+A batch that itself kills its process each time (by the memory that it takes) is bounded by `max_lost_attempts`.
+
+An error is that of one output, and the attempt's other outputs run all the same, unless it `ends_attempt`: nothing that
+they did could be committed, or Spark is gone, or the run is cancelled.
+
+Owns the judgement, and records nothing. Where no error was seen (the process is gone, or was interrupted), the
+tracker and the batch sensor record LOST themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestration.batches.store_away import store_away
+from tracker_store.connection.errors import TRANSIENT, AttemptSupersededError
+from tracker_store.schema.states import AttemptFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LONGEST = 2000  # how many characters of an error the driver log keeps
+_ENDED = "Spark, or a process of it, ended"
+# How PySpark's errors say that a process of Spark ended, but not Spark itself.
+_PROCESS_DIED = re.compile(
+    # Executors: Spark counts only those that it thinks a task killed, and it has already retried that task.
+    r"most recent failure: [^\n]*: ExecutorLostFailure |Python worker exited unexpectedly"
+)
+# How they say that nothing more can be computed, or committed.
+_SPARK_ENDED = re.compile(
+    "|".join(
+        [
+            # The run was cancelled, or its Spark session was stopped while it computed.
+            r"SPARK_JOB_CANCELLED|OPERATION_CANCELED",
+            r"Job \d+ cancelled (?:part of cancelled job group|because SparkContext was shut down)",
+            # A Connect server that doesn't answer.
+            r"StatusCode\.UNAVAILABLE",
+            # A Spark task's error comes as the text of its Python stack.
+            *(rf"\b{kind.__name__}: " for kind in TRANSIENT),
+        ]
+    )
+)
+# The whole message of a Py4JError when the JVM didn't answer; when it did, Java's stack follows.
+_NO_ANSWER = re.compile(r"An error occurred while calling [^\n]*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Hold what is recorded in the driver log about a failure; `ends_attempt`: the other outputs need not be tried."""
+
+    kind: AttemptFailure
+    message: str
+    ends_attempt: bool = False
+
+
+def failure_of(error: BaseException, spark_ended: Callable[[], str | None]) -> Failure:
+    """Judge the error of an output or attempt; `spark_ended` returns how the run's Spark ended, None while it lives."""
+    if (away := store_away(error)) is not None:
+        return Failure(AttemptFailure.BLOCKED, away[:LONGEST])
+    message = f"{type(error).__name__}: {error}"
+    if any(isinstance(cause, TRANSIENT) for cause in _chain(error)):
+        return _lost("the driver log was unavailable", message, ends_attempt=True)
+    of_spark = [cause for cause in _chain(error) if type(cause).__module__.partition(".")[0] in ("pyspark", "py4j")]
+    if any(_spark_ended(cause) for cause in of_spark):
+        return _lost(_ENDED, message, ends_attempt=True)
+    if of_spark and (how := spark_ended()) is not None:
+        return _lost(how, message, ends_attempt=True)
+    if any(_PROCESS_DIED.search(str(cause)) for cause in of_spark):
+        return _lost(_ENDED, message, ends_attempt=False)
+    # A newer attempt holds the batch: nothing of this one can be committed any more.
+    return Failure(AttemptFailure.FAILED, message[:LONGEST], ends_attempt=isinstance(error, AttemptSupersededError))
+
+
+def _lost(why: str, message: str, *, ends_attempt: bool) -> Failure:
+    return Failure(AttemptFailure.LOST, f"{why}: {message}"[:LONGEST], ends_attempt)
+
+
+def _spark_ended(error: BaseException) -> bool:
+    name, text = type(error).__name__, str(error)
+    return (
+        name == "Py4JNetworkError"
+        or (name == "Py4JError" and _NO_ANSWER.match(text) is not None)
+        or _SPARK_ENDED.search(text) is not None
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -1,0 +1,97 @@
+"""Updates `output_commits` from what targets have committed, if an attempt died between its two commits.
+
+A transactional target's own commit decides. If a batch is tried again, its next attempt writes the row
+(``output_run``). That leaves failed replays, whose batch stays COMPLETED under the row of an older attempt, and
+batches whose last attempt failed. It only reads from the target.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import structlog
+
+from orchestration.declarations.sink import OutputAttempt
+from tracker_store.batches import batches, outputs
+from tracker_store.connection.engine import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    import sqlalchemy as sa
+
+    from orchestration.declarations.pipeline import Output, Pipeline
+
+# How long after an attempt's end to ask its target: a process that was declared dead may still commit.
+FOLLOWED_FOR = timedelta(hours=1)
+# The same once a day: the target, or Dagster, may have been unavailable for all of that hour.
+FOLLOWED_LATER_FOR = timedelta(days=7)
+MOST_FOLLOWED = 1000
+# How long one pass may ask: targets that don't answer must not hold up the others. The next pass asks the rest.
+MOST_SECONDS = 60.0
+
+log = structlog.get_logger(__name__)
+
+
+def followed_outputs(pipeline: Pipeline) -> list[Output]:
+    """Return the outputs whose target has its own commits."""
+    return [output for output in pipeline.outputs.values() if output.sink.commits]
+
+
+def to_follow(
+    connection: sa.Connection,
+    pipeline_id: int,
+    outputs_: Sequence[Output],
+    *,
+    within: timedelta = FOLLOWED_FOR,
+    limit: int = MOST_FOLLOWED,
+) -> list[tuple[str, datetime]]:
+    """Return outputs of batches whose target may have a commit without a row, newest attempt first. Takes no locks."""
+    names = [output.name for output in outputs_]
+    return outputs.commits_to_follow(connection, pipeline_id, names, within=within, limit=limit)
+
+
+def follow_targets(
+    engine: sa.Engine, pipeline: Pipeline, pipeline_id: int, *, most_seconds: float = MOST_SECONDS
+) -> int:
+    """Ask the targets, write the missing rows and return how many. Logs what fails and goes on."""
+    by_name = {output.name: output for output in followed_outputs(pipeline)}
+    if not by_name:
+        return 0
+    give_up_at = time.monotonic() + most_seconds
+    with connect(engine) as connection:
+        left = to_follow(connection, pipeline_id, list(by_name.values()), within=FOLLOWED_LATER_FOR)
+    followed = 0
+    for name, batch_time in left:
+        if time.monotonic() > give_up_at:
+            log.warning("asked targets for long enough, the rest comes later", pipeline=pipeline.name)
+            break
+        about = {"pipeline": pipeline.name, "output": name, "batch_time": batch_time.isoformat()}
+        try:
+            with connect(engine) as connection:
+                runs = batches.runs_of_batch(connection, pipeline_id, batch_time)
+            # Attempt 0: this only asks.
+            asking = OutputAttempt(pipeline.name, pipeline_id, name, batch_time, 0, "", runs)
+            found = by_name[name].sink.committed(asking)
+            if found is None:
+                continue
+            with connect(engine) as connection:
+                wrote = outputs.follow_commit(
+                    connection,
+                    pipeline_id=pipeline_id,
+                    batch_time=batch_time,
+                    attempt=found.attempt,
+                    output=name,
+                    location=found.written.location,
+                    rows=found.written.rows,
+                )
+        except Exception as error:  # noqa: BLE001  a target's client may raise anything
+            log.warning("could not read an output's commits from its target", error=str(error), **about)
+            continue
+        if wrote:
+            log.warning("the target has what an attempt committed before it failed", attempt=found.attempt, **about)
+            followed += 1
+    return followed

@@ -1,0 +1,80 @@
+"""Commits one output of an attempt at a batch: adopts what the target has committed, or computes and writes it.
+
+The order for every sink: adopt what the target has committed of this batch, or else compute and write; then write the
+row in `output_commits`. Publishing comes next. The batch run does it, also for outputs that an earlier attempt had
+committed.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import structlog
+
+from orchestration.declarations.sink import SinkError
+from orchestration.spark.patience import patiently
+from tracker_store.batches import outputs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import sqlalchemy as sa
+    from pyspark.sql import DataFrame
+
+    from orchestration.declarations.pipeline import Output
+    from orchestration.declarations.sink import OutputAttempt, Written
+
+log = structlog.get_logger(__name__)
+
+
+def run_output(
+    engine: sa.Engine, output: Output, attempt: OutputAttempt, compute: Callable[[], DataFrame], *, replaces: bool
+) -> Written:
+    """Commit the output's result and return where it is.
+
+    `replaces`: don't adopt what an earlier attempt has committed in the target (a replay).
+
+    Raises:
+        SinkError: the sink can't keep the result.
+        AttemptSupersededError: the batch has a newer attempt; the driver log changed nothing.
+    """
+    found = output.sink.committed(attempt)
+    if found is not None and (found.attempt == attempt.attempt or not replaces):
+        log.info("committed in the target already", output=output.name, attempt=found.attempt)
+        written = found.written
+    else:
+        written = output.sink.write(_checked(compute(), attempt), attempt)
+        if written.refused:
+            log.warning("rows were refused by the target, and put aside", output=output.name, rows=written.refused)
+    # Wait through an outage: the result is computed, and the commit is idempotent.
+    commit = partial(
+        outputs.commit_output,
+        pipeline_id=attempt.pipeline_id,
+        batch_time=attempt.batch_time,
+        attempt=attempt.attempt,
+        output=output.name,
+        location=written.location,
+        rows=written.rows,
+        to_publish=output.sink.publishes,
+    )
+    patiently(engine, commit, f"commit of {attempt.name}")
+    return written
+
+
+def _checked(result: object, attempt: OutputAttempt) -> DataFrame:
+    # Check for a method that sinks call, because Spark's classic and Connect DataFrames are different classes.
+    if not hasattr(result, "mapInArrow"):
+        got = "nothing (None)" if result is None else f"a {type(result).__module__}.{type(result).__qualname__}"
+        raise SinkError(
+            f"{attempt.name} returned {got}, and its sink needs a Spark DataFrame: end the function with "
+            "`return frame` (spark.createDataFrame(...) makes one of a pandas frame; for an output with effects of "
+            "its own take ForeachBatchSink(fn), which is given the frame)"
+        )
+    frame = cast("DataFrame", result)
+    if frame.isStreaming is True:
+        raise SinkError(
+            f"{attempt.name} returned a streaming DataFrame: a batch's result is computed and done; read its inputs, "
+            "which are no streams, or run the query beside the pipeline"
+        )
+    return frame

@@ -1,0 +1,177 @@
+"""Publish committed results to readers, for sinks whose files are a projection of the row in `output_commits`.
+
+The row says which attempt counts, and whether its files are still to be published (`to_publish`). Any process that
+finds such a row publishes the files: the run that committed it, the next attempt at its batch, the next batch of its
+pipeline, or the compaction schedule. Only one process at a time changes what readers of an output see of an hour: its
+transaction holds a lock in the driver log. A paused process loses the lock with its transaction, so before each step
+that readers see it checks that it still has the lock. This module never decides what counts, and computes nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from orchestration.declarations.sink import SinkError
+from orchestration.sinks.parquet.parquet import ParquetSink
+from orchestration.spark.patience import patiently
+from tracker_store.batches import outputs
+from tracker_store.connection.engine import connect, named_failures
+from tracker_store.connection.errors import DriverLogError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from datetime import datetime
+
+    import sqlalchemy as sa
+
+    from orchestration.declarations.pipeline import Output, Pipeline
+
+# Seconds between statements: well below the server's time-out for an idle transaction.
+_STILL_HERE_SECONDS = 2.0
+# How many leftovers one batch run publishes besides its own work; the compaction schedule does the rest.
+MOST_LEFT = 20
+
+log = structlog.get_logger(__name__)
+
+
+def publish(engine: sa.Engine, pipeline_id: int, output: Output, location: str, *, batch_time: datetime) -> None:
+    """Show the committed result of an output to readers; `location` is the result of sinks that publish nothing."""
+    if not output.sink.publishes:
+        output.sink.publish(location, batch_time=batch_time)
+        return
+    show = partial(_publish_committed, pipeline_id, output, batch_time)
+    patiently(engine, show, f"publishing of output {output.name!r}")
+
+
+def publish_what_is_left(engine: sa.Engine, pipeline: Pipeline, pipeline_id: int, *, most: int = MOST_LEFT) -> int:
+    """Publish what other runs committed and did not publish; return how many. Logs what fails and goes on."""
+    by_name = {name: output for name, output in pipeline.outputs.items() if output.sink.publishes}
+    if not by_name:
+        return 0
+    try:
+        with connect(engine) as connection:
+            left = outputs.commits_to_publish(connection, pipeline_id, list(by_name), limit=most)
+    except DriverLogError as error:
+        log.warning("could not look for what is not published", error=str(error))
+        return 0
+    published = 0
+    for name, batch_time in left:
+        about = {"pipeline": pipeline.name, "output": name, "batch_time": batch_time.isoformat()}
+        try:
+            with connect(engine) as connection:
+                _publish_committed(pipeline_id, by_name[name], batch_time, connection)
+        except (DriverLogError, SinkError, OSError) as error:
+            log.warning("could not publish what is committed", error=str(error), **about)
+        else:
+            log.info("published what another run had committed", **about)
+            published += 1
+    return published
+
+
+def compact(engine: sa.Engine, pipeline: Pipeline, pipeline_id: int, *, most_seconds: float) -> list[CompactedHour]:
+    """Merge each closed hour into one directory, oldest first, for at most `most_seconds`; log and skip failures."""
+    give_up_at = time.monotonic() + most_seconds
+    done: list[CompactedHour] = []
+    for name, output in pipeline.outputs.items():
+        if not isinstance(output.sink, ParquetSink):
+            continue
+        try:
+            hours = output.sink.hours()
+        except (SinkError, OSError) as error:
+            log.warning("could not look for hours to compact", error=str(error), pipeline=pipeline.name, output=name)
+            continue
+        for hour in hours:
+            if time.monotonic() > give_up_at:
+                return done
+            about = {"pipeline": pipeline.name, "output": name, "hour": hour.isoformat()}
+            try:
+                with connect(engine) as connection:
+                    rows = _compact_hour(pipeline_id, name, output.sink, hour, connection)
+            except (DriverLogError, SinkError, OSError) as error:
+                log.warning("could not compact an hour", error=str(error), **about)
+                continue
+            if rows is not None:
+                log.info("compacted an hour", rows=rows, **about)
+                done.append(CompactedHour(name, hour, rows))
+    return done
+
+
+def _compact_hour(
+    pipeline_id: int, output: str, sink: ParquetSink, hour: datetime, connection: sa.Connection
+) -> int | None:
+    with held(connection, pipeline_id, output, hour):
+        committed = outputs.commits_of_closed_hour(connection, pipeline_id, output, hour)
+        if committed is None:
+            return None
+        with staying(connection) as check:
+            return sink.compact_hour(hour, committed, check=check)
+
+
+def _publish_committed(pipeline_id: int, output: Output, batch_time: datetime, connection: sa.Connection) -> None:
+    with held(connection, pipeline_id, output.name, batch_time):
+        commit = outputs.commit_of_output(connection, pipeline_id, output.name, batch_time)
+        if commit is None:
+            return
+        with staying(connection) as check:
+            output.sink.publish(commit.location, batch_time=batch_time, check=check)
+        outputs.note_published(connection, pipeline_id, output.name, batch_time, attempt=commit.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactedHour:
+    """An hour of an output that is now one directory."""
+
+    output: str
+    hour: datetime
+    rows: int
+
+
+@contextmanager
+def held(connection: sa.Connection, pipeline_id: int, output: str, batch_time: datetime) -> Iterator[None]:
+    """Hold, in a transaction, the lock on what readers see of an output in the hour of `batch_time`.
+
+    Raises DriverLogUnavailableError if another process holds the lock for long.
+    """
+    connection.execution_options(isolation_level="READ COMMITTED")
+    hour = batch_time.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+    with named_failures(), connection.begin():
+        outputs.hold_publishing(connection, pipeline_id, output, hour)
+        yield
+
+
+@contextmanager
+def staying(connection: sa.Connection) -> Iterator[Callable[[], None]]:
+    """Keep the transaction alive while files are written and the connection is otherwise idle.
+
+    Yields a check, which raises OutcomeUnknownError if the transaction has ended.
+    """
+    in_turn = threading.Lock()
+    done = threading.Event()
+
+    def check() -> None:
+        with in_turn:
+            outputs.still_connected(connection)
+
+    def stay() -> None:
+        # The server ends idle transactions; that is right for a paused process, but must not happen to this one.
+        while not done.wait(_STILL_HERE_SECONDS):
+            try:
+                check()
+            except DriverLogError:
+                return
+
+    thread = threading.Thread(target=stay, name="publishing", daemon=True)
+    thread.start()
+    try:
+        yield check
+    finally:
+        done.set()
+        thread.join()

@@ -1,0 +1,125 @@
+"""Report each committed output of a batch to Dagster as a materialization, as soon as readers see it.
+
+So the assets below an output go on even where another output of the batch fails. The driver log holds what is
+committed; Dagster's events only show it. An output is reported once per commit: if an earlier attempt committed it, its
+run has reported it too, unless it ended in between.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import structlog
+
+from orchestration.dagster_defs.shared.partitions import partition_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
+    from datetime import datetime
+
+    from orchestration.batches.attempt_outputs import OutputResult
+    from orchestration.declarations.pipeline import Pipeline
+
+MILLISECONDS = 1000.0
+# Most materializations of one run that are read: a replay may have one for each output of many batches.
+_MOST_EVENTS = 10_000
+
+Metadata = dict[str, dg.MetadataValue]
+
+log = structlog.get_logger(__name__)
+
+
+def result_metadata(result: OutputResult, batch_time: datetime) -> Metadata:
+    """Return the metadata of one output of one batch."""
+    values: Metadata = {
+        "batch_time": dg.MetadataValue.text(batch_time.isoformat()),
+        "attempt": dg.MetadataValue.int(result.attempt),
+        "location": dg.MetadataValue.path(result.location),
+    }
+    if result.rows is not None:
+        values["dagster/row_count"] = dg.MetadataValue.int(result.rows)
+    if result.seconds is not None:
+        values["output_duration_ms"] = dg.MetadataValue.float(result.seconds * MILLISECONDS)
+    if result.lost_blocks:
+        values["lost_blocks"] = dg.MetadataValue.int(result.lost_blocks)
+        values["lost_records"] = dg.MetadataValue.int(result.lost_records)
+    return values
+
+
+class CommittedOutputs:
+    """Reports the outputs of a run's batches. What can't be reported at once is reported by `finish`."""
+
+    def __init__(
+        self,
+        context: dg.OpExecutionContext | dg.AssetExecutionContext,
+        pipeline: Pipeline,
+        metadata: Callable[[datetime], Mapping[str, dg.MetadataValue]],
+    ) -> None:
+        """Take what is added to the metadata of each output of a batch."""
+        self._context = context
+        self._pipeline = pipeline
+        self._metadata = metadata
+        self._left: list[tuple[datetime, OutputResult]] = []
+
+    def report(self, batch_time: datetime, result: OutputResult) -> None:
+        """Report one output. Never raises: that Dagster's storage is unavailable is no failure of the output."""
+        try:
+            self._report(batch_time, result)
+        except Exception as error:  # noqa: BLE001  a storage may raise anything
+            log.warning("can't report an output to Dagster, trying again at the end", error=str(error)[:500])
+            self._left.append((batch_time, result))
+
+    def finish(self) -> None:
+        """Report what is left. Raises what Dagster's storage raises."""
+        while self._left:
+            self._report(*self._left[0])
+            del self._left[0]
+
+    def materialized(
+        self, batch_time: datetime, results: Iterable[OutputResult], selected: AbstractSet[dg.AssetKey]
+    ) -> Iterator[dg.MaterializeResult[None]]:
+        """Return what a step yields for these outputs, so that steps below it go on; report those it can't yield.
+
+        A batch makes all of its outputs, even if only some are selected; and its run belongs to no partition.
+        """
+        for result in results:
+            key = self._pipeline.outputs[result.output].asset_key
+            if key in selected and partition_key(self._pipeline, batch_time) is None:
+                yield dg.MaterializeResult(asset_key=key, metadata=self._shown(batch_time, result))
+            else:
+                self._report(batch_time, result)
+
+    def _report(self, batch_time: datetime, result: OutputResult) -> None:
+        key = self._pipeline.outputs[result.output].asset_key
+        if result.committed_by is not None and self._is_reported(key, batch_time, result):
+            return
+        self._context.log_event(
+            dg.AssetMaterialization(
+                key,
+                # The run belongs to no partition, because it is launched for a batch time.
+                partition=partition_key(self._pipeline, batch_time),
+                metadata=self._shown(batch_time, result),
+            )
+        )
+
+    def _shown(self, batch_time: datetime, result: OutputResult) -> Metadata:
+        return {**self._metadata(batch_time), **result_metadata(result, batch_time)}
+
+    def _is_reported(self, key: dg.AssetKey, batch_time: datetime, result: OutputResult) -> bool:
+        """Return whether the run that committed the output has reported it."""
+        if not result.committed_by:
+            return False
+        records = self._context.instance.get_records_for_run(
+            result.committed_by, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION, limit=_MOST_EVENTS
+        ).records
+        for record in records:
+            event = record.event_log_entry.dagster_event
+            if event is None or event.asset_key != key:
+                continue
+            made = event.step_materialization_data.materialization
+            time = made.metadata.get("batch_time")
+            if time is not None and time.value == batch_time.isoformat():
+                return True
+        return False

@@ -1,0 +1,163 @@
+"""Define `PIPELINE_replay`, which runs finished batches again from the launchpad, and report replays to Dagster.
+
+The output assets replay too when they are materialized without a configuration or backfilled by partition. All of them
+use `replay_in_dagster`.
+"""
+
+# No `from __future__ import annotations`: Dagster reads the configuration's class off the annotation.
+from collections.abc import Sequence
+from datetime import datetime
+
+import dagster as dg
+from pydantic import Field
+
+from orchestration.batches.batch_schedule import PIPELINE_TAG
+from orchestration.dagster_defs.assets.committed_outputs import CommittedOutputs
+from orchestration.dagster_defs.shared.run_errors import tag_cause
+from orchestration.dagster_defs.shared.spark_resource import SparkResource, batch_session
+from orchestration.declarations.pipeline import Pipeline
+from orchestration.declarations.settings import Settings
+from orchestration.replays.replay import ReplayedBatch, replay_batches
+from orchestration.replays.replay_choice import NEWEST_FAILED, batches_to_replay, newest_failed_batch, parsed_time
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.connection.engine import connect_once
+
+KIND_TAG = "forebay/kind"
+REPLAY_KIND = "replay"
+# Tags that say what a run replays, so that it can be found: the first and last batch time, and the number of batches.
+FIRST_TAG = "forebay/replays_from"
+LAST_TAG = "forebay/replays_to"
+COUNT_TAG = "forebay/replays"
+
+
+class ReplayConfig(dg.Config):
+    """The batches to run again, and the outputs to replace. The default is the newest failed batch, all outputs."""
+
+    from_time: str = Field(
+        default=NEWEST_FAILED,
+        description=f"The first batch time, as 2026-01-31T12:00:00Z; {NEWEST_FAILED}: the newest batch that was given "
+        "up (QUARANTINED), or, if none was, the newest completed one; empty: the newest completed one.",
+    )
+    to_time: str = Field(default="", description="The last batch time; empty: the one batch at from_time.")
+    outputs: list[str] = Field(default=[], description="The outputs to replace, by name; empty: all of them.")
+    failed_outputs_only: bool = Field(
+        default=False,
+        description="Replace nothing: of quarantined batches, run only the outputs that have no result; without a "
+        "from_time, of the newest one.",
+    )
+
+
+def replay_job_name(pipeline: str) -> str:
+    """Return the name of the job that replays batches of a pipeline."""
+    return f"{pipeline}_replay"
+
+
+def replay_op_name(pipeline: str) -> str:
+    """Return the name of its step, under which the run configuration has its settings."""
+    return f"{pipeline}__replay"
+
+
+def replay_in_dagster(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext,
+    pipeline: Pipeline,
+    resource: SparkResource,
+    *,
+    from_time: datetime | None,
+    to_time: datetime | None,
+    newest_failed: bool = False,
+    outputs: Sequence[str] = (),
+    failed_outputs_only: bool = False,
+) -> None:
+    """Replay batches within a run: log a line per batch, materializations as outputs are committed, and tag the run.
+
+    `newest_failed`: begin with the newest quarantined batch, if there is one.
+
+    Raises dg.Failure if any batch failed.
+    """
+    settings = Settings()
+    with connect_once(
+        settings.require_database_url(), application_name=f"forebay replay {pipeline.name}"
+    ) as connection:
+        pipeline_id = get_pipeline(connection, pipeline.name).pipeline_id
+        if newest_failed:
+            from_time = newest_failed_batch(connection, pipeline_id)
+            found = "no batch is QUARANTINED" if from_time is None else f"{from_time.isoformat()} is QUARANTINED"
+            context.log.info(f"from_time: {NEWEST_FAILED}: {found}")
+        times = batches_to_replay(
+            connection, pipeline_id, from_time=from_time, to_time=to_time, failed_outputs_only=failed_outputs_only
+        )
+    context.instance.add_run_tags(
+        context.run.run_id,
+        {
+            KIND_TAG: REPLAY_KIND,
+            FIRST_TAG: times[0].isoformat(),
+            LAST_TAG: times[-1].isoformat(),
+            COUNT_TAG: str(len(times)),
+        },
+    )
+    context.log.info(f"{len(times)} batch(es) to replay, from {times[0].isoformat()} to {times[-1].isoformat()}")
+    failed: list[ReplayedBatch] = []
+    committed = CommittedOutputs(context, pipeline, lambda _: {"kind": dg.MetadataValue.text(REPLAY_KIND)})
+    replays = replay_batches(
+        pipeline,
+        times,
+        outputs=outputs,
+        failed_outputs_only=failed_outputs_only,
+        run_id=context.run.run_id,
+        settings=settings,
+        session=lambda: batch_session(resource, settings, pipeline),
+        on_committed=committed.report,
+    )
+    for number, replayed in enumerate(replays, start=1):
+        where = f"{number} of {len(times)}: batch {replayed.batch_time.isoformat()}"
+        if replayed.error:
+            failed.append(replayed)
+            context.log.error(f"{where} was {'refused' if replayed.refused else 'not replayed'}: {replayed.error}")
+        else:
+            names = ", ".join(f"{result.output} ({result.rows} rows)" for result in replayed.replaced)
+            context.log.info(f"{where} replayed in {replayed.seconds:.1f} s: {names or 'every output had a result'}")
+    committed.finish()
+    if failed:
+        cause = (
+            f"{len(failed)} of {len(times)} batches were not replayed, and what failed of them is unchanged; the "
+            f"first, {failed[0].batch_time.isoformat()}: {failed[0].error}"
+        )
+        tag_cause(context.instance, context.run.run_id, cause)
+        raise dg.Failure(cause, allow_retries=False)
+
+
+def replay_job(pipeline: Pipeline) -> dg.JobDefinition:
+    """Return the job `PIPELINE_replay`, with a default configuration that can be launched unchanged."""
+
+    @dg.op(
+        name=replay_op_name(pipeline.name),
+        description=f"Runs finished batches of {pipeline.name} again, with the blocks that they had, and replaces "
+        "their outputs.",
+    )
+    def replay(
+        context: dg.OpExecutionContext, config: ReplayConfig, forebay_spark: dg.ResourceParam[SparkResource]
+    ) -> None:
+        newest_failed = config.from_time.strip() == NEWEST_FAILED
+        replay_in_dagster(
+            context,
+            pipeline,
+            forebay_spark,
+            from_time=None if newest_failed else parsed_time(config.from_time),
+            newest_failed=newest_failed,
+            to_time=parsed_time(config.to_time),
+            outputs=config.outputs,
+            failed_outputs_only=config.failed_outputs_only,
+        )
+
+    @dg.job(
+        name=replay_job_name(pipeline.name),
+        executor_def=dg.in_process_executor,
+        description=f"Replays batches of {pipeline.name}: the newest failed one, or all from from_time to to_time.",
+        tags={PIPELINE_TAG: pipeline.name, KIND_TAG: REPLAY_KIND},
+        # The configuration that the launchpad shows first.
+        config=dg.RunConfig({replay_op_name(pipeline.name): ReplayConfig()}),
+    )
+    def job() -> None:
+        replay()
+
+    return job

@@ -1,0 +1,28 @@
+"""Define the job that runs one batch, in one process: a batch is one step, so a process per step only costs time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from orchestration.batches.batch_schedule import PIPELINE_TAG, job_name
+
+if TYPE_CHECKING:
+    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+    from orchestration.declarations.pipeline import Pipeline
+
+
+def batch_job(pipeline: Pipeline) -> UnresolvedAssetJobDefinition:
+    """Return the job `PIPELINE_batch`; it sets its own executor, so that a project's default executor is unaffected."""
+    return dg.define_asset_job(
+        job_name(pipeline.name),
+        # A selection of assets includes their checks by default, and those read the whole driver log.
+        selection=dg.AssetSelection.assets(
+            *(output.asset_key for output in pipeline.outputs.values())
+        ).without_checks(),
+        executor_def=dg.in_process_executor,
+        description=f"Runs one batch of {pipeline.name}; launched by its batch sensor.",
+        tags={PIPELINE_TAG: pipeline.name},
+    )

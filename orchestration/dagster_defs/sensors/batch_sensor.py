@@ -1,0 +1,213 @@
+"""The batch sensor: request one run per batch that is due and that the tracker has not pushed already.
+
+``batch_schedule`` decides what is due. The sensor keeps no state of its own (no cursor), so the next tick sees the
+driver log's state whatever process was killed. In an instance created by `forebay up`, a tick that begins shortly
+before a boundary waits for it, because runs are requested when a tick returns, and ticks come every 5 s. Elsewhere a
+tick never waits, because it would delay the other sensors of an instance that has no threads for sensors.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from orchestration.batches.batch_schedule import (
+    ATTEMPT_TAG,
+    BATCH_TIME_TAG,
+    DECLARATION_TAG,
+    PIPELINE_TAG,
+    PUSHED_BELOW,
+    SENSOR_LAUNCHER,
+    BatchRules,
+    Run,
+    Steps,
+    Wait,
+    declaration_fingerprint,
+    end_what_is_over,
+    next_steps,
+    sensor_name,
+    stands_still,
+)
+from orchestration.dagster_defs.shared.run_errors import tag_cause, why_failed
+from orchestration.declarations.apply import is_applied
+from orchestration.declarations.settings import DatabaseUrlMissingError, Settings
+from tracker_store.batches.pipelines import get_pipeline, list_pipelines
+from tracker_store.connection.errors import DriverLogError
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+    from orchestration.batches.batch_schedule import Launch
+    from orchestration.dagster_defs.shared.sensor_connections import SensorConnections
+    from orchestration.declarations.pipeline import Pipeline
+
+__all__ = ["ATTEMPT_TAG", "BATCH_TIME_TAG", "PIPELINE_TAG", "DagsterRuns", "batch_sensor", "tick", "wait_seconds"]
+
+# A tick that begins at most this long before a boundary waits for it: the daemon's loop of 5 s and its jitter.
+LONGEST_WAIT_SECONDS = 6.0
+# Added to the wait for a boundary, so that it has also passed on the database's clock.
+_PAST_SECONDS = 0.002
+# Most runs read for an attempt. It has one; a launch without a timely answer may have made another, a person more.
+_MOST_OF_ATTEMPT = 10
+_BEGUN = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
+_MOST_BEGUN = 100
+
+
+class DagsterRuns:
+    """The runs of a pipeline in a Dagster instance."""
+
+    def __init__(self, instance: dg.DagsterInstance, pipeline: str) -> None:
+        """Look for runs of `pipeline` in `instance`."""
+        self._instance = instance
+        self._pipeline = pipeline
+
+    def by_id(self, run_id: str) -> Run | None:
+        """Return the run, or None if it is gone."""
+        run = self._instance.get_run_by_id(run_id)
+        return None if run is None else _run(run)
+
+    def of_attempt(self, launch: Launch) -> Run | None:
+        """Return an attempt's newest run, found by its tags; prefer a run that has not ended."""
+        runs = self._instance.get_runs(filters=dg.RunsFilter(tags=launch.tags(self._pipeline)), limit=_MOST_OF_ATTEMPT)
+        run = next((run for run in runs if not run.is_finished), runs[0] if runs else None)
+        return None if run is None else _run(run)
+
+    def why_failed(self, run_id: str) -> str:
+        """Return the last error in Dagster's events of a run; empty if there is none."""
+        return why_failed(self._instance, run_id)
+
+    def show_cause(self, run_id: str, cause: str) -> None:
+        """Tag a run with the first line of its cause."""
+        tag_cause(self._instance, run_id, cause)
+
+    def begun(self) -> list[tuple[Run, datetime, int]]:
+        """Return the runs of attempts that have begun and not ended, each with its batch time and its attempt."""
+        runs = self._instance.get_runs(
+            filters=dg.RunsFilter(tags={PIPELINE_TAG: self._pipeline}, statuses=_BEGUN), limit=_MOST_BEGUN
+        )
+        return [
+            (_run(run), datetime.fromisoformat(run.tags[BATCH_TIME_TAG]), int(run.tags[ATTEMPT_TAG]))
+            for run in runs
+            if BATCH_TIME_TAG in run.tags and ATTEMPT_TAG in run.tags
+        ]
+
+    def end_lost(self, run_id: str, reason: str) -> None:
+        """Mark a run as failed in Dagster, because its process is dead and can't do so itself."""
+        run = self._instance.get_run_by_id(run_id)
+        if run is not None and not run.is_finished:
+            self._instance.report_run_failed(run, f"Forebay: {reason}")
+            tag_cause(self._instance, run_id, reason)
+
+
+def _run(run: dg.DagsterRun) -> Run:
+    return Run(run.run_id, run.status.value, run.is_finished)
+
+
+def tick(
+    connection: sa.Connection,
+    pipeline: Pipeline,
+    instance: dg.DagsterInstance,
+    *,
+    wait_seconds: float = 0.0,
+    launcher: str = SENSOR_LAUNCHER,
+) -> Steps:
+    """Return what the pipeline needs now, after waiting for a boundary that comes within `wait_seconds`.
+
+    Two sensors for one pipeline, in two code locations, need different `launcher` names: then only one requests a run.
+    """
+    give_up_at = time.monotonic() + wait_seconds
+    runs = DagsterRuns(instance, pipeline.name)
+    while True:
+        if why := _stands_still(connection, pipeline):
+            return Steps(waits=(Wait(why),))
+        rules = BatchRules.of_row(get_pipeline(connection, pipeline.name))
+        steps = next_steps(connection, rules, launcher=launcher, runs=runs)
+        if steps.launches or steps.next_due_in is None:
+            return steps
+        pause = max(0.0, steps.next_due_in.total_seconds()) + _PAST_SECONDS
+        if time.monotonic() + pause > give_up_at:
+            return steps
+        time.sleep(pause)
+
+
+def end_left_runs(connection: sa.Connection, pipeline: Pipeline, instance: dg.DagsterInstance) -> None:
+    """End the pipeline's runs in Dagster that no process will end, even if the pipeline makes no batches now."""
+    for row in list_pipelines(connection):
+        if row.name == pipeline.name:
+            end_what_is_over(connection, row.pipeline_id, DagsterRuns(instance, pipeline.name))
+
+
+def _stands_still(connection: sa.Connection, pipeline: Pipeline) -> str | None:
+    """Return why the pipeline makes no batches now (stopped, halted, not applied), or None."""
+    if not is_applied(connection, pipeline):
+        return "not applied: code and driver log differ, run `forebay apply`"
+    return stands_still(get_pipeline(connection, pipeline.name))
+
+
+def wait_seconds(pipeline: Pipeline, settings: Settings) -> float:
+    """Return how long a tick may wait: 0 outside Forebay's own instance and for intervals that the tracker pushes."""
+    is_own = settings.dagster_url is not None
+    return LONGEST_WAIT_SECONDS if is_own and pipeline.interval >= PUSHED_BELOW else 0.0
+
+
+def _launcher(context: dg.SensorEvaluationContext) -> str:
+    origin = context.code_location_origin
+    return SENSOR_LAUNCHER if origin is None else f"{SENSOR_LAUNCHER} of {origin.location_name}"
+
+
+def batch_sensor(
+    pipeline: Pipeline, job: UnresolvedAssetJobDefinition, connections: SensorConnections
+) -> dg.SensorDefinition:
+    """Return the sensor `PIPELINE_batches`, which runs by default."""
+
+    @dg.sensor(
+        name=sensor_name(pipeline.name),
+        job=job,
+        # The daemon's loop is 5 s; a minimum of 5 would give 10 s (the loop comes some ms early and skips the sensor).
+        minimum_interval_seconds=1,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=f"Gives each interval's blocks to a batch of {pipeline.name} and launches one run per batch.",
+        # The tracker pushes only if the applied declaration is the one of the code that is loaded here.
+        tags={
+            DECLARATION_TAG: declaration_fingerprint(
+                pipeline.declaration(), {stream.name: stream.declaration() for stream in pipeline.streams}
+            )
+        },
+    )
+    def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        settings = Settings()
+        try:
+            database_url = settings.require_database_url()
+        except DatabaseUrlMissingError as error:
+            return dg.SkipReason(str(error))
+        try:
+            with connections.connect(database_url) as connection:
+                steps = tick(
+                    connection,
+                    pipeline,
+                    context.instance,
+                    wait_seconds=wait_seconds(pipeline, settings),
+                    launcher=_launcher(context),
+                )
+                if not steps.launches:
+                    end_left_runs(connection, pipeline, context.instance)
+        except DriverLogError as error:
+            return dg.SkipReason(f"the driver log can't be asked, trying again: {error}")
+        if not steps.launches:
+            return dg.SkipReason(steps.reason)
+        return dg.SensorResult(
+            run_requests=[
+                dg.RunRequest(
+                    run_key=launch.run_key,
+                    run_config=launch.run_config(pipeline.name),
+                    tags=launch.tags(pipeline.name),
+                )
+                for launch in steps.launches
+            ]
+        )
+
+    return evaluate

@@ -1,0 +1,247 @@
+"""Ask Dagster's webserver, by GraphQL over HTTP, which batch sensors run, and to launch runs.
+
+Loads no Dagster. Each request has a timeout and a connection of its own: if the connection could not be made, it is
+certain that nothing changed.
+"""
+
+from __future__ import annotations
+
+import http
+import http.client
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from orchestration.batches.batch_schedule import DECLARATION_TAG, job_name, sensor_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestration.batches.batch_schedule import Launch
+
+TIMEOUT_SECONDS = 5.0
+# Dagster's tags: from them its daemon knows that a run key was launched (dagster/_daemon/sensor.py,
+# fetch_existing_runs).
+_RUN_KEY_TAG = "dagster/run_key"
+_SENSOR_NAME_TAG = "dagster/sensor_name"
+# Statuses of requests that did not get as far as Dagster.
+_REFUSED = frozenset({http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN})
+
+_SENSORS = """
+query BatchSensors {
+  repositoriesOrError {
+    __typename
+    ... on RepositoryConnection {
+      nodes { name location { name } sensors { name tags { key value } sensorState { status } } }
+    }
+  }
+}
+"""
+_STATUS = """
+query RunStatus($runId: ID!) {
+  runOrError(runId: $runId) { __typename ... on Run { status } ... on Error { message } }
+}
+"""
+_RUNS = """
+query RunsWithTags($tags: [ExecutionTag!]!) {
+  runsOrError(filter: {tags: $tags}, limit: 1) {
+    __typename
+    ... on Runs { results { runId } }
+    ... on Error { message }
+  }
+}
+"""
+_UNFINISHED = """
+query UnfinishedRuns($tags: [ExecutionTag!]!, $statuses: [RunStatus!]!) {
+  runsOrError(filter: {tags: $tags, statuses: $statuses}, limit: 1) {
+    __typename
+    ... on Runs { results { runId } }
+    ... on Error { message }
+  }
+}
+"""
+_UNFINISHED_STATUSES = ("QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING", "SUSPENDED")
+_LAUNCH = """
+mutation LaunchBatch($params: ExecutionParams!) {
+  launchRun(executionParams: $params) {
+    __typename
+    ... on LaunchRunSuccess { run { runId } }
+    ... on Error { message }
+  }
+}
+"""
+
+
+class DagsterError(Exception):
+    """Dagster's webserver did not do what it was asked."""
+
+
+class DagsterUnreachableError(DagsterError):
+    """There was no connection: nothing has happened. Is the webserver running at FOREBAY_DAGSTER_URL?"""
+
+
+class DagsterUnansweredError(DagsterError):
+    """There was no answer that says what happened: there may be a run, or not."""
+
+
+class LaunchFailedError(DagsterUnansweredError):
+    """The launch ended with an error in Dagster, which may have made a run before."""
+
+
+class LaunchRefusedError(DagsterError):
+    """Dagster refused: there is no run."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSensor:
+    """A sensor that Forebay made, and where it is; `declaration`: the fingerprint of the declaration in its code."""
+
+    name: str
+    location: str
+    repository: str
+    is_running: bool
+    declaration: str
+
+
+class DagsterClient:
+    """Client of one Dagster webserver. Thread-safe."""
+
+    def __init__(self, url: str, *, token: str | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        """Prepare for the webserver at `url`, which includes its path prefix if it has one, and demands the token."""
+        parts = urlsplit(url)
+        self._https = parts.scheme == "https"
+        self._host = parts.hostname or ""
+        self._port = parts.port
+        self._path = parts.path.rstrip("/") + "/graphql"
+        self._timeout = timeout_seconds
+        self._headers = {"Content-Type": "application/json"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+
+    def batch_sensors(self) -> dict[str, BatchSensor]:
+        """Return every batch sensor by name, except names in several repositories. Raises DagsterError."""
+        answer = self._ask(_SENSORS, {})["repositoriesOrError"]
+        found: dict[str, BatchSensor] = {}
+        several: set[str] = set()
+        for repository in answer.get("nodes", ()):
+            for sensor in repository["sensors"]:
+                tags = {tag["key"]: tag["value"] for tag in sensor["tags"]}
+                if DECLARATION_TAG not in tags:
+                    continue
+                name = sensor["name"]
+                if name in found:
+                    several.add(name)
+                found[name] = BatchSensor(
+                    name=name,
+                    location=repository["location"]["name"],
+                    repository=repository["name"],
+                    is_running=sensor["sensorState"]["status"] == "RUNNING",
+                    declaration=tags[DECLARATION_TAG],
+                )
+        return {name: sensor for name, sensor in found.items() if name not in several}
+
+    def launch(self, sensor: BatchSensor, pipeline: str, launch: Launch) -> str:
+        """Launch a batch's run as its sensor would, and return the run's id.
+
+        Raises DagsterUnreachableError and LaunchRefusedError if there is no run, DagsterUnansweredError if there may be
+        one.
+        """
+        tags = {
+            **launch.tags(pipeline),
+            _RUN_KEY_TAG: launch.run_key,
+            _SENSOR_NAME_TAG: sensor_name(pipeline),
+        }
+        try:
+            return self.launch_job(sensor, job_name(pipeline), launch.run_config(pipeline), tags)
+        except LaunchFailedError as error:
+            # Dagster had finished with the launch when it answered: a run that does not exist now will not appear.
+            if self.run_with(tags) is not None:
+                raise
+            raise LaunchRefusedError(f"{error}; there is no run") from error
+
+    def run_with(self, tags: Mapping[str, str]) -> str | None:
+        """Return the id of a run with all of these tags, in any status, or None. Raises DagsterUnansweredError."""
+        wanted = [{"key": key, "value": value} for key, value in tags.items()]
+        try:
+            answer = self._ask(_RUNS, {"tags": wanted})["runsOrError"]
+        except DagsterUnreachableError as error:
+            raise DagsterUnansweredError(str(error)) from error
+        if "results" not in answer:
+            raise DagsterUnansweredError(f"{answer['__typename']}: {answer.get('message', '')}")
+        return next((run["runId"] for run in answer["results"]), None)
+
+    def unfinished_run(self, tags: Mapping[str, str]) -> str | None:
+        """Return the id of a run with all of these tags that is queued or runs, or None. Raises DagsterError."""
+        wanted = [{"key": key, "value": value} for key, value in tags.items()]
+        answer = self._ask(_UNFINISHED, {"tags": wanted, "statuses": _UNFINISHED_STATUSES})["runsOrError"]
+        if "results" not in answer:
+            raise LaunchRefusedError(f"{answer['__typename']}: {answer.get('message', '')}")
+        return next((run["runId"] for run in answer["results"]), None)
+
+    def run_status(self, run_id: str) -> str:
+        """Return a run's status in Dagster, such as STARTED or SUCCESS. Raises DagsterError."""
+        answer = self._ask(_STATUS, {"runId": run_id})["runOrError"]
+        if "status" not in answer:
+            raise LaunchRefusedError(f"{answer['__typename']}: {answer.get('message', '')}")
+        status: str = answer["status"]
+        return status
+
+    def launch_job(self, sensor: BatchSensor, job: str, run_config: Mapping[str, Any], tags: Mapping[str, str]) -> str:
+        """Launch a run of a job in the repository of `sensor`, and return its id.
+
+        Raises DagsterUnreachableError and LaunchRefusedError if there is no run, DagsterUnansweredError if there may be
+        one.
+        """
+        params = {
+            "selector": {
+                "repositoryLocationName": sensor.location,
+                "repositoryName": sensor.repository,
+                "jobName": job,
+            },
+            "runConfigData": run_config,
+            "executionMetadata": {"tags": [{"key": key, "value": value} for key, value in tags.items()]},
+        }
+        answer = self._ask(_LAUNCH, {"params": params})["launchRun"]
+        if answer["__typename"] == "LaunchRunSuccess":
+            run_id: str = answer["run"]["runId"]
+            return run_id
+        said = f"{answer['__typename']}: {answer.get('message', '')}"
+        if answer["__typename"] == "PythonError":
+            # The error may have occurred after the run was created and before it started.
+            raise LaunchFailedError(said)
+        raise LaunchRefusedError(said)
+
+    def _ask(self, query: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+        kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=self._timeout)
+        try:
+            try:
+                connection.connect()
+            except OSError as error:
+                raise DagsterUnreachableError(f"{self._host}:{self._port}: {error}") from error
+            try:
+                connection.request(
+                    "POST",
+                    self._path,
+                    json.dumps({"query": query, "variables": variables}),
+                    self._headers,
+                )
+                answer = connection.getresponse()
+                body = answer.read()
+                if answer.status in _REFUSED:
+                    raise LaunchRefusedError(
+                        f"HTTP {answer.status}: {body[:300].decode(errors='replace').strip()}; is "
+                        "FOREBAY_DAGSTER_TOKEN the webserver's token?"
+                    )
+                said = json.loads(body)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise DagsterUnansweredError(f"{type(error).__name__}: {error}") from error
+        finally:
+            connection.close()
+        data = said.get("data") if isinstance(said, dict) else None
+        if not isinstance(data, dict) or any(value is None for value in data.values()):
+            raise DagsterUnansweredError(
+                f"HTTP {answer.status}: {said.get('errors') if isinstance(said, dict) else said}"
+            )
+        return data

@@ -1,0 +1,150 @@
+"""Let requests through to Dagster's webserver only if they come from its own pages, or from a program of its owner.
+
+Dagster's webserver itself checks nothing: any web page that a browser on this machine shows could launch and end runs,
+and so could every other account. This ASGI middleware refuses
+
+- a `Host` that is no name of this machine (DNS rebinding), that is missing, or that comes twice;
+- what another page sends, by `Sec-Fetch-Site` and `Origin`; a link to a page of the UI is allowed;
+- a body of any other type than `application/json`, which only such requests can have that browsers ask about first;
+- a GraphQL query by GET;
+- with a token: requests that have it neither as `Authorization: Bearer TOKEN` nor as the cookie that
+  `/?token=TOKEN` sets.
+
+It knows nothing of Dagster except the path of GraphQL, and never reads a body.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from starlette.responses import PlainTextResponse, Response
+
+from orchestration.dagster_instance.browser_token import BrowserToken
+from orchestration.dagster_instance.request_origin import RequestHeaders, foreign_origin, foreign_site, not_json
+from receiver_runtime.sources.loopback import host_name, is_written_as_loopback
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_GRAPHQL = "/graphql"
+_READS = frozenset({"GET", "HEAD"})
+_POLICY_VIOLATION = 1008  # the code with which a WebSocket is refused
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why a request is refused, and the way out."""
+
+    status: HTTPStatus
+    detail: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def response(self) -> Response:
+        return PlainTextResponse(f"{self.detail}\n", int(self.status), dict(self.headers))
+
+
+class WebserverAccess:
+    """The middleware.
+
+    Args:
+        app: what is protected; gets the requests that are allowed, unchanged.
+        token: what a client must have; None: every account of this machine is allowed.
+        port: the webserver's, which makes the cookie's name unique: a browser sends cookies to all ports of a host.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str | None, port: int) -> None:
+        self._app = app
+        self._token = None if token is None else BrowserToken(token, cookie=f"forebay_{port}")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, as an ASGI application."""
+        if scope["type"] not in {"http", "websocket"}:
+            await self._app(scope, receive, send)
+            return
+        headers = RequestHeaders(scope)
+        refusal = _check_host(headers) or _check_page(scope, headers)
+        if refusal is None and scope["type"] == "http":
+            refusal = _check_request(scope, headers)
+            if refusal is None and self._token is not None and (link := self._token.link(scope)) is not None:
+                await link(scope, receive, send)
+                return
+        if refusal is None and self._token is not None and not self._token.is_sent(scope):
+            refusal = _NO_TOKEN
+        if refusal is None:
+            await self._app(scope, receive, _without_frames(send))
+        elif scope["type"] == "http":
+            await refusal.response()(scope, receive, send)
+        else:
+            await receive()
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": refusal.detail[:120]})
+
+
+_NO_TOKEN = _Refusal(
+    HTTPStatus.UNAUTHORIZED,
+    "Open the link that `forebay up` printed, or send Authorization: Bearer TOKEN, "
+    "with the token in dagster/token below FOREBAY_HOME",
+    {"www-authenticate": "Bearer"},
+)
+
+
+def _check_host(headers: RequestHeaders) -> _Refusal | None:
+    hosts = headers.all(b"host")
+    if len(hosts) != 1:
+        return _Refusal(HTTPStatus.BAD_REQUEST, f"Host: it came {len(hosts)} times: send it once")
+    if is_written_as_loopback(host_name(hosts[0].decode("latin-1"))):
+        return None
+    return _Refusal(
+        HTTPStatus.FORBIDDEN,
+        f"Host: {hosts[0].decode('latin-1')!r:.200} is no name of this machine's loopback: ask for 127.0.0.1 or "
+        "localhost, from another machine through ssh -L",
+    )
+
+
+def _check_page(scope: Scope, headers: RequestHeaders) -> _Refusal | None:
+    """Refuse what another site's page sends."""
+    foreign = foreign_site(headers)
+    if foreign is not None and _is_link(scope, headers):
+        foreign = None
+    said = foreign or foreign_origin(headers)
+    if said is not None:
+        return _Refusal(HTTPStatus.FORBIDDEN, f"{said}: only Dagster's own pages may send this")
+    return None
+
+
+def _is_link(scope: Scope, headers: RequestHeaders) -> bool:
+    """Return whether a browser follows a link in its window: the page that has the link can't see the answer."""
+    return (
+        scope["type"] == "http"
+        and scope["method"] in _READS
+        and headers.only(b"sec-fetch-mode") == b"navigate"
+        and headers.only(b"sec-fetch-dest") == b"document"
+    )
+
+
+def _check_request(scope: Scope, headers: RequestHeaders) -> _Refusal | None:
+    """Refuse forms in which a request could change something without being JSON."""
+    method = scope["method"]
+    if method == "POST":
+        if (why := not_json(headers)) is not None:
+            return _Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, why)
+    elif method not in _READS:
+        return _Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"method: {method!r:.20}: GET or POST", {"allow": "GET, POST"})
+    elif scope["path"] == _GRAPHQL and b"text/html" not in (headers.only(b"accept") or b""):
+        # Dagster would also execute mutations that come in the query string.
+        return _Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "method: POST queries as JSON", {"allow": "POST"})
+    return None
+
+
+def _without_frames(send: Send) -> Send:
+    """Forbid other sites to show the pages in frames, where they could lead a person's clicks."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), (b"x-frame-options", b"SAMEORIGIN")]
+        await send(message)
+
+    return sending

@@ -1,0 +1,193 @@
+"""Compares declarations with the driver log, and writes them there.
+
+Refuses a change that would leave blocks that nothing reads. Idempotent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from orchestration.declarations.pipeline import PER_HOST
+from orchestration.declarations.sink_places import place_of
+from receiver_runtime.sources.base import SourceError
+from tracker_store.batches import pipelines as store
+from tracker_store.connection.errors import SharedPlaceError, StrandingChangeError
+from tracker_store.schema.declarations import PipelineDeclaration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import sqlalchemy as sa
+
+    from orchestration.declarations.pipeline import Pipeline, Stream
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One line of a difference: `action` is "add" or "change"; `details` are (key, old, new)."""
+
+    kind: str
+    name: str
+    action: str
+    details: tuple[tuple[str, Any, Any], ...] = ()
+
+
+def _flatten(declaration: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in declaration.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _details(old: dict[str, Any], new: dict[str, Any]) -> tuple[tuple[str, Any, Any], ...]:
+    before, after = _flatten(old), _flatten(new)
+    return tuple(
+        (key, before.get(key), after.get(key))
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+    )
+
+
+def declared_streams(pipelines: Iterable[Pipeline]) -> list[Stream]:
+    """Return each stream of `pipelines` once, by name."""
+    return sorted(
+        {stream.name: stream for pipeline in pipelines for stream in pipeline.streams}.values(),
+        key=lambda stream: stream.name,
+    )
+
+
+def difference(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Change]:
+    """Return what `apply` would write; empty when code and driver log agree."""
+    pipelines = list(pipelines)
+    changes: list[Change] = []
+    applied_streams = {row.name: row.declaration for row in store.list_streams(connection)}
+    applied_pipelines = {row.name: row.declaration for row in store.list_pipelines(connection)}
+    declared = [("stream", s.name, s.declaration(), applied_streams) for s in declared_streams(pipelines)]
+    declared += [("pipeline", p.name, p.declaration(), applied_pipelines) for p in pipelines]
+    for kind, name, declaration, applied in declared:
+        if name not in applied:
+            changes.append(Change(kind, name, "add"))
+        elif details := _details(applied[name], declaration):
+            changes.append(Change(kind, name, "change", details))
+    return changes
+
+
+def is_applied(connection: sa.Connection, pipeline: Pipeline) -> bool:
+    """Return whether the driver log holds exactly this declaration of the pipeline and its streams."""
+    return not difference(connection, [pipeline])
+
+
+def apply(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Change]:
+    """Write the declarations; return what was changed.
+
+    Raises StrandingChangeError or SharedPlaceError before writing anything.
+    """
+    pipelines = list(pipelines)
+    changes = difference(connection, pipelines)
+    refuse(connection, pipelines)
+    changed = {change.name for change in changes if change.kind == "stream"}
+    stream_ids = {
+        stream.name: store.apply_stream(
+            connection,
+            name=stream.name,
+            declaration=stream.declaration(),
+            # One per host: the tracker adds a receiver when an agent starts on a new host.
+            receivers=None if stream.receivers == PER_HOST else stream.receivers,
+            retention=stream.retention,
+            preferred_host=_preferred_host(stream) if stream.name in changed else None,
+        )
+        for stream in declared_streams(pipelines)
+    }
+    for pipeline in pipelines:
+        store.apply_pipeline(
+            connection,
+            name=pipeline.name,
+            declaration=pipeline.declaration(),
+            stream_ids=[stream_ids[stream.name] for stream in pipeline.streams],
+            interval=pipeline.interval,
+            retention=pipeline.kept_for,
+            at_latest=pipeline.start == "latest",
+        )
+    return changes
+
+
+def refuse(connection: sa.Connection, pipelines: Sequence[Pipeline]) -> None:
+    """Raise StrandingChangeError or SharedPlaceError if `apply` would; write nothing."""
+    applied = {row.name: row for row in store.list_streams(connection)}
+    before = {row.name: row for row in store.list_pipelines(connection)}
+    for pipeline in pipelines:
+        if pipeline.name in before:
+            _refuse_to_strand(connection, pipeline, before[pipeline.name], applied)
+    refuse_to_share(pipelines, before)
+
+
+def _preferred_host(stream: Stream) -> str | None:
+    """Return where the stream's receivers ask to run, so that their first placement follows it (R01).
+
+    A receiver that can't be asked here says it when it first starts, and is moved there then.
+    """
+    try:
+        return stream.source.preferred_host()
+    except SourceError as error:
+        log.info(
+            "the receiver's preferred host is not known before its first start", stream=stream.name, error=str(error)
+        )
+        return None
+
+
+def refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.PipelineRow]) -> None:
+    """Refuse two outputs at one place: outputs there replace batches by batch time alone, so they would overwrite.
+
+    `before`: the pipelines of the driver log by name; none to compare the declarations alone. Raises SharedPlaceError.
+    """
+    declared = {pipeline.name for pipeline in pipelines}
+    outputs = [
+        (row.name, name, output)
+        for row in before.values()
+        if row.name not in declared
+        for name, output in PipelineDeclaration.of(row.declaration).outputs.items()
+    ]
+    outputs += [
+        (pipeline.name, name, output)
+        for pipeline in pipelines
+        for name, output in PipelineDeclaration.of(pipeline.declaration()).outputs.items()
+    ]
+    owners: dict[tuple[str, ...], tuple[str, str]] = {}
+    for pipeline, name, output in outputs:
+        place = place_of(output.sink)
+        if place is None:
+            continue
+        owner = owners.setdefault(place.key, (pipeline, name))
+        if owner == (pipeline, name) or pipeline not in declared:
+            continue
+        gone = "" if owner[0] in declared else f" (if that one is gone: `forebay pipelines remove {owner[0]}`)"
+        raise SharedPlaceError(
+            f"output {name!r} of pipeline {pipeline!r} writes to {place.shown}, as output {owner[1]!r} of pipeline "
+            f"{owner[0]!r} does{gone}"
+        )
+
+
+def _refuse_to_strand(
+    connection: sa.Connection, pipeline: Pipeline, row: store.PipelineRow, streams: dict[str, store.StreamRow]
+) -> None:
+    """Refuse to take a stream from a pipeline while its blocks, or a batch with its records, wait there."""
+    for name in set(PipelineDeclaration.of(row.declaration).streams) - {stream.name for stream in pipeline.streams}:
+        waiting = store.waiting_records(connection, row.pipeline_id, streams[name].stream_id)
+        if waiting:
+            raise StrandingChangeError(
+                f"pipeline {row.name!r} no longer reads {name}, of which {waiting:,} records wait for a batch of it"
+            )
+        unfinished = store.unfinished_records(connection, row.pipeline_id, streams[name].stream_id)
+        if unfinished:
+            raise StrandingChangeError(
+                f"pipeline {row.name!r} no longer reads {name}, of which {unfinished:,} records are in batches of it "
+                "that are not finished"
+            )

@@ -1,0 +1,61 @@
+"""Finds the pipelines that a user's module declares."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from orchestration.declarations.pipeline import DeclarationError, Pipeline
+
+
+class PipelineModuleError(Exception):
+    """A module can't be loaded, or declares no pipeline."""
+
+
+def load_pipelines(module_name: str) -> list[Pipeline]:
+    """Import `module_name` (``package.module``, or a path to a .py file) and return its pipelines by name.
+
+    The working directory is importable, as it is for `python -m`. Raises PipelineModuleError.
+    """
+    if module_name.endswith(".py"):
+        path = Path(module_name).resolve()
+        search, module_name = str(path.parent), path.stem
+    else:
+        search = str(Path.cwd())
+    if search not in sys.path:
+        sys.path.insert(0, search)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        message = f"module {module_name!r} can't be imported from {search}: {error}"
+        raise PipelineModuleError(message) from error
+    except (DeclarationError, ValidationError) as error:
+        message = f"module {module_name!r}: {_said(error)}"
+        raise PipelineModuleError(message) from error
+    found: dict[str, Pipeline] = {}
+    for value in vars(module).values():
+        if isinstance(value, Pipeline):
+            if found.setdefault(value.name, value) is not value:
+                message = f"module {module_name!r} declares two pipelines named {value.name!r}: rename one"
+                raise PipelineModuleError(message)
+            if not value.outputs:
+                message = f"pipeline {value.name!r} in module {module_name!r} has no output: add @pipeline.output"
+                raise PipelineModuleError(message)
+    if not found:
+        message = f"module {module_name!r} declares no Pipeline at its top level"
+        raise PipelineModuleError(message)
+    return [found[name] for name in sorted(found)]
+
+
+def _said(error: DeclarationError | ValidationError) -> str:
+    """Return what is wrong with a source's fields, without the values that pydantic would show: one may be a secret."""
+    if isinstance(error, DeclarationError):
+        return str(error)
+    wrong = [
+        ": ".join([*map(str, found["loc"]), found["msg"].removeprefix("Value error, ")])
+        for found in error.errors(include_url=False, include_input=False, include_context=False)
+    ]
+    return f"{error.title}: {'; '.join(wrong)}"

@@ -1,0 +1,479 @@
+"""Declares streams, pipelines and outputs: checked when declared, written by `forebay apply`.
+
+Importing a pipeline writes nothing and loads neither Dagster nor Spark. A mistake is an error at the line that
+makes it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from pydantic import ValidationError
+
+from orchestration.declarations.pipeline_settings import PipelineSettings
+from receiver_runtime.sources.receiver_settings import ReceiverSettings
+from receiver_runtime.sources.units import MOST_DAYS, parse_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import FrameType
+
+    import dagster as dg
+    from pydantic import BaseModel
+    from pydantic_core import ErrorDetails
+
+    from orchestration.declarations.sink import Sink
+    from receiver_runtime.sources.base import Source
+
+CatchUp = Literal["each", "merge"]
+Start = Literal["earliest", "latest"]
+PerHost = Literal["per_host"]
+PER_HOST: PerHost = "per_host"
+
+# Output names that Forebay's own assets use (docs/how-to/dagster.md).
+RESERVED_OUTPUTS = frozenset({"batches", "batches_1m"})
+BATCH_PARAMETER = "batch"
+# Batch times are multiples of the interval from here.
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+_PACKAGES = ("forebay", "orchestration", "receiver_runtime", "tracker_store")
+_ROOT = Path(__file__).parents[2]
+
+
+class DeclarationError(ValueError):
+    """A stream, pipeline or output is declared in a way that can't work; the message says what to change, and where."""
+
+    def __init__(self, message: str) -> None:
+        """Append the line of the declaration, `location`, to the message."""
+        self.location = _line_of_the_user(inspect.currentframe())
+        super().__init__(message if self.location is None else f"{message} ({self.location})")
+
+
+def _line_of_the_user(frame: FrameType | None) -> str | None:
+    """Return FILE:LINE of the innermost frame that is not Forebay's own; None if all are."""
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        ours = any(path.is_relative_to(_ROOT / package) for package in _PACKAGES)
+        if not ours and path.name and not path.name.startswith("<"):
+            return f"{path}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+def _checked_name(kind: str, name: str) -> str:
+    if not _NAME.fullmatch(name):
+        message = f"{kind} name {name!r}: use letters, digits and _, and begin with a letter"
+        raise DeclarationError(message)
+    return name
+
+
+def _duration(value: str | timedelta, where: str, *, least: timedelta = timedelta(milliseconds=1)) -> timedelta:
+    if isinstance(value, timedelta):
+        duration = value
+    else:
+        try:
+            duration = timedelta(seconds=parse_duration(value))
+        except ValueError as error:
+            message = f"{where}: {error}"
+            raise DeclarationError(message) from error
+    if duration > timedelta(days=MOST_DAYS):
+        message = f"{where}={value!r} is longer than {MOST_DAYS} days: give less"
+        raise DeclarationError(message)
+    if duration % timedelta(milliseconds=1):
+        message = f"{where}={value!r} is no whole number of milliseconds, in which the driver log keeps it: round it"
+        raise DeclarationError(message)
+    if duration < least:
+        message = f"{where}={value!r} must be longer than 0" if least else f"{where}={value!r} must not be negative"
+        raise DeclarationError(message)
+    return duration
+
+
+def _milliseconds(duration: timedelta) -> int:
+    return round(duration / timedelta(milliseconds=1))
+
+
+class Stream:
+    """Declare a named input: one source, read by one or several receivers, independent of any pipeline."""
+
+    def __init__(
+        self,
+        name: str,
+        source: Source,
+        *,
+        receivers: int | PerHost = 1,
+        retention: str | timedelta = "7d",
+        shared_address: bool = False,
+        **settings: object,
+    ) -> None:
+        """Declare a stream.
+
+        Args:
+            name: letters, digits and _.
+            source: where the records come from, such as `SocketText(...)`.
+            receivers: how many receivers read it at the same time; "per_host": one on each host with an agent.
+            retention: how long its blocks are kept while no pipeline reads it.
+            shared_address: for a source that listens: its senders use an address that is not the host's own, such as a
+                load balancer's. Then its receivers may run on any host, and may be moved to another.
+            settings: any field of `ReceiverSettings`, such as `block_interval="200ms"`, `receiver_max_rate=1000`.
+
+        Raises:
+            DeclarationError: a value can't work; the message names the setting and the value, and says how to fix it.
+        """
+        self.name = _checked_name("stream", name)
+        self.source = source
+        if receivers != PER_HOST and (not isinstance(receivers, int) or receivers < 1):
+            message = f'stream {name!r}: receivers={receivers!r} must be at least 1, or "per_host"'
+            raise DeclarationError(message)
+        if receivers != 1 and source.one_receiver is not None:
+            message = f"stream {name!r}: receivers={receivers!r}: {source.one_receiver}"
+            raise DeclarationError(message)
+        self.receivers: int | PerHost = receivers
+        if shared_address and not source.is_listener:
+            message = f"stream {name!r}: shared_address=True is for a source that listens: leave it out"
+            raise DeclarationError(message)
+        self.shared_address = shared_address
+        self.retention = _duration(retention, f"stream {name!r}: retention")
+        try:
+            self.settings = ReceiverSettings.model_validate(settings)
+        except ValidationError as error:
+            message = f"stream {name!r}: " + "; ".join(_sentence(ReceiverSettings, detail) for detail in error.errors())
+            raise DeclarationError(message) from error
+
+    def declaration(self) -> dict[str, Any]:
+        """Return what `forebay apply` writes."""
+        return {
+            "source": self.source.model_dump(mode="json"),
+            "receivers": self.receivers,
+            # Whether its receivers belong to the host at whose address they listen.
+            "listens": self.source.is_listener and not self.shared_address,
+            # Only where it is set, so that a stream that was declared before is not a changed one.
+            **({"shared_address": True} if self.shared_address else {}),
+            "retention_ms": _milliseconds(self.retention),
+            "settings": self.settings.to_row(),
+        }
+
+    def window(self, length: str | timedelta, *, slide: str | timedelta | None = None) -> Window:
+        """Read the stream's blocks of the last `length` by batch time, every `slide` (default: the batch interval).
+
+        Raises:
+            DeclarationError: a duration can't work. The pipeline checks whether it fits the interval.
+        """
+        where = f"window of stream {self.name!r}"
+        return Window(
+            self,
+            _duration(length, f"{where}: length"),
+            None if slide is None else _duration(slide, f"{where}: slide"),
+        )
+
+    def __repr__(self) -> str:
+        return f"Stream({self.name!r})"
+
+
+class Window:
+    """Declare an input that reaches back over several batches. Made by `Stream.window`.
+
+    It is declared so that retention includes its length: clean-up would delete the blocks of a window that only a
+    function's code asked for.
+    """
+
+    def __init__(self, stream: Stream, length: timedelta, slide: timedelta | None) -> None:
+        self.stream = stream
+        self.length = length
+        self.slide = slide
+
+    def declaration(self) -> dict[str, Any]:
+        """Return what `forebay apply` writes."""
+        return {
+            "window": self.stream.name,
+            "length_ms": _milliseconds(self.length),
+            "slide_ms": None if self.slide is None else _milliseconds(self.slide),
+        }
+
+    def __repr__(self) -> str:
+        return f"Window({self.stream.name!r}, {self.length})"
+
+
+def _sentence(settings: type[BaseModel], detail: ErrorDetails) -> str:
+    setting = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        close = get_close_matches(setting, settings.model_fields, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(settings.model_fields)}"
+        return f"there is no setting {setting!r}: {hint}"
+    return f"{setting}={detail['input']!r}: {detail['msg'].removeprefix('Value error, ')}"
+
+
+class Output:
+    """Hold a function from batch inputs to a result, and the sink that keeps it. Made by `Pipeline.output`."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        function: Callable[..., Any],
+        inputs: Sequence[Stream | Window],
+        sink: Sink,
+        name: str,
+    ) -> None:
+        """Check that `function` takes one parameter per input, in their order, and `batch` on request."""
+        self.pipeline = pipeline
+        self.function = function
+        self.inputs = tuple(inputs)
+        self.sink = sink
+        self.name = name
+        self.description = inspect.getdoc(function)
+        parameters = inspect.signature(function).parameters
+        self.wants_batch = BATCH_PARAMETER in parameters
+        # Ignore a parameter that has a default: the user may set it as they like.
+        expected = [
+            parameter.name
+            for parameter in parameters.values()
+            if parameter.name != BATCH_PARAMETER
+            and parameter.default is parameter.empty
+            and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        ]
+        if len(expected) != len(self.inputs):
+            message = (
+                f"output {name!r} of pipeline {pipeline.name!r} declares {len(self.inputs)} input(s) "
+                f"{[stream.name for stream in self.streams]}, but its function takes {expected}: "
+                "one parameter per input, in their order (and `batch`, if it is wanted)"
+            )
+            raise DeclarationError(message)
+        self.parameters = tuple(expected)
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """Return the stream of each input, in order."""
+        return tuple(entry.stream if isinstance(entry, Window) else entry for entry in self.inputs)
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """Return the inputs that are windows."""
+        return tuple(entry for entry in self.inputs if isinstance(entry, Window))
+
+    @property
+    def slide(self) -> timedelta:
+        """Return how often the output is computed: at multiples of this."""
+        return max([self.pipeline.interval, *(window.slide for window in self.windows if window.slide)])
+
+    def is_due(self, batch_time: datetime) -> bool:
+        """Return whether the output is computed in the batch of `batch_time`.
+
+        Only its windows' slide decides: the interval may have changed since the batch was made, and skipping the output
+        would lose the batch's blocks, which no other batch has.
+        """
+        slides = [window.slide for window in self.windows if window.slide is not None]
+        return not slides or (batch_time - EPOCH) % max(slides) == timedelta(0)
+
+    @property
+    def asset_key(self) -> dg.AssetKey:
+        """Return the key of the output's asset, for `deps=[...]` downstream. Loads Dagster."""
+        import dagster as dg  # noqa: PLC0415  only a call for the key loads Dagster
+
+        return dg.AssetKey([self.pipeline.name, self.name])
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  the user's own function
+        """Call the function itself, for tests."""
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"Output({self.pipeline.name}.{self.name})"
+
+
+class Pipeline:
+    """Make batches at multiples of an interval from the blocks of its streams, with one or more outputs."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        interval: str | timedelta,
+        retention: str | timedelta = "24h",
+        start: Start = "earliest",
+        catch_up: CatchUp = "each",
+        max_attempts: int = 3,
+        max_records_per_batch: int | None = None,
+        max_bytes_per_batch: int | None = None,
+        **settings: object,
+    ) -> None:
+        """Declare a pipeline.
+
+        Args:
+            name: letters, digits and _.
+            interval: the batch interval; batch times are its multiples by the database's clock.
+            retention: how long after its batch time a batch's blocks are kept, to run it again.
+            start: where a new pipeline begins: with the "earliest" block that is retained, or after the "latest".
+            catch_up: behind schedule, make "each" missed batch, or "merge" them into one at the newest boundary.
+            max_attempts: how often a batch may fail because of its data or code before it is quarantined. Attempts
+                that are lost with their process, host or Spark count in `max_lost_attempts` (a setting).
+            max_records_per_batch: the most records that a batch takes, except that it takes at least one block of each
+                receiver that has any; the rest waits for the next batch.
+            max_bytes_per_batch: the same, in bytes as stored.
+            settings: any field of `PipelineSettings`, such as `backpressure_enabled=True`.
+
+        Raises:
+            DeclarationError: a value can't work.
+        """
+        self.name = _checked_name("pipeline", name)
+        self.interval = _duration(interval, f"pipeline {name!r}: interval")
+        self.retention = _duration(retention, f"pipeline {name!r}: retention", least=timedelta(0))
+        if start not in get_args(Start):
+            message = f"pipeline {name!r}: start={start!r} must be one of {', '.join(get_args(Start))}"
+            raise DeclarationError(message)
+        self.start: Start = start
+        if catch_up not in get_args(CatchUp):
+            message = f"pipeline {name!r}: catch_up={catch_up!r} must be one of {', '.join(get_args(CatchUp))}"
+            raise DeclarationError(message)
+        self.catch_up: CatchUp = catch_up
+        if max_attempts < 1:
+            message = f"pipeline {name!r}: max_attempts={max_attempts} must be at least 1"
+            raise DeclarationError(message)
+        self.max_attempts = max_attempts
+        for limit, value in (
+            ("max_records_per_batch", max_records_per_batch),
+            ("max_bytes_per_batch", max_bytes_per_batch),
+        ):
+            if value is not None and value < 1:
+                message = f"pipeline {name!r}: {limit}={value} must be at least 1 (None: no limit)"
+                raise DeclarationError(message)
+        self.max_records_per_batch = max_records_per_batch
+        self.max_bytes_per_batch = max_bytes_per_batch
+        try:
+            self.settings = PipelineSettings.model_validate(settings)
+        except ValidationError as error:
+            message = f"pipeline {name!r}: " + "; ".join(
+                _sentence(PipelineSettings, detail) for detail in error.errors()
+            )
+            raise DeclarationError(message) from error
+        self.outputs: dict[str, Output] = {}
+        # Spark configuration of its sessions from build_definitions; overrides the settings'.
+        self.spark_configuration: Mapping[str, str] = {}
+        # The Dagster resource of a user's own class that build_definitions was given: a later call without one uses it.
+        self.spark_resource: object | None = None
+
+    @property
+    def kept_for(self) -> timedelta:
+        """Return how long after its batch time a block may still be read: by a replay, or by the longest window.
+
+        A slide longer, what left a window still says whether its content has changed.
+        """
+        windows = [
+            window.length + (window.slide or timedelta(0))
+            for output in self.outputs.values()
+            for window in output.windows
+        ]
+        return max([self.retention, *windows])
+
+    @property
+    def runs_empty_batches(self) -> bool:
+        """Return whether a batch without records may run: the content of a window may have changed all the same."""
+        if self.settings.run_empty_batches is not None:
+            return self.settings.run_empty_batches
+        return any(output.windows for output in self.outputs.values())
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """Return the streams that any output reads, each once, in the order of declaration."""
+        found: dict[str, Stream] = {}
+        for output in self.outputs.values():
+            for stream in output.streams:
+                if found.setdefault(stream.name, stream) is not stream:
+                    message = f"pipeline {self.name!r}: two streams are named {stream.name!r}; rename one"
+                    raise DeclarationError(message)
+        return tuple(found.values())
+
+    def output(
+        self, *, inputs: Sequence[Stream | Window], sink: Sink, name: str | None = None
+    ) -> Callable[[Callable[..., Any]], Output]:
+        """Make the decorated function an output: DataFrames of `inputs` in, a DataFrame for `sink` out.
+
+        Raises:
+            DeclarationError: no input, a name that is taken or reserved, parameters that don't fit.
+        """
+
+        def declare(function: Callable[..., Any]) -> Output:
+            output_name = _checked_name("output", name or function.__name__)
+            where = f"output {output_name!r} of pipeline {self.name!r}"
+            if output_name in self.outputs:
+                message = f"{where} is declared twice: give one of them another name"
+                raise DeclarationError(message)
+            if output_name in RESERVED_OUTPUTS:
+                message = f"{where}: the name is Forebay's own ({', '.join(sorted(RESERVED_OUTPUTS))}); choose another"
+                raise DeclarationError(message)
+            if not inputs:
+                message = f"{where} has no input: name the streams that it reads, inputs=[...]"
+                raise DeclarationError(message)
+            for entry in inputs:
+                if not isinstance(entry, Stream | Window):
+                    message = (
+                        f"{where}: input {entry!r} is no stream: give the Stream itself (or its window), as declared, "
+                        "and not its name"
+                    )
+                    raise DeclarationError(message)
+            output = Output(self, function, inputs, sink, output_name)
+            for window in output.windows:
+                self._check_window(where, window)
+            self._check_slides(where, output)
+            self.outputs[output_name] = output
+            try:
+                _ = self.streams
+            except DeclarationError:
+                del self.outputs[output_name]
+                raise
+            return output
+
+        return declare
+
+    def _check_window(self, where: str, window: Window) -> None:
+        for name, duration in (("length", window.length), ("slide", window.slide or self.interval)):
+            if duration % self.interval:
+                message = (
+                    f"{where}: the {name} of {window!r}, {duration}, is no multiple of the interval, {self.interval}"
+                )
+                raise DeclarationError(message)
+
+    def _check_slides(self, where: str, output: Output) -> None:
+        """Refuse different slides in one output, as Spark does: it would miss parts of an input with a shorter one."""
+        for entry in output.inputs:
+            slide = (entry.slide if isinstance(entry, Window) else None) or self.interval
+            if slide < output.slide:
+                stream = entry.stream if isinstance(entry, Window) else entry
+                message = (
+                    f"{where} is computed every {output.slide}, and its input {entry!r} would be read every {slide}: "
+                    f"what comes between would be missed. Give all inputs one slide: "
+                    f'{stream.name}.window("{output.slide.total_seconds():g}s", '
+                    f'slide="{output.slide.total_seconds():g}s")'
+                )
+                raise DeclarationError(message)
+
+    def declaration(self) -> dict[str, Any]:
+        """Return what `forebay apply` writes."""
+        return {
+            "interval_ms": _milliseconds(self.interval),
+            "retention_ms": _milliseconds(self.retention),
+            "start": self.start,
+            "max_records_per_batch": self.max_records_per_batch,
+            "max_bytes_per_batch": self.max_bytes_per_batch,
+            "catch_up": self.catch_up,
+            "max_attempts": self.max_attempts,
+            "runs_empty_batches": self.runs_empty_batches,
+            "settings": self.settings.model_dump(mode="json"),
+            "streams": [stream.name for stream in self.streams],
+            "outputs": {
+                output.name: {
+                    "inputs": [
+                        entry.declaration() if isinstance(entry, Window) else entry.name for entry in output.inputs
+                    ],
+                    "sink": output.sink.declaration(),
+                }
+                for output in self.outputs.values()
+            },
+        }
+
+    def __repr__(self) -> str:
+        return f"Pipeline({self.name!r})"

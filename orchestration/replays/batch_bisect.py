@@ -1,0 +1,156 @@
+"""Finds the blocks that break a batch: runs its output functions on halves of them, and writes and commits nothing.
+
+Computes each result in full and discards it (Spark's `noop` format), so it does not find what only a sink refuses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from orchestration.batches.batch_inputs import read_batch_inputs
+from orchestration.batches.store_away import store_away
+from orchestration.declarations.batch import Batch
+from tracker_store.batches import batches
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.connection.errors import BatchHeldError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import datetime
+
+    import sqlalchemy as sa
+    from pyspark.sql import SparkSession
+
+    from orchestration.batches.batch_inputs import BatchInputs
+    from orchestration.declarations.pipeline import Output, Pipeline
+    from orchestration.declarations.settings import Settings
+    from tracker_store.batches.received_block_tracker import AllocatedBlock
+
+# With this many culprits, the cause is all of the data, or the code: stop looking.
+MOST_CULPRITS = 10
+
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """Hold blocks with which the batch fails, though neither half of them fails alone: usually one block."""
+
+    blocks: Sequence[AllocatedBlock]
+    error: str
+
+
+@dataclass(slots=True)
+class Bisection:
+    """Hold what was found. `without_blocks`: the functions' error without any records, if they fail even then."""
+
+    blocks: int
+    error: str = ""
+    without_blocks: str = ""
+    culprits: list[Culprit] = field(default_factory=list)
+    runs: int = 0
+    whole: bool = True
+
+
+def bisect(
+    blocks: Sequence[AllocatedBlock], error_of: Callable[[Sequence[AllocatedBlock]], str], *, most: int = MOST_CULPRITS
+) -> Bisection:
+    """Halve `blocks` down to those for which `error_of` returns an error (not ""). `whole`: no culprit was left out.
+
+    It takes about 2 * log2(n) runs to find the only culprit of n blocks.
+    """
+    found = Bisection(len(blocks))
+
+    def run(part: Sequence[AllocatedBlock]) -> str:
+        found.runs += 1
+        return error_of(part)
+
+    def search(part: Sequence[AllocatedBlock], error: str) -> None:
+        if len(found.culprits) >= most:
+            found.whole = False
+            return
+        if len(part) == 1:
+            found.culprits.append(Culprit(part, error))
+            return
+        middle = len(part) // 2
+        halves = [(half, run(half)) for half in (part[:middle], part[middle:])]
+        if not any(said for _, said in halves):
+            found.culprits.append(Culprit(part, error))
+        for half, said in halves:
+            if said:
+                search(half, said)
+
+    found.error = run(blocks)
+    if not found.error:
+        return found
+    found.without_blocks = run([])
+    if not found.without_blocks and blocks:
+        search(blocks, found.error)
+    return found
+
+
+class BatchTrial:
+    """Runs a batch's output functions on some of its blocks."""
+
+    def __init__(
+        self,
+        connection: sa.Connection,
+        pipeline: Pipeline,
+        batch_time: datetime,
+        *,
+        outputs: Sequence[str] = (),
+        settings: Settings,
+        session: Callable[[], SparkSession],
+    ) -> None:
+        """Take those of `outputs` (all unless named) that are due. Raises BatchHeldError if there is no such batch."""
+        self._pipeline = pipeline
+        self._settings = settings
+        self._session = session
+        self._outputs = [
+            output
+            for output in pipeline.outputs.values()
+            if output.is_due(batch_time) and (not outputs or output.name in outputs)
+        ]
+        pipeline_id = get_pipeline(connection, pipeline.name).pipeline_id
+        row = batches.get_batch(connection, pipeline_id, batch_time)
+        if row is None:
+            raise BatchHeldError(f"pipeline {pipeline.name!r} has no batch at {batch_time.isoformat()}")
+        self._inputs = read_batch_inputs(
+            connection, pipeline, pipeline_id, batch_time, self._outputs, block_store=settings.block_store_roots
+        )
+        self._batch = Batch(
+            pipeline=pipeline.name,
+            time=batch_time,
+            attempt=row.attempt,
+            records=row.records,
+            _blocks=self._inputs.blocks,
+        )
+        entries = [entry for output in self._outputs for entry in output.inputs]
+        found: dict[Key, AllocatedBlock] = {
+            (block.receiver_id, block.sequence): block for entry in entries for block in self._inputs.blocks_of(entry)
+        }
+        #: The blocks that the outputs read, those of windows included, in the order of (receiver, sequence).
+        self.blocks: Sequence[AllocatedBlock] = [found[key] for key in sorted(found)]
+
+    def error_of(self, blocks: Sequence[AllocatedBlock]) -> str:
+        """Return the error of the first output that fails on exactly these blocks; empty if none fails.
+
+        Raises the error that means that the block store can't be reached.
+        """
+        only = {(block.receiver_id, block.sequence) for block in blocks}
+        inputs = self._inputs.only(only)
+        for output in self._outputs:
+            try:
+                self._compute(output, inputs)
+            except Exception as error:  # the user's function may raise anything
+                if store_away(error):
+                    raise
+                return f"{output.name}: {type(error).__name__}: {error}"
+        return ""
+
+    def _compute(self, output: Output, inputs: BatchInputs) -> None:
+        from orchestration.batches.batch_run import output_result  # noqa: PLC0415  loads the sinks
+
+        result = output_result(output, self._batch, inputs, settings=self._settings, session=self._session)
+        result.write.format("noop").mode("overwrite").save()

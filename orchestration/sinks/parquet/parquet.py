@@ -1,0 +1,251 @@
+"""Write Parquet files by batch time, each batch exactly once.
+
+Layout below PATH: every process that runs an attempt has an immutable directory `_attempts/TIME/attempt=N-TOKEN/`
+(hidden to Spark and Arrow, which skip names that begin with `_` or `.`). The committed one is published as
+`date=YYYY-MM-DD/hour=HH/batch_time=TIME/`: its files are hard-linked into a hidden directory, which atomically replaces
+the old one. An attempt that was not committed is never published, so readers never see a zombie's files. A compacted
+hour has one directory (`parquet_hours`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+from urllib.parse import urlsplit
+
+from orchestration.declarations.pipeline import DeclarationError
+from orchestration.declarations.sink import Guarantee, Sink, Step, Written, unchecked
+from orchestration.sinks.declared_directory import declared_directory
+from orchestration.sinks.directories import hidden_beside, recover, replace, sweep, sync
+from orchestration.sinks.parquet.parquet_hours import batches_of, compacted_directory, rewrite_hour
+from orchestration.sinks.parquet.parquet_objects import ParquetObjects
+from orchestration.sinks.parquet_names import (
+    ATTEMPTS,
+    FILES,
+    FOLDERS,
+    attempt_directory,
+    attempt_number,
+    batch_directory,
+    batch_stamp,
+)
+from orchestration.sinks.parquet_staging import empty_file, staged_files
+from orchestration.sinks.table_columns import arrow_schema, check_names, check_types
+from receiver_runtime.block_store.roots import OBJECT_SCHEMES, without_secrets
+from receiver_runtime.block_store.secret_url import SecretUrl
+from receiver_runtime.sources.secret import Secret, SecretError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import date
+
+    import pyarrow.dataset as ds
+    from pyspark.sql import DataFrame
+
+    from orchestration.declarations.sink import Check, OutputAttempt
+
+
+class ParquetSink(Sink):
+    """Write an output as Parquet under `path`, partitioned by date, hour and batch time. Exactly once."""
+
+    guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
+    publishes: ClassVar[bool] = True
+
+    def __init__(self, path: str | Path | Secret, *, compact: bool = False) -> None:
+        """Declare the location of the files.
+
+        Args:
+            path: a directory, relative to the working directory of `forebay apply`; or `"s3://BUCKET/PREFIX"` if it
+                contains no secret; or an `EnvVar("NAME")` that holds the whole URL.
+            compact: rows get the column `_batch_time`, and the schedule `PIPELINE_compaction` merges the batches of
+                each hour that is over into one directory; on an object store, into one batch.
+
+        Raises:
+            DeclarationError: a value is invalid, or a secret is given as plain text; the message says how to fix it.
+        """
+        self._objects = _objects(path)
+        # For an object store this is the URL without secrets, only for messages.
+        self.path = (
+            Path(self._objects.shown)
+            if self._objects is not None
+            else declared_directory(
+                cast("str | Path", path), "ParquetSink", otherwise=", or s3://BUCKET/PREFIX as text"
+            )
+        )
+        self.compact = compact
+
+    def declaration(self) -> dict[str, Any]:
+        """Return the declaration that `forebay apply` writes."""
+        path = str(self.path) if self._objects is None else str(self._objects.url)
+        return {"kind": "parquet", "path": path, **({"compact": True} if self.compact else {})}
+
+    def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
+        """Write to a directory of this attempt in this process; every file and directory is synced on return."""
+        check_names(result.schema, attempt.name, reserved=FOLDERS, folds_case=True)
+        check_types(result.schema, attempt.name)
+        if self._objects is not None:
+            return self._objects.write(result, attempt)
+        directory = self.path / attempt_directory(attempt.batch_time, attempt.attempt)
+        rows = self._stage(result, directory, attempt)
+        for made in (directory, *directory.parents):
+            sync(made)
+            if made == self.path:
+                break
+        return Written(str(directory), rows)
+
+    def _stage(self, result: DataFrame, directory: Path, attempt: OutputAttempt) -> int:
+        """Let the tasks write, list the files of the valid task attempts in the file FILES, and return the rows."""
+        schema = arrow_schema(result.schema, attempt.name)
+        directory.mkdir(parents=True)
+        files = staged_files(result, directory, schema, attempt.batch_time if self.compact else None)
+        if not files and not self.compact:
+            # Readers of a directory without rows get its columns from there.
+            files = [empty_file(directory, schema)]
+        named = directory / FILES
+        named.write_text(json.dumps(sorted(Path(file.path).name for file in files)), encoding="utf-8")
+        sync(named)
+        return sum(file.rows for file in files)
+
+    def publish(self, location: str, *, batch_time: datetime, check: Check = unchecked) -> None:
+        """Link the files of `location` into place: readers see either the whole old result or the whole new one."""
+        if self._objects is not None:
+            self._objects.publish(location, batch_time=batch_time, check=check, reached=self.reached)
+            return
+        source = Path(location)
+        target = self.path / batch_directory(batch_time)
+        hour = target.parent
+        recover(hour)
+        sweep(target)
+        try:
+            files = _data_files(source)
+        except FileNotFoundError:
+            # If this process has lost its lock, a newer attempt is published and has deleted these files.
+            check()
+            raise
+        if compacted_directory(hour, _hour_stamp(batch_time)).is_dir():
+            rewrite_hour(
+                hour, _hour_stamp(batch_time), check=check, reached=self.reached, replaced=batch_time, by=files
+            )
+        elif not _has(target, files):
+            hour.mkdir(parents=True, exist_ok=True)
+            staged = hidden_beside(target)
+            staged.mkdir()
+            for file in files:
+                os.link(file, staged / file.name)
+            sync(staged)
+            self.reached(Step.STAGED)
+            replace(staged, target, check)
+            self.reached(Step.COMMITTED)
+        # Other processes' results of this attempt, and those of older attempts, can no longer be committed.
+        _forget(source.parent, attempt_number(source.name) or 0, but=source)
+
+    def dataset(self, day: date | None = None) -> ds.Dataset:
+        """Return the published batches as a pyarrow dataset: all, or those of one day in UTC.
+
+        If a batch is replaced during a read, the read may fail with FileNotFoundError: read again.
+        """
+        if self._objects is not None:
+            return self._objects.dataset(day)
+        import pyarrow.dataset as ds  # noqa: PLC0415  as below
+
+        root = self.path if day is None else self.path / f"date={day.isoformat()}"
+        return ds.dataset(root, format="parquet", partitioning="hive", partition_base_dir=str(self.path))
+
+    def hours(self) -> list[datetime]:
+        """Return the hours that need `compact_hour`, oldest first: those with several directories or hidden leftovers.
+
+        The driver log decides whether an hour is over.
+        """
+        if self._objects is not None:
+            return self._objects.hours() if self.compact else []
+        hidden = [left.with_name(left.name.split(".")[1]) for left in self.path.glob("date=*/.hour=*")]
+        hidden += [left.parent for left in self.path.glob("date=*/hour=*/.batch_time=*")]
+        several = [hour for hour in self.path.glob("date=*/hour=*") if self.compact and len(batches_of(hour)) > 1]
+        return sorted(
+            datetime.strptime(f"{hour.parent.name} {hour.name} +0000", "date=%Y-%m-%d hour=%H %z")
+            for hour in {*several, *hidden}
+        )
+
+    def compact_hour(
+        self, time: datetime, committed: Mapping[datetime, int], *, check: Check = unchecked
+    ) -> int | None:
+        """Merge the batches of an hour that is over into one directory; return its rows, or None if already merged.
+
+        Also deletes replaced directories. `committed` are the attempts of the hour's batches, all published: their
+        files under `_attempts/` are deleted, with those of earlier attempts. Raises SinkError, without any change, if
+        the files' columns don't fit together.
+        """
+        if self._objects is not None:
+            return self._objects.compact_hour(time, committed, check=check, reached=self.reached)
+        hour = (self.path / batch_directory(time)).parent
+        recover(hour)
+        sweep(hour)
+        for batch in hour.glob(".batch_time=*"):
+            sweep(batch.with_name(batch.name[1:].rpartition(".")[0]))
+        if not self.compact:
+            return None
+        rows = None
+        if len(batches_of(hour)) > 1:
+            rows = rewrite_hour(hour, _hour_stamp(time), check=check, reached=self.reached)
+        if compacted_directory(hour, _hour_stamp(time)).is_dir():
+            self._forget_attempts(committed)
+        self.reached(Step.SWEPT)
+        return rows
+
+    def _forget_attempts(self, committed: Mapping[datetime, int]) -> None:
+        for batch_time, attempt in committed.items():
+            attempts = self.path / ATTEMPTS / batch_stamp(batch_time)
+            _forget(attempts, attempt)
+            with suppress(OSError):
+                attempts.rmdir()
+
+
+def _objects(path: str | Path | Secret) -> ParquetObjects | None:
+    """Return the object store that `path` names; None for a directory. Raises DeclarationError."""
+    if (isinstance(path, str) and "://" not in path) or isinstance(path, Path):
+        return None
+    if not isinstance(path, str):
+        try:
+            return ParquetObjects(Secret.of(path))
+        except SecretError as error:
+            message = f"ParquetSink: path: {error}"
+            raise DeclarationError(message) from None
+    parts = urlsplit(path)
+    if parts.scheme not in OBJECT_SCHEMES or not parts.netloc:
+        message = (
+            f"ParquetSink: {without_secrets(path)!r} is neither a directory nor of an object store: write "
+            f"SCHEME://BUCKET/PREFIX, with one of {', '.join(OBJECT_SCHEMES)}"
+        )
+        raise DeclarationError(message)
+    if "@" in parts.netloc or SecretUrl(path).has_secret:
+        message = (
+            f"ParquetSink: {without_secrets(path)!r} has a user or a password in it: leave them to the environment "
+            '(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), or give the whole URL by EnvVar("NAME")'
+        )
+        raise DeclarationError(message)
+    return ParquetObjects(path)
+
+
+def _hour_stamp(time: datetime) -> str:
+    return f"{time.astimezone(UTC):%Y%m%dT%H}"
+
+
+def _has(target: Path, files: Sequence[Path]) -> bool:
+    return target.is_dir() and sorted(file.name for file in files) == sorted(entry.name for entry in target.iterdir())
+
+
+def _forget(attempts: Path, newest: int, *, but: Path | None = None) -> None:
+    """Delete the directories of attempts up to `newest` at a batch, except `but`."""
+    for directory in attempts.glob("attempt=*"):
+        number = attempt_number(directory.name)
+        if number is not None and number <= newest and directory != but:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _data_files(directory: Path) -> list[Path]:
+    """Return the files of the valid task attempts of an attempt."""
+    return [directory / name for name in json.loads((directory / FILES).read_text(encoding="utf-8"))]

@@ -1,0 +1,216 @@
+"""Store a ParquetSink on an object store, which can't rename: a batch consists of the files that its `_SUCCESS` names.
+
+Spark's tasks write with pyarrow to `_attempts/TIME/attempt=N-TOKEN/`, because Spark itself writes to S3 only with
+Hadoop's jars.
+Publishing copies the committed attempt's files to `date=…/hour=…/batch_time=…/`, each under a name with the attempt's
+number, then atomically replaces the object `_SUCCESS` by one that names the attempt and its files, and then deletes an
+earlier attempt's files there. A reader of the files that `_SUCCESS` names sees the whole result of one attempt. A
+compacted hour consists of the files that its own `_SUCCESS` names (`parquet_object_hours`).
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from orchestration.declarations.sink import SinkError, Step, Written
+from orchestration.sinks.parquet.parquet_object_hours import SUCCESS, ObjectHour, dead_batches, hours_with_work, mark
+from orchestration.sinks.parquet_names import (
+    ATTEMPTS,
+    FILES,
+    attempt_directory,
+    attempt_number,
+    batch_directory,
+    batch_stamp,
+)
+from orchestration.sinks.parquet_staging import ParquetStaging, staged_by
+from orchestration.sinks.table_columns import arrow_schema
+from receiver_runtime.block_store.errors import BlockStoreError
+from receiver_runtime.block_store.objects import open_objects
+from receiver_runtime.block_store.roots import without_secrets
+from receiver_runtime.sources.secret import Secret, SecretError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from datetime import date, datetime
+
+    import pyarrow.dataset as ds
+    from pyspark.sql import DataFrame
+
+    from orchestration.declarations.sink import Check, OutputAttempt
+    from receiver_runtime.block_store.objects import Objects
+
+__all__ = ["SUCCESS", "ParquetObjects"]
+
+# Bytes to read from a list of names: larger than any such list, so that it is read whole.
+_WHOLE = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class _ObjectStaging(ParquetStaging):
+    """Staging on the object store at `url`; `directory` is a key's prefix."""
+
+    url: str = field(default="", repr=False)
+
+    def create(self, file: str) -> Any:  # noqa: ANN401
+        return open_objects(self.url).create(file)
+
+    def keep(self, file: str, stream: Any) -> int:  # noqa: ANN401, ARG002
+        size: int = stream.tell()
+        stream.close()
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetObjects:
+    """The objects of one output; `url` is a reference if it contains a secret."""
+
+    url: str | Secret
+
+    @property
+    def shown(self) -> str:
+        """Return the URL without secrets, for messages."""
+        return without_secrets(self.url) if isinstance(self.url, str) else str(self.url)
+
+    def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
+        """Let the tasks write objects of this attempt, and list the valid ones."""
+        key = attempt_directory(attempt.batch_time, attempt.attempt)
+        schema = arrow_schema(result.schema, attempt.name)
+        with self._failures(attempt.name):
+            staging = _ObjectStaging(key, schema.serialize().to_pybytes(), attempt.batch_time, self._resolved())
+            files = staged_by(result, staging)
+            names = sorted(file.path.rpartition("/")[2] for file in files)
+            self._open().put(f"{key}/{FILES}", [json.dumps(names).encode()])
+        return Written(f"{without_secrets(self._resolved()).rstrip('/')}/{key}", sum(file.rows for file in files))
+
+    def publish(self, location: str, *, batch_time: datetime, check: Check, reached: Callable[[Step], None]) -> None:
+        """Copy the files, name them in `_SUCCESS`, and delete the earlier ones; repeated, do only the missing steps."""
+        attempts, name = f"{ATTEMPTS}/{batch_stamp(batch_time)}", location.rpartition("/")[2]
+        number = attempt_number(name)
+        if number is None:
+            raise SinkError(f"publishing {location}: ParquetSink {self.shown}: it is no attempt's directory")
+        source, target = f"{attempts}/{name}", batch_directory(batch_time)
+        with self._failures(f"publishing {location}"):
+            objects = self._open()
+            hour, stamp = ObjectHour(objects, batch_time), batch_stamp(batch_time)
+            compacted = hour.compacted()
+            if compacted is not None and compacted.batches.get(stamp) == number:
+                return
+            try:
+                names = json.loads(objects.get(f"{source}/{FILES}", 0, _WHOLE))
+            except BlockStoreError:
+                # If this process has lost its lock, a newer attempt is published and has deleted these files.
+                check()
+                raise
+            sizes = dict(objects.sizes(attempts))
+            if compacted is not None and stamp in compacted.batches:
+                files = [f"{source}/{file}" for file in names]
+                hour.replace(compacted, batch_time, stamp, number, files, check=check, reached=reached)
+                _forget(objects, sizes, attempts, number, but=name)
+                return
+            there = dict(objects.sizes(target))
+            copies = {f"{target}/attempt{number}-{name}": f"{source}/{name}" for name in names}
+            for copy, original in copies.items():
+                if there.get(copy) != sizes.get(original):
+                    objects.copy(original, copy)
+            reached(Step.STAGED)
+            check()
+            named = {"attempt": number, "files": sorted(copy.rpartition("/")[2] for copy in copies)}
+            objects.put(f"{target}/{SUCCESS}", [json.dumps(named).encode()])
+            reached(Step.COMMITTED)
+            check()
+            for key in there.keys() - copies.keys() - {f"{target}/{SUCCESS}"}:
+                objects.remove(key)
+            _forget(objects, sizes, attempts, number, but=name)
+            reached(Step.SWEPT)
+
+    def hours(self) -> list[datetime]:
+        """Return the hours that need `compact_hour`, oldest first."""
+        with self._failures("looking for hours to compact"):
+            return hours_with_work([key for key, _ in self._open().sizes("")])
+
+    def compact_hour(
+        self, time: datetime, committed: Mapping[datetime, int], *, check: Check, reached: Callable[[Step], None]
+    ) -> int | None:
+        """Merge the batches of an hour that is over, as ParquetSink's method does."""
+        with self._failures(f"compacting the hour of {time.isoformat()}"):
+            objects = self._open()
+            hour = ObjectHour(objects, time)
+            rows = hour.compact(check=check, reached=reached)
+            compacted = hour.compacted()
+            for batch_time, attempt in committed.items():
+                stamp = batch_stamp(batch_time)
+                if compacted is None or stamp not in compacted.batches:
+                    continue
+                attempts = f"{ATTEMPTS}/{stamp}"
+                there = dict(objects.sizes(attempts))
+                if compacted.batches[stamp] < attempt:
+                    # Another process, paused between its last check and its put, has restored an older attempt's rows.
+                    files = _files_of(objects, there, attempts, attempt)
+                    hour.replace(compacted, batch_time, stamp, attempt, files, check=check, reached=reached)
+                    compacted = hour.compacted()
+                _forget(objects, there, attempts, attempt)
+            reached(Step.SWEPT)
+            return rows
+
+    def dataset(self, day: date | None) -> ds.Dataset:
+        """Return the files that the `_SUCCESS` of their batch names, of all days or one."""
+        import pyarrow as pa  # noqa: PLC0415  declaring a sink needs no Arrow
+        import pyarrow.dataset as ds  # noqa: PLC0415
+
+        with self._failures("reading what is published"):
+            objects = self._open()
+            below = "" if day is None else f"date={day.isoformat()}"
+            marks = [
+                key for key, _ in objects.sizes(below) if key.startswith("date=") and key.rpartition("/")[2] == SUCCESS
+            ]
+            said = {key.rpartition("/")[0]: mark(objects, key) for key in marks}
+            dead = dead_batches(said)
+            files = [f"{folder}/{name}" for folder, of in said.items() if folder not in dead for name in of["files"]]
+            filesystem, root = objects.place("")
+            if not files:
+                return ds.dataset(pa.table({}))
+            return ds.dataset(
+                [objects.place(file)[1] for file in files],
+                filesystem=filesystem,
+                format="parquet",
+                partitioning="hive",
+                partition_base_dir=root,
+            )
+
+    def _resolved(self) -> str:
+        return self.url if isinstance(self.url, str) else self.url.resolve()
+
+    def _open(self) -> Objects:
+        return open_objects(self._resolved())
+
+    @contextmanager
+    def _failures(self, doing: str) -> Iterator[None]:
+        """Turn failures into a SinkError that says what failed and contains no secret."""
+        try:
+            yield
+        except (SecretError, BlockStoreError, OSError) as error:
+            raise SinkError(f"{doing}: ParquetSink {self.shown}: {error}") from error
+
+
+def _files_of(objects: Objects, keys: Iterable[str], attempts: str, attempt: int) -> list[str]:
+    """Return the valid files of a published attempt: only one process's result of it is left."""
+    folders = {key.rpartition("/")[0] for key in keys if key.endswith(f"/{FILES}")}
+    found = [folder for folder in folders if attempt_number(folder.removeprefix(f"{attempts}/")) == attempt]
+    if len(found) != 1:
+        raise SinkError(
+            f"{attempts} has {len(found)} results of attempt {attempt}, and the hour shows an older one's: replay the "
+            "batch"
+        )
+    return [f"{found[0]}/{name}" for name in json.loads(objects.get(f"{found[0]}/{FILES}", 0, _WHOLE))]
+
+
+def _forget(objects: Objects, keys: Iterable[str], attempts: str, newest: int, *, but: str = "") -> None:
+    """Delete results that can't be committed any more: those of attempts up to `newest`, except the folder `but`."""
+    for key in keys:
+        folder = key.removeprefix(f"{attempts}/").partition("/")[0]
+        number = attempt_number(folder)
+        if folder != but and number is not None and number <= newest:
+            objects.remove(key)

@@ -1,0 +1,158 @@
+"""Check whether a sink's Postgres could be written to, without writing: its schema, table, and the login's rights.
+
+All SQL here runs on the target, and changes nothing; this module never touches the driver log.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from orchestration.sinks.postgres.postgres_staging import Address
+from receiver_runtime.block_store.secret_url import SecretUrl
+from receiver_runtime.sources.secret import Secret
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_REFERENCES = ("env:", "file:")
+_KINDS = {
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table",
+    "S": "a sequence",
+    "c": "a type",
+    "i": "an index",
+}
+# Bits of pg_trigger.tgtype: fires for each row; before it; at INSERT; at DELETE.
+_BEFORE_ROW, _AT_INSERT, _AT_DELETE = 1 | 2, 4, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What is in an output's way, as sentences: rights that the login lacks, what the table has, and what may come."""
+
+    missing_rights: list[str]
+    misfits: list[str]
+    warnings: list[str]
+
+
+def access(sink: Mapping[str, Any], application_name: str) -> Access:
+    """Return what would be in the way of an output's batches.
+
+    `sink`: the declaration of a `PostgresSink`. Raises TargetError if there is no connection, and SecretError.
+    """
+    url = Secret(sink["url"]).resolve() if sink["url"].startswith(_REFERENCES) else sink["url"]
+    password = None if sink["password"] is None else Secret(sink["password"]).resolve()
+    schema, _, table = sink["table"].partition(".")
+    with closing(Address(SecretUrl(url), password, application_name).connect()) as connection:
+        connection.set_session(readonly=True, autocommit=True)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT n.oid IS NOT NULL, coalesce(has_schema_privilege(n.oid, 'CREATE'), false), ARRAY("
+                "SELECT one FROM unnest(%(rights)s) one WHERE NOT has_table_privilege(c.oid, one)), current_user "
+                "FROM (VALUES (1)) AS one "
+                "LEFT JOIN pg_namespace n ON n.nspname = %(schema)s "
+                "LEFT JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = %(table)s",
+                {
+                    "schema": schema,
+                    "table": table,
+                    "rights": ["SELECT", "INSERT", "DELETE", *(["UPDATE"] if sink["mode"] == "merge" else [])],
+                },
+            )
+            exists, may_create, lacks, login = cursor.fetchone()
+            misfits = [
+                f"the table {schema}.{table} has {one}, which PostgresSink does not write"
+                for one in unsupported(cursor, schema, table, merges=sink["mode"] == "merge")
+            ]
+            unique = _unique_indexes(cursor, schema, table)
+    if not exists:
+        return Access([f"there is no schema {schema}"], [], [])
+    lacking = []
+    if not may_create:
+        lacking.append(f"{login} may not create tables in the schema {schema}, which every attempt does")
+    if lacks:
+        lacking.append(f"{login} lacks {' and '.join(lacks)} on {schema}.{table}")
+    if (
+        sink["mode"] == "merge"
+        and unique is not None
+        and set(sink["key"]) not in [set(columns) for _, columns, _ in unique]
+    ):
+        key = ", ".join(sink["key"])
+        misfits.append(f"the table {schema}.{table} has no unique constraint on its key ({key}), which merging needs")
+    warnings = [
+        f"{name} of {schema}.{table} lets no two batches have a row of the same {', '.join(columns)}: mode='append' "
+        "fails when they do"
+        for name, columns, fills in unique or ()
+        if sink["mode"] == "append" and not fills
+    ]
+    return Access(lacking, misfits, warnings)
+
+
+def _unique_indexes(cursor: Any, schema: str, table: str) -> list[tuple[str, list[str], bool]] | None:  # noqa: ANN401
+    """Return the table's unique indexes with columns, and whether it fills one itself; None without it. Locks: none."""
+    cursor.execute(
+        "SELECT i.relname::text, ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = x.indrelid "
+        "AND a.attnum = ANY (x.indkey::int2[]) ORDER BY a.attnum), EXISTS (SELECT FROM pg_attribute a "
+        "WHERE a.attrelid = x.indrelid AND a.attnum = ANY (x.indkey::int2[]) AND (a.atthasdef OR a.attidentity <> '')) "
+        "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "LEFT JOIN pg_index x ON x.indrelid = c.oid AND x.indisunique AND x.indimmediate AND x.indpred IS NULL "
+        "AND x.indexprs IS NULL LEFT JOIN pg_class i ON i.oid = x.indexrelid "
+        "WHERE n.nspname = %(schema)s AND c.relname = %(table)s ORDER BY 1",
+        {"schema": schema, "table": table},
+    )
+    found = cursor.fetchall()
+    return [(name, columns, fills) for name, columns, fills in found if name] if found else None
+
+
+def unsupported(cursor: Any, schema: str, table: str, *, merges: bool) -> list[str]:  # noqa: ANN401
+    """Return by name what the relation has with which a batch's rows would not be replaced by a replay, or be left out.
+
+    Its other triggers, its constraints and its partitions are Postgres's own affair: they work as for any login.
+    Locks: none.
+    """
+    cursor.execute(
+        "SELECT c.oid, c.relkind, row_security_active(c.oid), "
+        "EXISTS (SELECT FROM pg_inherits WHERE inhparent = c.oid) AND c.relkind <> 'p', "
+        "ARRAY(SELECT rulename::text FROM pg_rewrite WHERE ev_class = c.oid AND ev_enabled <> 'D' ORDER BY 1), "
+        "ARRAY(SELECT inhrelid::regclass::text FROM pg_inherits p JOIN pg_class leaf ON leaf.oid = inhrelid "
+        "WHERE inhparent = c.oid AND leaf.relkind = 'f' ORDER BY 1) "
+        "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = %(schema)s AND c.relname = %(table)s",
+        {"schema": schema, "table": table},
+    )
+    found = cursor.fetchone()
+    if found is None:
+        return []
+    oid, kind, secured, has_children, rules, foreign = found
+    if kind in _KINDS:
+        return [f"no rows of its own: it is {_KINDS[kind]}"]
+    cursor.execute(
+        "SELECT tgname::text FROM pg_trigger WHERE tgrelid IN (SELECT %(oid)s UNION SELECT relid FROM "
+        "pg_partition_tree(%(oid)s)) AND NOT tgisinternal AND tgenabled IN ('O', 'A') AND tgtype & %(before)s = "
+        "%(before)s AND (%(any)s OR tgtype & %(delete)s <> 0) GROUP BY 1 ORDER BY 1",
+        {"oid": oid, "before": _BEFORE_ROW, "delete": _AT_DELETE, "any": merges},
+    )
+    triggers = [name for (name,) in cursor.fetchall()]
+    return [
+        *(["row security for this login, which hides rows from it"] if secured else []),
+        *(["tables that inherit from it"] if has_children else []),
+        *(f"the rule {name}" for name in rules),
+        *(f"the foreign partition {name}" for name in foreign),
+        *(
+            f"the trigger {name}, which may keep rows from being {'merged' if merges else 'deleted'}"
+            for name in triggers
+        ),
+    ]
+
+
+def changes_rows(cursor: Any, schema: str, table: str) -> bool:  # noqa: ANN401
+    """Return whether a trigger of the table may change a row before it is inserted. Locks: none."""
+    cursor.execute(
+        "SELECT EXISTS (SELECT FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n "
+        "ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s AND NOT tgisinternal "
+        "AND tgenabled IN ('O', 'A') AND tgtype & %s = %s)",
+        (schema, table, _BEFORE_ROW | _AT_INSERT, _BEFORE_ROW | _AT_INSERT),
+    )
+    return bool(cursor.fetchone()[0])

@@ -1,0 +1,299 @@
+"""COPY a Spark task's partition to a staging table of this task attempt, for a PostgresSink.
+
+Runs in Spark's Python workers, so it loads neither Spark nor Dagster nor the driver log. A task attempt creates its
+table and fills it in one transaction, so a table is complete or missing. Spark passes on only the answer of the valid
+attempt of a task: the tables of attempts that lost, or were run again, are never merged.
+
+Rows that the target refuses are found by halves. They end the task, with what is wrong with the first of them; or,
+where the sink keeps them, they go to a second table, as text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from orchestration.sinks.refused_rows import MOST_NAMED, RefusedRow, bad_text, readable_row, refusal, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import pyarrow as pa
+
+    from receiver_runtime.block_store.secret_url import SecretUrl
+
+#: The columns of a task's answer: its staging table, how many rows it has, and how many were refused.
+ANSWER = "staging string, rows bigint, refused bigint"
+#: What is behind the name of a staging table in that of its refused rows.
+REFUSED = "_refused"
+_NUL = "\\u0000"  # as JSON has it
+_WAY_OUT = ', or have them put aside by on_bad_rows="dead_letter"'
+#: Bytes of a character in Postgres's message.
+_BYTE = re.compile(r"\b0x([0-9a-f]{2})\b")
+_COPIED = re.compile(r"^COPY forebay_staging_\S+, line \d+: ")
+_RELATION = re.compile(r' (for|of) relation "forebay_staging_[^"]*"')
+#: Refused rows that one task keeps aside: with more, it is the output that is wrong.
+_MOST_REFUSED = 10_000
+_KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
+
+
+class TargetError(Exception):
+    """The target can't be reached, or refuses what it is given. The message names it, and holds no secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The address of the target with resolved secrets; it is sent to the tasks, and never printed."""
+
+    url: SecretUrl
+    password: str | None = field(repr=False)
+    application_name: str
+
+    def connect(self) -> Any:  # noqa: ANN401  psycopg2 has no types
+        """Return a new connection. Raises TargetError."""
+        import psycopg2  # noqa: PLC0415  declaring a sink needs no driver
+
+        scheme, separator, rest = self.url.reveal().partition("://")
+        if scheme.partition("+")[0] not in ("postgresql", "postgres") or not separator:
+            # No part of a secret's value may be shown.
+            raise TargetError("the target's URL is none of Postgres: write postgresql://USER@HOST:PORT/DATABASE")
+        password = {} if self.password is None else {"password": self.password}
+        try:
+            return psycopg2.connect(
+                f"postgresql://{rest}",
+                **password,
+                connect_timeout=10,
+                # Else libpq takes the database's, and bytes of UTF-8 would be stored as text of that.
+                client_encoding="UTF8",
+                application_name=self.application_name[:63],
+                **_KEEPALIVE,
+            )
+        except psycopg2.ProgrammingError:
+            # libpq's message would repeat parts of a URL that it can't read.
+            raise TargetError(
+                "the target's URL can't be read: write postgresql://USER@HOST:PORT/DATABASE, and what is special in "
+                "it (@ : / % in a password) as %40 %3A %2F %25"
+            ) from None
+        except psycopg2.OperationalError as error:
+            raise TargetError(f"no connection to the target: {self._without_secrets(str(error).strip())}") from None
+
+    def _without_secrets(self, text: str) -> str:
+        text = self.url.scrub(text)
+        return text if not self.password else text.replace(self.password, "***")
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """The staging tables of one attempt at an output; `comment` identifies the attempt on each table.
+
+    `columns`: names and types. `required`: those that take no null. `like`: the table whose constraints the rows must
+    meet too, with the names of its columns that the result has not.
+    """
+
+    address: Address
+    schema: str
+    prefix: str
+    columns: tuple[tuple[str, str], ...]
+    comment: str
+    required: tuple[str, ...] = ()
+    like: tuple[str, tuple[str, ...]] | None = None
+    keeps_refused: bool = False
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """COPY a task's rows to its own table, and yield its name and count; nothing if there are no rows."""
+        import pyarrow as pa  # noqa: PLC0415
+        from pyspark import TaskContext  # noqa: PLC0415
+
+        context = TaskContext.get()
+        task = secrets.token_hex(4) if context is None else context.taskAttemptId()
+        table = f"{self.prefix}_{task}"
+        rows, refused = self.copy(table, batches)
+        if rows or refused:
+            counts = {"rows": pa.array([rows], pa.int64()), "refused": pa.array([refused], pa.int64())}
+            yield pa.record_batch({"staging": pa.array([table]), **counts})
+
+    def copy(self, table: str, batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
+        """Create `table` and fill it in one transaction; return the numbers of rows and of refused rows.
+
+        Raises TargetError and RefusedRowsError.
+        """
+        import psycopg2  # noqa: PLC0415
+        from psycopg2 import sql  # noqa: PLC0415
+
+        connection, rows = None, 0
+        refused: list[RefusedRow] = []
+        try:
+            for batch in batches:
+                if not batch.num_rows:
+                    continue
+                if connection is None:
+                    connection = self.address.connect()
+                    self._make(connection, sql.Identifier(self.schema, table))
+                statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(
+                    sql.Identifier(self.schema, table),
+                    sql.SQL(", ").join(sql.Identifier(name) for name, _ in self.columns),
+                )
+                before = len(refused)
+                with connection.cursor() as cursor:
+                    self._fill(cursor, statement.as_string(connection), batch, refused)
+                rows += batch.num_rows - (len(refused) - before)
+            if connection is not None:
+                if refused:
+                    self._put_aside(connection, f"{table}{REFUSED}", refused)
+                connection.commit()
+        except psycopg2.Error as error:
+            raise TargetError(f"COPY to the target failed: {_said(error)}") from None
+        finally:
+            if connection is not None:
+                connection.close()
+        return rows, len(refused)
+
+    def _fill(self, cursor: Any, statement: str, batch: pa.RecordBatch, refused: list[RefusedRow]) -> None:  # noqa: ANN401
+        """COPY rows; add those that the target refuses to the list. Raises RefusedRowsError if there are too many."""
+        import psycopg2  # noqa: PLC0415
+        from psycopg2.errors import ProgramLimitExceeded  # noqa: PLC0415
+
+        cursor.execute("SAVEPOINT piece")
+        try:
+            cursor.copy_expert(statement, as_csv(batch))
+        except (psycopg2.DataError, psycopg2.IntegrityError, ProgramLimitExceeded, UnicodeDecodeError) as error:
+            cursor.execute("ROLLBACK TO SAVEPOINT piece")
+            if batch.num_rows > 1:
+                half = batch.num_rows // 2
+                self._fill(cursor, statement, batch.slice(0, half), refused)
+                self._fill(cursor, statement, batch.slice(half), refused)
+                return
+            refused.append(_refused(batch, error))
+            self._check(refused)
+        else:
+            cursor.execute("RELEASE SAVEPOINT piece")
+
+    def _check(self, refused: list[RefusedRow]) -> None:
+        if len(refused) < (_MOST_REFUSED if self.keeps_refused else MOST_NAMED):
+            return
+        raise refusal(refused, more=True, way_out=_WAY_OUT)
+
+    def _put_aside(self, connection: Any, table: str, refused: list[RefusedRow]) -> None:  # noqa: ANN401
+        """Keep refused rows in a table. Raises RefusedRowsError where the sink keeps none."""
+        from psycopg2 import sql  # noqa: PLC0415
+        from psycopg2.extras import execute_values  # noqa: PLC0415
+
+        if not self.keeps_refused:
+            raise refusal(refused, more=False, way_out=_WAY_OUT)
+        name = sql.Identifier(self.schema, table)
+        with connection.cursor() as cursor:
+            cursor.execute(sql.SQL("CREATE UNLOGGED TABLE {} (refused_row text, reason text)").format(name))
+            cursor.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(name, sql.Literal(self.comment)))
+            values = [(one.row, one.reason) for one in refused]
+            execute_values(cursor, sql.SQL("INSERT INTO {} VALUES %s").format(name).as_string(connection), values)
+
+    def _make(self, connection: Any, table: Any) -> None:  # noqa: ANN401
+        from psycopg2 import sql  # noqa: PLC0415
+
+        columns = [
+            sql.SQL("{} {} {}").format(
+                sql.Identifier(name), sql.SQL(type_), sql.SQL("NOT NULL" if name in self.required else "")
+            )
+            for name, type_ in self.columns
+        ]
+        left_out: tuple[str, ...] = ()
+        if self.like is not None:
+            target, left_out = self.like
+            columns = [sql.SQL("LIKE {} INCLUDING CONSTRAINTS").format(sql.Identifier(self.schema, target))]
+        with connection.cursor() as cursor:
+            # UNLOGGED: a crash of the target empties the table, which the count before the merge detects.
+            cursor.execute(sql.SQL("CREATE UNLOGGED TABLE {} ({})").format(table, sql.SQL(", ").join(columns)))
+            for name in left_out:
+                # Its constraints go with it.
+                cursor.execute(sql.SQL("ALTER TABLE {} DROP COLUMN {}").format(table, sql.Identifier(name)))
+            cursor.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(self.comment)))
+
+
+def _refused(batch: pa.RecordBatch, error: Any) -> RefusedRow:  # noqa: ANN401  psycopg2 has no types
+    from psycopg2.errors import UntranslatableCharacter  # noqa: PLC0415
+
+    if (bad := bad_text(batch)) is not None:
+        return bad
+    row = readable_row(batch)
+    context = (error.diag.context or "") if error.diag is not None else ""
+    # Of two names where one begins like the other, the longer one.
+    named = [name for name in sorted(row, key=len, reverse=True) if f", column {name}" in context]
+    named += [name for name in row if error.diag is not None and name == error.diag.column_name]
+    # Postgres names no column for a NUL in a text, and none for a character that the database's encoding lacks.
+    named += [name for name, value in row.items() if _NUL in json.dumps(value, default=str)]
+    lacking = ""
+    if isinstance(error, UntranslatableCharacter):
+        lacking = bytes.fromhex("".join(_BYTE.findall(str(error)))).decode(errors="ignore")
+        named += [name for name, value in row.items() if lacking in json.dumps(value, default=str, ensure_ascii=False)]
+    reason = _said(error)
+    if named:
+        reason = f"column {named[0]} is {shown(row[named[0]])}: {_said(error, with_context=False)}"
+    if lacking:
+        reason = reason.encode("ascii", "backslashreplace").decode()
+    # A NUL is an escape there, so that the text can be kept.
+    return RefusedRow(json.dumps(row, default=str), reason.replace("\0", "\\0"))
+
+
+def _said(error: Any, *, with_context: bool = True) -> str:  # noqa: ANN401
+    """Return Postgres' message, with the context that names the column."""
+    context = (error.diag.context or "").partition("\n")[0] if error.diag is not None else ""
+    message = str(error.diag.message_primary or error).strip() if error.diag is not None else str(error)
+    # The name of the staging table says nothing to a reader.
+    context, message = _COPIED.sub("the row is ", context), _RELATION.sub("", message)
+    if "0x00" in message or "unsupported Unicode escape sequence" in message:
+        message += " (a NUL character, which text in Postgres can't hold: take it out by translate(column, '\\0', ''))"
+    return f"{message} [{context}]" if context and with_context else message
+
+
+def as_csv(batch: pa.RecordBatch) -> pa.BufferReader:
+    r"""Return the rows for COPY: all values are quoted, so that nothing between commas is NULL and `""` empty text."""
+    import pyarrow as pa  # noqa: PLC0415
+    from pyarrow import csv  # noqa: PLC0415
+
+    plain = pa.record_batch([_plain(column) for column in batch.columns], names=batch.schema.names)
+    sink = pa.BufferOutputStream()
+    csv.write_csv(plain, sink, csv.WriteOptions(include_header=False, quoting_style="all_valid"))
+    return pa.BufferReader(sink.getvalue())
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """Return a column that can be written as CSV: bytes in hexadecimal, nested values as JSON."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    types = pa.types
+    if types.is_null(column.type):
+        return column.cast(pa.string())
+    if types.is_binary(column.type) or types.is_large_binary(column.type):
+        return pa.array([None if value is None else "\\x" + value.hex() for value in column.to_pylist()], pa.string())
+    if types.is_nested(column.type):
+        values = [None if value is None else _json(value, column.type) for value in column.to_pylist()]
+        return pa.array(values, pa.string())
+    return column
+
+
+def _json(value: Any, type_: pa.DataType) -> str:  # noqa: ANN401  any value of a column
+    return json.dumps(_jsonable(value, type_), ensure_ascii=False, default=_scalar)
+
+
+def _jsonable(value: Any, type_: pa.DataType) -> Any:  # noqa: ANN401
+    """Convert a value for JSON: Arrow returns maps as pairs, which become objects; NaN and infinities become text."""
+    from pyarrow import types  # noqa: PLC0415
+
+    if value is None:
+        return None
+    if types.is_map(type_):
+        return {str(key): _jsonable(item, type_.item_type) for key, item in value}
+    if types.is_struct(type_):
+        return {entry.name: _jsonable(value[entry.name], entry.type) for entry in type_}
+    if types.is_list(type_) or types.is_large_list(type_):
+        return [_jsonable(item, type_.value_type) for item in value]
+    if types.is_floating(type_) and (value != value or value in (float("inf"), float("-inf"))):  # noqa: PLR0124  NaN
+        return str(value)
+    return value
+
+
+def _scalar(value: Any) -> str:  # noqa: ANN401
+    return value.hex() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,145 @@
+"""Derive a table's columns from a DataFrame, and check that an existing file-based table fits. Accesses no table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestration.declarations.sink import SinkError
+from orchestration.sinks.batch_column import BATCH_TIME
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.types import DataType, StructType
+
+
+#: Types of Spark that each target has; any other is refused, also one that a later Spark brings.
+_KNOWN = frozenset(
+    f"{name}Type"
+    for name in (
+        *("Null", "Boolean", "Byte", "Short", "Integer", "Long", "Float", "Double", "Decimal", "String", "Char"),
+        *("Varchar", "Binary", "Date", "Timestamp", "TimestampNTZ"),
+    )
+)
+
+
+def check_names(
+    schema: StructType, where: str, *, reserved: frozenset[str] = frozenset(), folds_case: bool = False
+) -> None:
+    """Raise SinkError for column names that a target would not give back as they are.
+
+    Args:
+        schema: the result's.
+        where: names the output.
+        reserved: names that the target has itself, besides the batch time's.
+        folds_case: whether names that differ in case alone are the same to the target's readers, as to Spark.
+    """
+    names = [field.name for field in schema.fields]
+
+    def same(name: str) -> str:
+        return name.lower() if folds_case else name
+
+    spelled: dict[str, list[str]] = {}
+    for name in names:
+        spelled.setdefault(same(name), []).append(name)
+    if twice := sorted(", ".join(map(repr, some)) for some in spelled.values() if len(some) > 1):
+        raise SinkError(f"{where} has several columns of one name ({'; '.join(twice)}): rename them by .alias(...)")
+    if not names:
+        raise SinkError(f"{where} has no columns: select some")
+    if taken := sorted({name for name in names if same(name) in {*reserved, BATCH_TIME}}):
+        raise SinkError(
+            f"{where} has a column {', '.join(map(repr, taken))}, which is the target's own: rename it by .alias(...)"
+        )
+
+
+def refuse_table(unknown: Sequence[str], *, table: str, sink: str, where: str) -> None:
+    """Raise SinkError if a table of others has something that the sink does not write rightly, by the names."""
+    if unknown:
+        raise SinkError(
+            f"{where}: the {table} has {'; '.join(unknown)}, which {sink} does not write: give the output a table of "
+            "its own, and fill this one from it"
+        )
+
+
+def check_types(schema: StructType, where: str) -> None:
+    """Raise SinkError for a column of a type, at any depth, that other programs would read as something else."""
+    from pyspark.sql.types import NullType  # noqa: PLC0415
+
+    for field in schema.fields:
+        # A column of nulls has no type in files, and a later batch may give it one.
+        if odd := lacking(field.dataType, further=(NullType,)):
+            raise SinkError(
+                f"{where}: its column {field.name} is a {field.dataType.simpleString()}, and files have no {odd}: "
+                f"cast it, as frame.withColumn({field.name!r}, frame[{field.name!r}].cast('string'))"
+            )
+
+
+def lacking(type_: DataType, *, further: tuple[type[DataType], ...] = ()) -> str | None:
+    """Return the name of the type, or of the first inside it, that not each of Parquet, Delta, Iceberg and JSON has.
+
+    `further`: types that the target lacks too. A struct without fields is one that no file has.
+    """
+    from pyspark.sql import types  # noqa: PLC0415
+
+    inner: list[DataType] = []
+    match type_:
+        case types.ArrayType():
+            inner = [type_.elementType]
+        case types.MapType():
+            inner = [type_.keyType, type_.valueType]
+        case types.StructType() if type_.fields:
+            inner = [field.dataType for field in type_.fields]
+        case _ if type(type_).__name__ not in _KNOWN or isinstance(type_, further):
+            return type_.simpleString()
+    return next((odd for one in inner if (odd := lacking(one, further=further))), None)
+
+
+def arrow_schema(schema: StructType, where: str, *, widens: bool = False) -> pa.Schema:
+    """Return the result's columns as an Arrow schema, all nullable; `widens`: small integers become 32-bit ones.
+
+    Raises SinkError for names and types that a table can't have.
+    """
+    import pyarrow as pa  # noqa: PLC0415
+    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415
+
+    check_names(schema, where, folds_case=True)
+    check_types(schema, where)
+    converted = to_arrow_schema(schema, timezone="UTC")
+    return pa.schema([pa.field(field.name, _nullable(field.type, widens=widens)) for field in converted])
+
+
+def _nullable(type_: pa.DataType, *, widens: bool) -> pa.DataType:
+    """Return the type with nullable fields: Spark marks literals as never null, but later batches may have nulls."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    if pa.types.is_struct(type_):
+        return pa.struct([pa.field(field.name, _nullable(field.type, widens=widens)) for field in type_])
+    if pa.types.is_list(type_):
+        return pa.list_(pa.field("element", _nullable(type_.value_type, widens=widens)))
+    if pa.types.is_map(type_):
+        return pa.map_(_nullable(type_.key_type, widens=widens), _nullable(type_.item_type, widens=widens))
+    return pa.int32() if widens and type_ in (pa.int8(), pa.int16()) else type_
+
+
+def check_fit(result: pa.Schema, table: pa.Schema, *, name: str, where: str) -> None:
+    """Raise SinkError that names each column of `result` (with the batch time) that differs from the table's."""
+    given, there = set(result.names), set(table.names)
+    wrong = []
+    if unknown := [column for column in result.names if column not in there]:
+        wrong.append(f"the table has no column {', '.join(f'{c} ({result.field(c).type})' for c in unknown)}")
+    if left_out := [column for column in table.names if column not in given]:
+        wrong.append(f"the result has no column {', '.join(f'{c} ({table.field(c).type})' for c in left_out)}")
+    wrong += [
+        f"column {column} is {table.field(column).type} in the table and {result.field(column).type} in the result"
+        for column in result.names
+        if column in there and _plain(table.field(column).type) != _plain(result.field(column).type)
+    ]
+    if wrong:
+        raise SinkError(f"{where} does not fit the table {name}: {'; '.join(wrong)}. Change the result, or the table")
+
+
+def _plain(type_: pa.DataType) -> str:
+    """Return the type's name without differences of layout (large_string, string_view) and of names inside a list."""
+    spelled = str(type_).replace("large_", "").replace("_view", "").replace(" not null", "")
+    return spelled.replace("list<item:", "list<element:").replace("tz=+00:00", "tz=UTC").replace("tz=Etc/UTC", "tz=UTC")

@@ -1,0 +1,262 @@
+"""Write to a Delta table, each batch exactly once: the table's own log decides.
+
+Spark's tasks write Parquet files below the table's directory, and one commit names them. It adds this attempt's files,
+removes those of an earlier attempt at the batch, and carries the application id of (pipeline, output, batch time) with
+the attempt as version (with the batch time as version, a replay would be dropped silently). If the table has a newer
+attempt's commit, no commit is made, so that a late attempt changes nothing.
+
+Needs the package `deltalake`, and no connector in the JVM.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from orchestration.declarations.sink import Committed, SinkError, Written
+from orchestration.sinks.batch_column import BATCH_TIME
+from orchestration.sinks.declared_directory import declared_directory
+from orchestration.sinks.parquet_staging import with_batch_time
+from orchestration.sinks.table_columns import check_fit
+from orchestration.sinks.tables.file_table import FileTableSink, batch_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+    from orchestration.declarations.sink import OutputAttempt
+    from orchestration.sinks.parquet_staging import StagedFile
+
+_CONSTRAINTS = "delta.constraints."
+# A replay removes files, and names that are mapped are not those of the files.
+_REFUSED_PROPERTIES = {
+    ("delta.appendOnly", "true"),
+    ("delta.columnMapping.mode", "name"),
+    ("delta.columnMapping.mode", "id"),
+}
+# Features of a table's protocol that need nothing of a writer, unless a property or a column uses them.
+_KNOWN_FEATURES = {"appendOnly", "invariants", "checkConstraints", "columnMapping", "generatedColumns", "timestampNtz"}
+# How many commits of the history are searched for one of an earlier attempt.
+_HISTORY = 1000
+
+
+class DeltaSink(FileTableSink):
+    """Keep an output in a Delta table, with the column `_batch_time`. Exactly once."""
+
+    format: ClassVar[str] = "Delta"
+    # Those that the protocol forbids without column mapping, and control characters.
+    refused: ClassVar[str] = " ,;{}()=" + "".join(map(chr, range(32)))
+
+    def __init__(self, path: str | Path) -> None:
+        """Declare the table in the directory `path`, shared by Spark's workers; relative to the working directory.
+
+        Raises:
+            DeclarationError: `path` is a URL, or empty, or has what a shell replaces.
+        """
+        self.path = declared_directory(
+            path, "DeltaSink", otherwise=", which Spark's workers share, and no object store"
+        )
+
+    @property
+    def target(self) -> str:
+        """Return the table's directory."""
+        return str(self.path)
+
+    def declaration(self) -> dict[str, Any]:
+        """Return the declaration that `forebay apply` writes."""
+        return {"kind": "delta", "path": str(self.path)}
+
+    def committed(self, attempt: OutputAttempt) -> Committed | None:
+        """Return the newest attempt at this batch in the table, if the driver log knows its run."""
+        table = self._table()
+        version = None if table is None else table.transaction_version(attempt.application_id)
+        if table is None or version is None:
+            return None
+        for commit in table.history(_HISTORY):
+            if commit.get("forebay_application") == attempt.application_id:
+                if int(commit["forebay_attempt"]) != version or not attempt.knows(version, commit["forebay_run"]):
+                    return None
+                return Committed(version, Written(str(self.path), int(commit["forebay_rows"])))
+        return None
+
+    def _connect(self, attempt: OutputAttempt) -> Any:  # noqa: ANN401
+        del attempt
+        return self._deltalake()
+
+    def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> Path:  # noqa: ANN401
+        import pyarrow as pa  # noqa: PLC0415
+
+        del connection
+        table = self._table()
+        if table is not None:
+            self._check_kind(table, attempt)
+            there = pa.schema(table.schema().to_arrow())
+            check_fit(with_batch_time(schema), there, name=str(self.path), where=attempt.name)
+        return self.path
+
+    def _check_kind(self, table: Any, attempt: OutputAttempt) -> None:  # noqa: ANN401
+        """Raise SinkError if the table has what this sink does not write rightly, by its name."""
+        metadata, protocol = table.metadata(), table.protocol()
+        unknown = []
+        if metadata.partition_columns:
+            unknown.append(f"partition columns ({', '.join(metadata.partition_columns)})")
+        unknown += [f"the property {key}" for key in sorted(metadata.configuration) if key.startswith(_CONSTRAINTS)]
+        unknown += [
+            f"the property {key}={value}"
+            for key, value in sorted(metadata.configuration.items())
+            if (key, value) in _REFUSED_PROPERTIES
+        ]
+        unknown += [
+            f"{key} of column {field.name}" for field in table.schema().fields for key in sorted(field.metadata or {})
+        ]
+        unknown += [
+            f"column {field.name}, which must not be null" for field in table.schema().fields if not field.nullable
+        ]
+        unknown += [f"the feature {name}" for name in sorted({*(protocol.writer_features or ())} - _KNOWN_FEATURES)]
+        self._refuse_table(unknown, attempt)
+
+    def _try_commit(
+        self,
+        connection: Any,  # noqa: ANN401
+        files: Sequence[StagedFile],
+        schema: pa.Schema,
+        attempt: OutputAttempt,
+    ) -> bool:
+        from deltalake.exceptions import CommitFailedError, DeltaError  # noqa: PLC0415
+
+        del connection
+        table = self._table()
+        try:
+            if table is None:
+                self._create(files, schema, attempt)
+            else:
+                self._commit_to(table, files, schema, attempt)
+        except CommitFailedError:
+            return False
+        except DeltaError as error:
+            if table is None and self._table() is not None:
+                return False
+            raise SinkError(f"{attempt.name}: the Delta table {self.path}: {error}") from error
+        return True
+
+    def _create(self, files: Sequence[StagedFile], schema: pa.Schema, attempt: OutputAttempt) -> None:
+        from deltalake import Schema  # noqa: PLC0415
+        from deltalake.transaction import create_table_with_add_actions  # noqa: PLC0415
+
+        self.path.mkdir(parents=True, exist_ok=True)
+        create_table_with_add_actions(
+            str(self.path),
+            Schema.from_arrow(with_batch_time(schema)),
+            self._additions(files, attempt),
+            mode="error",
+            description=f"{attempt.pipeline}.{attempt.output}, written by Forebay",
+            commit_properties=_properties(files, attempt),
+        )
+
+    def _commit_to(
+        self,
+        table: Any,  # noqa: ANN401  a DeltaTable
+        files: Sequence[StagedFile],
+        schema: pa.Schema,
+        attempt: OutputAttempt,
+    ) -> None:
+        from deltalake import write_deltalake  # noqa: PLC0415
+
+        version = table.transaction_version(attempt.application_id)
+        if version is not None and version >= attempt.attempt:
+            raise self.outdated(attempt, version)
+        earlier = [] if version is None else _files_with(table, attempt)
+        own = [name for name in earlier if name.startswith(f"{batch_folder(attempt)}/")]
+        if len(own) == len(earlier):
+            table.create_write_transaction(
+                [*self._additions(files, attempt), *_removals(own)],
+                mode="append",
+                schema=table.schema(),
+                commit_properties=_properties(files, attempt),
+            )
+        else:
+            # OPTIMIZE has moved rows of the batch to files with other rows: rewrite those files without them.
+            import pyarrow as pa  # noqa: PLC0415
+            import pyarrow.parquet as pq  # noqa: PLC0415
+
+            whole = with_batch_time(schema)
+            rows = [pq.read_table(file.path, schema=whole) for file in files]
+            write_deltalake(
+                table,
+                pa.concat_tables([whole.empty_table(), *rows]),
+                mode="overwrite",
+                predicate=f"{BATCH_TIME} = '{attempt.batch_time.astimezone(UTC).isoformat()}'",
+                commit_properties=_properties(files, attempt),
+            )
+
+    def _additions(self, files: Sequence[StagedFile], attempt: OutputAttempt) -> list[Any]:
+        from deltalake.transaction import AddAction  # noqa: PLC0415
+
+        time = attempt.batch_time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return [
+            AddAction(
+                Path(file.path).relative_to(self.path).as_posix(),
+                file.size,
+                {},
+                round(Path(file.path).stat().st_mtime * 1000),
+                data_change=True,
+                stats=json.dumps(
+                    {"numRecords": file.rows, "minValues": {BATCH_TIME: time}, "maxValues": {BATCH_TIME: time}}
+                ),
+            )
+            for file in files
+        ]
+
+    def _table(self) -> Any:  # noqa: ANN401
+        """Return the current table, or None."""
+        deltalake = self._deltalake()
+        return deltalake.DeltaTable(str(self.path)) if deltalake.DeltaTable.is_deltatable(str(self.path)) else None
+
+    def _deltalake(self) -> Any:  # noqa: ANN401
+        try:
+            import deltalake  # noqa: PLC0415  declaring a sink needs no deltalake
+        except ImportError:
+            raise SinkError(
+                "DeltaSink needs the package deltalake: install it where batches run, by pip install 'forebay[delta]'"
+            ) from None
+        return deltalake
+
+
+def _files_with(table: Any, attempt: OutputAttempt) -> list[str]:  # noqa: ANN401
+    """Return the table's files that contain, or according to their statistics may contain, rows of the batch."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    found = []
+    for action in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+        least, most = action.get(f"min.{BATCH_TIME}"), action.get(f"max.{BATCH_TIME}")
+        # Statistics are rounded down to milliseconds.
+        time = attempt.batch_time.replace(microsecond=attempt.batch_time.microsecond // 1000 * 1000)
+        if least is None or most is None or (least <= attempt.batch_time and time <= most):
+            found.append(action["path"])
+    return found
+
+
+def _removals(paths: Sequence[str]) -> list[Any]:
+    from time import time  # noqa: PLC0415
+
+    from deltalake.transaction import RemoveAction  # noqa: PLC0415
+
+    return [RemoveAction(path, True, round(time() * 1000)) for path in paths]  # noqa: FBT003  it takes no keywords
+
+
+def _properties(files: Sequence[StagedFile], attempt: OutputAttempt) -> Any:  # noqa: ANN401
+    from deltalake import CommitProperties, Transaction  # noqa: PLC0415
+
+    return CommitProperties(
+        app_transactions=[Transaction(attempt.application_id, attempt.attempt)],
+        max_commit_retries=0,
+        custom_metadata={
+            "forebay_application": attempt.application_id,
+            "forebay_attempt": str(attempt.attempt),
+            "forebay_run": attempt.run_id,
+            "forebay_rows": str(sum(file.rows for file in files)),
+        },
+    )

@@ -1,0 +1,118 @@
+"""Share the code of file-based tables (Delta, Iceberg): tasks write files, one commit names them, and is retried.
+
+Owns the location of an attempt's files and the retries after a conflicting commit. Each format defines what a commit is
+and how a table recognises an attempt.
+"""
+
+from __future__ import annotations
+
+import secrets
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from orchestration.declarations.sink import AttemptOutdatedError, Guarantee, Sink, SinkError, Step, Written
+from orchestration.sinks.parquet_names import batch_stamp
+from orchestration.sinks.parquet_staging import staged_files
+from orchestration.sinks.table_columns import arrow_schema, refuse_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from orchestration.declarations.sink import OutputAttempt
+    from orchestration.sinks.parquet_staging import StagedFile
+
+#: How many times a commit is tried, because other writers' commits may come first.
+_TRIES = 20
+
+
+class FileTableSink(Sink):
+    """A sink for a file-based table, see the module. Subclasses implement the format."""
+
+    guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
+    commits: ClassVar[bool] = True
+    #: The format's name in messages.
+    format: ClassVar[str]
+    #: Characters that a column's name can't have in the format, or that it does not give back as they are.
+    refused: ClassVar[str] = ""
+    #: Whether the format lacks small integers, so that they are stored as 32-bit integers.
+    widens: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def target(self) -> str:
+        """Return the table's name as its owner gave it."""
+
+    @abstractmethod
+    def _connect(self, attempt: OutputAttempt) -> Any:  # noqa: ANN401  a format's own
+        """Return the connection for one write. Raises SinkError if a package is missing or the table is unavailable."""
+
+    @abstractmethod
+    def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> Path:  # noqa: ANN401
+        """Return the directory of the table's files. Raises SinkError if the columns don't fit the table's."""
+
+    @abstractmethod
+    def _try_commit(
+        self,
+        connection: Any,  # noqa: ANN401
+        files: Sequence[StagedFile],
+        schema: pa.Schema,
+        attempt: OutputAttempt,
+    ) -> bool:
+        """Commit to the current table; return False if another commit came first. Raises AttemptOutdatedError."""
+
+    def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
+        """Let the tasks write files, and commit them to the table."""
+        connection = self._connect(attempt)
+        schema = arrow_schema(result.schema, attempt.name, widens=self.widens)
+        self._check_characters(schema, attempt)
+        directory = self._prepare(connection, schema, attempt)
+        self.reached(Step.PREPARED)
+        own = directory / batch_folder(attempt) / f"attempt{attempt.attempt}-{secrets.token_hex(4)}"
+        files = staged_files(result, own, schema, attempt.batch_time)
+        self.reached(Step.STAGED)
+        self._commit(connection, files, schema, attempt)
+        self.reached(Step.COMMITTED)
+        return Written(self.target, sum(file.rows for file in files))
+
+    def _refuse_table(self, unknown: Sequence[str], attempt: OutputAttempt) -> None:
+        table = f"{self.format} table {self.target}"
+        refuse_table(unknown, table=table, sink=f"{self.format}Sink", where=attempt.name)
+
+    def _check_characters(self, schema: pa.Schema, attempt: OutputAttempt) -> None:
+        for name in schema.names:
+            if not name or (found := sorted(set(name) & set(self.refused))):
+                why = (
+                    "is empty" if not name else f"has {', '.join(map(repr, found))}, which {self.format} does not keep"
+                )
+                raise SinkError(f"{attempt.name}: the name of its column {name!r} {why}: rename it by .alias(...)")
+
+    def _commit(
+        self,
+        connection: Any,  # noqa: ANN401
+        files: Sequence[StagedFile],
+        schema: pa.Schema,
+        attempt: OutputAttempt,
+    ) -> None:
+        for _ in range(_TRIES):
+            if self._try_commit(connection, files, schema, attempt):
+                return
+        raise SinkError(
+            f"{attempt.name}: {_TRIES} commits to the {self.format} table {self.target} conflicted with other commits: "
+            "run the table's other writers at another time"
+        )
+
+    def outdated(self, attempt: OutputAttempt, newer: int) -> AttemptOutdatedError:
+        """Return the error for a table that already has this attempt at the batch, or a newer one."""
+        return AttemptOutdatedError(
+            f"{attempt.name}: the {self.format} table {self.target} has attempt {newer} at the batch of "
+            f"{attempt.batch_time.isoformat()}: attempt {attempt.attempt} changed nothing"
+        )
+
+
+def batch_folder(attempt: OutputAttempt) -> str:
+    """Return the folder, below the table's directory, of all attempts at a batch of an output."""
+    return f"{attempt.pipeline}.{attempt.output}/{attempt.pipeline_id}-{batch_stamp(attempt.batch_time)}"

@@ -1,0 +1,249 @@
+"""Write to an Iceberg table, each batch exactly once: the table's snapshots decide.
+
+Spark's tasks write Parquet files below the table's location, and one transaction deletes what an earlier attempt at the
+batch wrote (by `_batch_time`) and adds this attempt's files. Its snapshot carries the application id of (pipeline,
+output, batch time) and the attempt. The catalog accepts only one commit after a snapshot: a writer that comes second
+reads the table again, and changes nothing if it has a newer attempt's commit.
+
+Needs the package `pyiceberg`, and no connector in the JVM.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
+
+from orchestration.declarations.pipeline import DeclarationError
+from orchestration.declarations.sink import Committed, SinkError, Written
+from orchestration.sinks.batch_column import BATCH_TIME
+from orchestration.sinks.parquet_staging import with_batch_time
+from orchestration.sinks.table_columns import check_fit
+from orchestration.sinks.tables.file_table import FileTableSink
+from receiver_runtime.block_store.secret_url import SecretUrl
+from receiver_runtime.sources.secret import Secret, SecretError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+
+    from orchestration.declarations.sink import OutputAttempt
+    from orchestration.sinks.parquet_staging import StagedFile
+
+_APPLICATION = "forebay.application"
+_ATTEMPT = "forebay.attempt"
+_RUN = "forebay.run"
+_ROWS = "forebay.rows"
+_SECRET = re.compile(r"password|secret|token|credential|access-key|session", re.IGNORECASE)
+_REFERENCE = ("env:", "file:/")
+_NEWEST_FORMAT = 2
+
+
+class IcebergSink(FileTableSink):
+    """Keep an output in an Iceberg table, with the column `_batch_time`. Exactly once."""
+
+    format: ClassVar[str] = "Iceberg"
+    # Iceberg's smallest integer has 32 bits.
+    widens: ClassVar[bool] = True
+
+    def __init__(self, table: str, *, catalog: Mapping[str, str | Secret], name: str = "forebay") -> None:
+        """Declare the table.
+
+        Args:
+            table: `NAMESPACE.TABLE`; the table and its namespace are created at the first batch if they are missing.
+                Its location is a directory that Spark's workers share.
+            catalog: pyiceberg's properties of your catalog, such as `{"type": "sql", "uri": EnvVar("CATALOG_URI"),
+                "warehouse": "file:///data/warehouse"}`; secret values as `EnvVar("NAME")`, `"env:NAME"` or (not for
+                `warehouse`) `Secret("file:/PATH")`.
+            name: the catalog's name, which a SQL catalog has in its own tables.
+
+        Raises:
+            DeclarationError: the table has no namespace, or a secret is given as plain text.
+        """
+        if not all(table.split(".")) or "." not in table:
+            message = f"IcebergSink: table {table!r} has no namespace: write NAMESPACE.TABLE"
+            raise DeclarationError(message)
+        self.table = table
+        self.name = name
+        self._catalog = {key: _checked(key, value) for key, value in catalog.items()}
+
+    @property
+    def target(self) -> str:
+        """Return the table's name in its catalog."""
+        return self.table
+
+    def declaration(self) -> dict[str, Any]:
+        """Return the declaration that `forebay apply` writes, with secrets as references."""
+        return {
+            "kind": "iceberg",
+            "table": self.table,
+            "catalog": self.name,
+            "properties": {key: str(value) for key, value in self._catalog.items()},
+        }
+
+    def committed(self, attempt: OutputAttempt) -> Committed | None:
+        """Return the newest attempt at this batch in the table's snapshots, if the driver log knows its run."""
+        found = _newest_commit(self._table(self._load_catalog(attempt)), attempt)
+        if found is None or not attempt.knows(int(found[_ATTEMPT]), found[_RUN]):
+            return None
+        return Committed(int(found[_ATTEMPT]), Written(self.table, int(found[_ROWS])))
+
+    def _connect(self, attempt: OutputAttempt) -> Any:  # noqa: ANN401
+        return self._load_catalog(attempt)
+
+    def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> Path:  # noqa: ANN401
+        from pyiceberg.exceptions import TableAlreadyExistsError  # noqa: PLC0415
+        from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415
+
+        table, whole = self._table(connection), with_batch_time(schema)
+        if table is None:
+            connection.create_namespace_if_not_exists(self.table.rpartition(".")[0])
+            try:
+                table = connection.create_table(self.table, schema=whole)
+            except TableAlreadyExistsError:
+                table = connection.load_table(self.table)
+        self._check_kind(table, attempt)
+        check_fit(whole, schema_to_pyarrow(table.schema()), name=self.table, where=attempt.name)
+        return _directory(table.location(), attempt) / "data"
+
+    def _check_kind(self, table: Any, attempt: OutputAttempt) -> None:  # noqa: ANN401
+        """Raise SinkError if the table has what this sink does not write rightly, by its name."""
+        unknown = []
+        if not table.spec().is_unpartitioned():
+            unknown.append(f"the partition spec {table.spec()}")
+        if table.format_version > _NEWEST_FORMAT:
+            unknown.append(f"format version {table.format_version}")
+        unknown += [f"the required column {field.name}" for field in table.schema().fields if field.required]
+        self._refuse_table(unknown, attempt)
+
+    def _try_commit(
+        self,
+        connection: Any,  # noqa: ANN401
+        files: Sequence[StagedFile],
+        schema: pa.Schema,
+        attempt: OutputAttempt,
+    ) -> bool:
+        from pyiceberg.exceptions import CommitFailedException, ValidationException  # noqa: PLC0415
+
+        table = connection.load_table(self.table)
+        found = _newest_commit(table, attempt)
+        if found is not None and int(found[_ATTEMPT]) >= attempt.attempt:
+            raise self.outdated(attempt, int(found[_ATTEMPT]))
+        try:
+            # Snapshots expire, so a later attempt deletes the batch's rows even if it finds no earlier commit.
+            self._commit_to(table, files, schema, attempt, replaces=found is not None or attempt.attempt > 1)
+        except (CommitFailedException, ValidationException):
+            return False
+        return True
+
+    def _commit_to(
+        self,
+        table: Any,  # noqa: ANN401  a pyiceberg Table
+        files: Sequence[StagedFile],
+        schema: pa.Schema,
+        attempt: OutputAttempt,
+        *,
+        replaces: bool,
+    ) -> None:
+        import warnings  # noqa: PLC0415
+
+        from pyiceberg.expressions import EqualTo  # noqa: PLC0415
+
+        properties = {
+            _APPLICATION: attempt.application_id,
+            _ATTEMPT: str(attempt.attempt),
+            _RUN: attempt.run_id,
+            _ROWS: str(sum(file.rows for file in files)),
+        }
+        # By default pyiceberg retries a conflicting commit on top of the other one, and so could put a late attempt's
+        # commit on top of a newer attempt's.
+        table.metadata.properties["commit.retry.num-retries"] = "0"
+        with table.transaction() as transaction:
+            if replaces:
+                with warnings.catch_warnings():
+                    # pyiceberg warns if there is nothing to delete, which is normal here.
+                    warnings.simplefilter("ignore", UserWarning)
+                    transaction.delete(EqualTo(term=BATCH_TIME, value=attempt.batch_time.isoformat()))
+            if files:
+                # The files have new random names, so a search for duplicates in the whole table is useless.
+                transaction.add_files(
+                    [file.path for file in files], snapshot_properties=properties, check_duplicate_files=False
+                )
+            else:
+                transaction.append(with_batch_time(schema).empty_table(), snapshot_properties=properties)
+
+    def _table(self, catalog: Any) -> Any:  # noqa: ANN401
+        """Return the current table, or None."""
+        from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415
+
+        try:
+            return catalog.load_table(self.table)
+        except NoSuchTableError:
+            return None
+
+    def _load_catalog(self, attempt: OutputAttempt) -> Any:  # noqa: ANN401
+        try:
+            from pyiceberg.catalog import load_catalog  # noqa: PLC0415  declaring a sink needs no pyiceberg
+        except ImportError:
+            raise SinkError(
+                "IcebergSink needs the package pyiceberg: install it where batches run, by pip install "
+                "'forebay[iceberg]'"
+            ) from None
+        try:
+            properties = {
+                key: value.resolve() if isinstance(value, Secret) else value for key, value in self._catalog.items()
+            }
+        except SecretError as error:
+            raise SinkError(f"{attempt.name}: {error}") from None
+        try:
+            return load_catalog(self.name, **properties)
+        except Exception as error:  # noqa: BLE001  a catalog's client may raise anything
+            said = str(error)
+            for key, value in self._catalog.items():
+                if isinstance(value, Secret):
+                    said = said.replace(properties[key], f"({value})")
+            raise SinkError(f"{attempt.name}: the catalog {self.name!r} can't be opened: {said}") from None
+
+
+def _checked(key: str, value: str | Secret) -> str | Secret:
+    """Return a reference as a Secret, and a literal unchanged. Raises DeclarationError if a literal is a secret."""
+    if isinstance(value, Secret) or hasattr(value, "env_var_name") or value.startswith("env:"):
+        return Secret.of(value)
+    if _SECRET.search(key) or SecretUrl(value).has_secret:
+        if value.startswith(_REFERENCE):
+            return Secret.of(value)
+        message = (
+            f'IcebergSink: catalog[{key!r}] holds a secret, which would be stored: write EnvVar("NAME"), '
+            '"env:NAME" or "file:/PATH", and keep it there'
+        )
+        raise DeclarationError(message)
+    return value
+
+
+def _newest_commit(table: Any, attempt: OutputAttempt) -> dict[str, str] | None:  # noqa: ANN401
+    """Return the properties of the newest snapshot of an attempt at this batch, or None."""
+    if table is None:
+        return None
+    for snapshot in sorted(table.snapshots(), key=lambda entry: -entry.sequence_number):
+        properties: dict[str, str] = snapshot.summary.additional_properties if snapshot.summary else {}
+        if properties.get(_APPLICATION) == attempt.application_id:
+            return properties
+    return None
+
+
+def _directory(location: str, attempt: OutputAttempt) -> Path:
+    parts = urlsplit(location)
+    if parts.scheme not in ("", "file"):
+        raise SinkError(
+            f"{attempt.name}: its Iceberg table lies at {parts.scheme}://…: IcebergSink writes to a directory that "
+            "Spark's workers share, so give the catalog a warehouse of file:///DIRECTORY"
+        )
+    # What pyiceberg, pyarrow and Spark read of these differs.
+    if parts.netloc or not parts.path.startswith("/") or any(character in location for character in "%#?"):
+        raise SinkError(
+            f"{attempt.name}: its Iceberg table lies at {location!r}, which programs read in several ways: give the "
+            "catalog a warehouse of file:///DIRECTORY, without %, # and ?"
+        )
+    return Path(parts.path)

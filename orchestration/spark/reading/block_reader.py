@@ -1,0 +1,194 @@
+"""Read blocks in Spark: the planner gets their locations as an option or from the driver log; tasks only read files.
+
+Each block's checksum is verified. Python workers load this module, so it loads neither Dagster nor SQLAlchemy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from orchestration.spark.reading.allocation import BlockLocation, decode_allocation, location_of
+from receiver_runtime.block_store.columns import arrow_schema, fitted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from receiver_runtime.block_store.interface import BlockStore
+
+#: The option with the references to the keys of encrypted blocks, separated by commas; never a key.
+BLOCK_KEYS = "block_keys"
+#: The option in which a batch's run passes on the block locations that it has read from the driver log.
+ALLOCATION = "allocation"
+# Options that tasks don't get: one contains the driver log's password, the other may be long.
+_OF_THE_PLANNER = ("database_url", ALLOCATION)
+
+# Several small blocks make one task: starting a task costs more than reading a few MiB.
+PARTITION_BYTES = 32 * 1024 * 1024
+# What a block counts besides its bytes, for opening and checking it: else a task of a few MiB may have 100,000 blocks.
+BLOCK_COST_BYTES = 16 * 1024
+# The most tasks of one input: Spark's driver keeps a few KiB for each, and starts them one after the other.
+MOST_PARTITIONS = 10_000
+
+_SPARK_TYPES = {
+    "bool": "BOOLEAN",
+    "int8": "TINYINT",
+    "int16": "SMALLINT",
+    "int32": "INT",
+    "int64": "BIGINT",
+    # The next larger type, because Spark's integers are signed.
+    "uint8": "SMALLINT",
+    "uint16": "INT",
+    "uint32": "BIGINT",
+    "float": "FLOAT",
+    "double": "DOUBLE",
+    "date32[day]": "DATE",
+    "string": "STRING",
+    "large_string": "STRING",
+    "binary": "BINARY",
+    "large_binary": "BINARY",
+}
+
+
+class ReadOptionError(ValueError):
+    """An option of the `forebay` format is missing or wrong."""
+
+
+def spark_schema(columns: Sequence[tuple[str, str]]) -> str:
+    """Return columns of (name, Arrow type) as Spark's DDL."""
+    return ", ".join(f"{_quoted(field.name)} {_spark_type(field.type)}" for field in arrow_schema(columns))
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _spark_type(kind: pa.DataType) -> str:
+    if pa.types.is_timestamp(kind):
+        return "TIMESTAMP" if kind.tz else "TIMESTAMP_NTZ"
+    if pa.types.is_decimal(kind):
+        return f"DECIMAL({kind.precision}, {kind.scale})"
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return f"ARRAY<{_spark_type(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"MAP<{_spark_type(kind.key_type)}, {_spark_type(kind.item_type)}>"
+    if pa.types.is_struct(kind):
+        return f"STRUCT<{', '.join(f'{_quoted(field.name)}: {_spark_type(field.type)}' for field in kind)}>"
+    return _SPARK_TYPES[str(kind)]
+
+
+@dataclass
+class BlockPartition(InputPartition):
+    """The blocks of one task.
+
+    `expected` are the identities of the block store's roots, by name: see ``open_block_store``.
+    """
+
+    blocks: list[BlockLocation]
+    expected: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def __init__(self, blocks: list[BlockLocation], expected: Mapping[str, Sequence[str]] | None = None) -> None:
+        super().__init__(0)
+        self.blocks = blocks
+        self.expected = expected or {}
+
+
+def partitions_of(
+    locations: Sequence[BlockLocation],
+    target_bytes: int = PARTITION_BYTES,
+    *,
+    block_cost: int = BLOCK_COST_BYTES,
+    most: int = MOST_PARTITIONS,
+    expected: Mapping[str, Sequence[str]] | None = None,
+) -> list[BlockPartition]:
+    """Group blocks, in order, into tasks of about `target_bytes`, at least one block each.
+
+    A block counts its stored bytes and `block_cost`. An input that would have more than about `most` tasks gets larger
+    ones.
+    """
+    costs = [length + block_cost for _, _, length, _, _ in locations]
+    target = max(target_bytes, sum(costs) // most)
+    partitions: list[BlockPartition] = []
+    size = 0
+    for location, cost in zip(locations, costs, strict=True):
+        if not partitions or size + cost > target:
+            partitions.append(BlockPartition([], expected))
+            size = 0
+        partitions[-1].blocks.append(location)
+        size += cost
+    return partitions
+
+
+class ForebayReader(DataSourceReader):
+    """The batch reader of the format: plans from the driver log, reads from the block store."""
+
+    def __init__(self, options: dict[str, str], schema: pa.Schema | None = None) -> None:
+        """Take the format's checked options. Blocks of any version are fitted to `schema`; None: read unchanged."""
+        self._options = options
+        self._schema = schema
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the state for the tasks: they only read files, so the planner's options are left out."""
+        options = {name: value for name, value in self._options.items() if name not in _OF_THE_PLANNER}
+        return {"_options": options, "_schema": self._schema}
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return one partition per group of blocks; a stream without blocks in the batch has one empty partition."""
+        if ALLOCATION in self._options:
+            locations, expected = decode_allocation(self._options[ALLOCATION])
+        else:
+            locations, expected = self._ask()
+        return partitions_of(locations, expected=expected) or [BlockPartition([])]
+
+    def _ask(self) -> tuple[list[BlockLocation], dict[str, list[str]]]:
+        from orchestration.spark.reading.batch_reader import blocks_of_input  # noqa: PLC0415  tasks need no SQLAlchemy
+
+        window = self._options.get("window_seconds")
+        blocks, expected = blocks_of_input(
+            self._options.get("database_url"),
+            block_store=self._options["block_store"],
+            pipeline=self._options["pipeline"],
+            batch_time=datetime.fromisoformat(self._options["batch_time"]),
+            stream=self._options["stream"],
+            window=None if window is None else timedelta(seconds=float(window)),
+        )
+        return [location_of(block) for block in blocks], expected
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the record batches of the partition's blocks, in order.
+
+        A block that was never synced and is lost is skipped: the batch's run counts it (``lost_blocks``).
+        """
+        from receiver_runtime.block_store.encryption import BlockKeys  # noqa: PLC0415
+        from receiver_runtime.block_store.replica_notes import NotingListener  # noqa: PLC0415
+        from receiver_runtime.block_store.stores import open_block_store  # noqa: PLC0415
+        from receiver_runtime.sources.secret import Secret  # noqa: PLC0415
+
+        if not isinstance(partition, BlockPartition):
+            message = f"a partition of another reader: {type(partition).__name__}"
+            raise TypeError(message)
+        noted = NotingListener()
+        # A key never travels: each worker reads it where it runs.
+        keys = BlockKeys([Secret(text) for text in self._options.get(BLOCK_KEYS, "").split(",") if text])
+        store = open_block_store(self._options["block_store"], expected=partition.expected, listener=noted, keys=keys)
+        try:
+            yield from self._read(store, partition)
+        finally:
+            noted.leave(store)
+
+    def _read(self, store: BlockStore, partition: BlockPartition) -> Iterator[pa.RecordBatch]:
+        from receiver_runtime.block_store.errors import BlockCorruptError, BlockMissingError  # noqa: PLC0415
+
+        for path, offset, length, crc32c, ephemeral in partition.blocks:
+            try:
+                batches = store.read_batches(path, offset, length, crc32c)
+            except (BlockMissingError, BlockCorruptError) as error:
+                # Exactly the blocks that the run counts as lost.
+                if ephemeral and (isinstance(error, BlockMissingError) or store.crash_may_spoil):
+                    continue
+                raise
+            yield from batches if self._schema is None else map(fitted(self._schema), batches)

@@ -1,0 +1,62 @@
+"""Tell where the status page is: for commands that print it, and for Dagster's links to it.
+
+Owns how its address follows from the settings. It asks no server.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import SecretStr
+
+from orchestration.status_page import addresses
+from orchestration.tracker.http.listen_address import listen_address, url
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from orchestration.declarations.settings import Settings
+
+# A server that listens on every address is also on this one.
+_LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  compared, not listened on
+
+
+# Only the tracker needs the token: Dagster's code server, which runs users' code, does not get it.
+_ANY = SecretStr("any")
+
+
+def tracker_url(settings: Settings) -> str | None:
+    """Return the address of the tracker's HTTP server; None if it is off, or takes any free port and does not run yet.
+
+    Raises ListenAddressError.
+    """
+    address = listen_address(settings.tracker_http, _ANY)
+    if address is None:
+        return None
+    if address.port:
+        return url(_LOOPBACK_OF.get(address.host, address.host), address.port)
+    try:
+        # The tracker writes down its address while it serves.
+        return (settings.home / "run" / "tracker.url").read_text(encoding="utf-8").strip() or None
+    except FileNotFoundError:
+        return None
+
+
+def status_page(settings: Settings) -> str | None:
+    """Return the address of the status page, without the token, or None. Raises ListenAddressError."""
+    return _page(settings, addresses.ROOT)
+
+
+def pipeline_page(settings: Settings, pipeline: str) -> str | None:
+    """Return the address of a pipeline's page, or None. Raises ListenAddressError."""
+    return _page(settings, addresses.pipeline(pipeline))
+
+
+def batch_page(settings: Settings, pipeline: str, batch_time: datetime) -> str | None:
+    """Return the address of a batch's page, or None. Raises ListenAddressError."""
+    return _page(settings, addresses.batch(pipeline, batch_time))
+
+
+def _page(settings: Settings, path: str) -> str | None:
+    server = tracker_url(settings)
+    return None if server is None else f"{server}{path}"
