@@ -12,7 +12,6 @@ import dagster as dg
 
 from orchestration.dagster_defs.assets.assets import output_assets
 from orchestration.dagster_defs.assets.replay_job import replay_job
-from orchestration.dagster_defs.shared.stream_assets import stream_asset
 from orchestration.dagster_defs.checks.batch_checks import batch_checks
 from orchestration.dagster_defs.checks.checks import checks_job, pipeline_checks, stream_checks
 from orchestration.dagster_defs.jobs.compaction import compaction_job, compaction_schedule, has_compaction
@@ -26,6 +25,7 @@ from orchestration.dagster_defs.sensors.receiver_sensor import owned_streams, re
 from orchestration.dagster_defs.shared.batch_plots import plot_assets
 from orchestration.dagster_defs.shared.sensor_connections import SensorConnections
 from orchestration.dagster_defs.shared.spark_resource import SPARK_RESOURCE, spark_resource
+from orchestration.dagster_defs.shared.stream_assets import stream_asset
 from orchestration.declarations.apply import declared_streams
 from tracker_store.host.process_output import keep_log_from_failing
 

@@ -14,13 +14,13 @@ from orchestration.batches.batch_schedule import op_name
 from orchestration.dagster_defs.assets.batch_input_table import MOST_RANGES, input_table
 from orchestration.dagster_defs.assets.committed_outputs import CommittedOutputs
 from orchestration.dagster_defs.assets.replay_job import replay_in_dagster
-from orchestration.dagster_defs.shared.stream_assets import stream_key
 from orchestration.dagster_defs.shared.batch_plots import batch_materialization, batch_metadata
 from orchestration.dagster_defs.shared.failed_batches import observe_failure
 from orchestration.dagster_defs.shared.page_links import page_of_batch, page_of_pipeline
 from orchestration.dagster_defs.shared.partitions import partitions_of
 from orchestration.dagster_defs.shared.run_errors import tag_cause
 from orchestration.dagster_defs.shared.spark_resource import SparkResource, batch_session
+from orchestration.dagster_defs.shared.stream_assets import stream_key
 from orchestration.declarations.pipeline import Pipeline
 from orchestration.declarations.settings import Settings
 from orchestration.replays.replay_choice import parsed_time

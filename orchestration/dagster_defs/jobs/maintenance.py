@@ -20,9 +20,9 @@ from pathlib import Path
 import dagster as dg
 
 from orchestration.batches.batch_schedule import PIPELINE_TAG, job_name
-from orchestration.dagster_defs.shared.stream_assets import stream_key
 from orchestration.dagster_defs.shared.batch_plots import batches_key, minutes_key
 from orchestration.dagster_defs.shared.runless_events import prune_runless_events
+from orchestration.dagster_defs.shared.stream_assets import stream_key
 from orchestration.declarations.pipeline import Pipeline
 from orchestration.declarations.settings import Settings
 from receiver_runtime.sources.units import parse_duration

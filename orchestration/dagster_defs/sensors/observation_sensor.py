@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import dagster as dg
 from pydantic import BaseModel, Field, ValidationError
 
-from orchestration.dagster_defs.shared.stream_assets import stream_key
 from orchestration.dagster_defs.checks.batch_checks import check_batches
 from orchestration.dagster_defs.checks.checks import check_pipeline, check_receivers
 from orchestration.dagster_defs.checks.quarantined_batches import observe_quarantined
 from orchestration.dagster_defs.shared.batch_plots import batch_materialization, minute_materialization
 from orchestration.dagster_defs.shared.page_links import page_of_batch
+from orchestration.dagster_defs.shared.stream_assets import stream_key
 from orchestration.declarations.settings import DatabaseUrlMissingError, Settings
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.connection.errors import DriverLogError, NotAppliedError

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from orchestration.dagster_defs.shared.stream_assets import stream_key
 from orchestration.dagster_defs.shared.page_links import page_of_pipeline
+from orchestration.dagster_defs.shared.stream_assets import stream_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

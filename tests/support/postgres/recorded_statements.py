@@ -85,6 +85,7 @@ class _Recorder:
             capture_output=True,
             cwd=_ROOT,
             text=True,
+            timeout=60,
         ).stdout.strip()
         text = json.dumps({"commit": commit, "statements": found}, indent=1)
         STATEMENTS.write_text(f"{text}\n", encoding="utf-8")

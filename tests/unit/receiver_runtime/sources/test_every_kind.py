@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-import forebay.cli.commands.sources
+import forebay.cli.checks.extras
 import forebay.sources
 from forebay import Stream
 from forebay.cli.main import app
@@ -180,7 +180,7 @@ def test_the_command_lists_kinds_columns_guarantees_and_extras() -> None:
 
 
 def test_the_command_says_which_clients_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forebay.cli.commands.sources, "_has", lambda package: package != "paho-mqtt")
+    monkeypatch.setattr(forebay.cli.checks.extras, "_has", lambda package: package != "paho-mqtt")
     monkeypatch.setenv("COLUMNS", "250")
     lines = CliRunner().invoke(app, ["sources"]).stdout.splitlines()
     assert [line for line in lines if "mqtt: not installed" in line]
