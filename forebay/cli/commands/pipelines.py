@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.cli import names
+from forebay.cli.instance import names
 from forebay.cli.checks.problems import stale_line
 from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.confirmation import Yes, confirm

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.cli import names
+from forebay.cli.instance import names
 from forebay.cli.instance.database import driver_log
 from forebay.cli.services.supervisor_lock import lock_holder
 from forebay.cli.terminal.console import Console

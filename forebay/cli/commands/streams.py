@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli import names
+from forebay.cli.instance import names
 from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.confirmation import Yes, confirm
 from forebay.cli.terminal.console import Console

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from forebay.cli.commands.records.record_lines import record_line
 from forebay.cli.commands.records.stored_letters import read_letters
 from forebay.cli.instance.database import driver_log
-from forebay.cli.names import receivers
+from forebay.cli.instance.names import receivers
 from forebay.cli.terminal.confirmation import Yes, confirm
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.tables import print_table

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.cli import names
+from forebay.cli.instance import names
 from forebay.cli.commands.records.dead_letter_replay import replay
 from forebay.cli.commands.records.stored_letters import APPLICATION, SHOWN_BYTES, as_text, read_letters
 from forebay.cli.instance.database import driver_log

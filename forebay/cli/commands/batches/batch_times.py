@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.cli import names
+from forebay.cli.instance import names
 from orchestration.replays.replay_choice import ReplayError, parsed_time
 from tracker_store.batches import batches
 
