@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forebay.cli.commands.batches.batch_times import LATEST, TIME_HELP, Outputs, PipelineName, named_batch
 from forebay.cli.instance import names
 from forebay.cli.instance.database import database_url, driver_log
 from forebay.cli.terminal.allocated_blocks import block_as_json
-from forebay.cli.commands.batches.batch_times import LATEST, TIME_HELP, Outputs, PipelineName, named_batch
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.spark_output import spark_output_in, without_stack
 from orchestration.declarations.modules import load_pipelines

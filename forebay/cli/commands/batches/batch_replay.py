@@ -11,13 +11,13 @@ import typer
 from rich import box
 from rich.table import Table
 
-from forebay.cli.instance import names
 from forebay.cli.commands.batches.batch_bisect import declared_pipeline
+from forebay.cli.commands.batches.batch_times import LATEST, TIME_HELP, Outputs, PipelineName, named_batch
 from forebay.cli.commands.batches.replay_following import ReplayedRow, ReplayRun
+from forebay.cli.instance import names
 from forebay.cli.instance.dagster_home import URL_FILE, kept_token
 from forebay.cli.instance.database import database_url, driver_log
 from forebay.cli.services.supervisor_lock import lock_holder
-from forebay.cli.commands.batches.batch_times import LATEST, TIME_HELP, Outputs, PipelineName, named_batch
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.spark_output import spark_output_in, without_stack
 from orchestration.declarations.settings import Settings

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.cli.instance import names
 from forebay.cli.commands.batches.batch_bisect import bisect
 from forebay.cli.commands.batches.batch_replay import replay
+from forebay.cli.commands.batches.batch_times import LATEST, TIME_HELP, PipelineName, named_batch
+from forebay.cli.instance import names
 from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.allocated_blocks import block_as_json
-from forebay.cli.commands.batches.batch_times import LATEST, TIME_HELP, PipelineName, named_batch
 from forebay.cli.terminal.confirmation import Yes, confirm
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.tables import print_table

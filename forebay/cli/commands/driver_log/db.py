@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from forebay.cli.instance import names
 from forebay.cli.commands.driver_log.db_shell import shell, url
+from forebay.cli.instance import names
 from forebay.cli.instance.database import database_url, driver_log
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors

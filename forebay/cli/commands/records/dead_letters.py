@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.cli.instance import names
 from forebay.cli.commands.records.dead_letter_replay import replay
 from forebay.cli.commands.records.stored_letters import APPLICATION, SHOWN_BYTES, as_text, read_letters
+from forebay.cli.instance import names
 from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.tables import print_table

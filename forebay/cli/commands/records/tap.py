@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.cli.instance import names
 from forebay.cli.commands.records.record_lines import record_line
+from forebay.cli.instance import names
 from forebay.cli.instance.database import driver_log_engine
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.outage import Outage
