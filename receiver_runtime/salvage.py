@@ -22,7 +22,8 @@ What decides, and what may be trusted:
 - **Who may register**: only the newest epoch. It adds the blocks as its own next ones, under the fence of
   ``add_block``. A process that is replaced during its salvage is refused, and its successor goes on.
 - **What was salvaged before**, by a successor that died during its salvage, is noted in the segment's row, in the same
-  transaction that adds the blocks (``functions/salvage_blocks.sql``). Nothing depends on rows that clean-up may take.
+  transaction that adds the blocks (``functions/blocks/salvage_blocks.sql``). Nothing depends on rows that clean-up may
+  take.
 - **A segment's end**: one statement seals all of an epoch's segments, after the last block and the event that reports
   it. Until then a repeated salvage gives the same result. A file is never truncated, and never appended to.
 

@@ -1,7 +1,7 @@
 """Check, before an agent starts its work, that this host sees the block store that all other hosts see.
 
 The check runs once, before the tracker knows the agent, so that no receiver is placed on a host whose blocks other
-hosts can't read. The driver log decides which hosts share a store (``functions/attach_block_store.sql``).
+hosts can't read. The driver log decides which hosts share a store (``functions/blocks/attach_block_store.sql``).
 
 An empty directory may be the mount point of a store that is not mounted. So a store is created only if the driver log
 knows no store at all, for this host or another: it is then the installation's first one. Any other new store must be

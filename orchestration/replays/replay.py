@@ -1,7 +1,7 @@
 """Run finished batches again, one after the other, oldest first. ``replay_choice`` says which.
 
 Knows nothing of Dagster: the replay job, the output assets and the command line all use it. The driver log decides
-what a replay may do to a batch (``functions/claim_replay.sql``).
+what a replay may do to a batch (``functions/batches/claim_replay.sql``).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 There are two launchers: the batch sensor, and the tracker, which launches short intervals itself. One of them takes the
 launch for a while; the other waits for the result. A launch says nothing about the batch: a run claims its attempt
-(``functions/claim_attempt.sql``) or ends, whichever launched it and however often.
+(``functions/batches/claim_attempt.sql``) or ends, whichever launched it and however often.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Stop and start pipelines, and report how far a stop has come.
 
 An operator's command writes the desired state (STOPPING, RUNNING) and watches; the leading tracker completes it step by
-step (``functions/advance_stops.sql``). So a command that is interrupted or times out leaves nothing half done.
+step (``functions/declarations/advance_stops.sql``). So a command that is interrupted or times out leaves nothing half
+done.
 """
 
 from __future__ import annotations

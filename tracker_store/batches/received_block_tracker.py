@@ -1,7 +1,7 @@
 """Allocate received blocks to batches: the original's ReceivedBlockTracker (T01-T08), with its state in the driver log.
 
-Allocation moves a cursor: ``functions/allocate_blocks_to_batch.sql`` says what it decides and for how long that holds.
-Nothing is kept in memory between calls.
+Allocation moves a cursor: ``functions/batches/allocate_blocks_to_batch.sql`` says what it decides and for how long that
+holds. Nothing is kept in memory between calls.
 """
 
 from __future__ import annotations

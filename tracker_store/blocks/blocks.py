@@ -1,8 +1,8 @@
 """Call `add_block` and `claim`, the statements on the chain of blocks that is the fence.
 
-See docs/explanation/driver-log.md. The database decides; ``functions/add_block.sql`` and ``functions/claim.sql`` say
-what may be trusted and for how long. Nothing here retries: the caller resolves an unknown outcome by sending the
-identical blocks again.
+See docs/explanation/driver-log.md. The database decides; ``functions/blocks/add_block.sql`` and
+``functions/blocks/claim.sql`` say what may be trusted and for how long. Nothing here retries: the caller resolves an
+unknown outcome by sending the identical blocks again.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def _result(
     assignment: int | None,
 ) -> AddResult:
     if desired_state is None or assignment is None:
-        # It has no row: it was removed long ago, and forgotten (``functions/forget_receivers.sql``).
+        # It has no row: it was removed long ago, and forgotten (``functions/receivers/forget_receivers.sql``).
         stopped = Steering(receiver_id, None, DesiredState.STOPPED, 0)
         return AddResult(receiver_id, AddOutcome.FENCED, f"receiver {receiver_id} was removed, and forgotten", stopped)
     return AddResult(

@@ -2,7 +2,7 @@
 
 OPEN means that the file may hold blocks that are not registered; SEALED, that its length is final and everything in it
 has been dealt with: the segment's own process seals it when the last of its blocks is registered, salvage when it has
-gone through the file (``functions/salvage_blocks.sql``).
+gone through the file (``functions/blocks/salvage_blocks.sql``).
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def register_schema(
 ) -> int:
     """Make a receiver's columns a version of its stream's; returns the version's number. Idempotent.
 
-    Locks: none if the version is known, else the stream's row (see functions/register_schema.sql). Raises
+    Locks: none if the version is known, else the stream's row (see functions/blocks/register_schema.sql). Raises
     SchemaConflictError, naming columns and types, if a column has another type than before.
     """
     with named_failures():

@@ -14,30 +14,33 @@ from tracker_store.views import VIEWS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from importlib.resources.abc import Traversable
 
 # Postgres's code if a function can't be replaced because its result or its parameters' names differ.
 _OTHER_RESULT = "42P13"
 
-_FUNCTION_FILES = resources.files("tracker_store.functions")
 
-
-def _function_names() -> tuple[str, ...]:
-    """Return the names of the files in ``functions``, sorted.
+def _function_files() -> dict[str, Traversable]:
+    """Return the files below ``functions`` by the name of their function, sorted by it.
 
     This is the order of installation: Postgres looks up what the body of a LANGUAGE sql function calls when it creates
     the function, so a name that such a body calls must sort before the function's own (`fail_attempt` calls
     `end_attempt`). A LANGUAGE plpgsql body may call any name.
     """
-    files = (file.name for file in _FUNCTION_FILES.iterdir())
-    return tuple(sorted(name.removesuffix(".sql") for name in files if name.endswith(".sql")))
+    rooms = (room for room in resources.files("tracker_store.functions").iterdir() if room.is_dir())
+    files = {
+        file.name.removesuffix(".sql"): file for room in rooms for file in room.iterdir() if file.name.endswith(".sql")
+    }
+    return dict(sorted(files.items()))
 
 
-FUNCTIONS = _function_names()
+_FILES = _function_files()
+FUNCTIONS = tuple(_FILES)
 
 
 def function_source(name: str) -> str:
-    """Return the text of ``functions/NAME.sql``: one CREATE FUNCTION, its header of comments before it."""
-    return _FUNCTION_FILES.joinpath(f"{name}.sql").read_text(encoding="utf-8")
+    """Return the text of ``functions/ROOM/NAME.sql``: one CREATE FUNCTION, its header of comments before it."""
+    return _FILES[name].read_text(encoding="utf-8")
 
 
 def is_trigger_function(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Read the counters of what the tracker looks at (``functions/note_change.sql``). This module decides nothing.
+"""Read the counters of what the tracker looks at (``functions/events/note_change.sql``). This module decides nothing.
 
 Triggers move a counter with each change, so that a tracker that sees it unmoved need not read the tables.
 """

@@ -2,7 +2,7 @@
 
 This module owns how a listener continues: after a position, which is the last event that it has seen. It must never
 skip an event that is kept, not even after the driver log was restored. Events are written by triggers alone
-(``functions/record_event.sql``).
+(``functions/events/record_event.sql``).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Delete rows that can no longer be asked for, then the files that no row names.
 
-Order: event and rows in one transaction (``functions/clean_up_receiver.sql``), then a segment's row is marked, then its
-file is deleted, then its row. A crash between any two of these leaves something that the next run finds; a file that is
-already gone is a success. The leader passes its `term`, and a statement has an effect only in that term; other callers
-pass none. Nothing here deletes a file: the cleaner does, between `segments_to_delete` and `forget_segment`.
+Order: event and rows in one transaction (``functions/clean_up/clean_up_receiver.sql``), then a segment's row is marked,
+then its file is deleted, then its row. A crash between any two of these leaves something that the next run finds; a
+file that is already gone is a success. The leader passes its `term`, and a statement has an effect only in that term;
+other callers pass none. Nothing here deletes a file: the cleaner does, between `segments_to_delete` and
+`forget_segment`.
 
 `receivers_to_clean_up` and `streams_to_clean_up` look for what there is to take, so that a round asks nothing about a
 receiver or stream that has nothing. They decide nothing.
@@ -186,7 +187,7 @@ def clean_up_keys(
     """Delete at most `max_rows` expired idempotency keys of a stream; returns how many (0 in another's term).
 
     A key expires after the stream's own window, the setting `key_window`, or `window` if the declaration has none. Keys
-    that may be needed after an outage stay longer (``functions/clean_up_keys.sql``).
+    that may be needed after an outage stay longer (``functions/clean_up/clean_up_keys.sql``).
 
     Locks: leadership FOR SHARE, those keys.
     """

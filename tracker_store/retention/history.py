@@ -1,6 +1,6 @@
 """Delete finished batches, events, ended processes and removed receivers that are no longer needed.
 
-The functions decide what may go (``functions/clean_up_history.sql``, ``clean_up_events.sql``,
+The functions decide what may go (``functions/clean_up/clean_up_history.sql``, ``clean_up_events.sql``,
 ``forget_receivers.sql``). ``cleanup`` handles blocks and their files.
 """
 

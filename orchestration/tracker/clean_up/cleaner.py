@@ -1,9 +1,9 @@
 """Clean up: delete rows that nothing can need again, then the files that no row names (docs/parity.md, T06, W09, W11).
 
-The driver log decides what may be deleted (``functions/clean_up_receiver.sql``); this module only asks repeatedly, in
-bounded pieces, and deletes files. It may be killed at any point: the next run finds what is left. A round costs what
-there is to take: it asks about the receivers and pipelines that a look returned, and about a part of all others in turn
-(`full_look`). Links and keys are `link_cleaner`'s.
+The driver log decides what may be deleted (``functions/clean_up/clean_up_receiver.sql``); this module only asks
+repeatedly, in bounded pieces, and deletes files. It may be killed at any point: the next run finds what is left. A
+round costs what there is to take: it asks about the receivers and pipelines that a look returned, and about a part of
+all others in turn (`full_look`). Links and keys are `link_cleaner`'s.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Each row of a busy source or of a keyed sender becomes a row to delete, up to thousands per second: this goes on until
 nothing is left to take, one bounded statement at a time. The driver log decides what may be deleted
-(``functions/clean_up_offsets.sql``, ``functions/clean_up_keys.sql``). A call asks about the streams that a look
-returned, and about a part of all others in turn (`full_look`). This module never touches blocks, segments or files.
+(``functions/clean_up/clean_up_offsets.sql``, ``functions/clean_up/clean_up_keys.sql``). A call asks about the streams
+that a look returned, and about a part of all others in turn (`full_look`). This module never touches blocks, segments
+or files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run docs/runbooks/upgrade.md in its order, on a driver log at an earlier revision."""
+"""Run docs/runbooks/upgrade.md in its order, on a driver log with the functions of another version."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tracker_store.connection.engine import connect
 from tracker_store.install import migrate
 from tracker_store.receivers.agents import list_agents
 from tracker_store.receivers.processes import register_process
+from tracker_store.reports.checks import functions_are_the_files
 from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-REVISION_BEFORE = "0010"
 MAY_READ = "SELECT has_table_privilege('forebay_driver', 'forebay.batch_stats', 'SELECT')"
 
 
@@ -54,11 +54,14 @@ def test_the_page_brings_a_driver_log_to_this_version(engine: sa.Engine, databas
     with connect(engine) as connection:
         for statement in blocks(parts["Cure"], "sql"):
             assert connection.exec_driver_sql(statement.replace("%", "%%")).all() == []
-    migrate.downgrade(database_url, REVISION_BEFORE)
-    assert REVISION_BEFORE in run(see)
-    assert revision() == REVISION_BEFORE
-    run(upgrade)
+    with connect(engine) as connection:
+        connection.exec_driver_sql("COMMENT ON SCHEMA forebay IS 'functions, views and rights: 0123'")
+        connection.exec_driver_sql("DROP FUNCTION forebay.heartbeat")
+    assert migrate.newest_revision() in run(see)
     assert revision() == migrate.newest_revision()
+    run(upgrade)
+    with connect(engine) as connection:
+        assert functions_are_the_files(connection).passed
     assert value(MAY_READ)
     # As after an upgrade by a user that may not grant.
     with connect(engine) as connection:

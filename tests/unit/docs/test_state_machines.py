@@ -36,7 +36,7 @@ def _tables_moved_by(sql: str) -> set[str]:
 
 def _statements() -> Iterator[tuple[str, str]]:
     """Give (function, SQL) for everything that `tracker_store` sends or installs."""
-    for file in (STORE / "functions").glob("*.sql"):
+    for file in (STORE / "functions").rglob("*.sql"):
         yield file.stem, re.sub(r"--[^\n]*", "", file.read_text(encoding="utf-8"))
     for file in STORE.rglob("*.py"):
         for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
