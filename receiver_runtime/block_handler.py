@@ -164,7 +164,7 @@ class BlockHandler:
                 left_out[letter.reason] = left_out.get(letter.reason, 0) + letter.left_out
         frames = [self._letter_frame(reason, of_reason, sequence=sequence) for reason, of_reason in groups.items()]
         frames += [self._letter_frame(one.reason, one, sequence=sequence) for one in large]
-        # A note first, for releases that know no groups: see ``frame``.
+        # A note first, so that a scan knows the segment's mark: see ``frame``.
         handles = self._letters_log.write([self._note_frame(sequence), *frames], until_recorded=True)
         self._letters_log.recorded(handles[:1])
         stored = iter(handles[1:])

@@ -24,9 +24,9 @@ offset size field                 meaning
 60     4    frame checksum        crc32c of bytes 0 to 59 and the payload; the handle in the driver log holds it
 ====== ==== ===================== ==========================================================================
 
-The mark is a random number that the process chose when it began, from 2 on; frames of an earlier version have 0 there
-(a dead letter or a note 1, which is read as 0). A sender can put the bytes of a whole frame into a record, and may know
-receiver and epoch, but not the mark: where a scan has lost its place, only frames with the segment's mark count.
+The mark is a random number that the process chose when it began, never 0. A sender can put the bytes of a whole frame
+into a record, and may know receiver and epoch, but not the mark: where a scan has lost its place, only frames with the
+segment's mark count.
 
 A header of zeros never validates: it has no magic, no version and no length. The header's own checksum tells an
 incomplete last frame (its length is true and points past the end) from a damaged one.
@@ -36,9 +36,8 @@ and that of a group is in ``letter_group``. A note only holds its ``registered_t
 block after its last acknowledgement; it is never encrypted. ``encryption`` has the layout of an encrypted payload. A
 header is never encrypted: salvage and scans need no key.
 
-A release that does not know groups refuses their kind: it reports bytes that it can't read, and looks for the next
-header that it knows. So a note stands before each write of dead letters. Without it, that release would not know the
-segment's mark, and would accept a frame that a sender has put into a letter.
+A note stands before each write of dead letters: it tells a scan the segment's mark. Without it, a scan of a segment
+whose first letter has a damaged header would accept a frame that a sender has put into a letter.
 
 Arrow is imported where a frame is made or read: the agent and the tracker open stores and never do that, and would hold
 15 MB for it.
@@ -71,8 +70,6 @@ _HEADER = struct.Struct("<4sBBBBIIqqqqQII")
 HEADER_LENGTH = _HEADER.size
 _CHECKED_BY_HEADER = HEADER_LENGTH - 8
 _CHECKED_BY_FRAME = HEADER_LENGTH - 4
-#: Smaller numbers at the place of the mark are of frames without one.
-LEAST_MARK = 2
 # One frame is one write: the most bytes that Linux takes in a single call, rounded down.
 MAX_PAYLOAD_LENGTH = 0x7FFF_0000 - HEADER_LENGTH
 
@@ -130,10 +127,10 @@ class FrameHeader:
     registered_through: int
     records: int
     payload_length: int
+    mark: int
     reason: DeadLetterReason | None = None
     part: int = 0
     encrypted: bool = False
-    mark: int = 0
     #: How many dead letters a group has; 0 for all other kinds.
     letters: int = 0
 
@@ -184,10 +181,10 @@ def encode_frame(
     sequence: int,
     registered_through: int,
     records: int,
+    mark: int,
     reason: DeadLetterReason | None = None,
     part: int = 0,
     encryptor: FrameEncryptor | None = None,
-    mark: int = 0,
     letters: int = 0,
 ) -> EncodedFrame:
     """Frame a payload, which may come in parts; with an ``encryptor``, encrypted.
@@ -195,8 +192,8 @@ def encode_frame(
     ``letters`` is how many dead letters a group has.
 
     Raises:
-        InvalidFrameError: the payload is empty or larger than ``MAX_PAYLOAD_LENGTH``, a block has no records, or a
-            dead letter no reason.
+        InvalidFrameError: the payload is empty or larger than ``MAX_PAYLOAD_LENGTH``, a block has no records, a dead
+            letter no reason, or the frame no mark.
     """
     import pyarrow as pa  # noqa: PLC0415  see the module
 
@@ -217,6 +214,8 @@ def encode_frame(
         raise InvalidFrameError(f"a frame with {records} records: store at least one (an empty block is not stored)")
     if (kind in (FrameKind.DEAD_LETTER, FrameKind.LETTER_GROUP)) != (reason is not None):
         raise InvalidFrameError("a dead letter has a reason, and a block has none")
+    if not mark:
+        raise InvalidFrameError("a frame with mark 0: give the mark that its process chose (random_mark)")
     fields = (
         MAGIC,
         HEADER_VERSION if encryptor is None else ENCRYPTED_VERSION,
@@ -224,7 +223,7 @@ def encode_frame(
         source_rule,
         0 if reason is None else reason,
         mark if kind is FrameKind.BLOCK else letters if kind is FrameKind.LETTER_GROUP else part,
-        records if kind is FrameKind.BLOCK else mark or 1,
+        records if kind is FrameKind.BLOCK else mark,
         receiver_id,
         epoch,
         sequence,
@@ -244,7 +243,7 @@ def encode_frame(
 
 def random_mark() -> int:
     """Return a mark for the frames of one process."""
-    return LEAST_MARK + secrets.randbelow(2**32 - LEAST_MARK)
+    return 1 + secrets.randbelow(2**32 - 1)
 
 
 def decode_header(data: bytes) -> tuple[FrameHeader, int]:
@@ -288,14 +287,14 @@ def decode_header(data: bytes) -> tuple[FrameHeader, int]:
     if not (OVERHEAD_BYTES if encrypted else 0) < length <= MAX_PAYLOAD_LENGTH:
         raise InvalidFrameError(f"a payload length of {length} is impossible")
     is_block, is_group = kind == FrameKind.BLOCK, kind == FrameKind.LETTER_GROUP
-    if min(receiver, epoch, sequence, through) < 0 or (is_block and not records):
+    mark = part if is_block else records
+    if min(receiver, epoch, sequence, through) < 0 or not mark or (is_block and not records):
         raise InvalidFrameError(
             f"no process writes such a header: receiver {receiver}, epoch {epoch}, sequence {sequence}, registered "
-            f"through {through}, {records} records"
+            f"through {through}, {records} records, mark {mark}"
         )
     if (is_group or kind == FrameKind.DEAD_LETTER) != bool(reason):
         raise InvalidFrameError(f"a frame of kind {kind} with reason {reason}: a dead letter has a reason, others none")
-    mark = part if is_block else records
     try:
         header = FrameHeader(
             kind=FrameKind(kind),
@@ -306,10 +305,10 @@ def decode_header(data: bytes) -> tuple[FrameHeader, int]:
             registered_through=through,
             records=records if is_block else 1,
             payload_length=length,
+            mark=mark,
             reason=DeadLetterReason(reason) if reason else None,
             part=0 if is_block or is_group else part,
             encrypted=encrypted,
-            mark=mark if mark >= LEAST_MARK else 0,
             letters=part if is_group else 0,
         )
     except ValueError as error:

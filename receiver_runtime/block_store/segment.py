@@ -10,8 +10,8 @@ length up to which the file is good (``synced_length``), which is recorded when 
 - an *incomplete* last frame is a torn write: its sync had not returned, so no caller was told that it is stored;
 - where no header can be read, the scan looks for the next readable header of the same receiver, epoch and mark. If
   there is one, the bytes before it are damage; if there is none, the rest of the file is torn (as zeros after a crash
-  are). A frame inside a record has another mark: a sender can't know it. (A segment of an earlier version has no marks,
-  and one whose very first header can't be read has none that is known: then receiver and epoch are compared.)
+  are). A frame inside a record has another mark: a sender can't know it. (While no header has been read, no mark is
+  known, and any readable header counts: salvage then compares receiver and epoch.)
 """
 
 from __future__ import annotations

@@ -454,7 +454,8 @@ def _write_and_sync(folder: Path) -> None:
 
 def _write_and_read(store: Replica) -> None:
     """Do the same in an object store. Raises OSError, BlockStoreError."""
-    from receiver_runtime.block_store.frame import FrameKind, SourceRule, encode_frame  # noqa: PLC0415  loads pyarrow
+    # pyarrow is loaded here.
+    from receiver_runtime.block_store.frame import FrameKind, SourceRule, encode_frame, random_mark  # noqa: PLC0415
 
     frame = encode_frame(
         _PROBE,
@@ -465,6 +466,7 @@ def _write_and_read(store: Replica) -> None:
         sequence=1,
         registered_through=0,
         records=1,
+        mark=random_mark(),
     )
     path = f"forebay-doctor/{secrets.token_hex(4)}"
     segment = store.create_segment(path)

@@ -50,6 +50,7 @@ def store(engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pyt
                 sequence=sequence,
                 registered_through=0,
                 records=1,
+                mark=1,
             )
             writer.append(frame)
             handle = BlockHandle(segment_id, offset, frame.length, frame.crc32c)

@@ -47,6 +47,7 @@ class Letters:
             sequence=1,
             registered_through=0,
             records=1,
+            mark=1,
             reason=reason,
             letters=len(letters),
         )

@@ -58,6 +58,7 @@ class LineReceiver:
             sequence=self._sequence,
             registered_through=self._sequence - 1,
             records=len(lines),
+            mark=1,
             encryptor=self._encryptor,
         )
         self._writer.append(frame)

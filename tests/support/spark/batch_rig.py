@@ -119,6 +119,7 @@ class System:
                 sequence=sequence,
                 registered_through=sequence - 1,
                 records=len(lines),
+                mark=1,
                 encryptor=encryptor,
             )
             writer.append(frame)

@@ -292,7 +292,7 @@ def frame(
     receiver_id: int = 7,
     epoch: int = 9,
     encryptor: FrameEncryptor | None = None,
-    mark: int = 0,
+    mark: int = 1,
 ) -> EncodedFrame:
     """Encode a block's frame; the payload need not be Arrow if nothing decodes it."""
     return encode_frame(
@@ -309,7 +309,7 @@ def frame(
     )
 
 
-def dead_letter_frame(data: bytes, *, part: int = 0, mark: int = 0) -> EncodedFrame:
+def dead_letter_frame(data: bytes, *, part: int = 0, mark: int = 1) -> EncodedFrame:
     """Encode a dead letter's frame."""
     return encode_frame(
         data,

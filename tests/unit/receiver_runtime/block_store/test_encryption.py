@@ -138,6 +138,7 @@ def test_what_was_encrypted_comes_out_and_is_nowhere_in_the_frame(payload: bytes
         sequence=3,
         registered_through=2,
         records=4,
+        mark=1,
         encryptor=encryptor(key),
     )
     data = whole(made)
@@ -376,6 +377,7 @@ def test_a_payload_that_leaves_no_room_for_the_tag_is_refused() -> None:
             sequence=1,
             registered_through=0,
             records=1,
+            mark=1,
             encryptor=encryptor(new_key()),
         )
 

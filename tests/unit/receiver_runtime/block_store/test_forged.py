@@ -26,6 +26,7 @@ def read(payload: pa.Buffer | bytes) -> list[pa.RecordBatch]:
         sequence=2,
         registered_through=1,
         records=2,
+        mark=1,
     )
     data = b"".join(bytes(part) for part in frame.buffers)
     found = checked_frame(data, "a.segment", 0, frame.length, frame.crc32c)

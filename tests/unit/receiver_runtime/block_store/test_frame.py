@@ -26,9 +26,10 @@ IDS = st.integers(0, 2**63 - 1)
     rule=st.sampled_from(SourceRule),
     numbers=st.tuples(IDS, IDS, IDS, IDS),
     records=st.integers(1, 2**32 - 1),
+    mark=st.integers(1, 2**32 - 1),
 )
 def test_a_header_is_decoded_as_it_was_encoded(
-    payload: bytes, rule: SourceRule, numbers: tuple[int, int, int, int], records: int
+    payload: bytes, rule: SourceRule, numbers: tuple[int, int, int, int], records: int, mark: int
 ) -> None:
     receiver_id, epoch, sequence, through = numbers
     encoded = encode_frame(
@@ -40,9 +41,12 @@ def test_a_header_is_decoded_as_it_was_encoded(
         sequence=sequence,
         registered_through=through,
         records=records,
+        mark=mark,
     )
     header, crc = decode_header(encoded.header)
-    assert header == FrameHeader(FrameKind.BLOCK, rule, receiver_id, epoch, sequence, through, records, len(payload))
+    assert header == FrameHeader(
+        FrameKind.BLOCK, rule, receiver_id, epoch, sequence, through, records, len(payload), mark
+    )
     assert crc == encoded.crc32c == frame_checksum(encoded.header, payload)
     assert encoded.length == header.frame_length == HEADER_LENGTH + len(payload)
 
@@ -77,15 +81,16 @@ def test_any_flipped_bit_in_the_header_is_noticed(position: int, bit: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("payload", "records", "reason", "message"),
+    ("payload", "records", "mark", "reason", "message"),
     [
-        (b"", 1, None, "payload of 0 bytes"),
-        (b"x", 0, None, "0 records"),
-        (b"x", 1, DeadLetterReason.TRUNCATED, "a block has none"),
+        (b"", 1, 1, None, "payload of 0 bytes"),
+        (b"x", 0, 1, None, "0 records"),
+        (b"x", 1, 0, None, "mark 0"),
+        (b"x", 1, 1, DeadLetterReason.TRUNCATED, "a block has none"),
     ],
 )
 def test_an_invalid_frame_is_refused(
-    payload: bytes, records: int, reason: DeadLetterReason | None, message: str
+    payload: bytes, records: int, mark: int, reason: DeadLetterReason | None, message: str
 ) -> None:
     with pytest.raises(InvalidFrameError, match=message):
         encode_frame(
@@ -97,8 +102,18 @@ def test_an_invalid_frame_is_refused(
             sequence=1,
             registered_through=0,
             records=records,
+            mark=mark,
             reason=reason,
         )
+
+
+@pytest.mark.parametrize("place", [8, 12])
+def test_a_header_without_a_mark_is_refused(place: int) -> None:
+    data = bytearray((frame() if place == 8 else dead_letter_frame(b"a")).header)
+    data[place : place + 4] = bytes(4)
+    data[56:60] = google_crc32c.value(bytes(data[:56])).to_bytes(4, "little")
+    with pytest.raises(InvalidFrameError, match=r"no process writes such a header: .* mark 0"):
+        decode_header(bytes(data))
 
 
 def test_a_frame_of_a_newer_release_is_reported_as_such() -> None:

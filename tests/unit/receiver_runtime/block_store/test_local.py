@@ -38,6 +38,7 @@ def block_frame(*chunks: list[str]) -> EncodedFrame:
         sequence=3,
         registered_through=2,
         records=sum(map(len, chunks)),
+        mark=1,
     )
 
 
