@@ -33,7 +33,7 @@ from receiver_runtime.receiver_start import prepare_receiver
 from receiver_runtime.receiver_supervisor import Ending, ReceiverSupervisor, progress_limit
 from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.replica_reports import ReplicaReports
-from receiver_runtime.salvage import earlier_store_location, salvage, store_location
+from receiver_runtime.salvage import salvage, store_location
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.source_registry import parse_source
 from receiver_runtime.store_wait import await_store, wait_for_store
@@ -357,7 +357,6 @@ class ReceiverLife:
             store,
             claimed=claimed,
             location=location,
-            earlier_location=earlier_store_location(shared.host, store, expected),
             clock=shared.clock,
             progress=self.progress,
         )

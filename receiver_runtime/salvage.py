@@ -189,7 +189,6 @@ def salvage(
     *,
     claimed: Claim,
     location: str,
-    earlier_location: str | None = None,
     clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> Claim:
@@ -200,7 +199,6 @@ def salvage(
         store: of the segments.
         claimed: already answered; nothing is added under it yet.
         location: of the store, as ``store_location`` gives it.
-        earlier_location: the location that processes of an earlier version used, if it was different.
         progress: counts each frame and segment that was read, or could not be.
 
     Raises:
@@ -208,8 +206,7 @@ def salvage(
         SequenceGapError: the driver log lost commits of this process meanwhile; a new claim salvages those blocks.
         GivenUpError: the process is ending. What was done stays done, and the next salvage goes on.
     """
-    locations = (location,) if earlier_location is None else (location, earlier_location)
-    work = _Salvage(driver_log, store, claimed, locations, clock or SystemClock(), progress or Progress())
+    work = _Salvage(driver_log, store, claimed, location, clock or SystemClock(), progress or Progress())
     work.give_rows_to_lost_segments()
     segments = driver_log.until_answered(
         "look for segments to salvage",
@@ -230,14 +227,6 @@ def store_location(host: str, store: BlockStore, expected: Mapping[str, Sequence
     )
 
 
-def earlier_store_location(host: str, store: BlockStore, expected: Mapping[str, Sequence[str]]) -> str:
-    """Return the location as it was before object stores had an identity: they were known by their address."""
-    return ",".join(
-        replica.name if "://" in replica.name else _root_location(host, replica, expected.get(replica.name, ()))
-        for replica in replicas_of(store)
-    )
-
-
 def _root_location(host: str, replica: Replica, expected: Sequence[str]) -> str:
     if len(expected) == 1:
         return expected[0]
@@ -255,7 +244,7 @@ class _Salvage:
         driver_log: DriverLog,
         store: BlockStore,
         claimed: Claim,
-        locations: Sequence[str],
+        location: str,
         clock: Clock,
         progress: Progress,
     ) -> None:
@@ -264,7 +253,7 @@ class _Salvage:
         self._store = store
         self._receiver_id = claimed.receiver_id
         self._claim = claimed
-        self._locations = locations
+        self._location = location
         self._clock = clock
         self.newest_sequence = claimed.sequence
 
@@ -341,7 +330,7 @@ class _Salvage:
                 epoch=epoch,
                 path=path,
                 source_rule=rule.name.lower(),
-                store=self._locations[0],
+                store=self._location,
             ),
         )
 
@@ -435,10 +424,10 @@ class _Salvage:
         return frame.header.receiver_id == self._receiver_id and frame.header.epoch == segment.epoch
 
     def _look_at_missing(self, segment: OpenSegment, found: _Found) -> None:
-        if segment.store not in self._locations:
+        if segment.store != self._location:
             raise _OutOfReachError(
                 f"{segment.path} was made in {segment.store or 'a store that is not known'}, "
-                f"and is not in {self._locations[0]}"
+                f"and is not in {self._location}"
             )
         blocks, records = self._driver_log.until_answered(
             "count what a missing segment held",
@@ -446,7 +435,7 @@ class _Salvage:
         )
         if blocks and segment.durability != "ephemeral":
             raise _OutOfReachError(
-                f"{segment.path} is missing in {self._locations[0]}, though {blocks} registered blocks lie in it"
+                f"{segment.path} is missing in {self._location}, though {blocks} registered blocks lie in it"
             )
         found.lengths[segment.segment_id] = 0
         found.missing.append(segment.path)

@@ -74,22 +74,11 @@ def attach(engine: sa.Engine, *, host: str, block_store: str, stop: threading.Ev
 def _attach(connection: sa.Connection, replicas: Sequence[Replica], host: str) -> None:
     attached = list_block_stores(connection)
     with ExitStack() as alone:
-        if _may_make(replicas, attached):
+        if not attached:
             # Only if necessary: a mount that hangs must not hold up the other hosts' agents.
             alone.enter_context(one_attaches(connection))
             attached = list_block_stores(connection)
         attach_block_store(connection, host=host, roots=_roots(replicas, attached, host))
-
-
-def _may_make(replicas: Sequence[Replica], attached: Sequence[HostStore]) -> bool:
-    return not attached or any(_is_known_by_name_alone(replica, attached) for replica in replicas)
-
-
-def _is_known_by_name_alone(replica: Replica, attached: Sequence[HostStore]) -> bool:
-    """Return whether a replica is an object store that was attached before object stores had identities."""
-    return any(replica.name in seen.roots for seen in attached) and not any(
-        seen.identities_of(replica.name) for seen in attached
-    )
 
 
 def _roots(replicas: Sequence[Replica], attached: Sequence[HostStore], host: str) -> dict[str, str]:
@@ -102,9 +91,6 @@ def _roots(replicas: Sequence[Replica], attached: Sequence[HostStore], host: str
         try:
             identity = before[0] if before else _identity_of_new(replica, attached)
             roots[identity] = name
-            if any(name in seen.roots for seen in attached):
-                # Hosts that run an earlier version know it by its address only.
-                roots[name] = name
             if before:
                 require_identity(name, before, identity_of(replica))
         except StoreUnavailableError as error:
@@ -123,7 +109,7 @@ def _identity_of_new(replica: Replica, attached: Sequence[HostStore]) -> str:
     found = identity_of(replica)
     if found is not None:
         return found
-    if not _may_make([replica], attached):
+    if attached:
         known = "; ".join(f"{seen.host} has {', '.join(sorted(set(seen.roots.values())))}" for seen in attached)
         raise StoreUnavailableError(
             replica.name,

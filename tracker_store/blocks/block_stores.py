@@ -36,11 +36,8 @@ class HostStore:
     lives: bool
 
     def identities_of(self, name: str) -> frozenset[str]:
-        """Return the identities of the roots with this name.
-
-        An entry whose identity is its name (a URL) says nothing: object stores were once recorded that way.
-        """
-        return frozenset(identity for identity, root in self.roots.items() if root == name != identity)
+        """Return the identities of the roots with this name."""
+        return frozenset(identity for identity, root in self.roots.items() if root == name)
 
 
 def expected_identities(
@@ -49,20 +46,16 @@ def expected_identities(
     """Return the identities that the root of each name may have.
 
     For each name these are the identities that `host` has under the name, or else those that any host has under it, or
-    else all that there are. A name that is left out may have any identity: no host has attached a store, or hosts have
-    only the name itself as its identity. A name with an empty list matches no store: it was missing when the host's
-    agent started, and no other host has a store.
+    else all that there are. A name that is left out may have any identity: no host has attached a store.
     """
     if not stores:
         return {}
-    everything = _union(identities for seen in stores for identities in map(seen.identities_of, seen.roots.values()))
+    everything = _union(frozenset(seen.roots) for seen in stores)
     expected: dict[str, list[str]] = {}
     for name in names:
         here = _union(seen.identities_of(name) for seen in stores if seen.host == host)
         anywhere = _union(seen.identities_of(name) for seen in stores)
-        by_name_alone = any(name in seen.roots for seen in stores)
-        if here or anywhere or not by_name_alone:
-            expected[name] = sorted(here or anywhere or everything)
+        expected[name] = sorted(here or anywhere or everything)
     return expected
 
 

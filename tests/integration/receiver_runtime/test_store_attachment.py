@@ -18,7 +18,6 @@ from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tracker_store.blocks.block_stores import (
     HostStore,
     UnsharedBlockStoreError,
-    attach_block_store,
     attached_identities,
     expected_identities,
     list_block_stores,
@@ -75,7 +74,7 @@ def test_a_store_not_mounted_at_its_agents_start_keeps_its_identity(
 
 
 def test_another_store_in_its_place_does_not_replace_it(engine: sa.Engine, tmp_path: Path) -> None:
-    """Check with a store that an earlier version made in the empty mount point."""
+    """Check with a store that was adopted in the empty mount point."""
     mount = Mount(tmp_path / "blocks")
     start(engine, "a", mount.root)
     before = seen(engine)
@@ -119,25 +118,19 @@ def test_a_replica_never_seen_is_left_out_and_a_known_one_stays(engine: sa.Engin
     assert first.below == []
 
 
-def test_an_object_store_known_by_its_address_gets_an_identity(
-    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_object_store_gets_an_identity_once(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "s3://bucket/forebay"
     objects = MemoryObjects()
     monkeypatch.setattr(store_attachment, "open_block_store", lambda _: ObjectBlockStore(objects, name))
-    with connect(engine) as connection:
-        attach_block_store(connection, host="earlier", roots={name: name})
-        register_process(connection, kind=ProcessKind.AGENT, name="earlier", host="earlier", pid=1, slots=4)
-        assert attached_identities(connection, [name], host="here") == {}
     start(engine, "here", name)
     made = objects.objects["_store"].decode().strip()
-    assert seen(engine)["here"] == {made: name, name: name}
+    assert seen(engine) == {"here": {made: name}}
     with connect(engine) as connection:
-        assert attached_identities(connection, [name], host="earlier") == {name: [made]}
+        assert attached_identities(connection, [name], host="there") == {name: [made]}
     objects.objects.clear()
     start(engine, "here", name)
     assert objects.objects == {}
-    assert made in seen(engine)["here"]
+    assert seen(engine) == {"here": {made: name}}
 
 
 def test_expected_identities_of_roots() -> None:
