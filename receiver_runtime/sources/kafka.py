@@ -10,7 +10,7 @@ import re
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from receiver_runtime.sources.base import Source
 from receiver_runtime.sources.dialects import check_librdkafka_numbers
@@ -181,14 +181,6 @@ class Kafka(Source):
             checked[name] = Secret.of(value).reference if name in _SECRET_OPTIONS else value
         check_librdkafka_numbers(checked.items())
         return checked
-
-    @model_serializer(mode="wrap")
-    def _leave_out_what_is_new(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out a field that version 0.1 does not know, unless it is used: its receivers refuse unknown fields."""
-        found: dict[str, Any] = dump(self)
-        if not self.max_rate_per_partition:
-            found.pop("max_rate_per_partition", None)
-        return found
 
     @model_validator(mode="after")
     def _check_what(self) -> Self:

@@ -78,11 +78,8 @@ class ReceiverSettings(BaseModel):
     compression: Literal["auto", "lz4", "zstd", "none"] = "auto"
 
     def to_row(self) -> dict[str, Any]:
-        """Return the settings for the driver log.
-
-        ``auto`` is left out: receivers of the version before don't know it, and then compress by ``lz4``.
-        """
-        return self.model_dump(mode="json", exclude={"compression"} if self.compression == "auto" else None)
+        """Return the settings for the driver log."""
+        return self.model_dump(mode="json")
 
     @classmethod
     def of_row(cls, settings: Mapping[str, Any]) -> Self:

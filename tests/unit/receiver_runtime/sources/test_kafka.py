@@ -56,12 +56,6 @@ def test_a_rate_per_partition_needs_positions() -> None:
     assert Kafka(bootstrap_servers="a:1", topics="t", group="g", guarantee="at_most_once").max_rate_per_partition == 0
 
 
-def test_a_declaration_without_a_rate_per_partition_is_read_by_receivers_of_the_version_before() -> None:
-    assert "max_rate_per_partition" not in Kafka(bootstrap_servers="a:1", topics="t", group="g").model_dump(mode="json")
-    limited = Kafka(bootstrap_servers="a:1", topics="t", group="g", max_rate_per_partition=5)
-    assert parse_source(limited.model_dump(mode="json")) == limited
-
-
 def test_an_invalid_pattern_is_named() -> None:
     with pytest.raises(SourceError, match=r"pattern: 'a\(' is no regular expression"):
         parse_source({**GIVEN, "topics": [], "pattern": "a("})

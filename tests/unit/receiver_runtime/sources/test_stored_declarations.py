@@ -53,6 +53,7 @@ DECLARATIONS: list[tuple[Source, dict[str, Any]]] = [
             topics=["orders", "refunds"],
             group="g",
             start=datetime(2026, 1, 31, tzinfo=UTC),
+            max_rate_per_partition=5,
             options={"sasl.password": EnvVar("KAFKA_PASSWORD"), "fetch.min.bytes": 1, "socket.keepalive.enable": True},
         ),
         {
