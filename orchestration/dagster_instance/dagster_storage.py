@@ -5,9 +5,9 @@ statements a second, so more than a quarter of a system's CPU time went to Postg
 passwords. Here all storages of a process, of every instance that it makes, share one pool. The pool tests a
 connection before each use, so that no statement fails after a restart of the server, and drops one to a standby.
 
-Dagster's own storage also lists the schema's tables before most statements, because an older release may have made
-them. Half of an idle system's CPU time in Postgres was for that. Here a process remembers each table, column and
-finished migration that it has found: Dagster never removes one.
+Dagster's own storage also lists the schema's tables before most statements, because an older release of Dagster may
+have made them. Half of an idle system's CPU time in Postgres was for that. Here a process remembers each table, column
+and finished migration that it has found: Dagster never removes one.
 
 It changes nothing else: tables, statements and errors are Dagster's.
 """

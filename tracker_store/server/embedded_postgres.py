@@ -158,7 +158,6 @@ class EmbeddedPostgres:
             # No server runs on this directory, so these are left of a killed one, or came with a copy of the directory.
             for left in (f".s.PGSQL.{self.port}", f".s.PGSQL.{self.port}.lock"):
                 (self.data_directory / left).unlink(missing_ok=True)
-            _write(self.data_directory / _OWN_FILE, json.dumps(dataclasses.asdict(self._own())), user)
             _write(self.data_directory / _SETTINGS_FILE, self._settings(), user)
 
     def command(self) -> list[str]:
@@ -270,8 +269,7 @@ class EmbeddedPostgres:
     def _own(self) -> _Own:
         try:
             stored = json.loads((self.data_directory / _OWN_FILE).read_text())
-            # An earlier version stored a port, and no password for services.
-            return _Own(stored["password"], stored.get("services_password") or secrets.token_hex(24))
+            return _Own(**stored)
         except FileNotFoundError:
             message = f"{self.data_directory} is not initialised"
             raise EmbeddedPostgresError(message) from None

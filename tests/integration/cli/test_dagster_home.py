@@ -1,4 +1,4 @@
-"""Test that Dagster's tables belong to the login of services, also those that an earlier version made as superuser."""
+"""Test that Dagster's tables belong to the login of services, also those that a superuser made or restored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forebay.cli.instance.dagster_home import ensure_dagster_schema
 from tracker_store.connection.engine import connect
 
 
-def test_tables_of_the_version_before_get_the_new_owner(engine: sa.Engine, database_url: str) -> None:
+def test_tables_of_a_superuser_get_the_owner(engine: sa.Engine, database_url: str) -> None:
     owner = f"forebay_test_owner_{os.getpid()}"
     with connect(engine) as connection:
         connection.exec_driver_sql("CREATE SCHEMA dagster")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -220,17 +219,6 @@ def test_services_have_no_rights_beyond_the_roles(shared: PostgresProcess) -> No
     ):
         with pytest.raises(sa.exc.ProgrammingError, match=r"permission denied|must be (owner|superuser)"):
             _query(url, attack)
-
-
-def test_a_data_directory_of_the_version_before_is_used(home: Path) -> None:
-    server = EmbeddedPostgres(home / "postgres")
-    server.initialise()
-    file = server.data_directory / "forebay.json"
-    stored = json.loads(file.read_text())
-    file.write_text(json.dumps({"port": 23456, "password": stored["password"]}))
-    with PostgresProcess(EmbeddedPostgres(home / "postgres")) as process:
-        assert _query(process.server.url("postgres"), "SELECT 1") == 1
-        assert process.server.services_url() == EmbeddedPostgres(home / "postgres").services_url()
 
 
 def test_a_server_stops_and_starts_again_at_the_same_url_with_its_data(running: PostgresProcess) -> None:
