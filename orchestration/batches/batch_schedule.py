@@ -171,7 +171,7 @@ class BatchRules:
 
     @classmethod
     def of_row(cls, row: PipelineRow) -> Self:
-        """Read the row that `forebay apply` wrote; a setting that an older release did not write has its default."""
+        """Read the row that `forebay apply` wrote."""
         declared = PipelineDeclaration.of(row.declaration)
         settings = PipelineSettings.of_row(declared.settings)
         return cls(

@@ -370,13 +370,6 @@ class Pipeline:
         return max([self.retention, *windows])
 
     @property
-    def runs_empty_batches(self) -> bool:
-        """Return whether a batch without records may run: the content of a window may have changed all the same."""
-        if self.settings.run_empty_batches is not None:
-            return self.settings.run_empty_batches
-        return any(output.windows for output in self.outputs.values())
-
-    @property
     def streams(self) -> tuple[Stream, ...]:
         """Return the streams that any output reads, each once, in the order of declaration."""
         found: dict[str, Stream] = {}
@@ -461,7 +454,6 @@ class Pipeline:
             "max_bytes_per_batch": self.max_bytes_per_batch,
             "catch_up": self.catch_up,
             "max_attempts": self.max_attempts,
-            "runs_empty_batches": self.runs_empty_batches,
             "settings": self.settings.model_dump(mode="json"),
             "streams": [stream.name for stream in self.streams],
             "outputs": {

@@ -74,19 +74,17 @@ class PipelineDeclaration:
         """Read a pipeline's column `declaration`."""
         outputs = {name: _output(output) for name, output in (declaration.get("outputs") or {}).items()}
         windows = dict.fromkeys(window for output in outputs.values() for window in output.windows)
-        # `runs_empty_batches` is true with a window, for releases that ran every batch of such a pipeline.
         chosen = declaration.get("settings", {}).get("run_empty_batches")
-        deciding = tuple(windows) if chosen is None else ()
         return cls(
             streams=tuple(declaration.get("streams", ())),
             outputs=outputs,
             settings=declaration.get("settings", {}),
             max_attempts=declaration.get("max_attempts", 1),
             merges=declaration.get("catch_up") == "merge",
-            runs_empty_batches=declaration.get("runs_empty_batches", False) and not deciding,
+            runs_empty_batches=bool(chosen),
             max_records_per_batch=declaration.get("max_records_per_batch"),
             max_bytes_per_batch=declaration.get("max_bytes_per_batch"),
-            deciding_windows=deciding,
+            deciding_windows=tuple(windows) if chosen is None else (),
         )
 
 

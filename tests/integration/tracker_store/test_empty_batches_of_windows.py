@@ -156,7 +156,7 @@ def expected(full: Collection[int], numbers: range, length: int, slide: int | No
 
 
 def test_where_too_much_was_cleaned_up_an_empty_batch_runs_rather_than_not(log: Log) -> None:
-    """Check the retention that an earlier release applied: the ranges of what left a window may be gone."""
+    """Check a retention that is too short for the window: the ranges of what left the window may be gone."""
     log.connection.execute(sa.text("UPDATE forebay.pipelines SET retention = :kept"), {"kept": INTERVAL})
     receive(log, 1, 2)
     receive(log, 4, stream="others")
@@ -182,10 +182,8 @@ def test_windows_decide_unless_the_declaration_does(
     runs_all: bool,
     deciding: tuple[WindowDeclaration, ...],
 ) -> None:
-    """Check a declaration as earlier releases wrote it too: with a window it says that empty batches run."""
     declared = PipelineDeclaration.of(
         {
-            "runs_empty_batches": chosen is not False,
             "settings": {"run_empty_batches": chosen},
             "outputs": {
                 "plain": {"inputs": ["lines"], "sink": {}},

@@ -156,7 +156,6 @@ def test_a_window_is_declared_by_its_length_and_slide() -> None:
     pipeline = Pipeline("p", interval="10s")
     output = pipeline.output(inputs=[stream.window("60s", slide="20s")], sink=SINK, name="out")(lambda frame: frame)
     assert pipeline.streams == (stream,)
-    assert pipeline.runs_empty_batches
     assert pipeline.declaration()["outputs"]["out"]["inputs"] == [
         {"window": "lines", "length_ms": 60_000, "slide_ms": 20_000}
     ]
