@@ -37,15 +37,12 @@ class ReplayRequest:
 
     def config(self) -> dict[str, object]:
         """Return the configuration of the replay job's op."""
-        config: dict[str, object] = {
+        return {
             "from_time": self.first.isoformat(),
             "to_time": self.last.isoformat(),
             "outputs": list(self.outputs),
+            "failed_outputs_only": self.failed_outputs_only,
         }
-        if self.failed_outputs_only:
-            # A code location of the previous version does not know it, and would refuse every replay.
-            config["failed_outputs_only"] = True
-        return config
 
     def tags(self) -> dict[str, str]:
         """Return the tags of its run: requests for the same have the same."""

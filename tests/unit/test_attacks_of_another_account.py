@@ -68,7 +68,7 @@ def everybodys() -> Iterator[Path]:
 
 def test_another_account_neither_lists_nor_reads_a_home(everybodys: Path) -> None:
     home = everybodys / "home"
-    # The files themselves are open, as a version before may have left them.
+    # The files themselves are open, as a copy may have left them.
     for name in ("logs/child.log", "blocks/1.segment", "results/part.parquet"):
         (home / name).parent.mkdir(parents=True)
         (home / name).write_text("pl4nted")

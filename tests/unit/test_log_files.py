@@ -36,13 +36,13 @@ def test_a_log_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         new, old = tmp_path / "new.log", tmp_path / "old.log"
-        old.write_text("of the version before\n")
+        old.write_text("of a run before\n")
         old.chmod(0o644)
         for path in (new, old):
             with open_log(path) as log:
                 log.write(b"secret\n")
             assert mode(path) == 0o600
-        assert old.read_text() == "of the version before\nsecret\n"
+        assert old.read_text() == "of a run before\nsecret\n"
         roll(old, most_bytes=1)
         assert mode(old.with_name("old.log.1")) == 0o600
     finally:

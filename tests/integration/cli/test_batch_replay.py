@@ -169,7 +169,14 @@ def test_it_launches_the_replay_job_and_reports_every_batch(dagster: Dagster) ->
     assert params["selector"]["jobName"] == "words_replay"
     assert params["runConfigData"] == {
         "ops": {
-            "words__replay": {"config": {"from_time": T1.isoformat(), "to_time": T3.isoformat(), "outputs": ["counts"]}}
+            "words__replay": {
+                "config": {
+                    "from_time": T1.isoformat(),
+                    "to_time": T3.isoformat(),
+                    "outputs": ["counts"],
+                    "failed_outputs_only": False,
+                }
+            }
         }
     }
 
