@@ -22,7 +22,7 @@ What is decided where:
   A submit counts them neither as added nor as duplicates.
 - If keys were found known lately (after a take-over the sender repeats much), the driver log is asked for them before
   the block is stored, because a refusal costs more than a question.
-- **A key that is registered under another name** (``earlier_keys``: its form in an earlier version) is asked for before
+- **A key that is registered without its scope** (``unscoped_keys``: the source had no tokens then) is asked for before
   each block with such keys is stored, because no refusal would name it.
 
 Submits that come close together share a block. Memory is bounded by the number and the bytes of unanswered submits;
@@ -134,8 +134,8 @@ class _Submit:
     #: Rows before which it may be cut, if keys are in several rows; None: anywhere.
     cuts: Sequence[int] | None
     nbytes: int
-    #: The other form of a key, by the key.
-    earlier: Mapping[str, str] = field(default_factory=dict)
+    #: A key without its scope, by the key.
+    unscoped: Mapping[str, str] = field(default_factory=dict)
     requests: _Requests | None = None
     #: The number of each row's request, where rows may be left out.
     numbers: npt.NDArray[np.int64] | None = None
@@ -297,7 +297,7 @@ class KeyedHandOver:
         batch: pa.RecordBatch,
         keys: pa.StringArray | Sequence[str | None] | None,
         *,
-        earlier_keys: pa.StringArray | None = None,
+        unscoped_keys: pa.StringArray | None = None,
         rows_share_keys: bool = False,
         requests: Sequence[int] | None = None,
     ) -> Future[HandedOver]:
@@ -306,8 +306,8 @@ class KeyedHandOver:
         Args:
             batch: of the receiver's columns.
             keys: of its rows, null for a row without one; None where none has.
-            earlier_keys: other forms of these keys, one to one: a row is also left out if the driver log has its
-                earlier key. The earlier keys are not registered.
+            unscoped_keys: these keys without their scopes, one to one: a row is also left out if the driver log has
+                its unscoped key. The unscoped keys are not registered.
             rows_share_keys: the batch is one request, and a key in it is that of all rows that have it. Otherwise a
                 key is one row's, and those behind it are its repeats.
             requests: the batch is several requests, with these numbers of rows, and the answer says what was done
@@ -329,8 +329,8 @@ class KeyedHandOver:
                 raise ValueError(f"requests of {sum(requests)} rows for {made.batch.num_rows} rows")
             made.requests = _Requests(requests)
             made.numbers = made.requests.numbers()
-        if keys is not None and earlier_keys is not None:
-            made.earlier = _by_key(_storable(keys), _storable(earlier_keys))
+        if keys is not None and unscoped_keys is not None:
+            made.unscoped = _by_key(_storable(keys), _storable(unscoped_keys))
         with self._changed:
             while self._open() and not self._has_room(made):
                 self._changed.wait()
@@ -545,7 +545,7 @@ class KeyedHandOver:
             block.keys |= keys
             self._keys |= keys
         block.count()
-        self._leave_out_earlier(block)
+        self._leave_out_unscoped(block)
         if self._careful and block.keys:
             # If the driver log is unavailable, the block is safer on the disk.
             known = self._known(block.keys, wait=False)
@@ -559,15 +559,15 @@ class KeyedHandOver:
             self._blocks.pop()
             self._blocks[-1].parts += block.parts
 
-    def _leave_out_earlier(self, block: _Block) -> None:
-        """Leave out the rows whose keys the driver log has in their earlier form; waits for its answer."""
-        # Keys of several scopes may have one earlier form.
-        by_earlier: dict[str, set[str]] = {}
+    def _leave_out_unscoped(self, block: _Block) -> None:
+        """Leave out the rows whose keys the driver log has without their scopes; waits for its answer."""
+        # Keys of several scopes may be the same without them.
+        by_unscoped: dict[str, set[str]] = {}
         for part in block.parts:
-            for key, earlier in part.submit.earlier.items():
+            for key, unscoped in part.submit.unscoped.items():
                 if key in block.keys:
-                    by_earlier.setdefault(earlier, set()).add(key)
-        known = {key for earlier in self._known(by_earlier) for key in by_earlier[earlier]}
+                    by_unscoped.setdefault(unscoped, set()).add(key)
+        known = {key for unscoped in self._known(by_unscoped) for key in by_unscoped[unscoped]}
         block.leave_out(known)
         self._keys -= known
 
@@ -669,13 +669,13 @@ def _short(key: str) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def _by_key(keys: pa.Array, earlier_keys: pa.Array) -> Mapping[str, str]:
-    """Return each key's earlier form, by the key."""
+def _by_key(keys: pa.Array, unscoped_keys: pa.Array) -> Mapping[str, str]:
+    """Return each key without its scope, by the key."""
     # One key may be that of thousands of rows.
-    forms = [pc.unique(each) for each in (keys, earlier_keys)]
+    forms = [pc.unique(each) for each in (keys, unscoped_keys)]
     if len(forms[0]) != len(forms[1]):
-        # Keys of several scopes have one earlier form.
-        forms = [keys, earlier_keys]
+        # Keys of several scopes are the same without them.
+        forms = [keys, unscoped_keys]
     return {key: form for key, form in zip(*(each.to_pylist() for each in forms), strict=True) if key is not None}
 
 

@@ -78,7 +78,8 @@ class Waiting:
     content_types: Sequence[str | None] | None = None
     request_key: str | None = None
     keys: Sequence[str | None] | None = None
-    #: With a scope, its keys count only among keys of that scope, and those from before there were scopes.
+    #: With a scope, its keys count only among keys of that scope, and those that have none: the source had no tokens
+    #: when they were registered.
     key_scope: str | None = None
     ids: Sequence[str | None] | None = None
     attributes: Sequence[Mapping[str, str] | None] | None = None
@@ -122,8 +123,8 @@ class Waiting:
         """Return a key per record, or None where no record has one. A request's key counts for all its records."""
         return self._row_keys(self._scoped)
 
-    def earlier_row_keys(self) -> Sequence[str | None] | None:
-        """Return the keys without their scope, as earlier versions registered them; None without a scope."""
+    def unscoped_row_keys(self) -> Sequence[str | None] | None:
+        """Return the keys as they were registered if the source had no tokens then; None without a scope."""
         return None if self.key_scope is None else self._row_keys(lambda key: key)
 
     def _row_keys(self, form: Callable[[str], str]) -> Sequence[str | None] | None:
@@ -325,7 +326,7 @@ class Acknowledgement:
             future = self._hand_over.submit(
                 batch,
                 _joined(group, [keys for _, keys in gathered]),
-                earlier_keys=_joined(group, [one.earlier_row_keys() for one in group]),
+                unscoped_keys=_joined(group, [one.unscoped_row_keys() for one in group]),
                 requests=[len(one.bodies) for one in group],
             )
         except Exception as error:  # noqa: BLE001  passed to the waiting requests

@@ -537,15 +537,15 @@ def check_model(submits: Sequence[Submitted], stored: Counter[str], known: set[s
     assert {key for _, _, keys, _ in submits for key in keys if key is not None} <= known
 
 
-def test_rows_whose_earlier_key_is_known_are_left_out(running: Rig, log: KeyedBlockLog) -> None:
-    """Check keys of two forms: those registered in the form of an earlier version count, and are not added."""
+def test_rows_whose_key_is_known_without_its_scope_are_left_out(running: Rig, log: KeyedBlockLog) -> None:
+    """Check keys of two forms: those registered without a scope count, and are not added."""
     log.keys |= {"2"}
     hand_over = KeyedHandOver(running.supervisor)
     optimistic(hand_over, log)
-    keys, earlier = pa.array(["s 1", None, "s 2", "s 2"]), pa.array(["1", None, "2", "2"])
-    future = hand_over.submit(batch("a", "b", "c", "d"), keys, earlier_keys=earlier, rows_share_keys=True)
+    keys, unscoped = pa.array(["s 1", None, "s 2", "s 2"]), pa.array(["1", None, "2", "2"])
+    future = hand_over.submit(batch("a", "b", "c", "d"), keys, unscoped_keys=unscoped, rows_share_keys=True)
     assert answer(future) == (2, 2)
-    again = hand_over.submit(batch("a", "e"), pa.array(["s 1", "s 3"]), earlier_keys=pa.array(["1", "3"]))
+    again = hand_over.submit(batch("a", "e"), pa.array(["s 1", "s 3"]), unscoped_keys=pa.array(["1", "3"]))
     assert answer(again) == (1, 1)
     hand_over.close()
     assert values(running) == ["a", "b", "e"]
@@ -573,12 +573,12 @@ def test_a_submit_of_requests_says_what_was_done_with_the_rows_of_each(tmp_path:
             hand_over.submit(batch("a"), None, requests=[3])
 
 
-def test_keys_of_two_scopes_with_one_earlier_form_are_both_left_out(running: Rig, log: KeyedBlockLog) -> None:
+def test_keys_of_two_scopes_that_are_the_same_without_them_are_both_left_out(running: Rig, log: KeyedBlockLog) -> None:
     log.keys |= {"1"}
     hand_over = KeyedHandOver(running.supervisor)
     optimistic(hand_over, log)
-    keys, earlier = pa.array(["s 1", "t 1", "t 2"]), pa.array(["1", "1", "2"])
-    handed = hand_over.submit(batch("a", "b", "c"), keys, earlier_keys=earlier, requests=[1, 1, 1]).result(DEADLINE)
+    keys, unscoped = pa.array(["s 1", "t 1", "t 2"]), pa.array(["1", "1", "2"])
+    handed = hand_over.submit(batch("a", "b", "c"), keys, unscoped_keys=unscoped, requests=[1, 1, 1]).result(DEADLINE)
     assert handed.requests == [(0, 1), (0, 1), (1, 0)]
     assert values(running) == ["c"]
 
