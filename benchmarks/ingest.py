@@ -26,14 +26,14 @@ from benchmarks.ingest_spark import SparkIngested, receive_with_spark
 from benchmarks.ingest_text import text_cost
 from benchmarks.report import Figure, Report, machine, rate_figure, time_figure
 from benchmarks.server import running_server
-from receiver_runtime.block_store.encryption import KEY_BYTES
+from receiver_runtime.block_store.frames.encryption import KEY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from benchmarks.ingest_read_back import Reads
     from benchmarks.server import Server
-    from receiver_runtime.codec_choice import CompressionSetting
+    from receiver_runtime.block_path.codec_choice import CompressionSetting
 
 _NAMED: Sequence[CompressionSetting] = ("lz4", "zstd", "none")
 _COMPRESSIONS: Sequence[CompressionSetting] = ("auto", *_NAMED)

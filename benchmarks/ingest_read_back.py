@@ -16,9 +16,9 @@ from benchmarks.ingest_least_source import read_least, write_arrow
 from orchestration.declarations.settings import Settings
 from orchestration.spark.reading.block_reader import PARTITION_BYTES
 from orchestration.spark.session.session import spark_session
-from receiver_runtime.block_store.encryption import BlockKeys
-from receiver_runtime.block_store.stores import open_block_store
-from receiver_runtime.sources.secret import Secret
+from receiver_runtime.block_store.frames.encryption import BlockKeys
+from receiver_runtime.block_store.stores.stores import open_block_store
+from receiver_runtime.sources.fields.secret import Secret
 from tracker_store.batches.pipelines import apply_pipeline
 from tracker_store.batches.received_block_tracker import AllocatedBlock, ReceivedBlockTracker
 from tracker_store.connection.engine import connect

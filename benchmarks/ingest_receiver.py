@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import sqlalchemy as sa
 
+from receiver_runtime.sources.declarations.socket_text import SocketText
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
-from receiver_runtime.sources.socket_text import SocketText
 from tracker_store.batches.pipelines import apply_stream
 from tracker_store.connection.engine import connect
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from benchmarks.ingest_sender import LINE_BYTES
-from receiver_runtime.block_store.payload import encode_parts
-from receiver_runtime.text_check import TextCheck
+from receiver_runtime.block_path.text_check import TextCheck
+from receiver_runtime.block_store.frames.payload import encode_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

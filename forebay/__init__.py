@@ -16,7 +16,7 @@ from orchestration.sinks.postgres.postgres import PostgresSink  # noqa: E402
 from orchestration.sinks.postgres.postgres_totals import Totals  # noqa: E402
 from orchestration.sinks.tables.delta import DeltaSink  # noqa: E402
 from orchestration.sinks.tables.iceberg import IcebergSink  # noqa: E402
-from receiver_runtime.sources.secret import EnvVar, Secret  # noqa: E402
+from receiver_runtime.sources.fields.secret import EnvVar, Secret  # noqa: E402
 
 __all__ = [
     "Batch",

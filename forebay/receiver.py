@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from receiver_runtime.block_generator import GeneratorStateError
-from receiver_runtime.block_handler import DeadLetter
-from receiver_runtime.block_store.columns import ColumnsError
-from receiver_runtime.block_store.frame import DeadLetterReason
-from receiver_runtime.receiver import Receiver, ReceiverNotAttachedError
+from receiver_runtime.block_path.block_generator import GeneratorStateError
+from receiver_runtime.block_path.block_handler import DeadLetter
+from receiver_runtime.block_path.records import RecordTypeError
+from receiver_runtime.block_store.frames.columns import ColumnsError
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.positioned_receiver import Fetched, PositionedReceiver
 from receiver_runtime.receivers.positioned_run import PositionError
-from receiver_runtime.records import RecordTypeError
-from receiver_runtime.sources.base import SourceRule
+from receiver_runtime.sources.declarations.base import SourceRule
+from receiver_runtime.supervisor.receiver import Receiver, ReceiverNotAttachedError
 from tracker_store.connection.errors import DriverLogError, EmptyBlockError, ReceiverFencedError
 
 __all__ = [

@@ -13,9 +13,9 @@ from tracker_store.blocks.block_stores import attached_identities
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from receiver_runtime.block_store.encryption import BlockKeys
-    from receiver_runtime.block_store.interface import BlockStore
-    from receiver_runtime.block_store.replicated import ReplicaListener
+    from receiver_runtime.block_store.frames.encryption import BlockKeys
+    from receiver_runtime.block_store.stores.interface import BlockStore
+    from receiver_runtime.block_store.stores.replicated import ReplicaListener
 
 
 def open_attached_store(
@@ -26,7 +26,7 @@ def open_attached_store(
     keys: BlockKeys | None = None,
 ) -> BlockStore:
     """Open a setting's block store, with the identities that hosts have attached. Raises like ``open_block_store``."""
-    from receiver_runtime.block_store.stores import open_block_store  # noqa: PLC0415  loads pyarrow
+    from receiver_runtime.block_store.stores.stores import open_block_store  # noqa: PLC0415  loads pyarrow
 
     expected = attached_identities(connection, root_names(block_store))
     return open_block_store(block_store, listener=listener, expected=expected, keys=keys)

@@ -53,7 +53,7 @@ def find_lost_blocks(connection: sa.Connection, block_store: str, blocks: Iterab
     ephemeral = {(block.receiver_id, block.sequence): block for block in blocks if block.ephemeral}
     if not ephemeral:
         return LostBlocks()
-    from receiver_runtime.block_store.reading import FrameAt  # noqa: PLC0415  loads pyarrow
+    from receiver_runtime.block_store.frames.reading import FrameAt  # noqa: PLC0415  loads pyarrow
 
     store = open_attached_store(connection, block_store)
     by_segment: dict[str, dict[FrameAt, AllocatedBlock]] = {}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from orchestration.batches.attached_store import open_attached_store
-from receiver_runtime.block_store.errors import BlockStoreError
+from receiver_runtime.block_store.frames.errors import BlockStoreError
 from receiver_runtime.block_store.roots import split_roots
 from tracker_store.blocks.replica_events import replica_damaged
 from tracker_store.receivers.receivers import report_event
@@ -30,8 +30,8 @@ def report_noted_replicas(connection: sa.Connection, block_store: str) -> None:
     if len(split_roots(block_store)) == 1:
         # The usual case: don't open the store.
         return
-    from receiver_runtime.block_store.replica_notes import take_notes  # noqa: PLC0415  loads pyarrow
-    from receiver_runtime.block_store.replicated import ReplicatedBlockStore  # noqa: PLC0415  loads pyarrow
+    from receiver_runtime.block_store.stores.replica_notes import take_notes  # noqa: PLC0415  loads pyarrow
+    from receiver_runtime.block_store.stores.replicated import ReplicatedBlockStore  # noqa: PLC0415  loads pyarrow
 
     try:
         store = open_attached_store(connection, block_store)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from orchestration.declarations.batch import Batch
 from orchestration.declarations.pipeline import EPOCH, Pipeline, Stream, Window
-from receiver_runtime.block_store.columns import arrow_schema, columns_of
+from receiver_runtime.block_store.frames.columns import arrow_schema, columns_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

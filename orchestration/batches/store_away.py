@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from receiver_runtime.block_store.errors import BlockKeyError, StoreUnavailableError
+from receiver_runtime.block_store.frames.errors import BlockKeyError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,11 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from receiver_runtime.block_store.encryption import BlockKeys, key_id_of
-from receiver_runtime.block_store.errors import BlockKeyError, BlockStoreError
-from receiver_runtime.block_store.reading import content_of
-from receiver_runtime.block_store.segment import IntactFrame
-from receiver_runtime.block_store.stores import replicas_of
+from receiver_runtime.block_store.frames.encryption import BlockKeys, key_id_of
+from receiver_runtime.block_store.frames.errors import BlockKeyError, BlockStoreError
+from receiver_runtime.block_store.frames.reading import content_of
+from receiver_runtime.block_store.frames.segment import IntactFrame
+from receiver_runtime.block_store.stores.stores import replicas_of
 from tracker_store.blocks.stored_blocks import (
     forget_empty_segment,
     segment_paths_known,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from receiver_runtime.block_store.interface import BlockStore, Replica
+    from receiver_runtime.block_store.stores.interface import BlockStore, Replica
 
 _PATHS_PER_QUERY = 1_000
 _FAILURES = (BlockStoreError, OSError)

@@ -45,8 +45,8 @@ def look_at_root(root: str, known: Future[HostStore | None], left: Callable[[], 
         OSError: the root can't be read.
     """
     # Imported here, so that this thread and not the command spends the 0.2 s to load pyarrow.
-    from receiver_runtime.block_store.identity import identity_of  # noqa: PLC0415
-    from receiver_runtime.block_store.stores import open_block_store, replicas_of  # noqa: PLC0415
+    from receiver_runtime.block_store.stores.identity import identity_of  # noqa: PLC0415
+    from receiver_runtime.block_store.stores.stores import open_block_store, replicas_of  # noqa: PLC0415
 
     [replica] = replicas_of(open_block_store(root))
     found = identity_of(replica)

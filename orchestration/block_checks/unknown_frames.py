@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from receiver_runtime.block_store.errors import BlockStoreError
-from receiver_runtime.block_store.frame import FrameKind, SourceRule
-from receiver_runtime.block_store.segment import IntactFrame
-from receiver_runtime.block_store.stores import replicas_of
+from receiver_runtime.block_store.frames.errors import BlockStoreError
+from receiver_runtime.block_store.frames.frame import FrameKind, SourceRule
+from receiver_runtime.block_store.frames.segment import IntactFrame
+from receiver_runtime.block_store.stores.stores import replicas_of
 from tracker_store.blocks.segments import end_of_epoch
 from tracker_store.blocks.stored_blocks import find_segment, offsets_of_rows
 from tracker_store.schema.states import SegmentState
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from receiver_runtime.block_store.interface import BlockStore
+    from receiver_runtime.block_store.stores.interface import BlockStore
     from tracker_store.blocks.segments import EpochEnd
     from tracker_store.blocks.stored_blocks import FoundSegment
 

@@ -23,7 +23,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from orchestration.dagster_instance.browser_token import BrowserToken
 from orchestration.dagster_instance.request_origin import RequestHeaders, foreign_origin, foreign_site, not_json
-from receiver_runtime.sources.loopback import host_name, is_written_as_loopback
+from receiver_runtime.sources.fields.loopback import host_name, is_written_as_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from pydantic import ValidationError
 
 from orchestration.declarations.pipeline_settings import PipelineSettings
+from receiver_runtime.sources.fields.units import MOST_DAYS, parse_duration
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
-from receiver_runtime.sources.units import MOST_DAYS, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
     from orchestration.declarations.sink import Sink
-    from receiver_runtime.sources.base import Source
+    from receiver_runtime.sources.declarations.base import Source
 
 CatchUp = Literal["each", "merge"]
 Start = Literal["earliest", "latest"]

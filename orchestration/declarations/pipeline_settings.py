@@ -13,7 +13,7 @@ from orchestration.policies.pid_rate_estimator import (
     DEFAULT_MIN_RATE,
     DEFAULT_PROPORTIONAL,
 )
-from receiver_runtime.sources.units import parse_duration
+from receiver_runtime.sources.fields.units import parse_duration
 from tracker_store.batches.retry import MAX_LOST_ATTEMPTS
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from orchestration.declarations.project_file import project_module
 from receiver_runtime.block_store.roots import absolute_roots, not_a_directory, one_root, split_roots
 from receiver_runtime.block_store.secret_url import SecretUrl
-from receiver_runtime.sources.secret import Secret
-from receiver_runtime.sources.units import parse_duration
+from receiver_runtime.sources.fields.secret import Secret
+from receiver_runtime.sources.fields.units import parse_duration
 
 NO_TOKEN = "off"  # noqa: S105  the value of FOREBAY_DAGSTER_TOKEN with which there is none
 

@@ -48,8 +48,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
-from receiver_runtime.records import conform
-from receiver_runtime.text_check import TextCheck
+from receiver_runtime.block_path.records import conform
+from receiver_runtime.block_path.text_check import TextCheck
 from tracker_store.connection.errors import DuplicateKeysError
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from receiver_runtime.attached_supervisor import AttachedSupervisor, KeyedPath
-    from receiver_runtime.block_handler import DeadLetter
+    from receiver_runtime.block_path.block_handler import DeadLetter
+    from receiver_runtime.supervisor.attached_supervisor import AttachedSupervisor, KeyedPath
     from tracker_store.blocks.blocks import NewBlock
 
 _log = structlog.get_logger(__name__)

@@ -17,13 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.framing import LETTER_BYTES, PART_BYTES, Cut, Piece, Taken, aside, too_large
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from receiver_runtime.block_handler import DeadLetter
+    from receiver_runtime.block_path.block_handler import DeadLetter
 
 _SCHEMA = pa.schema([("value", pa.string())])
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from receiver_runtime.attached_supervisor import LinkedPath
-    from receiver_runtime.receiver import Receiver
+    from receiver_runtime.supervisor.attached_supervisor import LinkedPath
+    from receiver_runtime.supervisor.receiver import Receiver
     from tracker_store.blocks.blocks import NewBlock, OffsetLink
 
 

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from receiver_runtime.block_generator import GeneratorStateError
-from receiver_runtime.driver_log import GivenUpError
+from receiver_runtime.block_path.block_generator import GeneratorStateError
 from receiver_runtime.receivers.linked_hand_over import LinkedHandOver
+from receiver_runtime.reporting.driver_log import GivenUpError
 from tracker_store.blocks.blocks import OffsetLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from receiver_runtime.receiver import Receiver
+    from receiver_runtime.supervisor.receiver import Receiver
     from tracker_store.blocks.blocks import Position
 
 #: The name under which the driver log has the positions of all positioned receivers of a stream.

@@ -11,11 +11,11 @@ import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from receiver_runtime.block_generator import GeneratorStateError
-from receiver_runtime.driver_log import GivenUpError
+from receiver_runtime.block_path.block_generator import GeneratorStateError
+from receiver_runtime.reporting.driver_log import GivenUpError
 
 if TYPE_CHECKING:
-    from receiver_runtime.receiver import Receiver
+    from receiver_runtime.supervisor.receiver import Receiver
 
 
 class ReadingThread(ABC):

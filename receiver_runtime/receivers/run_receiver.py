@@ -9,10 +9,10 @@ import threading
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
-from receiver_runtime.receiver import Receiver
+from receiver_runtime.supervisor.receiver import Receiver
 
 if TYPE_CHECKING:
-    from receiver_runtime.attached_supervisor import AttachedSupervisor
+    from receiver_runtime.supervisor.attached_supervisor import AttachedSupervisor
 
 
 class Run(Protocol):

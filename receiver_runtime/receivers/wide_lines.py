@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from receiver_runtime.receivers.lines import LineFraming
-from receiver_runtime.sources.text_encoding import unit_of
+from receiver_runtime.sources.fields.text_encoding import unit_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

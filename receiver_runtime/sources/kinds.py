@@ -6,18 +6,18 @@ makes their receivers, and tests check each one's docs, extras and command line.
 
 from __future__ import annotations
 
-from receiver_runtime.sources.amqp import Amqp
-from receiver_runtime.sources.custom import CustomSource
-from receiver_runtime.sources.files import FileLines, FollowedFiles, WholeFiles
-from receiver_runtime.sources.http import Http
-from receiver_runtime.sources.kafka import Kafka
-from receiver_runtime.sources.mqtt import Mqtt
-from receiver_runtime.sources.nats_jetstream import NatsJetStream
-from receiver_runtime.sources.raw_socket import RawSocket
-from receiver_runtime.sources.redis_streams import RedisStreams
-from receiver_runtime.sources.socket_text import SocketText
-from receiver_runtime.sources.syslog import Syslog
-from receiver_runtime.sources.zeromq import ZeroMQ
+from receiver_runtime.sources.declarations.amqp import Amqp
+from receiver_runtime.sources.declarations.custom import CustomSource
+from receiver_runtime.sources.declarations.files import FileLines, FollowedFiles, WholeFiles
+from receiver_runtime.sources.declarations.http import Http
+from receiver_runtime.sources.declarations.kafka import Kafka
+from receiver_runtime.sources.declarations.mqtt import Mqtt
+from receiver_runtime.sources.declarations.nats_jetstream import NatsJetStream
+from receiver_runtime.sources.declarations.raw_socket import RawSocket
+from receiver_runtime.sources.declarations.redis_streams import RedisStreams
+from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.sources.declarations.syslog import Syslog
+from receiver_runtime.sources.declarations.zeromq import ZeroMQ
 
 __all__ = [
     "Amqp",

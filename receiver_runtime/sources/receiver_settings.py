@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from receiver_runtime.sources.units import parse_bytes, parse_duration
+from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from receiver_runtime.sources import kinds
-from receiver_runtime.sources.base import Source, SourceError
-from receiver_runtime.sources.secret import SecretError
+from receiver_runtime.sources.declarations.base import Source, SourceError
+from receiver_runtime.sources.fields.secret import SecretError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

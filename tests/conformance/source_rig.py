@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from receiver_runtime.block_store.frame import FrameKind
-from receiver_runtime.block_store.segment import IntactFrame
-from receiver_runtime.block_store.stores import open_block_store
+from receiver_runtime.block_store.frames.frame import FrameKind
+from receiver_runtime.block_store.frames.segment import IntactFrame
+from receiver_runtime.block_store.stores.stores import open_block_store
 from tests.support.receivers.receiver_processes import ReceiverProcesses
 from tracker_store.batches.pipelines import apply_stream
 from tracker_store.connection.engine import connect, create_engine
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from receiver_runtime.sources.base import Source
+    from receiver_runtime.sources.declarations.base import Source
     from tracker_store.schema.states import ReceiverEventKind
 
 

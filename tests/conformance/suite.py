@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import pytest
 
-from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy
 from tests.support.postgres.address import through
 from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, eventually
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from receiver_runtime.sources.base import Source
+    from receiver_runtime.sources.declarations.base import Source
     from tests.conformance.source_rig import SourceRig
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from receiver_runtime.sources.syslog import Syslog
+from receiver_runtime.sources.declarations.syslog import Syslog
 from tests.conformance.forwarding_sender import ForwardingSender
 from tracker_store.connection.engine import connect
 

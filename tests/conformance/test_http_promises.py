@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from receiver_runtime.exit_codes import ExitCode
-from receiver_runtime.sources.http import Http
+from receiver_runtime.sources.declarations.http import Http
+from receiver_runtime.watching.exit_codes import ExitCode
 from tests.conformance.suite import proxied, stop
 from tests.conformance.test_http_hazards import bodies, port_of, post
 from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, eventually

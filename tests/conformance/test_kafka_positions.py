@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.watching.exit_codes import ExitCode
 from tests.conformance.kafka_source import KafkaTopic, check_dense, check_places, links_of
 from tests.conformance.suite import hold_unregistered, proxied, stop
 from tests.support.brokers.kafka_load import KafkaLoad
@@ -49,7 +49,7 @@ kafka_reader._IDS_SECONDS = 0.2
 
 # Code for a process whose disk refuses a few blocks.
 DISK_FAILS = """
-from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogError
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLog, WriteAheadLogError
 _write, _calls = WriteAheadLog.write, []
 def _fail(self, *arguments, **more):
     _calls.append(1)

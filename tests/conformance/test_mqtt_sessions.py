@@ -24,9 +24,9 @@ from receiver_runtime.receivers.keyed_hand_over import HandedOver
 from receiver_runtime.receivers.mqtt import reader as mqtt_reader
 from receiver_runtime.receivers.mqtt.receiver import MqttReceiver
 from receiver_runtime.receivers.mqtt.session import MqttSession
-from receiver_runtime.sources.mqtt import Mqtt
+from receiver_runtime.sources.declarations.mqtt import Mqtt
+from receiver_runtime.sources.declarations.tcp import Tls
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
-from receiver_runtime.sources.tcp import Tls
 from tests.conformance.mqtt_source import MqttTopic
 from tests.support.brokers.mosquitto import Mosquitto
 from tests.support.polling import eventually
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from receiver_runtime.attached_supervisor import AttachedSupervisor
-    from receiver_runtime.block_handler import DeadLetter
+    from receiver_runtime.block_path.block_handler import DeadLetter
+    from receiver_runtime.supervisor.attached_supervisor import AttachedSupervisor
 
 pytestmark = pytest.mark.brokers
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.sources.secret import EnvVar
+from receiver_runtime.sources.fields.secret import EnvVar
 from tests.conformance.nats_source import NatsStream
 from tests.conformance.suite import (
     ConformanceSuite,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.exit_codes import ExitCode
-from receiver_runtime.sources.http import Http
-from receiver_runtime.sources.socket_text import SocketText
+from receiver_runtime.sources.declarations.http import Http
+from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
 from tests.support.receivers.receiver_processes import eventually
 from tests.support.systems.driver_log_server import MountRefusedError, fill, small_file_system

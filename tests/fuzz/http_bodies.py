@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from receiver_runtime.block_store.columns import arrow_schema
+from receiver_runtime.block_path.text_check import TextCheck
+from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.receivers.http.acknowledgement import batch_of
 from receiver_runtime.receivers.http.app import HttpApp
-from receiver_runtime.receivers.http.parsing_limits import ParsingLimits
-from receiver_runtime.receivers.http.pushed import MOST_REJECTED, PushRefusedError
-from receiver_runtime.sources.http import Http
-from receiver_runtime.text_check import TextCheck
+from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
+from receiver_runtime.receivers.http.requests.pushed import MOST_REJECTED, PushRefusedError
+from receiver_runtime.sources.declarations.http import Http
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from receiver_runtime.receivers.http.pushed import Headers, Pushed
-    from receiver_runtime.receivers.http.records import Plain
-    from receiver_runtime.receivers.http.refusals import RefusedError
+    from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
+    from receiver_runtime.receivers.http.requests.records import Plain
+    from receiver_runtime.receivers.http.requests.refusals import RefusedError
 
 MOST_BYTES = 2000
 MOST_VALUES = 20_000

@@ -7,17 +7,17 @@ from contextlib import suppress
 
 from pydantic import ValidationError
 
-from receiver_runtime.block_store.errors import BlockStoreError
+from receiver_runtime.block_store.frames.errors import BlockStoreError
 from receiver_runtime.block_store.roots import root_names, split_roots
 from receiver_runtime.block_store.secret_url import SecretUrl
-from receiver_runtime.block_store.stores import open_block_store
-from receiver_runtime.sources.http import Http
-from receiver_runtime.sources.kafka import Kafka
-from receiver_runtime.sources.loopback import host_name
-from receiver_runtime.sources.nats_jetstream import NatsJetStream
-from receiver_runtime.sources.syslog import Syslog
-from receiver_runtime.sources.tcp import address_of, parse_listen
-from receiver_runtime.sources.units import parse_bytes, parse_duration
+from receiver_runtime.block_store.stores.stores import open_block_store
+from receiver_runtime.sources.declarations.http import Http
+from receiver_runtime.sources.declarations.kafka import Kafka
+from receiver_runtime.sources.declarations.nats_jetstream import NatsJetStream
+from receiver_runtime.sources.declarations.syslog import Syslog
+from receiver_runtime.sources.declarations.tcp import address_of, parse_listen
+from receiver_runtime.sources.fields.loopback import host_name
+from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
 from tests.fuzz.target import fuzzed
 
 

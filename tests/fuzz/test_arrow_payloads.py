@@ -9,13 +9,13 @@ from typing import IO, TYPE_CHECKING
 
 import pyarrow as pa
 
-from receiver_runtime.block_store.payload import encode_batches
+from receiver_runtime.block_store.frames.payload import encode_batches
 from tests.fuzz.target import fuzzed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from receiver_runtime.block_store.payload import Compression
+    from receiver_runtime.block_store.frames.payload import Compression
 
 _COMPRESSIONS: Sequence[Compression] = ("none", "lz4", "zstd")
 _BATCH = pa.RecordBatch.from_pylist(
@@ -44,7 +44,7 @@ _BATCH = pa.RecordBatch.from_pylist(
 _READER = """
 import resource, sys
 import pyarrow as pa
-from receiver_runtime.block_store.payload import decode_batches
+from receiver_runtime.block_store.frames.payload import decode_batches
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 while head := sys.stdin.buffer.read(4):
     data = sys.stdin.buffer.read(int.from_bytes(head, "big"))

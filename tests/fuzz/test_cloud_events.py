@@ -5,8 +5,13 @@ from __future__ import annotations
 import base64
 import json
 
-from receiver_runtime.receivers.http.cloud_events import BATCHED, STRUCTURED, is_cloud_event, parse_cloud_events
-from receiver_runtime.receivers.http.pushed import Pushed
+from receiver_runtime.receivers.http.protocols.cloud_events import (
+    BATCHED,
+    STRUCTURED,
+    is_cloud_event,
+    parse_cloud_events,
+)
+from receiver_runtime.receivers.http.requests.pushed import Pushed
 from tests.fuzz.http_bodies import MOST_BYTES, check_taken, limits, refused
 from tests.fuzz.target import fuzzed
 from tests.fuzz.test_heads import headers_of

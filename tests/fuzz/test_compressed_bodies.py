@@ -8,9 +8,9 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from receiver_runtime.receivers.http.decompression import decompressed
-from receiver_runtime.receivers.http.parsing_limits import ParsingLimits
-from receiver_runtime.receivers.http.pushed import PushRefusedError
+from receiver_runtime.receivers.http.requests.decompression import decompressed
+from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
+from receiver_runtime.receivers.http.requests.pushed import PushRefusedError
 from tests.fuzz.http_bodies import check_refusal
 from tests.fuzz.target import fuzzed
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from receiver_runtime.receivers.files.content import DecompressedFile, OpenedFile
 from receiver_runtime.receivers.files.file_kinds import Codec
-from receiver_runtime.receivers.files.followed.known_contents import KnownContents
+from receiver_runtime.receivers.files.followed.contents.known_contents import KnownContents
 from receiver_runtime.receivers.files.records import Limits, LineReader, Reading
 from tests.fuzz.target import fuzzed
 from tracker_store.blocks.blocks import Position

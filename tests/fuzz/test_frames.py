@@ -7,15 +7,16 @@ import base64
 import google_crc32c
 import pyarrow as pa
 
-from receiver_runtime.block_store.encryption import BlockKey, BlockKeys, FrameEncryptor
-from receiver_runtime.block_store.errors import (
+from receiver_runtime.block_path.salvage import _Found, _take
+from receiver_runtime.block_store.frames.encryption import BlockKey, BlockKeys, FrameEncryptor
+from receiver_runtime.block_store.frames.errors import (
     BlockAlteredError,
     BlockCorruptError,
     BlockKeyError,
     BlockMissingError,
     InvalidFrameError,
 )
-from receiver_runtime.block_store.frame import (
+from receiver_runtime.block_store.frames.frame import (
     HEADER_LENGTH,
     MAGIC,
     DeadLetterReason,
@@ -25,10 +26,9 @@ from receiver_runtime.block_store.frame import (
     decode_header,
     encode_frame,
 )
-from receiver_runtime.block_store.payload import encode_batches
-from receiver_runtime.block_store.reading import batches_of, checked_frame
-from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, TornTail, scan_source
-from receiver_runtime.salvage import _Found, _take
+from receiver_runtime.block_store.frames.payload import encode_batches
+from receiver_runtime.block_store.frames.reading import batches_of, checked_frame
+from receiver_runtime.block_store.frames.segment import DamagedFrame, IntactFrame, TornTail, scan_source
 from tests.fuzz.target import fuzzed
 from tracker_store.blocks.segments import OpenSegment
 

@@ -13,7 +13,7 @@ from tests.fuzz.target import fuzzed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from receiver_runtime.block_handler import DeadLetter
+    from receiver_runtime.block_path.block_handler import DeadLetter
     from receiver_runtime.receivers.framing import Framing
 
 _MOST_BYTES, _PART_BYTES = 40, 7

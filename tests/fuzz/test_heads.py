@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.http.app import _is_buffered, _parameters
-from receiver_runtime.receivers.http.cloud_events import permission
-from receiver_runtime.receivers.http.framing_checks import body_framing, check_framing
-from receiver_runtime.receivers.http.idempotency_key import key_of
-from receiver_runtime.receivers.http.peer_checks import check_origin, missing_host
-from receiver_runtime.receivers.http.pushed import PushRefusedError
-from receiver_runtime.receivers.http.refusals import RefusedError
+from receiver_runtime.receivers.http.protocols.cloud_events import permission
+from receiver_runtime.receivers.http.requests.framing_checks import body_framing, check_framing
+from receiver_runtime.receivers.http.requests.idempotency_key import key_of
+from receiver_runtime.receivers.http.requests.peer_checks import check_origin, missing_host
+from receiver_runtime.receivers.http.requests.pushed import PushRefusedError
+from receiver_runtime.receivers.http.requests.refusals import RefusedError
 from receiver_runtime.receivers.keyed_hand_over import _short, _storable
-from receiver_runtime.sources.http import Http
+from receiver_runtime.sources.declarations.http import Http
 from tests.fuzz.http_bodies import check_refusal
 from tests.fuzz.target import fuzzed
 
 if TYPE_CHECKING:
-    from receiver_runtime.receivers.http.pushed import Headers
+    from receiver_runtime.receivers.http.requests.pushed import Headers
 
 _HEADS = (
     b"host: localhost:8080\norigin: http://localhost:8080\ncontent-length: 12\nexpect: 100-continue",

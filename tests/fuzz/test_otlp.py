@@ -9,10 +9,10 @@ from google.protobuf.json_format import Parse
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 
-from receiver_runtime.receivers.http.otlp_answers import JSON, PROTOBUF, exported, status
-from receiver_runtime.receivers.http.otlp_logs import _from_json, parse_logs
-from receiver_runtime.receivers.http.parsing_limits import UNLIMITED
-from receiver_runtime.receivers.http.pushed import Pushed
+from receiver_runtime.receivers.http.protocols.otlp_answers import JSON, PROTOBUF, exported, status
+from receiver_runtime.receivers.http.protocols.otlp_logs import _from_json, parse_logs
+from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED
+from receiver_runtime.receivers.http.requests.pushed import Pushed
 from tests.fuzz.http_bodies import MOST_BYTES, check_taken, limits, refused
 from tests.fuzz.target import fuzzed
 

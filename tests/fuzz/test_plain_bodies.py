@@ -6,7 +6,7 @@ import json
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from receiver_runtime.receivers.http.records import Plain, parse_plain
+from receiver_runtime.receivers.http.requests.records import Plain, parse_plain
 from tests.fuzz.http_bodies import MOST_BYTES, MOST_VALUES, check_taken, limits, refused
 from tests.fuzz.target import fuzzed
 

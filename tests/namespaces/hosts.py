@@ -21,7 +21,7 @@ import structlog
 
 from forebay.sources import CustomSource
 from orchestration.spark.reading.block_reader import ForebayReader
-from receiver_runtime.block_store.stores import open_block_store
+from receiver_runtime.block_store.stores.stores import open_block_store
 from tests.namespaces.acking import AckedSource
 from tests.support.systems.driver_log_server import DriverLogServer
 from tracker_store.batches.pipelines import apply_pipeline, apply_stream, get_pipeline

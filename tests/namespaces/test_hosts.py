@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 
-from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.watching.exit_codes import ExitCode
 from tests.namespaces.hosts import Hosts, running_hosts
 
 if TYPE_CHECKING:

@@ -16,15 +16,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from receiver_runtime.block_handler import BlockHandler
-from receiver_runtime.block_store.errors import InvalidFrameError
-from receiver_runtime.block_store.frame import SourceRule
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.block_store.object_store import ObjectBlockStore
-from receiver_runtime.block_store.replicated import ReplicatedBlockStore
-from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, TornTail
-from receiver_runtime.registered_through import RegisteredThrough
-from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogClosedError
+from receiver_runtime.block_path.block_handler import BlockHandler
+from receiver_runtime.block_path.registered_through import RegisteredThrough
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLog, WriteAheadLogClosedError
+from receiver_runtime.block_store.frames.errors import InvalidFrameError
+from receiver_runtime.block_store.frames.frame import SourceRule
+from receiver_runtime.block_store.frames.segment import DamagedFrame, IntactFrame, TornTail
+from receiver_runtime.block_store.stores.local import LocalBlockStore
+from receiver_runtime.block_store.stores.object_store import ObjectBlockStore
+from receiver_runtime.block_store.stores.replicated import ReplicatedBlockStore
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tests.unit.receiver_runtime.support import FaultyFiles, MemorySegments, eventually, frame
 from tracker_store.blocks.blocks import Claim
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from concurrent.futures import Future
 
-    from receiver_runtime.block_store.interface import BlockStore
-    from receiver_runtime.block_store.segment import ScannedItem
+    from receiver_runtime.block_store.frames.segment import ScannedItem
+    from receiver_runtime.block_store.stores.interface import BlockStore
 
 T = TypeVar("T")
 

@@ -32,12 +32,12 @@ _WITHOUT_ARROW = {
     "agent": (
         "forebay.cli.main",
         "forebay.cli.commands.agent",
-        "receiver_runtime.agent",
-        "receiver_runtime.batch_drivers",
-        "receiver_runtime.block_store.encryption",
-        "receiver_runtime.left_processes",
-        "receiver_runtime.service_manager",
-        "receiver_runtime.store_attachment",
+        "receiver_runtime.agent.agent",
+        "receiver_runtime.agent.batch_drivers",
+        "receiver_runtime.block_store.frames.encryption",
+        "receiver_runtime.agent.left_processes",
+        "receiver_runtime.agent.service_manager",
+        "receiver_runtime.agent.store_attachment",
     ),
     "tracker": (
         "forebay.cli.main",
@@ -53,7 +53,7 @@ _WITHOUT_ARROW = {
         "orchestration.tracker.tracker",
     ),
 }
-_OPEN_STORE = "__import__('receiver_runtime.block_store.stores', fromlist=['x']).open_block_store"
+_OPEN_STORE = "__import__('receiver_runtime.block_store.stores.stores', fromlist=['x']).open_block_store"
 
 _PROGRAM = (
     "import importlib, json, sys\n"
@@ -100,7 +100,7 @@ def test_status_command_loads_quickly() -> None:
 def test_process_that_reads_no_blocks_opens_their_store_without_arrow(role: str, tmp_path: Path) -> None:
     """Check that agent and tracker, which run for ever, do not hold the memory of what only receivers and Spark use."""
     loaded = _loaded_by(*_WITHOUT_ARROW[role], then=f"{_OPEN_STORE}({str(tmp_path)!r})")
-    assert {*_WITHOUT_ARROW[role], "receiver_runtime.block_store.local"} <= set(loaded)
+    assert {*_WITHOUT_ARROW[role], "receiver_runtime.block_store.stores.local"} <= set(loaded)
     needless = ("alembic", "numpy", "pyarrow", *_HEAVY)
     assert [module for module in loaded if module.partition(".")[0] in needless] == []
 

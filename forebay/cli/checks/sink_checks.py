@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from forebay.cli.checks.findings import Finding, Health
 from orchestration.sinks.postgres.postgres_access import access
 from orchestration.sinks.postgres.postgres_staging import TargetError
-from receiver_runtime.sources.secret import SecretError
+from receiver_runtime.sources.fields.secret import SecretError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -92,12 +92,12 @@ def agent(
         forebay agent
         forebay agent --roles receivers --slots 8
     """
-    from receiver_runtime.agent import Agent  # noqa: PLC0415  other commands need none of it
-    from receiver_runtime.batch_drivers import BatchDrivers  # noqa: PLC0415
-    from receiver_runtime.block_store.encryption import check_block_key  # noqa: PLC0415
-    from receiver_runtime.left_processes import LeftProcesses  # noqa: PLC0415
-    from receiver_runtime.service_manager import ServiceManager  # noqa: PLC0415
-    from receiver_runtime.store_attachment import attach  # noqa: PLC0415
+    from receiver_runtime.agent.agent import Agent  # noqa: PLC0415  other commands need none of it
+    from receiver_runtime.agent.batch_drivers import BatchDrivers  # noqa: PLC0415
+    from receiver_runtime.agent.left_processes import LeftProcesses  # noqa: PLC0415
+    from receiver_runtime.agent.service_manager import ServiceManager  # noqa: PLC0415
+    from receiver_runtime.agent.store_attachment import attach  # noqa: PLC0415
+    from receiver_runtime.block_store.frames.encryption import check_block_key  # noqa: PLC0415
 
     settings = Settings()
     wanted = _roles(roles)
@@ -171,7 +171,7 @@ def tracker() -> None:
     from orchestration.tracker.http.http_writes import ReplayDagster  # noqa: PLC0415
     from orchestration.tracker.placement_rules import PlacementRules  # noqa: PLC0415
     from orchestration.tracker.tracker import Tracker  # noqa: PLC0415
-    from receiver_runtime.block_store.stores import open_block_store  # noqa: PLC0415
+    from receiver_runtime.block_store.stores.stores import open_block_store  # noqa: PLC0415
 
     settings = Settings()
     # Report a wrong setting now, and not at the first clean-up.

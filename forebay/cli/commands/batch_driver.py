@@ -86,7 +86,7 @@ def _no_successor(_reason: str) -> bool:
 
 
 class _AgentLine:
-    """This process's end of the line to its agent; receiver_runtime.batch_drivers defines the words. A thread reads."""
+    """This process's end of the line to its agent; a thread reads. receiver_runtime.agent.batch_drivers has the words."""
 
     def __init__(self) -> None:
         self.drain = threading.Event()

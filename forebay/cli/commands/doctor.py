@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from receiver_runtime.block_store.interface import Replica
+    from receiver_runtime.block_store.stores.interface import Replica
 
 T = TypeVar("T")
 
@@ -254,9 +254,9 @@ def _commits(ours: CommitSettings, default: CommitSettings) -> Finding:
 
 
 def _block_store(settings: Settings) -> Iterator[Finding]:
-    from receiver_runtime.block_store.errors import BlockStoreError  # noqa: PLC0415  loads pyarrow
-    from receiver_runtime.block_store.local import LocalBlockStore  # noqa: PLC0415
-    from receiver_runtime.block_store.stores import open_block_store, replicas_of  # noqa: PLC0415
+    from receiver_runtime.block_store.frames.errors import BlockStoreError  # noqa: PLC0415  loads pyarrow
+    from receiver_runtime.block_store.stores.local import LocalBlockStore  # noqa: PLC0415
+    from receiver_runtime.block_store.stores.stores import open_block_store, replicas_of  # noqa: PLC0415
 
     way_out = "Correct what it says, or FOREBAY_BLOCK_STORE."
     try:
@@ -278,13 +278,13 @@ def _block_store(settings: Settings) -> Iterator[Finding]:
 
 def _block_keys(settings: Settings) -> Iterator[Finding]:
     """Report the keys of encrypted blocks, by reference and id."""
-    from receiver_runtime.block_store.encryption import (  # noqa: PLC0415  only for this check
+    from receiver_runtime.block_store.frames.encryption import (  # noqa: PLC0415  only for this check
         KEY_SETTING,
         READING_SETTING,
         BlockKey,
         FrameEncryptor,
     )
-    from receiver_runtime.block_store.errors import BlockKeyError  # noqa: PLC0415  as above
+    from receiver_runtime.block_store.frames.errors import BlockKeyError  # noqa: PLC0415  as above
 
     if settings.block_key is None:
         yield Finding("block keys", Health.OK, "blocks are stored without encryption")
@@ -304,9 +304,9 @@ def _block_keys(settings: Settings) -> Iterator[Finding]:
 
 def _mounts(settings: Settings) -> Iterator[Finding]:
     """Check that each root is the store that the driver log expects there; yield nothing if it expects none."""
-    from receiver_runtime.block_store.errors import BlockStoreError  # noqa: PLC0415  loads pyarrow
-    from receiver_runtime.block_store.identity import identity_of, require_identity  # noqa: PLC0415
-    from receiver_runtime.block_store.stores import open_block_store, replicas_of  # noqa: PLC0415
+    from receiver_runtime.block_store.frames.errors import BlockStoreError  # noqa: PLC0415  loads pyarrow
+    from receiver_runtime.block_store.stores.identity import identity_of, require_identity  # noqa: PLC0415
+    from receiver_runtime.block_store.stores.stores import open_block_store, replicas_of  # noqa: PLC0415
 
     try:
         stores = replicas_of(open_block_store(settings.block_store_roots, timeout=_STORE_SECONDS))
@@ -329,9 +329,9 @@ def _mounts(settings: Settings) -> Iterator[Finding]:
 
 def _hosts(settings: Settings) -> Iterator[Finding]:
     """Check that other hosts see this host's block store; yield nothing without other hosts or a driver log."""
-    from receiver_runtime.block_store.errors import BlockStoreError  # noqa: PLC0415  loads pyarrow
-    from receiver_runtime.block_store.identity import identity_of  # noqa: PLC0415
-    from receiver_runtime.block_store.stores import open_block_store, replicas_of  # noqa: PLC0415
+    from receiver_runtime.block_store.frames.errors import BlockStoreError  # noqa: PLC0415  loads pyarrow
+    from receiver_runtime.block_store.stores.identity import identity_of  # noqa: PLC0415
+    from receiver_runtime.block_store.stores.stores import open_block_store, replicas_of  # noqa: PLC0415
 
     try:
         stores = replicas_of(open_block_store(settings.block_store_roots, timeout=_STORE_SECONDS))
@@ -455,7 +455,7 @@ def _write_and_sync(folder: Path) -> None:
 def _write_and_read(store: Replica) -> None:
     """Do the same in an object store. Raises OSError, BlockStoreError."""
     # pyarrow is loaded here.
-    from receiver_runtime.block_store.frame import FrameKind, SourceRule, encode_frame, random_mark  # noqa: PLC0415
+    from receiver_runtime.block_store.frames.frame import FrameKind, SourceRule, encode_frame, random_mark  # noqa: PLC0415
 
     frame = encode_frame(
         _PROBE,

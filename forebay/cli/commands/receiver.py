@@ -20,9 +20,9 @@ def receiver(
     ] = False,
 ) -> None:
     """Run receivers until each has been stopped, was fenced, or failed; the exit code says which."""
-    from receiver_runtime.process_control import parse_receiver  # noqa: PLC0415  other commands need none of it
-    from receiver_runtime.receiver_process import run  # noqa: PLC0415
-    from receiver_runtime.spare_process import load, wait_for_work  # noqa: PLC0415
+    from receiver_runtime.agent.spare_process import load, wait_for_work  # noqa: PLC0415
+    from receiver_runtime.process.process_control import parse_receiver  # noqa: PLC0415  other commands need none of it
+    from receiver_runtime.process.receiver_process import run  # noqa: PLC0415
 
     settings = Settings()
     try:

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from forebay.cli.checks.extras import is_installed
 from forebay.cli.terminal.console import Console
-from receiver_runtime.sources.base import Guarantee, SourceError, SourceRule
-from receiver_runtime.sources.custom import CustomSource, named_receivers
+from receiver_runtime.sources.declarations.base import Guarantee, SourceError, SourceRule
+from receiver_runtime.sources.declarations.custom import CustomSource, named_receivers
 from receiver_runtime.sources.source_registry import KINDS
 
 if TYPE_CHECKING:

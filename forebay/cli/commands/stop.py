@@ -18,7 +18,7 @@ from forebay.cli.instance.database import driver_log
 from forebay.cli.services.supervisor_lock import lock_holder
 from forebay.cli.terminal.console import Console
 from orchestration.declarations.settings import Settings
-from receiver_runtime.sources.units import parse_duration
+from receiver_runtime.sources.fields.units import parse_duration
 from tracker_store.batches import pipeline_states as store
 from tracker_store.receivers.leadership import read_leadership
 from tracker_store.schema.states import PipelineState

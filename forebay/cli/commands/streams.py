@@ -13,7 +13,7 @@ from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.confirmation import Yes, confirm
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.tables import print_table
-from receiver_runtime.sources.units import duration_text
+from receiver_runtime.sources.fields.units import duration_text
 from tracker_store.batches import streams as store
 from tracker_store.connection.errors import NotAppliedError
 

@@ -48,8 +48,8 @@ from orchestration.declarations.modules import PipelineModuleError, load_pipelin
 from orchestration.declarations.settings import NO_TOKEN, Settings
 from orchestration.tracker.http.listen_address import ListenAddressError, checked_token, listen_address
 from orchestration.tracker.http.status_address import status_page
-from receiver_runtime.block_store.encryption import check_block_key
-from receiver_runtime.block_store.errors import BlockKeyError
+from receiver_runtime.block_store.frames.encryption import check_block_key
+from receiver_runtime.block_store.frames.errors import BlockKeyError
 from tracker_store.batches.pipeline_states import all_ended, start_pipelines
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.errors import DriverLogError

@@ -19,7 +19,7 @@ from forebay.cli.services.run_files import TOKEN_VARIABLE
 from orchestration.declarations.project_file import PROJECT_FILE, project_module
 from orchestration.declarations.settings import Settings
 from receiver_runtime.block_store.secret_url import SecretUrl
-from receiver_runtime.sources.units import duration_text
+from receiver_runtime.sources.fields.units import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

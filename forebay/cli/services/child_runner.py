@@ -32,8 +32,8 @@ from forebay.cli.services.child import (
     SupervisorError,
 )
 from forebay.cli.services.run_files import TOKEN_VARIABLE, ProcessIdentity, RunFile
-from receiver_runtime.child_environment import environment_without
-from receiver_runtime.process_ends import ProcessEnds
+from receiver_runtime.agent.child_environment import environment_without
+from receiver_runtime.agent.process_ends import ProcessEnds
 from tracker_store.host.log_files import open_log
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ def _known_errors() -> tuple[type[Exception], ...]:
     from orchestration.declarations.settings import DatabaseUrlMissingError, ModuleMissingError  # noqa: PLC0415
     from orchestration.replays.replay_choice import ReplayError  # noqa: PLC0415
     from orchestration.tracker.http.listen_address import ListenAddressError  # noqa: PLC0415
-    from receiver_runtime.block_store.errors import BlockStoreError  # noqa: PLC0415
+    from receiver_runtime.block_store.frames.errors import BlockStoreError  # noqa: PLC0415
     from tracker_store.connection.errors import DriverLogError  # noqa: PLC0415
 
     return (

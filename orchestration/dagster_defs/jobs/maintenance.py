@@ -25,7 +25,7 @@ from orchestration.dagster_defs.shared.runless_events import prune_runless_event
 from orchestration.dagster_defs.shared.stream_assets import stream_key
 from orchestration.declarations.pipeline import Pipeline
 from orchestration.declarations.settings import Settings
-from receiver_runtime.sources.units import parse_duration
+from receiver_runtime.sources.fields.units import parse_duration
 
 EVERY = "*/10 * * * *"
 # Limits of one maintenance run; deleting a run takes 30 ms. The rest waits for the next maintenance run.

@@ -17,7 +17,7 @@ from orchestration.declarations.pipeline import Pipeline
 from orchestration.declarations.settings import DatabaseUrlMissingError, Settings
 from orchestration.policies.executor_allocation import Bounds, decide, scaling
 from orchestration.spark.session.session_configuration import spark_master
-from receiver_runtime.sources.units import parse_duration
+from receiver_runtime.sources.fields.units import parse_duration
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.batches.scaling import processing_times_since, record_scaling, scaling_decision
 from tracker_store.connection.engine import connect_once

@@ -37,7 +37,7 @@ from orchestration.sinks.parquet_staging import empty_file, staged_files
 from orchestration.sinks.table_columns import arrow_schema, check_names, check_types
 from receiver_runtime.block_store.roots import OBJECT_SCHEMES, without_secrets
 from receiver_runtime.block_store.secret_url import SecretUrl
-from receiver_runtime.sources.secret import Secret, SecretError
+from receiver_runtime.sources.fields.secret import Secret, SecretError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

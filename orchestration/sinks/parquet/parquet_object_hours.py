@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from orchestration.declarations.sink import Check
-    from receiver_runtime.block_store.objects import Objects
+    from receiver_runtime.block_store.stores.objects import Objects
 
 SUCCESS = "_SUCCESS"
 _BATCH = "batch_time="

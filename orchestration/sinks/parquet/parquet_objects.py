@@ -27,10 +27,10 @@ from orchestration.sinks.parquet_names import (
 )
 from orchestration.sinks.parquet_staging import ParquetStaging, staged_by
 from orchestration.sinks.table_columns import arrow_schema
-from receiver_runtime.block_store.errors import BlockStoreError
-from receiver_runtime.block_store.objects import open_objects
+from receiver_runtime.block_store.frames.errors import BlockStoreError
 from receiver_runtime.block_store.roots import without_secrets
-from receiver_runtime.sources.secret import Secret, SecretError
+from receiver_runtime.block_store.stores.objects import open_objects
+from receiver_runtime.sources.fields.secret import Secret, SecretError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from orchestration.declarations.sink import Check, OutputAttempt
-    from receiver_runtime.block_store.objects import Objects
+    from receiver_runtime.block_store.stores.objects import Objects
 
 __all__ = ["SUCCESS", "ParquetObjects"]
 

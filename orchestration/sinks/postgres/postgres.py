@@ -43,7 +43,7 @@ from orchestration.sinks.postgres.postgres_columns import (
 from orchestration.sinks.postgres.postgres_staging import ANSWER, REFUSED, Address, Staging, TargetError
 from orchestration.sinks.table_columns import refuse_table
 from receiver_runtime.block_store.secret_url import SecretUrl
-from receiver_runtime.sources.secret import Secret, SecretError
+from receiver_runtime.sources.fields.secret import Secret, SecretError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestration.sinks.postgres.postgres_staging import Address
 from receiver_runtime.block_store.secret_url import SecretUrl
-from receiver_runtime.sources.secret import Secret
+from receiver_runtime.sources.fields.secret import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,7 +22,7 @@ from orchestration.sinks.parquet_staging import with_batch_time
 from orchestration.sinks.table_columns import check_fit
 from orchestration.sinks.tables.file_table import FileTableSink
 from receiver_runtime.block_store.secret_url import SecretUrl
-from receiver_runtime.sources.secret import Secret, SecretError
+from receiver_runtime.sources.fields.secret import Secret, SecretError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

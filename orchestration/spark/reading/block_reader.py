@@ -13,12 +13,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from orchestration.spark.reading.allocation import BlockLocation, decode_allocation, location_of
-from receiver_runtime.block_store.columns import arrow_schema, fitted
+from receiver_runtime.block_store.frames.columns import arrow_schema, fitted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from receiver_runtime.block_store.interface import BlockStore
+    from receiver_runtime.block_store.stores.interface import BlockStore
 
 #: The option with the references to the keys of encrypted blocks, separated by commas; never a key.
 BLOCK_KEYS = "block_keys"
@@ -163,10 +163,10 @@ class ForebayReader(DataSourceReader):
 
         A block that was never synced and is lost is skipped: the batch's run counts it (``lost_blocks``).
         """
-        from receiver_runtime.block_store.encryption import BlockKeys  # noqa: PLC0415
-        from receiver_runtime.block_store.replica_notes import NotingListener  # noqa: PLC0415
-        from receiver_runtime.block_store.stores import open_block_store  # noqa: PLC0415
-        from receiver_runtime.sources.secret import Secret  # noqa: PLC0415
+        from receiver_runtime.block_store.frames.encryption import BlockKeys  # noqa: PLC0415
+        from receiver_runtime.block_store.stores.replica_notes import NotingListener  # noqa: PLC0415
+        from receiver_runtime.block_store.stores.stores import open_block_store  # noqa: PLC0415
+        from receiver_runtime.sources.fields.secret import Secret  # noqa: PLC0415
 
         if not isinstance(partition, BlockPartition):
             message = f"a partition of another reader: {type(partition).__name__}"
@@ -181,7 +181,7 @@ class ForebayReader(DataSourceReader):
             noted.leave(store)
 
     def _read(self, store: BlockStore, partition: BlockPartition) -> Iterator[pa.RecordBatch]:
-        from receiver_runtime.block_store.errors import BlockCorruptError, BlockMissingError  # noqa: PLC0415
+        from receiver_runtime.block_store.frames.errors import BlockCorruptError, BlockMissingError  # noqa: PLC0415
 
         for path, offset, length, crc32c, ephemeral in partition.blocks:
             try:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from orchestration.tracker.clean_up.full_look import FULL_LOOK_ROUNDS, FullLook
-from receiver_runtime.block_store.errors import BlockStoreError
+from receiver_runtime.block_store.frames.errors import BlockStoreError
 from tracker_store.retention.cleanup import (
     clean_up_receiver,
     forget_segment,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from receiver_runtime.block_store.interface import BlockStore
+    from receiver_runtime.block_store.stores.interface import BlockStore
 
 # Most rows per statement: it takes some tens of milliseconds.
 ROWS_PER_STATEMENT = 5_000

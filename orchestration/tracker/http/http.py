@@ -34,7 +34,7 @@ from orchestration.tracker.http.http_writes import ReplayDagster, Writes, has_wr
 from orchestration.tracker.http.listen_address import url
 from orchestration.tracker.http.metrics import MAX_RECEIVERS, metrics_page
 from orchestration.tracker.http.streaming_progress import RETAINED_BATCHES, StreamingProgress
-from receiver_runtime.sources.loopback import host_name, is_written_as_loopback
+from receiver_runtime.sources.fields.loopback import host_name, is_written_as_loopback
 from tracker_store.batches.batch_outputs import newest_output_failures
 from tracker_store.connection.engine import connect
 from tracker_store.connection.outage import SURVIVED, Outage

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from receiver_runtime.sources.loopback import is_written_as_loopback
+from receiver_runtime.sources.fields.loopback import is_written_as_loopback
 
 if TYPE_CHECKING:
     from pydantic import SecretStr

@@ -23,8 +23,8 @@ import pika
 import structlog
 from pika.exceptions import AMQPError
 
-from receiver_runtime.block_handler import DeadLetter
-from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.block_path.block_handler import DeadLetter
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.amqp.client import TolerantConnection
 from receiver_runtime.receivers.amqp.records import Message, batch_of, keys_of, text_of
 from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from pika.frame import Method
     from pika.spec import Basic
 
-    from receiver_runtime.receiver import Receiver
     from receiver_runtime.receivers.amqp.client import DecodedProperties
     from receiver_runtime.receivers.keyed_hand_over import HandedOver
-    from receiver_runtime.sources.amqp import Amqp
+    from receiver_runtime.sources.declarations.amqp import Amqp
+    from receiver_runtime.supervisor.receiver import Receiver
 
 _log = structlog.get_logger(__name__)
 

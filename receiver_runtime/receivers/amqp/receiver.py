@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from receiver_runtime.receivers.missing_client import missing_client
 from receiver_runtime.receivers.run_receiver import RunReceiver
-from receiver_runtime.sources.amqp import Amqp
+from receiver_runtime.sources.declarations.amqp import Amqp
 
 try:
     from receiver_runtime.receivers.amqp.reader import AmqpReader

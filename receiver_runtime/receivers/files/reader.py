@@ -29,8 +29,8 @@ from receiver_runtime.receivers.linked_hand_over import LinkedHandOver
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from receiver_runtime.receiver import Receiver
     from receiver_runtime.receivers.files.records import Part, Reading
+    from receiver_runtime.supervisor.receiver import Receiver
     from tracker_store.blocks.blocks import OffsetLink, Position
 
 _SHARE = 4  # read a file in pieces of a quarter of a block's bytes, so that a block can hold pieces of several files

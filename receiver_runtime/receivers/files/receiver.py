@@ -8,18 +8,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import quote, urlencode
 
-from receiver_runtime.block_store.objects import open_objects
+from receiver_runtime.block_store.stores.objects import open_objects
 from receiver_runtime.receivers.files.arriving import ArrivingCatalog, LocalFolder, ObjectFolder
 from receiver_runtime.receivers.files.followed.catalog import FollowedCatalog
 from receiver_runtime.receivers.files.reader import FilesReader
 from receiver_runtime.receivers.run_receiver import RunReceiver
-from receiver_runtime.sources.files import FileLines, FollowedFiles, WholeFiles
+from receiver_runtime.sources.declarations.files import FileLines, FollowedFiles, WholeFiles
 
 if TYPE_CHECKING:
-    from receiver_runtime.receiver import Receiver
     from receiver_runtime.receivers.files.arriving import Folder
     from receiver_runtime.receivers.files.reader import Catalog
     from receiver_runtime.receivers.files.sharing import Sharing
+    from receiver_runtime.supervisor.receiver import Receiver
 
 
 class _FilesReceiver(RunReceiver):

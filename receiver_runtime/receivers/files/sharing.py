@@ -17,7 +17,7 @@ import structlog
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from receiver_runtime.driver_log import SourcePositions
+    from receiver_runtime.reporting.driver_log import SourcePositions
     from tracker_store.blocks.source_positions import Peer
 
 _log = structlog.get_logger(__name__)

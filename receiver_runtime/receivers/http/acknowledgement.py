@@ -24,17 +24,17 @@ import numpy as np
 import pyarrow as pa
 import structlog
 
-from receiver_runtime.block_store.columns import arrow_schema
+from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
-from receiver_runtime.sources.http import Http
+from receiver_runtime.sources.declarations.http import Http
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
-    from receiver_runtime.attached_supervisor import AttachedSupervisor
     from receiver_runtime.receivers.keyed_hand_over import HandedOver
+    from receiver_runtime.supervisor.attached_supervisor import AttachedSupervisor
 
 _log = structlog.get_logger(__name__)
 

@@ -11,16 +11,16 @@ import threading
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from receiver_runtime.receivers.http.refusals import AWAY_RETRY_SECONDS, PAUSED_RETRY_SECONDS, RETRY_SECONDS
-from receiver_runtime.receivers.http.route import Refused
+from receiver_runtime.receivers.http.requests.refusals import AWAY_RETRY_SECONDS, PAUSED_RETRY_SECONDS, RETRY_SECONDS
+from receiver_runtime.receivers.http.requests.route import Refused
 
 if TYPE_CHECKING:
     import asyncio
 
-    from receiver_runtime.attached_supervisor import AttachedSupervisor
     from receiver_runtime.receivers.http.acknowledgement import Acknowledgement
-    from receiver_runtime.receivers.http.buffering import BufferedHandOver
-    from receiver_runtime.sources.http import Http
+    from receiver_runtime.receivers.http.connections.buffering import BufferedHandOver
+    from receiver_runtime.sources.declarations.http import Http
+    from receiver_runtime.supervisor.attached_supervisor import AttachedSupervisor
 
 # Seconds for which waiting records may wait for a rate limit's permits: beyond that, senders are told to wait.
 _MOST_RATE_SECONDS = 1.0

@@ -28,23 +28,29 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route as StarletteRoute
 
-from receiver_runtime.block_generator import GeneratorStateError
-from receiver_runtime.block_handler import DeadLetter
+from receiver_runtime.block_path.block_generator import GeneratorStateError
+from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.receivers.http import description
 from receiver_runtime.receivers.http.acknowledgement import AcknowledgementClosedError, Waiting, batch_of
 from receiver_runtime.receivers.http.admission import Admission
 from receiver_runtime.receivers.http.body_reader import BodyReader, RequestBody
-from receiver_runtime.receivers.http.cloud_events import permission
-from receiver_runtime.receivers.http.deadlines import Deadlines
+from receiver_runtime.receivers.http.connections.deadlines import Deadlines
 from receiver_runtime.receivers.http.direct import DirectRequests
-from receiver_runtime.receivers.http.framing_checks import body_framing, check_framing
-from receiver_runtime.receivers.http.idempotency_key import key_of
-from receiver_runtime.receivers.http.peer_checks import check_origin, missing_host
-from receiver_runtime.receivers.http.pushed import MOST_REJECTED, Pushed, PushRefusedError, header
-from receiver_runtime.receivers.http.records import Plain
-from receiver_runtime.receivers.http.refusal_counts import RefusalCounts
-from receiver_runtime.receivers.http.refusals import AWAY_RETRY_SECONDS, RETRY_SECONDS, RefusedError, refusal, release
-from receiver_runtime.receivers.http.route import Answered, Refused, Reply, refuse_by_problem, with_retry
+from receiver_runtime.receivers.http.protocols.cloud_events import permission
+from receiver_runtime.receivers.http.requests.framing_checks import body_framing, check_framing
+from receiver_runtime.receivers.http.requests.idempotency_key import key_of
+from receiver_runtime.receivers.http.requests.peer_checks import check_origin, missing_host
+from receiver_runtime.receivers.http.requests.pushed import MOST_REJECTED, Pushed, PushRefusedError, header
+from receiver_runtime.receivers.http.requests.records import Plain
+from receiver_runtime.receivers.http.requests.refusal_counts import RefusalCounts
+from receiver_runtime.receivers.http.requests.refusals import (
+    AWAY_RETRY_SECONDS,
+    RETRY_SECONDS,
+    RefusedError,
+    refusal,
+    release,
+)
+from receiver_runtime.receivers.http.requests.route import Answered, Refused, Reply, refuse_by_problem, with_retry
 from receiver_runtime.receivers.http.routes import STREAM_PATH
 
 if TYPE_CHECKING:
@@ -53,12 +59,12 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
-    from receiver_runtime.receiver import Receiver
     from receiver_runtime.receivers.http.acknowledgement import Acknowledgement
-    from receiver_runtime.receivers.http.buffering import BufferedHandOver
-    from receiver_runtime.receivers.http.pushed import Headers
-    from receiver_runtime.receivers.http.route import Route
-    from receiver_runtime.sources.http import Http
+    from receiver_runtime.receivers.http.connections.buffering import BufferedHandOver
+    from receiver_runtime.receivers.http.requests.pushed import Headers
+    from receiver_runtime.receivers.http.requests.route import Route
+    from receiver_runtime.sources.declarations.http import Http
+    from receiver_runtime.supervisor.receiver import Receiver
 
     #: The parameters of a request's query, each with its values in order.
     Parameters = Mapping[str, Sequence[str]]

@@ -13,21 +13,21 @@ from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from receiver_runtime.receivers.http.decompression import ENCODINGS, decompressed
-from receiver_runtime.receivers.http.parsing_limits import ParsingLimits, ParsingStoppedError
-from receiver_runtime.receivers.http.pushed import PushRefusedError
-from receiver_runtime.receivers.http.refusals import RETRY_SECONDS, RefusedError, refusal
+from receiver_runtime.receivers.http.requests.decompression import ENCODINGS, decompressed
+from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits, ParsingStoppedError
+from receiver_runtime.receivers.http.requests.pushed import PushRefusedError
+from receiver_runtime.receivers.http.requests.refusals import RETRY_SECONDS, RefusedError, refusal
 
 if TYPE_CHECKING:
     from starlette.types import Receive
 
     from receiver_runtime.receivers.http.admission import Admission
-    from receiver_runtime.receivers.http.deadlines import Deadlines
-    from receiver_runtime.receivers.http.framing_checks import BodyFraming
-    from receiver_runtime.receivers.http.pushed import Headers, Pushed
-    from receiver_runtime.receivers.http.records import Plain
-    from receiver_runtime.receivers.http.route import Route
-    from receiver_runtime.sources.http import Http
+    from receiver_runtime.receivers.http.connections.deadlines import Deadlines
+    from receiver_runtime.receivers.http.requests.framing_checks import BodyFraming
+    from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
+    from receiver_runtime.receivers.http.requests.records import Plain
+    from receiver_runtime.receivers.http.requests.route import Route
+    from receiver_runtime.sources.declarations.http import Http
 
 #: Bytes up to which a body that is not compressed is parsed on the loop: handing it to a thread would take longer.
 PARSE_ON_LOOP_BYTES = 64 * 1024

@@ -8,15 +8,15 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from receiver_runtime.receivers.http.cloud_events import BATCHED, STRUCTURED
-from receiver_runtime.receivers.http.otlp_answers import PROTOBUF
+from receiver_runtime.receivers.http.protocols.cloud_events import BATCHED, STRUCTURED
+from receiver_runtime.receivers.http.protocols.otlp_answers import PROTOBUF
 from receiver_runtime.receivers.http.routes import STREAM_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from receiver_runtime.receivers.http.route import Route
-    from receiver_runtime.sources.http import Http
+    from receiver_runtime.receivers.http.requests.route import Route
+    from receiver_runtime.sources.declarations.http import Http
 
 Json = dict[str, Any]
 

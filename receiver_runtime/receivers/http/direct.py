@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, Protocol
 
 from receiver_runtime.receivers.http.acknowledgement import Stored
 from receiver_runtime.receivers.http.body_reader import PARSE_ON_LOOP_BYTES
-from receiver_runtime.receivers.http.idempotency_key import key_of
-from receiver_runtime.receivers.http.parsing_limits import ParsingLimits
-from receiver_runtime.receivers.http.pushed import header
-from receiver_runtime.receivers.http.route import Answered, answer_json, with_retry
+from receiver_runtime.receivers.http.requests.idempotency_key import key_of
+from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
+from receiver_runtime.receivers.http.requests.pushed import header
+from receiver_runtime.receivers.http.requests.route import Answered, answer_json, with_retry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from receiver_runtime.receivers.http.acknowledgement import Acknowledgement, Waiting
     from receiver_runtime.receivers.http.admission import Admission
-    from receiver_runtime.receivers.http.connections import Exchange
-    from receiver_runtime.receivers.http.pushed import Headers, Pushed
-    from receiver_runtime.receivers.http.records import Plain
-    from receiver_runtime.receivers.http.refusals import RefusedError
-    from receiver_runtime.receivers.http.route import Reply, Route
-    from receiver_runtime.sources.http import Http
+    from receiver_runtime.receivers.http.connections.connections import Exchange
+    from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
+    from receiver_runtime.receivers.http.requests.records import Plain
+    from receiver_runtime.receivers.http.requests.refusals import RefusedError
+    from receiver_runtime.receivers.http.requests.route import Reply, Route
+    from receiver_runtime.sources.declarations.http import Http
 
 # Bytes up to which a body is taken directly: as much as one read brings. Above ``PARSE_ON_LOOP_BYTES`` only what is
 # parsed at once.

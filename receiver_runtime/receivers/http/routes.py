@@ -11,17 +11,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from receiver_runtime.receivers.http.cloud_events import BATCHED, STRUCTURED, is_cloud_event, parse_cloud_events
-from receiver_runtime.receivers.http.records import Plain, lines_at_once, parse_plain
-from receiver_runtime.receivers.http.route import Route
+from receiver_runtime.receivers.http.protocols.cloud_events import (
+    BATCHED,
+    STRUCTURED,
+    is_cloud_event,
+    parse_cloud_events,
+)
+from receiver_runtime.receivers.http.requests.records import Plain, lines_at_once, parse_plain
+from receiver_runtime.receivers.http.requests.route import Route
 from receiver_runtime.receivers.missing_client import missing_client
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from receiver_runtime.receivers.http.parsing_limits import ParsingLimits
-    from receiver_runtime.receivers.http.pushed import Headers, Pushed
-    from receiver_runtime.sources.http import Http
+    from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
+    from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
+    from receiver_runtime.sources.declarations.http import Http
 
 STREAM_PATH = "/v1/{stream}"
 _PLAIN_TYPES = ("application/json", "application/x-ndjson", "text/plain", "application/octet-stream")
@@ -58,7 +63,7 @@ def routes_of(source: Http) -> Sequence[Route]:
 
 def _logs_route() -> Route:
     try:
-        from receiver_runtime.receivers.http.otlp_route import logs_route  # noqa: PLC0415  it loads an extra
+        from receiver_runtime.receivers.http.protocols.otlp_route import logs_route  # noqa: PLC0415  it loads an extra
     except ModuleNotFoundError as error:
         raise missing_client(
             error, "opentelemetry", "opentelemetry-proto", "otlp", "opentelemetry", "google"

@@ -21,24 +21,24 @@ import structlog
 import uvicorn
 
 from receiver_runtime.receivers.connection_places import ConnectionPlaces
-from receiver_runtime.receivers.http.accepting import Acceptor
 from receiver_runtime.receivers.http.acknowledgement import Acknowledgement
 from receiver_runtime.receivers.http.app import HttpApp
-from receiver_runtime.receivers.http.buffering import BufferedHandOver
-from receiver_runtime.receivers.http.connections import Limits, limited_protocol
+from receiver_runtime.receivers.http.connections.accepting import Acceptor
+from receiver_runtime.receivers.http.connections.buffering import BufferedHandOver
+from receiver_runtime.receivers.http.connections.connections import Limits, limited_protocol
 from receiver_runtime.receivers.tcp import server_context
-from receiver_runtime.sources.secret import SecretError
-from receiver_runtime.sources.tcp import address_of, most_per_peer
+from receiver_runtime.sources.declarations.tcp import address_of, most_per_peer
+from receiver_runtime.sources.fields.secret import SecretError
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
 
-    from receiver_runtime.receiver import Receiver
-    from receiver_runtime.receivers.http.accepting import AcceptedProtocol
-    from receiver_runtime.receivers.http.route import Route
-    from receiver_runtime.sources.http import Http
-    from receiver_runtime.sources.secret import Secret
+    from receiver_runtime.receivers.http.connections.accepting import AcceptedProtocol
+    from receiver_runtime.receivers.http.requests.route import Route
+    from receiver_runtime.sources.declarations.http import Http
+    from receiver_runtime.sources.fields.secret import Secret
+    from receiver_runtime.supervisor.receiver import Receiver
 
 _log = structlog.get_logger(__name__)
 

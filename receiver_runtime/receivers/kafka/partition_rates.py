@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.receivers.kafka.records import Records, Run
+from receiver_runtime.watching.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

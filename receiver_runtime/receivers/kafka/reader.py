@@ -35,8 +35,8 @@ import numpy as np
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from receiver_runtime.block_handler import DeadLetter
-from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.block_path.block_handler import DeadLetter
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.kafka.library import ColumnFetcher, Library, LibraryError
 from receiver_runtime.receivers.kafka.partition_rates import PartitionRates
 from receiver_runtime.receivers.kafka.places import BROKER_SECONDS, KafkaPlaces, Look, OutOfRangeError, Partition
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from receiver_runtime.receiver import Receiver
-    from receiver_runtime.sources.kafka import Kafka, Option
+    from receiver_runtime.sources.declarations.kafka import Kafka, Option
+    from receiver_runtime.supervisor.receiver import Receiver
 
 _log = structlog.get_logger(__name__)
 

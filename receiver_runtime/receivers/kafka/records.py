@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Message
 
-from receiver_runtime.records import schema_of
-from receiver_runtime.sources.kafka import Kafka
+from receiver_runtime.block_path.records import schema_of
+from receiver_runtime.sources.declarations.kafka import Kafka
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

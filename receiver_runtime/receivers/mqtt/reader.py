@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from receiver_runtime.block_handler import DeadLetter
-from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.block_path.block_handler import DeadLetter
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
 from receiver_runtime.receivers.mqtt.client import GivenUpError, MqttClient, UndecodableMessage
 from receiver_runtime.receivers.mqtt.records import batch_of, keys_of, pieces
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from paho.mqtt.properties import Properties
     from paho.mqtt.reasoncodes import ReasonCode
 
-    from receiver_runtime.receiver import Receiver
     from receiver_runtime.receivers.keyed_hand_over import HandedOver
     from receiver_runtime.receivers.mqtt.session import Held, MqttSession
-    from receiver_runtime.sources.mqtt import Mqtt
+    from receiver_runtime.sources.declarations.mqtt import Mqtt
+    from receiver_runtime.supervisor.receiver import Receiver
 
 _log = structlog.get_logger(__name__)
 

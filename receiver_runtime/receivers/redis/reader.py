@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from concurrent.futures import Future
 
-    from receiver_runtime.receiver import Receiver
     from receiver_runtime.receivers.keyed_hand_over import HandedOver
-    from receiver_runtime.sources.redis_streams import RedisStreams
+    from receiver_runtime.sources.declarations.redis_streams import RedisStreams
+    from receiver_runtime.supervisor.receiver import Receiver
 
 _log = structlog.get_logger(__name__)
 

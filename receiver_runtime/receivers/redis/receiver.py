@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from receiver_runtime.receivers.missing_client import missing_client
 from receiver_runtime.receivers.run_receiver import RunReceiver
-from receiver_runtime.sources.redis_streams import RedisStreams
+from receiver_runtime.sources.declarations.redis_streams import RedisStreams
 
 try:
     from receiver_runtime.receivers.redis.reader import RedisReader

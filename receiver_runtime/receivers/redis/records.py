@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from receiver_runtime.block_handler import DeadLetter
-from receiver_runtime.block_store.frame import DeadLetterReason
-from receiver_runtime.records import schema_of
-from receiver_runtime.sources.redis_streams import RedisStreams
+from receiver_runtime.block_path.block_handler import DeadLetter
+from receiver_runtime.block_path.records import schema_of
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
+from receiver_runtime.sources.declarations.redis_streams import RedisStreams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

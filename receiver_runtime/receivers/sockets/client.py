@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from receiver_runtime.block_generator import GeneratorStateError
-from receiver_runtime.driver_log import GivenUpError
-from receiver_runtime.reading_loop import ReadingLoopClosedError
+from receiver_runtime.block_path.block_generator import GeneratorStateError
 from receiver_runtime.receivers.tcp import READ_BYTES, check_peer, client_context, keep_alive, shut_down
+from receiver_runtime.reporting.driver_log import GivenUpError
+from receiver_runtime.supervisor.reading_loop import ReadingLoopClosedError
 
 if TYPE_CHECKING:
-    from receiver_runtime.block_handler import DeadLetter
-    from receiver_runtime.receiver import Receiver
+    from receiver_runtime.block_path.block_handler import DeadLetter
     from receiver_runtime.receivers.framing import Framing, Taken
-    from receiver_runtime.sources.tcp import TcpSource
+    from receiver_runtime.sources.declarations.tcp import TcpSource
+    from receiver_runtime.supervisor.receiver import Receiver
 
 _QUIET_BYTES = 4096  # a connection is quiet while a read gives less than this
 

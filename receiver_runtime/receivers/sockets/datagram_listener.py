@@ -16,13 +16,13 @@ import struct
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.sockets.listening_thread import ListeningThread
-from receiver_runtime.sources.tcp import address_of
+from receiver_runtime.sources.declarations.tcp import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from receiver_runtime.receiver import Receiver
     from receiver_runtime.receivers.framing import Cut
+    from receiver_runtime.supervisor.receiver import Receiver
 
 _LARGEST_DATAGRAM = 2**16
 # Limits of one batch: read at most this much, then hand it on.

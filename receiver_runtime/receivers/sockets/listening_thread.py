@@ -9,12 +9,12 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.reading_thread import ReadingThread
-from receiver_runtime.sources.tcp import address_of
+from receiver_runtime.sources.declarations.tcp import address_of
 
 if TYPE_CHECKING:
     import socket
 
-    from receiver_runtime.receiver import Receiver
+    from receiver_runtime.supervisor.receiver import Receiver
 
 
 class ListeningThread(ReadingThread):

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from receiver_runtime.receivers.sockets.length_prefixed import LengthPrefixedFraming
 from receiver_runtime.receivers.sockets.receiver import SocketReceiver
-from receiver_runtime.sources.raw_socket import RawSocket
+from receiver_runtime.sources.declarations.raw_socket import RawSocket
 
 
 class RawSocketReceiver(SocketReceiver):

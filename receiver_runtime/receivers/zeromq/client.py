@@ -17,12 +17,12 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from receiver_runtime.receivers.tcp import KEEP_ALIVE_COUNT, KEEP_ALIVE_IDLE, KEEP_ALIVE_INTERVAL
-from receiver_runtime.sources.secret import SecretError
+from receiver_runtime.sources.fields.secret import SecretError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from receiver_runtime.sources.zeromq import ZeroMQ
+    from receiver_runtime.sources.declarations.zeromq import ZeroMQ
 
 # The largest frame that is taken from the network at all, in bytes: a sender of more is disconnected by the library.
 # As large as ``max_record_bytes`` may be, so that what is larger than that still becomes a dead letter.

@@ -17,11 +17,11 @@ import zmq
 from receiver_runtime.receivers.reading_thread import ReadingThread
 from receiver_runtime.receivers.zeromq.client import ZeroMQClient
 from receiver_runtime.receivers.zeromq.records import cut
-from receiver_runtime.sources.secret import SecretError
+from receiver_runtime.sources.fields.secret import SecretError
 
 if TYPE_CHECKING:
-    from receiver_runtime.receiver import Receiver
-    from receiver_runtime.sources.zeromq import ZeroMQ
+    from receiver_runtime.sources.declarations.zeromq import ZeroMQ
+    from receiver_runtime.supervisor.receiver import Receiver
 
 # What is read before it is handed on, at most.
 _READ_BYTES = 4 * 2**20

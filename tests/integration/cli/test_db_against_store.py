@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.commands.driver_log.db import app
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.sources.base import SourceRule
+from receiver_runtime.block_store.stores.local import LocalBlockStore
+from receiver_runtime.sources.declarations.base import SourceRule
 from tests.integration.receiver_runtime.salvage_rig import SalvagedReceiver
 
 if TYPE_CHECKING:

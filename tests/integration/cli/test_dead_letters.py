@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from orchestration.declarations.settings import Settings
-from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from tests.support.driver_log.log import make_log
 from tests.support.driver_log.stored_letters import Letters
 from tracker_store.connection.engine import connect

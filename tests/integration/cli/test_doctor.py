@@ -294,7 +294,7 @@ def test_an_extra_that_a_declared_stream_needs_is_named(database_url: str, monke
 def test_an_object_store_is_written_read_and_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     held = MemoryObjects()
     monkeypatch.setenv("FOREBAY_BLOCK_STORE", "s3://bucket/blocks")
-    monkeypatch.setattr("receiver_runtime.block_store.objects.open_objects", lambda _: held)
+    monkeypatch.setattr("receiver_runtime.block_store.stores.objects.open_objects", lambda _: held)
     found = _finding("block store")
     assert (found.health, found.found) == (Health.OK, "s3://bucket/blocks: writes, reads and deletes"), found
     assert held.objects == {}

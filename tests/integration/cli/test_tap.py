@@ -20,7 +20,7 @@ from forebay.cli.instance.database import driver_log_engine
 from forebay.cli.main import app
 from forebay.cli.terminal.console import Console
 from orchestration.declarations.settings import Settings
-from receiver_runtime.block_store.stores import open_block_store
+from receiver_runtime.block_store.stores.stores import open_block_store
 from tests.support.driver_log.log import Log, claim_anew, make_log
 from tests.support.driver_log.stored_lines import LineReceiver
 from tests.support.polling import eventually

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from receiver_runtime.block_store.objects import _S3_OPTIONS
+from receiver_runtime.block_store.stores.objects import _S3_OPTIONS
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from tests.support.commands.forked_command import programs
 

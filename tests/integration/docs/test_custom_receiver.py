@@ -16,9 +16,9 @@ import pytest
 from forebay import Stream
 from forebay.sources import CustomSource
 from orchestration.declarations.modules import load_pipelines
-from receiver_runtime.block_store.columns import FINGERPRINT_KEY, fingerprint_of
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.block_store.frames.columns import FINGERPRINT_KEY, fingerprint_of
+from receiver_runtime.block_store.stores.local import LocalBlockStore
+from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, exit_code
 from tests.support.commands.forked_command import programs
 from tests.support.driver_log.log import make_log

@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 from orchestration.declarations.settings import Settings
-from receiver_runtime.block_store.encryption import KEY_SETTING, READING_SETTING
+from receiver_runtime.block_store.frames.encryption import KEY_SETTING, READING_SETTING
 from tests.support.commands.forked_command import programs
 from tests.support.receivers.block_keys import key_id
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from orchestration.declarations.settings import Settings
 from orchestration.policies.scheduling_policy import MOST_SETTLES
 from orchestration.tracker.rebalancing import OFFER_SECONDS
-from receiver_runtime.sources.units import parse_duration
+from receiver_runtime.sources.fields.units import parse_duration
 from tests.support.commands.forked_command import programs
 from tests.support.driver_log.log import make_log
 from tracker_store.connection.engine import connect

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
 from tests.support.commands.forked_command import programs
 from tests.support.pages.runbook import blocks, page

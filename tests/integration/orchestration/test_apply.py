@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from forebay import ConsoleSink, DeltaSink, IcebergSink, ParquetSink, Pipeline, PostgresSink, Stream
 from forebay.sources import SocketText
 from orchestration.declarations.apply import apply, difference, is_applied
-from receiver_runtime.sources.secret import Secret
+from receiver_runtime.sources.fields.secret import Secret
 from tests.support.driver_log.log import NOON, Log
 from tracker_store.batches.pipelines import get_pipeline, list_pipelines, list_streams, waiting_records
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker, batch_times

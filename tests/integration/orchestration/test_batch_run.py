@@ -15,9 +15,9 @@ from forebay.sources import SocketText
 from orchestration.batches.batch_run import run_batch
 from orchestration.declarations.apply import apply
 from orchestration.declarations.sink import unchecked
-from receiver_runtime.block_store.errors import StoreUnavailableError
-from receiver_runtime.block_store.identity import make_identity
-from receiver_runtime.block_store.local import LocalBlockStore
+from receiver_runtime.block_store.frames.errors import StoreUnavailableError
+from receiver_runtime.block_store.stores.identity import make_identity
+from receiver_runtime.block_store.stores.local import LocalBlockStore
 from tests.support.machine.mounts import Mount
 from tests.support.spark.batch_rig import System
 from tracker_store.batches import batches

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from receiver_runtime.block_store.frame import FrameKind, SourceRule, encode_frame
-from receiver_runtime.block_store.identity import identity_of, make_identity
-from receiver_runtime.block_store.local import ASIDE, LocalBlockStore
+from receiver_runtime.block_store.frames.frame import FrameKind, SourceRule, encode_frame
+from receiver_runtime.block_store.stores.identity import identity_of, make_identity
+from receiver_runtime.block_store.stores.local import ASIDE, LocalBlockStore
 from tests.support.driver_log.log import claim_anew, make_log
 from tests.support.machine.mounts import Mount
 from tracker_store.blocks.block_stores import attach_block_store

@@ -12,9 +12,9 @@ import sqlalchemy as sa
 from orchestration.batches.attached_store import open_attached_store
 from orchestration.tracker.clean_up import cleaner as cleaner_module
 from orchestration.tracker.clean_up.cleaner import Cleaner
-from receiver_runtime.block_store.errors import StoreUnavailableError
-from receiver_runtime.block_store.identity import make_identity
-from receiver_runtime.block_store.local import LocalBlockStore
+from receiver_runtime.block_store.frames.errors import StoreUnavailableError
+from receiver_runtime.block_store.stores.identity import make_identity
+from receiver_runtime.block_store.stores.local import LocalBlockStore
 from tests.support.driver_log.log import NOON, Log, make_log
 from tests.support.machine.mounts import Mount
 from tracker_store.blocks.block_stores import attach_block_store

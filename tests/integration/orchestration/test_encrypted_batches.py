@@ -8,7 +8,7 @@ import pytest
 
 from orchestration.declarations.settings import Settings
 from orchestration.spark.session.session import spark_session
-from receiver_runtime.block_store.errors import BlockKeyError
+from receiver_runtime.block_store.frames.errors import BlockKeyError
 from tests.integration.orchestration.spark_jvm import end_jvm
 from tests.support.polling import eventually
 from tests.support.receivers.block_keys import files_with, key_file, key_id, new_key, spellings

@@ -13,7 +13,7 @@ from forebay.sources import SocketText
 from orchestration.dagster_defs.sensors import receiver_sensor
 from orchestration.dagster_defs.sensors.receiver_sensor import due_restarts
 from orchestration.tracker.tracker import Tracker
-from receiver_runtime import agent as agent_module
+from receiver_runtime.agent import agent as agent_module
 from tests.integration.receiver_runtime.host_rig import HostRig, host_rig
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource
 from tests.support.polling import eventually

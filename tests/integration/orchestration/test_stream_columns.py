@@ -17,14 +17,14 @@ from orchestration.batches.batch_run import run_batch
 from orchestration.declarations.apply import apply
 from orchestration.declarations.settings import Settings
 from orchestration.spark.reading.batch_reader import columns_of_stream
-from receiver_runtime.block_handler import BlockHandler
-from receiver_runtime.block_store.columns import columns_of, fingerprint_of
-from receiver_runtime.block_store.frame import SourceRule
-from receiver_runtime.block_store.stores import open_block_store
-from receiver_runtime.driver_log import DriverLog, ReceiverDriverLog
-from receiver_runtime.registered_through import RegisteredThrough
-from receiver_runtime.sources.base import SourceError
-from receiver_runtime.write_ahead_log import WriteAheadLog
+from receiver_runtime.block_path.block_handler import BlockHandler
+from receiver_runtime.block_path.registered_through import RegisteredThrough
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
+from receiver_runtime.block_store.frames.columns import columns_of, fingerprint_of
+from receiver_runtime.block_store.frames.frame import SourceRule
+from receiver_runtime.block_store.stores.stores import open_block_store
+from receiver_runtime.reporting.driver_log import DriverLog, ReceiverDriverLog
+from receiver_runtime.sources.declarations.base import SourceError
 from tests.support.driver_log.log import claim_anew
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import sqlalchemy as sa
 
-from receiver_runtime.agent import Agent
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.sources.socket_text import SocketText
+from receiver_runtime.agent.agent import Agent
+from receiver_runtime.block_store.stores.local import LocalBlockStore
+from receiver_runtime.sources.declarations.socket_text import SocketText
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource
 from tests.support.polling import joined
 from tests.support.receivers.receiver_processes import eventually
@@ -23,14 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from receiver_runtime.left_processes import LeftProcesses
+    from receiver_runtime.agent.left_processes import LeftProcesses
 
 # Like `forebay receiver`, except that a receiver that starts to read from the source on port `poison` ends its process.
 _RUN = """
 import os
 import sys
-from receiver_runtime import receiver_process, receiver_start, spare_process
-from receiver_runtime.process_control import parse_receiver
+from receiver_runtime.process import receiver_process
+from receiver_runtime.process import receiver_start
+from receiver_runtime.agent import spare_process
+from receiver_runtime.process.process_control import parse_receiver
 
 database_url, block_store, poison, *words = sys.argv[1:]
 make_receiver = receiver_start.make_receiver

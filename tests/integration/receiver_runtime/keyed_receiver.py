@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pyarrow as pa
 
-from receiver_runtime.receiver import Receiver
 from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
+from receiver_runtime.supervisor.receiver import Receiver
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,10 +6,10 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from receiver_runtime.block_store.frame import FrameKind
-from receiver_runtime.block_store.segment import IntactFrame
-from receiver_runtime.block_store.stores import replicas_of
-from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.block_store.frames.frame import FrameKind
+from receiver_runtime.block_store.frames.segment import IntactFrame
+from receiver_runtime.block_store.stores.stores import replicas_of
+from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import exit_code
 from tests.support.receivers.receiver_processes import eventually
 from tracker_store.connection.engine import connect
@@ -19,7 +19,7 @@ from tracker_store.schema.states import ReceiverEventKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from receiver_runtime.block_store.interface import BlockStore
+    from receiver_runtime.block_store.stores.interface import BlockStore
     from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource, ReceiverRig
 
 

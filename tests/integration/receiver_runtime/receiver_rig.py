@@ -10,11 +10,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from receiver_runtime.block_store.encryption import BlockKeys
-from receiver_runtime.block_store.reading import letters_of
-from receiver_runtime.block_store.stores import open_block_store
-from receiver_runtime.sources.secret import Secret
-from receiver_runtime.sources.socket_text import SocketText
+from receiver_runtime.block_store.frames.encryption import BlockKeys
+from receiver_runtime.block_store.frames.reading import letters_of
+from receiver_runtime.block_store.stores.stores import open_block_store
+from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.sources.fields.secret import Secret
 from tests.support.postgres.address import connect_to
 from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, ReceiverProcesses
 from tracker_store.batches.pipelines import apply_stream
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
 
-    from receiver_runtime.block_store.interface import BlockStore
+    from receiver_runtime.block_store.stores.interface import BlockStore
     from tracker_store.schema.states import ReceiverEventKind
 
 

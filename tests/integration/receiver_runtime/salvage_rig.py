@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 import sqlalchemy as sa
 
-from receiver_runtime.block_handler import BlockHandler, DeadLetter
-from receiver_runtime.block_store import frame
-from receiver_runtime.block_store.encryption import BlockKeys
-from receiver_runtime.block_store.frame import DeadLetterReason
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.block_store.reading import letters_of
-from receiver_runtime.block_store.segment import IntactFrame
-from receiver_runtime.driver_log import DriverLog, ReceiverDriverLog
-from receiver_runtime.registered_through import RegisteredThrough
-from receiver_runtime.salvage import salvage, store_location
-from receiver_runtime.sources.base import SourceRule
-from receiver_runtime.write_ahead_log import WriteAheadLog
+from receiver_runtime.block_path.block_handler import BlockHandler, DeadLetter
+from receiver_runtime.block_path.registered_through import RegisteredThrough
+from receiver_runtime.block_path.salvage import salvage, store_location
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
+from receiver_runtime.block_store.frames import frame
+from receiver_runtime.block_store.frames.encryption import BlockKeys
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
+from receiver_runtime.block_store.frames.reading import letters_of
+from receiver_runtime.block_store.frames.segment import IntactFrame
+from receiver_runtime.block_store.stores.local import LocalBlockStore
+from receiver_runtime.reporting.driver_log import DriverLog, ReceiverDriverLog
+from receiver_runtime.sources.declarations.base import SourceRule
 from tests.support.driver_log.log import claim_anew, make_log
 from tracker_store.blocks.blocks import AddOutcome, Claim, NewBlock, add_blocks
 from tracker_store.connection.engine import connect
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from receiver_runtime.block_store.files import Files
+    from receiver_runtime.block_store.frames.files import Files
 
 SCHEMA = pa.schema([("value", pa.string())])
 HOST = "here"

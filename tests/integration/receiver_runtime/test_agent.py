@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from receiver_runtime import agent as agent_module
-from receiver_runtime.agent import Agent
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.block_store.segment import IntactFrame
-from receiver_runtime.left_processes import LeftProcesses
-from receiver_runtime.sources.socket_text import SocketText
+from receiver_runtime.agent import agent as agent_module
+from receiver_runtime.agent.agent import Agent
+from receiver_runtime.agent.left_processes import LeftProcesses
+from receiver_runtime.block_store.frames.segment import IntactFrame
+from receiver_runtime.block_store.stores.local import LocalBlockStore
+from receiver_runtime.sources.declarations.socket_text import SocketText
 from tests.integration.receiver_runtime.host_rig import HostRig, host_rig
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource
 from tests.support.machine.unread_bytes import unread_bytes
@@ -137,7 +137,7 @@ def test_a_successor_starts_under_the_assignment_that_the_leader_has_just_made(
         rig.place(receiver_id)
         rig.flow([receiver_id])
         [killed] = rig.processes()
-        monkeypatch.setattr("receiver_runtime.agent.end_processes_of_pid", after_the_leader)
+        monkeypatch.setattr("receiver_runtime.agent.agent.end_processes_of_pid", after_the_leader)
         killed.kill()
         eventually(lambda: rig.epochs() == {receiver_id: 2}, "the second claim")
         monkeypatch.undo()
@@ -176,7 +176,7 @@ def test_a_leadership_that_can_not_be_ended_now_is_left_to_expire(
         asked.append(holder)
         raise DriverLogUnavailableError("canceling statement due to lock timeout")
 
-    monkeypatch.setattr("receiver_runtime.agent.end_leadership_of", wait_in_vain)
+    monkeypatch.setattr("receiver_runtime.agent.agent.end_leadership_of", wait_in_vain)
     agent = Agent(
         engine,
         name="here",

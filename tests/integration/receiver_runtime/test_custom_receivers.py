@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forebay.sources import CustomSource
-from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, exit_code
 from tests.support.driver_log.log import claim_anew
 from tests.support.receivers.receiver_processes import eventually
@@ -121,7 +121,7 @@ NO_CLASS = 1
 """
 # The process learns only from a store that it is fenced: a heartbeat could come first and end it.
 NO_HEARTBEATS = """
-from receiver_runtime.registrar import Registrar
+from receiver_runtime.block_path.registrar import Registrar
 Registrar.__init__.__kwdefaults__["heartbeat_interval"] = 300.0
 """
 

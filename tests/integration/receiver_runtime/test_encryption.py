@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from receiver_runtime.block_store.frame import FrameKind
-from receiver_runtime.block_store.segment import IntactFrame
-from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.block_store.frames.frame import FrameKind
+from receiver_runtime.block_store.frames.segment import IntactFrame
+from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.killed_process import kill_and_take_over
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource, ReceiverRig, exit_code
 from tests.support.postgres.address import through

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from receiver_runtime.block_store.frame import FrameKind
-from receiver_runtime.driver_log import DriverLog
-from receiver_runtime.sources.base import SourceRule
+from receiver_runtime.block_store.frames.frame import FrameKind
+from receiver_runtime.reporting.driver_log import DriverLog
+from receiver_runtime.sources.declarations.base import SourceRule
 from tests.integration.receiver_runtime.salvage_rig import SalvagedReceiver
 from tracker_store.connection.errors import LostCommitsError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from receiver_runtime.driver_log import OutageListener
+    from receiver_runtime.reporting.driver_log import OutageListener
 
 T = TypeVar("T")
 

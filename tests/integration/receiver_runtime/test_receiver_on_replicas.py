@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
 from tests.support.receivers.receiver_processes import eventually
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import (
     CuttingProxy,
     NumberedSource,
@@ -156,7 +156,7 @@ def test_w21_the_process_that_was_taken_over_is_fenced_and_says_so(rig: Receiver
 # Runs in a receiver process: it reads the assignment that was in force a moment before.
 _READS_AN_OLD_ASSIGNMENT = """
 from dataclasses import replace
-from receiver_runtime import receiver_life
+from receiver_runtime.process import receiver_life
 now = receiver_life.get_receiver
 receiver_life.get_receiver = lambda connection, receiver_id: replace(now(connection, receiver_id), assignment=4)
 """

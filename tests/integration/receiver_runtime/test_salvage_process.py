@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.killed_process import (
     check_each_stored_record_came_out_once,
     hold_unregistered,
@@ -76,7 +76,7 @@ def test_on_two_replicas_blocks_stored_by_a_killed_process_come_out_once(
 
 _SLOW_STORE = """
 import pathlib, time
-from receiver_runtime.block_store.local import LocalBlockStore
+from receiver_runtime.block_store.stores.local import LocalBlockStore
 scan = LocalBlockStore.scan
 def scan_when_told(self, path):
     while not pathlib.Path({gate!r}).exists():

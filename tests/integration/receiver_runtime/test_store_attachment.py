@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime import store_attachment
-from receiver_runtime.block_store.errors import StoreUnavailableError
-from receiver_runtime.block_store.identity import identity_of, make_identity
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.block_store.object_store import ObjectBlockStore
-from receiver_runtime.store_attachment import attach
+from receiver_runtime.agent import store_attachment
+from receiver_runtime.agent.store_attachment import attach
+from receiver_runtime.block_store.frames.errors import StoreUnavailableError
+from receiver_runtime.block_store.stores.identity import identity_of, make_identity
+from receiver_runtime.block_store.stores.local import LocalBlockStore
+from receiver_runtime.block_store.stores.object_store import ObjectBlockStore
 from tests.support.machine.mounts import Mount
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tracker_store.blocks.block_stores import (

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.exit_codes import ExitCode
-from receiver_runtime.receiver_life import STUCK_MESSAGE
+from receiver_runtime.process.receiver_life import STUCK_MESSAGE
+from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
 from tests.support.receivers.receiver_processes import eventually
 from tracker_store.connection.engine import connect
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 # during that time, so that a busy machine is not taken for a hanging one.
 _HANGING = """
 import pathlib, time
-from receiver_runtime import receiver_supervisor
-from receiver_runtime.block_store.files import Files
+from receiver_runtime.supervisor import receiver_supervisor
+from receiver_runtime.block_store.frames.files import Files
 hangs, sync = pathlib.Path({path!r}), Files.sync
 
 def sync_later(files, fd):

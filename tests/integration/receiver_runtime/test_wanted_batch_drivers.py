@@ -7,8 +7,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from receiver_runtime.agent import Agent
-from receiver_runtime.batch_drivers import BatchDrivers
+from receiver_runtime.agent.agent import Agent
+from receiver_runtime.agent.batch_drivers import BatchDrivers
 from tests.integration.receiver_runtime.host_rig import running_children
 from tests.support.driver_log.log import make_log
 from tests.support.polling import eventually, joined

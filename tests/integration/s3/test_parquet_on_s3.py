@@ -13,7 +13,7 @@ from orchestration.batches.batch_run import replay_batch, run_batch
 from orchestration.dagster_defs.jobs.compaction import compaction_job
 from orchestration.declarations.sink import SinkError, Step
 from orchestration.sinks.parquet.parquet_objects import SUCCESS
-from receiver_runtime.block_store.objects import open_objects
+from receiver_runtime.block_store.stores.objects import open_objects
 from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
 from tests.integration.orchestration.killed_publishing import declare
 from tests.integration.orchestration.target_database import TIME, attempt

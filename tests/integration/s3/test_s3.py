@@ -11,19 +11,19 @@ import pytest
 
 from orchestration.declarations.settings import Settings
 from orchestration.spark.session.session import spark_session
-from receiver_runtime.block_store.errors import (
+from receiver_runtime.block_path.registered_through import RegisteredThrough
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLog, WriteAheadLogError
+from receiver_runtime.block_store.frames.errors import (
     BlockMissingError,
     BlockStoreError,
     SegmentWriteError,
     StoreUnavailableError,
 )
-from receiver_runtime.block_store.frame import SourceRule
-from receiver_runtime.block_store.identity import make_identity
-from receiver_runtime.block_store.reading import FrameAt
-from receiver_runtime.block_store.segment import IntactFrame
-from receiver_runtime.block_store.stores import open_block_store, replicas_of
-from receiver_runtime.registered_through import RegisteredThrough
-from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogError
+from receiver_runtime.block_store.frames.frame import SourceRule
+from receiver_runtime.block_store.frames.reading import FrameAt
+from receiver_runtime.block_store.frames.segment import IntactFrame
+from receiver_runtime.block_store.stores.identity import make_identity
+from receiver_runtime.block_store.stores.stores import open_block_store, replicas_of
 from tests.integration.orchestration.test_batch_run import same
 from tests.support.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 from tests.support.spark.batch_rig import System

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from receiver_runtime.registered_through import RegisteredThrough
-from receiver_runtime.registrar import PostgresBlockLog, Registrar
+from receiver_runtime.block_path.registered_through import RegisteredThrough
+from receiver_runtime.block_path.registrar import PostgresBlockLog, Registrar
 from tests.support.driver_log.log import Log, add, block, claim_anew, give_segments, make_log, wait_until_blocked
 from tests.support.postgres.cutting_proxy import Cut, CuttingProxy, is_call
 from tracker_store.blocks.blocks import (

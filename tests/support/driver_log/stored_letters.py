@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from receiver_runtime.block_store.frame import DeadLetterReason, FrameKind, SourceRule, encode_frame
-from receiver_runtime.block_store.letter_group import encode_letters
-from receiver_runtime.block_store.stores import open_block_store
+from receiver_runtime.block_store.frames.frame import DeadLetterReason, FrameKind, SourceRule, encode_frame
+from receiver_runtime.block_store.frames.letter_group import encode_letters
+from receiver_runtime.block_store.stores.stores import open_block_store
 from tests.support.driver_log.log import claim_anew
 from tracker_store.blocks.blocks import BlockHandle
 from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters, newest_dead_letters

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from receiver_runtime.block_store.encryption import BlockKey, FrameEncryptor
-from receiver_runtime.block_store.frame import FrameKind, SourceRule, encode_frame
-from receiver_runtime.block_store.payload import encode_batches
-from receiver_runtime.block_store.stores import open_block_store
-from receiver_runtime.sources.secret import Secret
+from receiver_runtime.block_store.frames.encryption import BlockKey, FrameEncryptor
+from receiver_runtime.block_store.frames.frame import FrameKind, SourceRule, encode_frame
+from receiver_runtime.block_store.frames.payload import encode_batches
+from receiver_runtime.block_store.stores.stores import open_block_store
+from receiver_runtime.sources.fields.secret import Secret
 from tests.support.driver_log.log import claim_anew
 from tracker_store.blocks.blocks import BlockHandle, NewBlock, add_blocks
 from tracker_store.blocks.segments import open_segment

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from receiver_runtime.block_store.encryption import KEY_BYTES, BlockKey
-from receiver_runtime.sources.secret import Secret
+from receiver_runtime.block_store.frames.encryption import KEY_BYTES, BlockKey
+from receiver_runtime.sources.fields.secret import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

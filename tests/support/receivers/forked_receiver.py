@@ -29,7 +29,7 @@ def fork_receiver(receiver: tuple[int, int], *, database_url: str, block_store: 
 
 def load() -> None:
     """Import what a receiver process has loaded after its first connection and its first records."""
-    from receiver_runtime.spare_process import load  # noqa: PLC0415  a test process loads this module, and not those
+    from receiver_runtime.agent.spare_process import load  # noqa: PLC0415  a test process loads this module, and not those
 
     load()
     for module in ("encodings.idna", "pyarrow.compute", "receiver_runtime.receivers.run_receiver"):
@@ -38,7 +38,7 @@ def load() -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the receiver."""
-    from receiver_runtime.receiver_process import run  # noqa: PLC0415  as above
+    from receiver_runtime.process.receiver_process import run  # noqa: PLC0415  as above
 
     receiver_id, assignment, database_url, block_store = arguments
     return run([(int(receiver_id), int(assignment))], database_url=database_url, block_store=block_store)

@@ -23,8 +23,8 @@ DEADLINE_SECONDS = 90.0
 
 _RUN = """
 import sys
-from receiver_runtime.receiver_process import run
-from receiver_runtime.sources.secret import Secret
+from receiver_runtime.process.receiver_process import run
+from receiver_runtime.sources.fields.secret import Secret
 receiver_id, assignment, database_url, block_store, *keys = sys.argv[1:]
 key = Secret(keys[0]) if keys else None
 sys.exit(run([(int(receiver_id), int(assignment))], database_url=database_url, block_store=block_store, block_key=key))

@@ -16,11 +16,11 @@ from orchestration.batches.batch_run import replay_batch, run_batch
 from orchestration.declarations.apply import apply
 from orchestration.declarations.settings import Settings
 from orchestration.spark.session.session import spark_session
-from receiver_runtime.block_store.encryption import BlockKey, FrameEncryptor
-from receiver_runtime.block_store.frame import FrameKind, SourceRule, encode_frame
-from receiver_runtime.block_store.payload import encode_batches
-from receiver_runtime.block_store.stores import open_block_store
-from receiver_runtime.sources.secret import Secret
+from receiver_runtime.block_store.frames.encryption import BlockKey, FrameEncryptor
+from receiver_runtime.block_store.frames.frame import FrameKind, SourceRule, encode_frame
+from receiver_runtime.block_store.frames.payload import encode_batches
+from receiver_runtime.block_store.stores.stores import open_block_store
+from receiver_runtime.sources.fields.secret import Secret
 from tests.support.driver_log.log import claim_anew
 from tracker_store.batches import batches
 from tracker_store.batches.pipelines import get_pipeline

@@ -20,7 +20,7 @@ import pytest
 import sqlalchemy as sa
 
 from orchestration.dagster_instance.browser_token import link_with_token
-from receiver_runtime.block_store.stores import open_block_store
+from receiver_runtime.block_store.stores.stores import open_block_store
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.outage import SURVIVED
 from tracker_store.receivers.leadership import Leadership, read_leadership

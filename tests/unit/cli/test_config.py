@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from orchestration.declarations.settings import Settings
-from receiver_runtime.sources.units import duration_text, parse_duration
+from receiver_runtime.sources.fields.units import duration_text, parse_duration
 
 if TYPE_CHECKING:
     from pathlib import Path

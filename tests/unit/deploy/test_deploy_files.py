@@ -18,7 +18,7 @@ from forebay.cli.commands.up import AGENT_STOP_SECONDS
 from forebay.cli.instance.dagster_home import DATABASE_VARIABLE, write_dagster_home
 from forebay.cli.main import app
 from orchestration.declarations.settings import Settings
-from receiver_runtime.sources.units import parse_duration
+from receiver_runtime.sources.fields.units import parse_duration
 from tests.support.pages.kubernetes import documented_configuration
 
 ROOT = Path(__file__).parents[3]

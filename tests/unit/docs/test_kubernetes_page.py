@@ -16,7 +16,7 @@ import yaml
 
 from orchestration.declarations.settings import Settings
 from orchestration.spark.session.session_configuration import session_configuration
-from receiver_runtime.sources.units import parse_duration
+from receiver_runtime.sources.fields.units import parse_duration
 from tests.support.pages.kubernetes import EXAMPLES, PAGE, ROOT, TEMPLATE, documented_configuration
 
 KUBERNETES = "1.37"

@@ -11,7 +11,7 @@ from forebay.cli.instance import withheld
 from forebay.cli.instance.dagster_home import DATABASE_VARIABLE
 from orchestration.declarations.settings import Settings
 from receiver_runtime.sources import kinds
-from receiver_runtime.sources.base import Source
+from receiver_runtime.sources.declarations.base import Source
 from tests.support.machine.open_sockets import OpenSocket, Protocol
 from tests.support.pages.listening import ALWAYS, PAGE, compare, listening_table
 

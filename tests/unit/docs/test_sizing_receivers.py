@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from forebay import Stream
-from receiver_runtime import agent, receiver_process
-from receiver_runtime.descriptors import explain
-from receiver_runtime.sources.http import Http
+from receiver_runtime.agent import agent
+from receiver_runtime.process import receiver_process
+from receiver_runtime.sources.declarations.http import Http
+from receiver_runtime.watching.descriptors import explain
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGE = (DOCS / "how-to" / "sizing-receivers.md").read_text(encoding="utf-8")

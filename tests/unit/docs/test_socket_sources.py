@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestration.declarations.pipeline import Stream
-from receiver_runtime.receiver_registry import make_receiver
-from receiver_runtime.sources.raw_socket import RawSocket
-from receiver_runtime.sources.socket_text import SocketText
-from receiver_runtime.sources.tcp import TcpSource, Tls
+from receiver_runtime.process.receiver_registry import make_receiver
+from receiver_runtime.sources.declarations.raw_socket import RawSocket
+from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.sources.declarations.tcp import TcpSource, Tls
 from tests.unit.receiver_runtime.rig import Rig, rig
 from tests.unit.receiver_runtime.support import eventually
 

@@ -13,15 +13,15 @@ import pytest
 from pydantic_core import PydanticUndefined
 
 from forebay import Stream
-from receiver_runtime.sources.files import FileLines, FollowedFiles, WholeFiles
-from receiver_runtime.sources.kafka import Kafka
-from receiver_runtime.sources.mqtt import Mqtt
-from receiver_runtime.sources.nats_jetstream import NatsJetStream
-from receiver_runtime.sources.redis_streams import RedisStreams
-from receiver_runtime.sources.zeromq import ZeroMQ
+from receiver_runtime.sources.declarations.files import FileLines, FollowedFiles, WholeFiles
+from receiver_runtime.sources.declarations.kafka import Kafka
+from receiver_runtime.sources.declarations.mqtt import Mqtt
+from receiver_runtime.sources.declarations.nats_jetstream import NatsJetStream
+from receiver_runtime.sources.declarations.redis_streams import RedisStreams
+from receiver_runtime.sources.declarations.zeromq import ZeroMQ
 
 if TYPE_CHECKING:
-    from receiver_runtime.sources.base import Source
+    from receiver_runtime.sources.declarations.base import Source
 
 PAGES = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "sources"
 

@@ -22,9 +22,9 @@ from forebay import Pipeline
 from forebay.cli.main import app
 from orchestration.declarations.pipeline_settings import PipelineSettings
 from orchestration.declarations.settings import Settings
+from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.source_registry import KINDS
-from receiver_runtime.sources.units import parse_bytes, parse_duration
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestration.batches.attempt_failure import failure_of
-from receiver_runtime.block_store.errors import BlockAlteredError, BlockKeyError, StoreUnavailableError
+from receiver_runtime.block_store.frames.errors import BlockAlteredError, BlockKeyError, StoreUnavailableError
 from tracker_store.connection.errors import AttemptSupersededError, DriverLogUnavailableError, OutcomeUnknownError
 from tracker_store.schema.states import AttemptFailure
 

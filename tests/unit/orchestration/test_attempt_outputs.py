@@ -16,7 +16,7 @@ from orchestration.batches.attempt_outputs import (
     OutputsFailedError,
     running_outputs,
 )
-from receiver_runtime.block_store.errors import StoreUnavailableError
+from receiver_runtime.block_store.frames.errors import StoreUnavailableError
 from tests.support.polling import eventually
 from tracker_store.connection.errors import AttemptSupersededError, DriverLogUnavailableError
 from tracker_store.schema.states import AttemptFailure

@@ -21,17 +21,17 @@ from orchestration.spark.reading.block_reader import (
     partitions_of,
     spark_schema,
 )
-from receiver_runtime.block_store import stores
-from receiver_runtime.block_store.errors import (
+from receiver_runtime.block_store.frames.errors import (
     BlockAlteredError,
     BlockCorruptError,
     BlockKeyError,
     BlockMissingError,
     StoreUnavailableError,
 )
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.block_store.object_store import ObjectBlockStore
-from receiver_runtime.sources.socket_text import SocketText
+from receiver_runtime.block_store.stores import stores
+from receiver_runtime.block_store.stores.local import LocalBlockStore
+from receiver_runtime.block_store.stores.object_store import ObjectBlockStore
+from receiver_runtime.sources.declarations.socket_text import SocketText
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tracker_store.batches.received_block_tracker import AllocatedBlock
 from tracker_store.blocks.blocks import BlockHandle

@@ -128,7 +128,7 @@ def test_the_archive_contains_the_running_code(tmp_path: Path, monkeypatch: pyte
     assert shipping.code_archive(tmp_path) == archive
     with zipfile.ZipFile(archive) as read:
         names = set(read.namelist())
-    assert {"orchestration/spark/reading/data_source.py", "receiver_runtime/block_store/frame.py"} <= names
+    assert {"orchestration/spark/reading/data_source.py", "receiver_runtime/block_store/frames/frame.py"} <= names
     assert {name.partition("/")[0] for name in names} == set(shipping.PACKAGES)
     root = tmp_path / "changed"
     for package in shipping.PACKAGES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestration.batches.store_away import store_away
-from receiver_runtime.block_store.errors import (
+from receiver_runtime.block_store.frames.errors import (
     BlockAlteredError,
     BlockKeyError,
     BlockMissingError,
@@ -23,7 +23,7 @@ SparkError.__module__ = "pyspark.errors.exceptions.captured"
 TEXT = f"""[PYTHON_DATA_SOURCE_ERROR] Failed to read:
 Traceback (most recent call last):
   File "x.py", line 1, in read
-receiver_runtime.block_store.errors.StoreUnavailableError: {AWAY}
+receiver_runtime.block_store.frames.errors.StoreUnavailableError: {AWAY}
  SQLSTATE: 38000"""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from receiver_runtime.block_store.objects import Objects
+from receiver_runtime.block_store.stores.objects import Objects
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from receiver_runtime.block_handler import BlockHandler
-from receiver_runtime.block_store.encryption import BlockKeys
-from receiver_runtime.block_store.frame import SourceRule
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.block_store.reading import letters_of
-from receiver_runtime.receiver import Receiver
-from receiver_runtime.receiver_supervisor import Ending, ReceiverSupervisor
-from receiver_runtime.registered_through import RegisteredThrough
-from receiver_runtime.registrar import Registrar
+from receiver_runtime.block_path.block_handler import BlockHandler
+from receiver_runtime.block_path.registered_through import RegisteredThrough
+from receiver_runtime.block_path.registrar import Registrar
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
+from receiver_runtime.block_store.frames.encryption import BlockKeys
+from receiver_runtime.block_store.frames.frame import SourceRule
+from receiver_runtime.block_store.frames.reading import letters_of
+from receiver_runtime.block_store.stores.local import LocalBlockStore
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
-from receiver_runtime.write_ahead_log import WriteAheadLog
+from receiver_runtime.supervisor.receiver import Receiver
+from receiver_runtime.supervisor.receiver_supervisor import Ending, ReceiverSupervisor
 from tests.unit.receiver_runtime.support import FaultyFiles, ManualClock, MemoryBlockLog, MemorySegments, eventually
 from tracker_store.blocks.blocks import Claim
 from tracker_store.schema.states import DesiredState
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from receiver_runtime.driver_log import KnownKeys, SourcePositions
+    from receiver_runtime.reporting.driver_log import KnownKeys, SourcePositions
     from tracker_store.schema.states import ReceiverEventKind, ReceiverState
 
 FAST: dict[str, Any] = {

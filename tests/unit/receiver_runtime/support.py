@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from receiver_runtime.block_store.files import Files
-from receiver_runtime.block_store.frame import (
+from receiver_runtime.block_store.frames.files import Files
+from receiver_runtime.block_store.frames.frame import (
     DeadLetterReason,
     EncodedFrame,
     FrameKind,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import PurePath
 
-    from receiver_runtime.block_store.encryption import FrameEncryptor
+    from receiver_runtime.block_store.frames.encryption import FrameEncryptor
     from tracker_store.blocks.dead_letters import StoredDeadLetter
     from tracker_store.blocks.segments import CodecSum
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from receiver_runtime.acknowledged_blocks import AcknowledgedBlocks
+from receiver_runtime.reporting.acknowledged_blocks import AcknowledgedBlocks
 from tests.unit.receiver_runtime.support import block
 from tracker_store.blocks.blocks import OffsetLink
 

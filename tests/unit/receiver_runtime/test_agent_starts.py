@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-from receiver_runtime.agent import Agent, _Child, _Member, _ReceiverProcess
-from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.agent.agent import Agent, _Child, _Member, _ReceiverProcess
+from receiver_runtime.watching.exit_codes import ExitCode
 from tracker_store.connection.engine import create_engine
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def started_together(
         agent._processes.append(_ReceiverProcess(child, socket.socket(), members))
 
     monkeypatch.setattr(agent, "_start_receivers", start)
-    monkeypatch.setattr("receiver_runtime.agent._say", lambda *_: True)
+    monkeypatch.setattr("receiver_runtime.agent.agent._say", lambda *_: True)
     for count in (running, receivers):
         agent._start_wanted(dict.fromkeys(range(1, count + 1), 1))
     for process in agent._processes:

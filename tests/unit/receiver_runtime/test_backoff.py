@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from receiver_runtime.backoff import Backoff
+from receiver_runtime.watching.backoff import Backoff
 
 
 def test_delays_double_up_to_the_longest_and_start_over_after_a_reset() -> None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from receiver_runtime import batch_drivers
-from receiver_runtime.batch_drivers import HEALTHY_AFTER_SECONDS, BatchDrivers
-from receiver_runtime.process_ends import ProcessEnds
+from receiver_runtime.agent import batch_drivers
+from receiver_runtime.agent.batch_drivers import HEALTHY_AFTER_SECONDS, BatchDrivers
+from receiver_runtime.agent.process_ends import ProcessEnds
 from tests.support.polling import eventually
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from receiver_runtime.block_generator import (
+from receiver_runtime.block_path.block_generator import (
     TRANSITIONS,
     Block,
     BlockGenerator,
@@ -19,15 +19,15 @@ from receiver_runtime.block_generator import (
     GeneratorStateError,
     _head_of,
 )
-from receiver_runtime.rate_limiter import RateLimiter
-from receiver_runtime.records import RecordTypeError
+from receiver_runtime.block_path.rate_limiter import RateLimiter
+from receiver_runtime.block_path.records import RecordTypeError
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually, reaches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from receiver_runtime.clock import Clock
+    from receiver_runtime.watching.clock import Clock
 
 SCHEMA = pa.schema([("value", pa.string())])
 
@@ -488,7 +488,7 @@ def test_a_failed_cut_keeps_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     listener, clock = Listener(), ManualClock()
     with generator(listener, clock) as made:
         made.add_data("x")
-        monkeypatch.setattr("receiver_runtime.block_generator.to_batch", _out_of_memory)
+        monkeypatch.setattr("receiver_runtime.block_path.block_generator.to_batch", _out_of_memory)
         clock.advance(0.2)
         eventually(lambda: listener.errors)
         monkeypatch.undo()

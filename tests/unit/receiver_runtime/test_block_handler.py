@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from receiver_runtime.block_handler import BlockHandler
-from receiver_runtime.block_store.frame import FrameKind, SourceRule
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.block_store.segment import IntactFrame
-from receiver_runtime.codec_choice import FIRST_COMPRESSED_BLOCKS
-from receiver_runtime.registered_through import RegisteredThrough
-from receiver_runtime.write_ahead_log import WriteAheadLog
+from receiver_runtime.block_path.block_handler import BlockHandler
+from receiver_runtime.block_path.codec_choice import FIRST_COMPRESSED_BLOCKS
+from receiver_runtime.block_path.registered_through import RegisteredThrough
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
+from receiver_runtime.block_store.frames.frame import FrameKind, SourceRule
+from receiver_runtime.block_store.frames.segment import IntactFrame
+from receiver_runtime.block_store.stores.local import LocalBlockStore
 from tests.unit.receiver_runtime.support import ManualClock, MemorySegments
 from tracker_store.blocks.blocks import Claim
 from tracker_store.blocks.segments import CodecSum

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from receiver_runtime.block_generator import Block, BlockGenerator, GeneratorState
-from receiver_runtime.block_threads import BlockThreads
-from receiver_runtime.rate_limiter import RateLimiter
+from receiver_runtime.block_path.block_generator import Block, BlockGenerator, GeneratorState
+from receiver_runtime.block_path.block_threads import BlockThreads
+from receiver_runtime.block_path.rate_limiter import RateLimiter
 from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually, reaches
 
 if TYPE_CHECKING:

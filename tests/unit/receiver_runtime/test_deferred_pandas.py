@@ -9,7 +9,7 @@ import pytest
 
 _DEFERRED = """
 import sys
-from receiver_runtime.deferred_pandas import defer_pandas
+from receiver_runtime.process.deferred_pandas import defer_pandas
 
 defer_pandas()
 defer_pandas()
@@ -46,7 +46,7 @@ def test_pandas_is_known_to_pyarrow_as_soon_as_something_uses_it(use: str) -> No
 def test_pandas_that_is_loaded_before_is_known() -> None:
     _run(
         "import pandas\nimport pyarrow as pa\n"
-        "from receiver_runtime.deferred_pandas import defer_pandas\ndefer_pandas()\n"
+        "from receiver_runtime.process.deferred_pandas import defer_pandas\ndefer_pandas()\n"
         "assert pa.array(pandas.array([1, None], dtype='Int64')).null_count == 1"
     )
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.block_store.frame import SourceRule
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.descriptors import explain, raise_descriptor_limit
-from receiver_runtime.registered_through import RegisteredThrough
-from receiver_runtime.unfailing_reporter import describe
-from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogError
+from receiver_runtime.block_path.registered_through import RegisteredThrough
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLog, WriteAheadLogError
+from receiver_runtime.block_store.frames.frame import SourceRule
+from receiver_runtime.block_store.stores.local import LocalBlockStore
+from receiver_runtime.reporting.unfailing_reporter import describe
+from receiver_runtime.watching.descriptors import explain, raise_descriptor_limit
 from tests.unit.receiver_runtime.support import FaultyFiles, MemorySegments, frame
 from tracker_store.blocks.blocks import Claim
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from receiver_runtime.driver_log import DriverLog, GivenUpError
+from receiver_runtime.reporting.driver_log import DriverLog, GivenUpError
 from tests.support.polling import joined
 from tests.unit.receiver_runtime.support import ManualClock, PaidClock, advance_until, eventually
 from tracker_store.connection.errors import DriverLogUnavailableError, NotAssignedError, OutcomeUnknownError

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from receiver_runtime.block_generator import Block, BlockGenerator
-from receiver_runtime.block_handler import EncodedBlock
-from receiver_runtime.block_store.payload import decode_batches, encode_batches
-from receiver_runtime.rate_limiter import RateLimiter
+from receiver_runtime.block_path.block_generator import Block, BlockGenerator
+from receiver_runtime.block_path.block_handler import EncodedBlock
+from receiver_runtime.block_path.rate_limiter import RateLimiter
+from receiver_runtime.block_store.frames.payload import decode_batches, encode_batches
 from tests.unit.receiver_runtime.support import ManualClock, eventually
 
 if TYPE_CHECKING:

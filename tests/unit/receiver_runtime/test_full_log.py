@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 
-from receiver_runtime.block_generator import BlockGenerator, GeneratorState
-from receiver_runtime.block_store.frame import SourceRule
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.exit_codes import ExitCode
-from receiver_runtime.rate_limiter import RateLimiter
-from receiver_runtime.reading_loop import ReadingLoop, ReadingLoopClosedError
+from receiver_runtime.block_path.block_generator import BlockGenerator, GeneratorState
+from receiver_runtime.block_path.rate_limiter import RateLimiter
+from receiver_runtime.block_path.registered_through import RegisteredThrough
+from receiver_runtime.block_path.registrar import Registrar
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
+from receiver_runtime.block_store.frames.frame import SourceRule
+from receiver_runtime.block_store.stores.local import LocalBlockStore
 from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
-from receiver_runtime.registered_through import RegisteredThrough
-from receiver_runtime.registrar import Registrar
-from receiver_runtime.status_reporter import StatusReporter
-from receiver_runtime.write_ahead_log import WriteAheadLog
+from receiver_runtime.reporting.status_reporter import StatusReporter
+from receiver_runtime.supervisor.reading_loop import ReadingLoop, ReadingLoopClosedError
+from receiver_runtime.watching.exit_codes import ExitCode
 from tests.unit.receiver_runtime.rig import HandReceiver, RecordingReporter, batch, rig
 from tests.unit.receiver_runtime.support import (
     FaultyFiles,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.left_processes import LeftProcesses
+from receiver_runtime.agent.left_processes import LeftProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

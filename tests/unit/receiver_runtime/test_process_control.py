@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from receiver_runtime.exit_codes import ExitCode
-from receiver_runtime.process_control import (
+from receiver_runtime.process.process_control import (
     Accepted,
     Declined,
     Ended,
@@ -14,6 +13,7 @@ from receiver_runtime.process_control import (
     encode,
     parse_receiver,
 )
+from receiver_runtime.watching.exit_codes import ExitCode
 
 MESSAGES: list[Message] = [
     Run(12, 3),

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime import process_ends
-from receiver_runtime.process_ends import ProcessEnds
+from receiver_runtime.agent import process_ends
+from receiver_runtime.agent.process_ends import ProcessEnds
 from tests.support.polling import joined
 
 if TYPE_CHECKING:

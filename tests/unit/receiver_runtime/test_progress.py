@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.exit_codes import ExitCode
-from receiver_runtime.process_control import Ended
-from receiver_runtime.progress import LONGEST_PAUSE_SECONDS, Progress, ProgressWatch, ProgressWatchdog, Verdict
-from receiver_runtime.receiver_life import ReceiverLife
-from receiver_runtime.receiver_process import _ReceiverProcess
-from receiver_runtime.receiver_supervisor import progress_limit
+from receiver_runtime.process.process_control import Ended
+from receiver_runtime.process.receiver_life import ReceiverLife
+from receiver_runtime.process.receiver_process import _ReceiverProcess
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
+from receiver_runtime.supervisor.receiver_supervisor import progress_limit
+from receiver_runtime.watching.exit_codes import ExitCode
+from receiver_runtime.watching.progress import LONGEST_PAUSE_SECONDS, Progress, ProgressWatch, ProgressWatchdog, Verdict
 from tests.unit.receiver_runtime.rig import HandReceiver, batch, in_thread, rig
 from tests.unit.receiver_runtime.support import eventually
 from tracker_store.connection.engine import create_engine
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from receiver_runtime.process_control import Message
-    from receiver_runtime.progress import Watched
+    from receiver_runtime.process.process_control import Message
+    from receiver_runtime.watching.progress import Watched
 
 LIMIT = 60.0
 
@@ -257,7 +257,7 @@ def test_a_stuck_process_ends_even_if_the_driver_log_can_not_be_told(monkeypatch
     process = _ReceiverProcess(
         engine, block_store="/nowhere", host="here", tell_agent=told.append, exit_process=codes.append
     )
-    monkeypatch.setattr("receiver_runtime.receiver_process._LAST_SECONDS", 0.5)
+    monkeypatch.setattr("receiver_runtime.process.receiver_process._LAST_SECONDS", 0.5)
     # The driver log becomes unavailable only after this question.
     monkeypatch.setattr(process, "_why_no_other_could_go_on", lambda: None)
     stuck = ReceiverLife(engine, 7, 3, on_ended=lambda *_: None)
@@ -283,7 +283,7 @@ def test_nothing_is_ended_while_the_driver_log_does_not_answer_other_processes_e
 ) -> None:
     """The receiver may hang in the driver log (its server or disk hangs); then another process could not even start."""
     codes: list[int] = []
-    monkeypatch.setattr("receiver_runtime.receiver_process._LAST_SECONDS", 0.5 if frozen else 60.0)
+    monkeypatch.setattr("receiver_runtime.process.receiver_process._LAST_SECONDS", 0.5 if frozen else 60.0)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         if frozen:

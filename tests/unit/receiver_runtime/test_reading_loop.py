@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.reading_loop import ReadingLoop, ReadingLoopClosedError
+from receiver_runtime.supervisor.reading_loop import ReadingLoop, ReadingLoopClosedError
 from tests.unit.receiver_runtime.rig import in_thread
 from tests.unit.receiver_runtime.support import eventually
 

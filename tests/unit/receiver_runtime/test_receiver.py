@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from receiver_runtime.block_store.columns import FINGERPRINT_KEY, ColumnsError, fingerprint_of
-from receiver_runtime.records import RecordTypeError
+from receiver_runtime.block_path.records import RecordTypeError
+from receiver_runtime.block_store.frames.columns import FINGERPRINT_KEY, ColumnsError, fingerprint_of
 from tests.unit.receiver_runtime.rig import HandReceiver, Rig, rig
 from tests.unit.receiver_runtime.support import eventually
 from tracker_store.connection.errors import EmptyBlockError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from receiver_runtime.receiver import Receiver
+    from receiver_runtime.supervisor.receiver import Receiver
 
 TWO = pa.schema([("word", pa.string()), ("count", pa.int64())])
 ROWS: list[dict[str, Any]] = [{"word": "a", "count": 1}, {"word": "b", "count": None}]

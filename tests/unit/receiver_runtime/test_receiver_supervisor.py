@@ -13,15 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from receiver_runtime.block_generator import GeneratorState, GeneratorStateError
-from receiver_runtime.block_handler import DeadLetter
-from receiver_runtime.block_store.frame import DeadLetterReason
-from receiver_runtime.block_store.segment import IntactFrame
-from receiver_runtime.exit_codes import ExitCode
-from receiver_runtime.receiver import Receiver, ReceiverAttachedError, ReceiverNotAttachedError
-from receiver_runtime.receiver_supervisor import TRANSITIONS, Ending, SupervisorState
+from receiver_runtime.block_path.block_generator import GeneratorState, GeneratorStateError
+from receiver_runtime.block_path.block_handler import DeadLetter
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLogClosedError
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
+from receiver_runtime.block_store.frames.segment import IntactFrame
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
-from receiver_runtime.write_ahead_log import WriteAheadLogClosedError
+from receiver_runtime.supervisor.receiver import Receiver, ReceiverAttachedError, ReceiverNotAttachedError
+from receiver_runtime.supervisor.receiver_supervisor import TRANSITIONS, Ending, SupervisorState
+from receiver_runtime.watching.exit_codes import ExitCode
 from tests.unit.receiver_runtime.rig import HandReceiver, Rig, batch, in_thread, rig
 from tests.unit.receiver_runtime.support import (
     ManualClock,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from receiver_runtime.records import RecordTypeError, conform, keep_record, schema_of, to_batch
+from receiver_runtime.block_path.records import RecordTypeError, conform, keep_record, schema_of, to_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.registered_through import RegisteredThrough
-from receiver_runtime.registrar import Registrar, RegistrarStoppedError, Registration
+from receiver_runtime.block_path.registered_through import RegisteredThrough
+from receiver_runtime.block_path.registrar import Registrar, RegistrarStoppedError, Registration
 from tests.support.polling import joined
 from tests.unit.receiver_runtime.support import (
     ManualClock,

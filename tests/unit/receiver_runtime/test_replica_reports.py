@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from receiver_runtime.replica_reports import ReplicaReports
+from receiver_runtime.reporting.replica_reports import ReplicaReports
 from tracker_store.schema.states import ReceiverEventKind, ReceiverState
 
 

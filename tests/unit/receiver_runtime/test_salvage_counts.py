@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from receiver_runtime.block_store.frame import SourceRule
-from receiver_runtime.salvage import _Found
+from receiver_runtime.block_path.salvage import _Found
+from receiver_runtime.block_store.frames.frame import SourceRule
 
 
 @pytest.mark.timeout(30)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from receiver_runtime.service_manager import ServiceManager
+from receiver_runtime.agent.service_manager import ServiceManager
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,7 @@ import signal
 import threading
 from pathlib import Path
 
-from receiver_runtime.parent_watch import ParentWatcher
+from receiver_runtime.process.parent_watch import ParentWatcher
 from tests.support.polling import joined
 
 _LOOKS = 20

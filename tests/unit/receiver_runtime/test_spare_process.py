@@ -6,8 +6,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from receiver_runtime.process_control import Run, encode
-from receiver_runtime.spare_process import encode_begin
+from receiver_runtime.agent.spare_process import encode_begin
+from receiver_runtime.process.process_control import Run, encode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _PROGRAM = """
 import os
 import sys
-from receiver_runtime.spare_process import wait_for_work
+from receiver_runtime.agent.spare_process import wait_for_work
 begin = wait_for_work(0)
 print(begin.receivers if begin else "gone", flush=True)
 print(os.read(0, 1000), file=sys.stderr)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from receiver_runtime.status_reporter import REPEAT_SECONDS, ReceiverReporter, StatusReporter
-from receiver_runtime.unfailing_reporter import UnfailingReporter
+from receiver_runtime.reporting.status_reporter import REPEAT_SECONDS, ReceiverReporter, StatusReporter
+from receiver_runtime.reporting.unfailing_reporter import UnfailingReporter
 from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually
 from tracker_store.blocks.blocks import Claim
 from tracker_store.connection.errors import DriverLogUnavailableError

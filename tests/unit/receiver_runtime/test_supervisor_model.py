@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from receiver_runtime.backoff import Backoff
-from receiver_runtime.block_generator import GeneratorStateError
-from receiver_runtime.exit_codes import ExitCode
-from receiver_runtime.receiver import Receiver
-from receiver_runtime.receiver_supervisor import Ending, SupervisorState
-from receiver_runtime.write_ahead_log import WriteAheadLogClosedError, WriteAheadLogError
+from receiver_runtime.block_path.block_generator import GeneratorStateError
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLogClosedError, WriteAheadLogError
+from receiver_runtime.supervisor.receiver import Receiver
+from receiver_runtime.supervisor.receiver_supervisor import Ending, SupervisorState
+from receiver_runtime.watching.backoff import Backoff
+from receiver_runtime.watching.exit_codes import ExitCode
 from tests.unit.receiver_runtime.rig import Rig, batch, rig
 from tests.unit.receiver_runtime.support import eventually
 from tracker_store.connection.errors import ReceiverFencedError

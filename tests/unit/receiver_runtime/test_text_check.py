@@ -10,8 +10,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from receiver_runtime.block_store.frame import DeadLetterReason
-from receiver_runtime.text_check import TextCheck
+from receiver_runtime.block_path.text_check import TextCheck
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

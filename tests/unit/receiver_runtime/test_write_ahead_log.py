@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.block_store.frame import SourceRule
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.block_store.segment import IntactFrame, TornTail
-from receiver_runtime.registered_through import RegisteredThrough
-from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogClosedError, WriteAheadLogError
+from receiver_runtime.block_path.registered_through import RegisteredThrough
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLog, WriteAheadLogClosedError, WriteAheadLogError
+from receiver_runtime.block_store.frames.frame import SourceRule
+from receiver_runtime.block_store.frames.segment import IntactFrame, TornTail
+from receiver_runtime.block_store.stores.local import LocalBlockStore
 from tests.unit.receiver_runtime.support import FaultyFiles, ManualClock, MemorySegments, frame
 from tracker_store.blocks.blocks import Claim
 

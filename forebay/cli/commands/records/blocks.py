@@ -23,11 +23,11 @@ from forebay.cli.terminal.tables import print_table
 from orchestration.batches.attached_store import open_attached_store
 from orchestration.block_checks.block_verification import BlockReport, repair_blocks, verify_blocks
 from orchestration.declarations.settings import Settings
-from receiver_runtime.block_store.encryption import BlockKeys
-from receiver_runtime.block_store.errors import BlockStoreError
-from receiver_runtime.block_store.identity import identity_of, make_identity
+from receiver_runtime.block_store.frames.encryption import BlockKeys
+from receiver_runtime.block_store.frames.errors import BlockStoreError
 from receiver_runtime.block_store.roots import root_names
-from receiver_runtime.block_store.stores import open_block_store, replicas_of
+from receiver_runtime.block_store.stores.identity import identity_of, make_identity
+from receiver_runtime.block_store.stores.stores import open_block_store, replicas_of
 from tracker_store.blocks.block_stores import list_block_stores
 from tracker_store.blocks.newest_blocks import blocks_after
 from tracker_store.blocks.stored_blocks import count_stored_blocks, find_stored_block
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from receiver_runtime.block_store.interface import BlockStore, Replica
+    from receiver_runtime.block_store.stores.interface import BlockStore, Replica
 
 APPLICATION = "forebay blocks"
 

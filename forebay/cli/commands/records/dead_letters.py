@@ -16,7 +16,7 @@ from forebay.cli.instance import names
 from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.tables import print_table
-from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from tracker_store.blocks.dead_letters import newest_dead_letters, sum_dead_letters
 
 if TYPE_CHECKING:

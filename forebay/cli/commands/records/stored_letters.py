@@ -9,9 +9,9 @@ import typer
 from forebay.cli.instance.database import driver_log
 from orchestration.batches.attached_store import open_attached_store
 from orchestration.declarations.settings import Settings
-from receiver_runtime.block_store.encryption import BlockKeys
-from receiver_runtime.block_store.errors import BlockStoreError
-from receiver_runtime.block_store.reading import letters_of
+from receiver_runtime.block_store.frames.encryption import BlockKeys
+from receiver_runtime.block_store.frames.errors import BlockStoreError
+from receiver_runtime.block_store.frames.reading import letters_of
 from tracker_store.blocks.dead_letters import find_dead_letter, read_dead_letter_row
 from tracker_store.host.terminal_text import escaped
 

@@ -20,8 +20,8 @@ from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.outage import Outage
 from orchestration.batches.attached_store import open_attached_store
 from orchestration.declarations.settings import Settings
-from receiver_runtime.block_store.encryption import BlockKeys
-from receiver_runtime.block_store.errors import BlockStoreError
+from receiver_runtime.block_store.frames.encryption import BlockKeys
+from receiver_runtime.block_store.frames.errors import BlockStoreError
 from tracker_store.blocks.newest_blocks import blocks_after, newest_sequences
 from tracker_store.blocks.stored_blocks import find_stored_block
 from tracker_store.connection.engine import connect
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from receiver_runtime.block_store.interface import BlockStore
+    from receiver_runtime.block_store.stores.interface import BlockStore
     from tracker_store.blocks.newest_blocks import NewestBlock
 
 APPLICATION = "forebay tap"

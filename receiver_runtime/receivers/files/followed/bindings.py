@@ -10,21 +10,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from receiver_runtime.receivers.files.followed.followed_file import FollowedFile
+from receiver_runtime.receivers.files.followed.contents.followed_file import FollowedFile
 
 if TYPE_CHECKING:
     import os
     from collections.abc import KeysView
 
-    from receiver_runtime.clock import Clock
+    from receiver_runtime.receivers.files.followed.contents.followed_file import Key
+    from receiver_runtime.receivers.files.followed.contents.known_contents import KnownContents
     from receiver_runtime.receivers.files.followed.directory import LookSchedule
-    from receiver_runtime.receivers.files.followed.followed_file import Key
-    from receiver_runtime.receivers.files.followed.known_contents import KnownContents
     from receiver_runtime.receivers.files.followed.reading import OpenFiles
     from receiver_runtime.receivers.files.followed.reports import Reports
     from receiver_runtime.receivers.files.local_tree import LocalTree
     from receiver_runtime.receivers.files.records import Reading
     from receiver_runtime.receivers.files.sharing import Sharing
+    from receiver_runtime.watching.clock import Clock
 
 
 class Bindings:

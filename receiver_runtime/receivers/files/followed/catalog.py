@@ -16,29 +16,29 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from receiver_runtime.clock import SystemClock
 from receiver_runtime.receivers.files.followed.bindings import Bindings
 from receiver_runtime.receivers.files.followed.changes import ChangeDetector
+from receiver_runtime.receivers.files.followed.contents.known_contents import KnownContents
 from receiver_runtime.receivers.files.followed.continuations import Continuations
 from receiver_runtime.receivers.files.followed.directory import Directory, LookSchedule
 from receiver_runtime.receivers.files.followed.identity import Identity
-from receiver_runtime.receivers.files.followed.known_contents import KnownContents
 from receiver_runtime.receivers.files.followed.marks import Marks
 from receiver_runtime.receivers.files.followed.naming import Naming
 from receiver_runtime.receivers.files.followed.reading import ContentReplacedError, OpenFiles, PieceReader
 from receiver_runtime.receivers.files.followed.reconciliation import Reconciliation
 from receiver_runtime.receivers.files.followed.reports import Reports
 from receiver_runtime.receivers.files.followed.retirement import Retirement
+from receiver_runtime.watching.clock import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from receiver_runtime.clock import Clock
-    from receiver_runtime.receiver import Receiver
-    from receiver_runtime.receivers.files.followed.followed_file import FollowedFile
+    from receiver_runtime.receivers.files.followed.contents.followed_file import FollowedFile
     from receiver_runtime.receivers.files.records import Limits, Part, Reading
     from receiver_runtime.receivers.files.sharing import Sharing
-    from receiver_runtime.sources.files import FollowedFiles
+    from receiver_runtime.sources.declarations.files import FollowedFiles
+    from receiver_runtime.supervisor.receiver import Receiver
+    from receiver_runtime.watching.clock import Clock
     from tracker_store.blocks.blocks import OffsetLink, Position
 
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from receiver_runtime.receivers.files.followed.comparisons import is_unchanged, open_plain
+from receiver_runtime.receivers.files.followed.contents.comparisons import is_unchanged, open_plain
+from receiver_runtime.receivers.files.followed.contents.followed_file import key_of
 from receiver_runtime.receivers.files.followed.directory import has_parent
-from receiver_runtime.receivers.files.followed.followed_file import key_of
 
 if TYPE_CHECKING:
     import os
 
-    from receiver_runtime.clock import Clock
     from receiver_runtime.receivers.files.followed.bindings import Bindings
+    from receiver_runtime.receivers.files.followed.contents.followed_file import FollowedFile
     from receiver_runtime.receivers.files.followed.directory import Listing, LookSchedule
-    from receiver_runtime.receivers.files.followed.followed_file import FollowedFile
     from receiver_runtime.receivers.files.followed.reading import OpenFiles
+    from receiver_runtime.watching.clock import Clock
 
 
 class ChangeDetector:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from receiver_runtime.receivers.files.followed.fingerprints import fingerprint_of
+from receiver_runtime.receivers.files.followed.contents.fingerprints import fingerprint_of
 from receiver_runtime.receivers.files.records import Reading
 
 if TYPE_CHECKING:
     from receiver_runtime.receivers.files.followed.bindings import Bindings
     from receiver_runtime.receivers.files.followed.changes import ChangeDetector
-    from receiver_runtime.receivers.files.followed.followed_file import FollowedFile
+    from receiver_runtime.receivers.files.followed.contents.followed_file import FollowedFile
+    from receiver_runtime.receivers.files.followed.contents.known_contents import KnownContents
     from receiver_runtime.receivers.files.followed.identity import Identity
-    from receiver_runtime.receivers.files.followed.known_contents import KnownContents
     from receiver_runtime.receivers.files.followed.reports import Reports
 
 

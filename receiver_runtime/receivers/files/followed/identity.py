@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from receiver_runtime.receivers.files.followed.comparisons import (
+from receiver_runtime.receivers.files.followed.contents.comparisons import (
     ends_alike,
     has_head,
     has_tail,
@@ -17,16 +17,16 @@ from receiver_runtime.receivers.files.followed.comparisons import (
     is_unchanged,
     reaches,
 )
-from receiver_runtime.receivers.files.followed.fingerprints import FINGERPRINT_BYTES, matches
-from receiver_runtime.receivers.files.followed.followed_file import COPY_SECONDS
-from receiver_runtime.receivers.files.followed.known_contents import copy_number, is_name_of
+from receiver_runtime.receivers.files.followed.contents.fingerprints import FINGERPRINT_BYTES, matches
+from receiver_runtime.receivers.files.followed.contents.followed_file import COPY_SECONDS
+from receiver_runtime.receivers.files.followed.contents.known_contents import copy_number, is_name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from receiver_runtime.receivers.files.followed.bindings import Bindings
-    from receiver_runtime.receivers.files.followed.followed_file import FollowedFile
-    from receiver_runtime.receivers.files.followed.known_contents import KnownContents
+    from receiver_runtime.receivers.files.followed.contents.followed_file import FollowedFile
+    from receiver_runtime.receivers.files.followed.contents.known_contents import KnownContents
     from receiver_runtime.receivers.files.followed.reading import OpenFiles
     from tracker_store.blocks.blocks import Position
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from receiver_runtime.receivers.files.followed.comparisons import find_last_line_end, is_unchanged, open_plain
-from receiver_runtime.receivers.files.followed.fingerprints import FINGERPRINT_BYTES, digest, fingerprint_of
-from receiver_runtime.receivers.files.followed.followed_file import key_of
+from receiver_runtime.receivers.files.followed.contents.comparisons import find_last_line_end, is_unchanged, open_plain
+from receiver_runtime.receivers.files.followed.contents.fingerprints import FINGERPRINT_BYTES, digest, fingerprint_of
+from receiver_runtime.receivers.files.followed.contents.followed_file import key_of
 
 if TYPE_CHECKING:
     from receiver_runtime.receivers.files.followed.bindings import Bindings
+    from receiver_runtime.receivers.files.followed.contents.fingerprints import Fingerprint
+    from receiver_runtime.receivers.files.followed.contents.followed_file import FollowedFile
+    from receiver_runtime.receivers.files.followed.contents.known_contents import KnownContents
     from receiver_runtime.receivers.files.followed.continuations import Continuations
-    from receiver_runtime.receivers.files.followed.fingerprints import Fingerprint
-    from receiver_runtime.receivers.files.followed.followed_file import FollowedFile
-    from receiver_runtime.receivers.files.followed.known_contents import KnownContents
     from receiver_runtime.receivers.files.followed.reading import ReadBytes
     from receiver_runtime.receivers.files.followed.reports import Reports
     from receiver_runtime.receivers.files.records import Reading

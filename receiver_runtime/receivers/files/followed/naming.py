@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.files.file_kinds import UnreadableKindError
-from receiver_runtime.receivers.files.followed.comparisons import read_head
-from receiver_runtime.receivers.files.followed.fingerprints import (
+from receiver_runtime.receivers.files.followed.contents.comparisons import read_head
+from receiver_runtime.receivers.files.followed.contents.fingerprints import (
     FINGERPRINT_BYTES,
     fingerprint_length,
     fingerprint_of,
 )
-from receiver_runtime.receivers.files.followed.known_contents import copy_number
+from receiver_runtime.receivers.files.followed.contents.known_contents import copy_number
 from receiver_runtime.receivers.files.records import Reading
 
 if TYPE_CHECKING:
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
     from receiver_runtime.receivers.files.followed.bindings import Bindings
     from receiver_runtime.receivers.files.followed.changes import ChangeDetector
-    from receiver_runtime.receivers.files.followed.followed_file import FollowedFile
+    from receiver_runtime.receivers.files.followed.contents.followed_file import FollowedFile
+    from receiver_runtime.receivers.files.followed.contents.known_contents import KnownContents
     from receiver_runtime.receivers.files.followed.identity import Identity
-    from receiver_runtime.receivers.files.followed.known_contents import KnownContents
     from receiver_runtime.receivers.files.followed.marks import Marks
     from receiver_runtime.receivers.files.followed.reconciliation import Reconciliation
     from receiver_runtime.receivers.files.followed.reports import Reports
     from receiver_runtime.receivers.files.followed.retirement import Retirement
-    from receiver_runtime.sources.files import FollowedFiles
+    from receiver_runtime.sources.declarations.files import FollowedFiles
 
 
 @dataclass(frozen=True, slots=True)

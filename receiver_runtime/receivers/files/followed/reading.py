@@ -10,19 +10,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.files.content import LocalFile, OpenContents
-from receiver_runtime.receivers.files.followed.comparisons import is_unchanged, open_content, open_plain, read_head
-from receiver_runtime.receivers.files.followed.followed_file import key_of
+from receiver_runtime.receivers.files.followed.contents.comparisons import (
+    is_unchanged,
+    open_content,
+    open_plain,
+    read_head,
+)
+from receiver_runtime.receivers.files.followed.contents.followed_file import key_of
 from receiver_runtime.receivers.files.records import LineReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from receiver_runtime.clock import Clock
     from receiver_runtime.receivers.files.content import Content
+    from receiver_runtime.receivers.files.followed.contents.followed_file import FollowedFile
     from receiver_runtime.receivers.files.followed.directory import LookSchedule
-    from receiver_runtime.receivers.files.followed.followed_file import FollowedFile
     from receiver_runtime.receivers.files.records import Limits, Part, Reading
-    from receiver_runtime.sources.files import FollowedFiles
+    from receiver_runtime.sources.declarations.files import FollowedFiles
+    from receiver_runtime.watching.clock import Clock
 
     #: Returns the bytes at an offset, up to a size. Raises OSError.
     ReadBytes = Callable[[int, int], bytes]

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from receiver_runtime.receivers.files.followed.comparisons import read_head
-from receiver_runtime.receivers.files.followed.fingerprints import matches
+from receiver_runtime.receivers.files.followed.contents.comparisons import read_head
+from receiver_runtime.receivers.files.followed.contents.fingerprints import matches
 from receiver_runtime.receivers.files.records import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from receiver_runtime.receivers.files.followed.bindings import Bindings
+    from receiver_runtime.receivers.files.followed.contents.fingerprints import Fingerprint
+    from receiver_runtime.receivers.files.followed.contents.followed_file import FollowedFile
+    from receiver_runtime.receivers.files.followed.contents.known_contents import KnownContents
     from receiver_runtime.receivers.files.followed.directory import LookSchedule
-    from receiver_runtime.receivers.files.followed.fingerprints import Fingerprint
-    from receiver_runtime.receivers.files.followed.followed_file import FollowedFile
-    from receiver_runtime.receivers.files.followed.known_contents import KnownContents
     from receiver_runtime.receivers.files.sharing import Sharing
     from tracker_store.blocks.blocks import Position
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from receiver_runtime.receiver import Receiver
-    from receiver_runtime.receivers.files.followed.followed_file import FollowedFile
+    from receiver_runtime.receivers.files.followed.contents.followed_file import FollowedFile
     from receiver_runtime.receivers.files.holes import Hole
+    from receiver_runtime.supervisor.receiver import Receiver
     from tracker_store.blocks.blocks import Position
 from receiver_runtime.receivers.files.file_kinds import unread_files
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from receiver_runtime.receivers.files.followed.followed_file import COPY_SECONDS
+from receiver_runtime.receivers.files.followed.contents.followed_file import COPY_SECONDS
 
 if TYPE_CHECKING:
     from receiver_runtime.receivers.files.followed.bindings import Bindings
-    from receiver_runtime.receivers.files.followed.followed_file import FollowedFile
-    from receiver_runtime.receivers.files.followed.known_contents import KnownContents
+    from receiver_runtime.receivers.files.followed.contents.followed_file import FollowedFile
+    from receiver_runtime.receivers.files.followed.contents.known_contents import KnownContents
     from receiver_runtime.receivers.files.followed.reading import PieceReader
     from receiver_runtime.receivers.files.followed.reconciliation import Reconciliation
     from receiver_runtime.receivers.files.followed.reports import Reports

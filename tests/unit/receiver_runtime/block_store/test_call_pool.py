@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from receiver_runtime.block_store import call_pool
-from receiver_runtime.block_store.call_pool import CallPool, CallsHangError
+from receiver_runtime.block_store.stores import call_pool
+from receiver_runtime.block_store.stores.call_pool import CallPool, CallsHangError
 from tests.unit.receiver_runtime.support import eventually
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from receiver_runtime.block_store.columns import (
+from receiver_runtime.block_store.frames.columns import (
     FINGERPRINT_KEY,
     ColumnsError,
     arrow_schema,

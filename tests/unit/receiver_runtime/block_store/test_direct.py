@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from receiver_runtime.block_store.direct import LEAST_DIRECT_BYTES, PORTION_BYTES, Portions, copies, split
-from receiver_runtime.block_store.errors import SegmentEndedError, SegmentWriteError
-from receiver_runtime.block_store.files import DIRECT_BYTES, Files
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.block_store.segment import IntactFrame, SegmentWriter, TornTail
+from receiver_runtime.block_store.frames.direct import LEAST_DIRECT_BYTES, PORTION_BYTES, Portions, copies, split
+from receiver_runtime.block_store.frames.errors import SegmentEndedError, SegmentWriteError
+from receiver_runtime.block_store.frames.files import DIRECT_BYTES, Files
+from receiver_runtime.block_store.frames.segment import IntactFrame, SegmentWriter, TornTail
+from receiver_runtime.block_store.stores.local import LocalBlockStore
 from tests.unit.receiver_runtime.support import frame, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path, PurePath
 
-    from receiver_runtime.block_store.frame import EncodedFrame
+    from receiver_runtime.block_store.frames.frame import EncodedFrame
 
 LARGE = LEAST_DIRECT_BYTES + 12_345
 PATH = "receiver-7/9-000001.segment"

@@ -18,8 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from receiver_runtime.block_handler import BlockHandler, DeadLetter
-from receiver_runtime.block_store.encryption import (
+from receiver_runtime.block_path.block_handler import BlockHandler, DeadLetter
+from receiver_runtime.block_path.registered_through import RegisteredThrough
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
+from receiver_runtime.block_store.frames.encryption import (
     KEY_BYTES,
     OVERHEAD_BYTES,
     BlockKey,
@@ -28,13 +30,13 @@ from receiver_runtime.block_store.encryption import (
     check_block_key,
     key_id_of,
 )
-from receiver_runtime.block_store.errors import (
+from receiver_runtime.block_store.frames.errors import (
     BlockAlteredError,
     BlockCorruptError,
     BlockKeyError,
     InvalidFrameError,
 )
-from receiver_runtime.block_store.frame import (
+from receiver_runtime.block_store.frames.frame import (
     HEADER_LENGTH,
     MAX_PAYLOAD_LENGTH,
     DeadLetterReason,
@@ -44,22 +46,20 @@ from receiver_runtime.block_store.frame import (
     decode_header,
     encode_frame,
 )
-from receiver_runtime.block_store.letter_group import bytes_of_letters
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.block_store.object_store import ObjectBlockStore
-from receiver_runtime.block_store.reading import FrameAt, checked_frame, content_of, letters_of
-from receiver_runtime.block_store.replicated import ReplicatedBlockStore
-from receiver_runtime.block_store.segment import IntactFrame
-from receiver_runtime.registered_through import RegisteredThrough
-from receiver_runtime.sources.secret import Secret, SecretError
-from receiver_runtime.write_ahead_log import WriteAheadLog
+from receiver_runtime.block_store.frames.letter_group import bytes_of_letters
+from receiver_runtime.block_store.frames.reading import FrameAt, checked_frame, content_of, letters_of
+from receiver_runtime.block_store.frames.segment import IntactFrame
+from receiver_runtime.block_store.stores.local import LocalBlockStore
+from receiver_runtime.block_store.stores.object_store import ObjectBlockStore
+from receiver_runtime.block_store.stores.replicated import ReplicatedBlockStore
+from receiver_runtime.sources.fields.secret import Secret, SecretError
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tests.unit.receiver_runtime.support import MemorySegments, frame, whole
 from tracker_store.blocks.blocks import Claim
 
 if TYPE_CHECKING:
-    from receiver_runtime.block_store.frame import EncodedFrame
-    from receiver_runtime.block_store.interface import BlockStore
+    from receiver_runtime.block_store.frames.frame import EncodedFrame
+    from receiver_runtime.block_store.stores.interface import BlockStore
 
 ROOT = Path(__file__).resolve().parents[4]
 SCHEMA = pa.schema([("value", pa.string())])
@@ -327,10 +327,10 @@ def test_the_package_is_loaded_only_to_encrypt_and_its_absence_is_a_missing_key(
     program = """
 import sys
 sys.modules["cryptography"] = None
-from receiver_runtime.block_store.encryption import BlockKeys
-from receiver_runtime.block_store.errors import BlockKeyError
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.sources.secret import Secret
+from receiver_runtime.block_store.frames.encryption import BlockKeys
+from receiver_runtime.block_store.frames.errors import BlockKeyError
+from receiver_runtime.block_store.stores.local import LocalBlockStore
+from receiver_runtime.sources.fields.secret import Secret
 assert not {"pydantic", "pydantic_core"} & sys.modules.keys()
 path, length, crc = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 root, _, name = path.rpartition("/")

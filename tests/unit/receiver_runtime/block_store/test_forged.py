@@ -5,11 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from receiver_runtime.block_store.encryption import BlockKeys
-from receiver_runtime.block_store.errors import BlockCorruptError
-from receiver_runtime.block_store.frame import FrameKind, SourceRule, encode_frame
-from receiver_runtime.block_store.payload import encode_batches
-from receiver_runtime.block_store.reading import batches_of, checked_frame
+from receiver_runtime.block_store.frames.encryption import BlockKeys
+from receiver_runtime.block_store.frames.errors import BlockCorruptError
+from receiver_runtime.block_store.frames.frame import FrameKind, SourceRule, encode_frame
+from receiver_runtime.block_store.frames.payload import encode_batches
+from receiver_runtime.block_store.frames.reading import batches_of, checked_frame
 
 
 def offsets(*numbers: int) -> bytes:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from receiver_runtime.block_store.errors import InvalidFrameError
-from receiver_runtime.block_store.frame import (
+from receiver_runtime.block_store.frames.errors import InvalidFrameError
+from receiver_runtime.block_store.frames.frame import (
     HEADER_LENGTH,
     DeadLetterReason,
     FrameHeader,

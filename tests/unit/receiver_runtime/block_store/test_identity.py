@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from receiver_runtime.block_store.identity import IDENTITY_FILE, identity_of, make_identity
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.block_store.object_store import ObjectBlockStore
+from receiver_runtime.block_store.stores.identity import IDENTITY_FILE, identity_of, make_identity
+from receiver_runtime.block_store.stores.local import LocalBlockStore
+from receiver_runtime.block_store.stores.object_store import ObjectBlockStore
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 
 if TYPE_CHECKING:

@@ -9,16 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from receiver_runtime.block_handler import BlockHandler, DeadLetter
-from receiver_runtime.block_store.encryption import BlockKeys
-from receiver_runtime.block_store.errors import BlockCorruptError, InvalidFrameError
-from receiver_runtime.block_store.frame import HEADER_LENGTH, DeadLetterReason, FrameKind, SourceRule, decode_header
-from receiver_runtime.block_store.letter_group import bytes_of_letters, decode_letters, encode_letters
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.block_store.reading import letters_of
-from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, TornTail
-from receiver_runtime.registered_through import RegisteredThrough
-from receiver_runtime.write_ahead_log import WriteAheadLog
+from receiver_runtime.block_path.block_handler import BlockHandler, DeadLetter
+from receiver_runtime.block_path.registered_through import RegisteredThrough
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
+from receiver_runtime.block_store.frames.encryption import BlockKeys
+from receiver_runtime.block_store.frames.errors import BlockCorruptError, InvalidFrameError
+from receiver_runtime.block_store.frames.frame import (
+    HEADER_LENGTH,
+    DeadLetterReason,
+    FrameKind,
+    SourceRule,
+    decode_header,
+)
+from receiver_runtime.block_store.frames.letter_group import bytes_of_letters, decode_letters, encode_letters
+from receiver_runtime.block_store.frames.reading import letters_of
+from receiver_runtime.block_store.frames.segment import DamagedFrame, IntactFrame, TornTail
+from receiver_runtime.block_store.stores.local import LocalBlockStore
 from tests.unit.receiver_runtime.support import MemorySegments, frame, whole
 from tracker_store.blocks.blocks import Claim
 

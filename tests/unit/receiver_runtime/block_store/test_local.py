@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from receiver_runtime.block_store.errors import (
+from receiver_runtime.block_store.frames.errors import (
     BlockCorruptError,
     BlockMissingError,
     InvalidPathError,
     SegmentWriteError,
     StoreUnavailableError,
 )
-from receiver_runtime.block_store.frame import EncodedFrame, FrameKind, SourceRule, encode_frame
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.block_store.payload import encode_batches
+from receiver_runtime.block_store.frames.frame import EncodedFrame, FrameKind, SourceRule, encode_frame
+from receiver_runtime.block_store.frames.payload import encode_batches
+from receiver_runtime.block_store.stores.local import LocalBlockStore
 from tests.unit.receiver_runtime.support import FaultyFiles, dead_letter_frame, frame
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def test_a_scan_reports_the_torn_tail_of_a_short_write(tmp_path: Path) -> None:
 def test_a_spark_worker_loads_only_pyarrow_and_google_crc32c_besides_the_standard_library() -> None:
     code = (
         "import sys, pyarrow, google_crc32c; before = set(sys.modules)\n"
-        "import receiver_runtime.block_store.stores\n"
+        "import receiver_runtime.block_store.stores.stores\n"
         "new = {m.split('.')[0] for m in set(sys.modules) - before}\n"
         "print(sorted(new - set(sys.stdlib_module_names)))\n"
         "ours = {m for m in sys.modules if m.startswith('receiver_runtime.')}\n"

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.block_store.errors import BlockMissingError, StoreUnavailableError
-from receiver_runtime.block_store.files import Files
-from receiver_runtime.block_store.frame import SourceRule
-from receiver_runtime.block_store.identity import IDENTITY_FILE, make_identity
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.block_store.object_store import ObjectBlockStore
-from receiver_runtime.block_store.reading import FrameAt
-from receiver_runtime.block_store.replicated import ReplicatedBlockStore
+from receiver_runtime.block_path.registered_through import RegisteredThrough
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLog, WriteAheadLogError
+from receiver_runtime.block_store.frames.errors import BlockMissingError, StoreUnavailableError
+from receiver_runtime.block_store.frames.files import Files
+from receiver_runtime.block_store.frames.frame import SourceRule
+from receiver_runtime.block_store.frames.reading import FrameAt
+from receiver_runtime.block_store.frames.segment import IntactFrame
 from receiver_runtime.block_store.roots import root_names
-from receiver_runtime.block_store.segment import IntactFrame
-from receiver_runtime.block_store.stores import open_block_store
-from receiver_runtime.registered_through import RegisteredThrough
-from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogError
+from receiver_runtime.block_store.stores.identity import IDENTITY_FILE, make_identity
+from receiver_runtime.block_store.stores.local import LocalBlockStore
+from receiver_runtime.block_store.stores.object_store import ObjectBlockStore
+from receiver_runtime.block_store.stores.replicated import ReplicatedBlockStore
+from receiver_runtime.block_store.stores.stores import open_block_store
 from tests.support.machine.mounts import Mount
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tests.unit.receiver_runtime.support import MemorySegments, frame

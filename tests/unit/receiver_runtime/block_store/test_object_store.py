@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.block_store import object_store
-from receiver_runtime.block_store.errors import (
+from receiver_runtime.block_store.frames.errors import (
     BlockCorruptError,
     BlockMissingError,
     InvalidPathError,
@@ -15,9 +14,10 @@ from receiver_runtime.block_store.errors import (
     SegmentWriteError,
     StoreUnavailableError,
 )
-from receiver_runtime.block_store.object_store import ObjectBlockStore
-from receiver_runtime.block_store.reading import FrameAt
-from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, TornTail
+from receiver_runtime.block_store.frames.reading import FrameAt
+from receiver_runtime.block_store.frames.segment import DamagedFrame, IntactFrame, TornTail
+from receiver_runtime.block_store.stores import object_store
+from receiver_runtime.block_store.stores.object_store import ObjectBlockStore
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tests.unit.receiver_runtime.support import dead_letter_frame, eventually, frame, reaches, whole
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from receiver_runtime.block_store.objects import ObjectStoreUrlError, open_objects
+from receiver_runtime.block_store.stores.objects import ObjectStoreUrlError, open_objects
 
 
 @pytest.mark.parametrize(

@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, get_args
 import pyarrow as pa
 import pytest
 
-from receiver_runtime.block_handler import BlockHandler
-from receiver_runtime.block_store.errors import BlockCorruptError
-from receiver_runtime.block_store.frame import SourceRule
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.block_store.payload import (
+from receiver_runtime.block_path.block_handler import BlockHandler
+from receiver_runtime.block_path.registered_through import RegisteredThrough
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
+from receiver_runtime.block_store.frames.errors import BlockCorruptError
+from receiver_runtime.block_store.frames.frame import SourceRule
+from receiver_runtime.block_store.frames.payload import (
     Compression,
     decode_batches,
     encode_batches,
     encode_parts,
 )
-from receiver_runtime.block_store.segment import IntactFrame
-from receiver_runtime.registered_through import RegisteredThrough
+from receiver_runtime.block_store.frames.segment import IntactFrame
+from receiver_runtime.block_store.stores.local import LocalBlockStore
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
-from receiver_runtime.write_ahead_log import WriteAheadLog
 from tracker_store.blocks.blocks import Claim
 
 if TYPE_CHECKING:

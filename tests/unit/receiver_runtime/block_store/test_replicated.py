@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from receiver_runtime.block_store.errors import (
+from receiver_runtime.block_path.registered_through import RegisteredThrough
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLog, WriteAheadLogError
+from receiver_runtime.block_store.frames.errors import (
     BlockCorruptError,
     BlockMissingError,
     SegmentEndedError,
@@ -17,15 +19,13 @@ from receiver_runtime.block_store.errors import (
     StoreUnavailableError,
     TooFewReplicasError,
 )
-from receiver_runtime.block_store.frame import SourceRule
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.block_store.object_store import ObjectBlockStore
-from receiver_runtime.block_store.reading import FrameAt
-from receiver_runtime.block_store.replica_notes import NotingListener, take_notes
-from receiver_runtime.block_store.replicated import ReplicaListener, ReplicatedBlockStore
-from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, TornTail
-from receiver_runtime.registered_through import RegisteredThrough
-from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogError
+from receiver_runtime.block_store.frames.frame import SourceRule
+from receiver_runtime.block_store.frames.reading import FrameAt
+from receiver_runtime.block_store.frames.segment import DamagedFrame, IntactFrame, TornTail
+from receiver_runtime.block_store.stores.local import LocalBlockStore
+from receiver_runtime.block_store.stores.object_store import ObjectBlockStore
+from receiver_runtime.block_store.stores.replica_notes import NotingListener, take_notes
+from receiver_runtime.block_store.stores.replicated import ReplicaListener, ReplicatedBlockStore
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tests.unit.receiver_runtime.support import FaultyFiles, ManualClock, MemorySegments, eventually, frame, whole
 from tracker_store.blocks.blocks import Claim

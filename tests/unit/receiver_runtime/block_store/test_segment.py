@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from receiver_runtime.block_store.errors import SegmentEndedError, SegmentWriteError
-from receiver_runtime.block_store.files import Files
-from receiver_runtime.block_store.frame import HEADER_LENGTH
-from receiver_runtime.block_store.segment import (
+from receiver_runtime.block_store.frames.errors import SegmentEndedError, SegmentWriteError
+from receiver_runtime.block_store.frames.files import Files
+from receiver_runtime.block_store.frames.frame import HEADER_LENGTH
+from receiver_runtime.block_store.frames.segment import (
     DamagedFrame,
     IntactFrame,
     SegmentWriter,
@@ -159,7 +159,7 @@ def test_a_mark_is_kept_with_every_kind_of_frame() -> None:
 
 
 def test_a_header_across_two_windows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("receiver_runtime.block_store.segment._WINDOW", 128)
+    monkeypatch.setattr("receiver_runtime.block_store.frames.segment._WINDOW", 128)
     first, second, third = three()
     for shift in range(130):
         found = scan(first + b"\xee" * (HEADER_LENGTH + shift) + second + third)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.block_store.errors import BlockStoreError
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.block_store.object_store import ObjectBlockStore
+from receiver_runtime.block_store.frames.errors import BlockStoreError
 from receiver_runtime.block_store.roots import absolute_roots, one_root, root_names, split_roots, without_secrets
-from receiver_runtime.block_store.stores import open_block_store, replicas_of
+from receiver_runtime.block_store.stores.local import LocalBlockStore
+from receiver_runtime.block_store.stores.object_store import ObjectBlockStore
+from receiver_runtime.block_store.stores.stores import open_block_store, replicas_of
 
 if TYPE_CHECKING:
     from pathlib import Path

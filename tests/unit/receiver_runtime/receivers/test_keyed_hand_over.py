@@ -15,13 +15,13 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from receiver_runtime.block_store.frame import SourceRule
-from receiver_runtime.block_store.segment import IntactFrame
-from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.block_path.records import RecordTypeError
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLogError
+from receiver_runtime.block_store.frames.frame import SourceRule
+from receiver_runtime.block_store.frames.segment import IntactFrame
 from receiver_runtime.receivers import keyed_hand_over
 from receiver_runtime.receivers.keyed_hand_over import HandedOver, HandOverClosedError, KeyedHandOver, _cuts
-from receiver_runtime.records import RecordTypeError
-from receiver_runtime.write_ahead_log import WriteAheadLogError
+from receiver_runtime.watching.exit_codes import ExitCode
 from tests.unit.receiver_runtime.rig import HandReceiver, Rig, batch, in_thread, rig
 from tests.unit.receiver_runtime.support import ManualClock, MemoryBlockLog, advance_until, eventually
 from tracker_store.blocks.blocks import AddOutcome, AddResult, NewBlock

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.receiver_registry import make_receiver
-from receiver_runtime.receiver_supervisor import SupervisorState
+from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.receivers.run_receiver import RunReceiver
 from receiver_runtime.sources.source_registry import parse_source
+from receiver_runtime.supervisor.receiver_supervisor import SupervisorState
 from tests.unit.receiver_runtime.rig import rig
 from tests.unit.receiver_runtime.sources.least_declarations import LEAST
 from tests.unit.receiver_runtime.support import eventually

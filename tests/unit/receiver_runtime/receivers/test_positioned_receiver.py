@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from receiver_runtime.exit_codes import ExitCode
-from receiver_runtime.receiver import ReceiverNotAttachedError
-from receiver_runtime.receiver_supervisor import Ending
+from receiver_runtime.block_path.records import RecordTypeError
 from receiver_runtime.receivers.positioned_receiver import Fetched, PositionedReceiver
 from receiver_runtime.receivers.positioned_run import SOURCE, PositionError
-from receiver_runtime.records import RecordTypeError
-from receiver_runtime.sources.base import SourceRule
+from receiver_runtime.sources.declarations.base import SourceRule
+from receiver_runtime.supervisor.receiver import ReceiverNotAttachedError
+from receiver_runtime.supervisor.receiver_supervisor import Ending
+from receiver_runtime.watching.exit_codes import ExitCode
 from tests.unit.receiver_runtime.memory_positions import MemoryPositions
 from tests.unit.receiver_runtime.rig import Rig, in_thread, rig
 from tests.unit.receiver_runtime.support import ManualClock, MemoryBlockLog, advance_until, eventually, reaches

@@ -16,7 +16,7 @@ from forebay.sources import (
     WholeFiles,
     ZeroMQ,
 )
-from receiver_runtime.sources.loopback import is_loopback
+from receiver_runtime.sources.fields.loopback import is_loopback
 
 
 @pytest.mark.parametrize(

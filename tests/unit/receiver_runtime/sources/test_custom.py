@@ -10,11 +10,11 @@ import pytest
 from pydantic import ValidationError
 
 from forebay import Stream
-from receiver_runtime.receiver import Receiver
-from receiver_runtime.receiver_registry import make_receiver
-from receiver_runtime.sources.base import SourceError
-from receiver_runtime.sources.custom import CustomSource
+from receiver_runtime.process.receiver_registry import make_receiver
+from receiver_runtime.sources.declarations.base import SourceError
+from receiver_runtime.sources.declarations.custom import CustomSource
 from receiver_runtime.sources.source_registry import parse_source
+from receiver_runtime.supervisor.receiver import Receiver
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,9 +18,9 @@ import forebay.cli.checks.extras
 import forebay.sources
 from forebay import Stream
 from forebay.cli.main import app
-from receiver_runtime.receiver_registry import make_receiver
-from receiver_runtime.records import schema_of
-from receiver_runtime.sources.base import SourceRule
+from receiver_runtime.block_path.records import schema_of
+from receiver_runtime.process.receiver_registry import make_receiver
+from receiver_runtime.sources.declarations.base import SourceRule
 from receiver_runtime.sources.source_registry import KINDS, parse_source
 from tests.unit.receiver_runtime.sources.least_declarations import LEAST
 
@@ -63,8 +63,8 @@ _MAKE = (
     _BLOCKED
     + """
 import json
-from receiver_runtime.receiver_registry import make_receiver
-from receiver_runtime.sources.base import SourceError
+from receiver_runtime.process.receiver_registry import make_receiver
+from receiver_runtime.sources.declarations.base import SourceError
 from receiver_runtime.sources.source_registry import parse_source
 said = {}
 for kind, fields in json.loads(sys.argv[1]).items():

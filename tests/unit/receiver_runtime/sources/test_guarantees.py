@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from receiver_runtime.sources.base import Guarantee, SourceRule
-from receiver_runtime.sources.custom import CustomSource
-from receiver_runtime.sources.kafka import Kafka
+from receiver_runtime.sources.declarations.base import Guarantee, SourceRule
+from receiver_runtime.sources.declarations.custom import CustomSource
+from receiver_runtime.sources.declarations.kafka import Kafka
 from receiver_runtime.sources.source_registry import KINDS, parse_source
 from tests.unit.receiver_runtime.sources.least_declarations import LEAST
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from receiver_runtime.sources.base import Guarantee
-from receiver_runtime.sources.http import Http
+from receiver_runtime.sources.declarations.base import Guarantee
+from receiver_runtime.sources.declarations.http import Http
+from receiver_runtime.sources.declarations.tcp import Tls
 from receiver_runtime.sources.source_registry import parse_source
-from receiver_runtime.sources.tcp import Tls
 
 
 def test_it_is_stored_and_parsed_again_without_secrets() -> None:

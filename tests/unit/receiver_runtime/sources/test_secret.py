@@ -10,11 +10,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from forebay import EnvVar, Secret
 from receiver_runtime.receivers.tcp import TlsFileError, server_context
-from receiver_runtime.sources.base import SourceError
-from receiver_runtime.sources.secret import SecretError
-from receiver_runtime.sources.socket_text import SocketText
+from receiver_runtime.sources.declarations.base import SourceError
+from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.sources.declarations.tcp import Tls
+from receiver_runtime.sources.fields.secret import SecretError
 from receiver_runtime.sources.source_registry import parse_source
-from receiver_runtime.sources.tcp import Tls
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,12 +7,12 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from receiver_runtime.sources.base import SourceError
-from receiver_runtime.sources.raw_socket import RawSocket
+from receiver_runtime.sources.declarations.base import SourceError
+from receiver_runtime.sources.declarations.raw_socket import RawSocket
+from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.sources.declarations.tcp import Tls
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
-from receiver_runtime.sources.socket_text import SocketText
 from receiver_runtime.sources.source_registry import parse_source
-from receiver_runtime.sources.tcp import Tls
 
 
 def test_the_defaults_are_those_of_the_reference_page() -> None:

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from receiver_runtime.sources.amqp import Amqp
-from receiver_runtime.sources.base import SourceRule
-from receiver_runtime.sources.files import FileLines, FollowedFiles, WholeFiles
-from receiver_runtime.sources.kafka import Kafka
-from receiver_runtime.sources.mqtt import Mqtt
-from receiver_runtime.sources.nats_jetstream import NatsJetStream
-from receiver_runtime.sources.raw_socket import RawSocket
-from receiver_runtime.sources.redis_streams import RedisStreams
-from receiver_runtime.sources.secret import EnvVar
-from receiver_runtime.sources.socket_text import SocketText
+from receiver_runtime.sources.declarations.amqp import Amqp
+from receiver_runtime.sources.declarations.base import SourceRule
+from receiver_runtime.sources.declarations.files import FileLines, FollowedFiles, WholeFiles
+from receiver_runtime.sources.declarations.kafka import Kafka
+from receiver_runtime.sources.declarations.mqtt import Mqtt
+from receiver_runtime.sources.declarations.nats_jetstream import NatsJetStream
+from receiver_runtime.sources.declarations.raw_socket import RawSocket
+from receiver_runtime.sources.declarations.redis_streams import RedisStreams
+from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.sources.declarations.syslog import Syslog
+from receiver_runtime.sources.declarations.tcp import Tls
+from receiver_runtime.sources.declarations.zeromq import ZeroMQ
+from receiver_runtime.sources.fields.secret import EnvVar
 from receiver_runtime.sources.source_registry import parse_source
-from receiver_runtime.sources.syslog import Syslog
-from receiver_runtime.sources.tcp import Tls
-from receiver_runtime.sources.zeromq import ZeroMQ
 
 if TYPE_CHECKING:
-    from receiver_runtime.sources.base import Source
+    from receiver_runtime.sources.declarations.base import Source
 
 S3 = {"access_key": EnvVar("KEY"), "secret_key": "env:SECRET", "endpoint_override": "127.0.0.1:9000", "scheme": "http"}
 TLS = Tls(certificate_file="/etc/tls/a.pem", key_file="/etc/tls/a.key", ca_file="/etc/tls/ca.pem")

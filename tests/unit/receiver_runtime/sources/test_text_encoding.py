@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from receiver_runtime.receivers.files.records import Limits, LineReader, Reading
-from receiver_runtime.sources.socket_text import SocketText
-from receiver_runtime.sources.text_encoding import (
+from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.sources.fields.text_encoding import (
     LEAST_TRAIL_BYTE,
     by_mark,
     check_encoding,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from receiver_runtime.sources.units import parse_bytes, parse_duration
+from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, cast
 from receiver_runtime.receivers.amqp.client import DecodedProperties
 from receiver_runtime.receivers.amqp.receiver import AmqpReceiver
 from receiver_runtime.receivers.amqp.records import Message
-from receiver_runtime.sources.amqp import Amqp
+from receiver_runtime.sources.declarations.amqp import Amqp
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 
 if TYPE_CHECKING:
-    from receiver_runtime.attached_supervisor import AttachedSupervisor
+    from receiver_runtime.supervisor.attached_supervisor import AttachedSupervisor
 
 
 def test_messages_that_piled_up_are_taken_one_block_at_a_time() -> None:

@@ -6,10 +6,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from receiver_runtime.receiver import Receiver
 from receiver_runtime.receivers.files.reader import FilesReader
-from receiver_runtime.sources.files import FileLines
+from receiver_runtime.sources.declarations.files import FileLines
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
+from receiver_runtime.supervisor.receiver import Receiver
 from tests.unit.receiver_runtime.support import ManualClock
 from tracker_store.blocks.blocks import ORIGIN, Position
 from tracker_store.connection.errors import OffsetConflictError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from receiver_runtime.block_handler import DeadLetter
+    from receiver_runtime.block_path.block_handler import DeadLetter
     from receiver_runtime.receivers.files.reader import Catalog
     from tracker_store.blocks.blocks import NewBlock, OffsetLink
     from tracker_store.blocks.source_positions import Peer

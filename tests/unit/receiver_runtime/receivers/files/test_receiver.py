@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from receiver_runtime.receivers.files import sharing as file_sharing
 from receiver_runtime.receivers.files.receiver import FileLinesReceiver, FollowedFilesReceiver
 from receiver_runtime.receivers.files.sharing import Sharing
-from receiver_runtime.sources.files import FileLines, FollowedFiles
+from receiver_runtime.sources.declarations.files import FileLines, FollowedFiles
 from tests.support.polling import eventually
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log, Supervisor
 from tracker_store.blocks.source_positions import Peer

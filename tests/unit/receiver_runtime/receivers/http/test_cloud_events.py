@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from receiver_runtime.block_store.frame import DeadLetterReason
-from receiver_runtime.receivers.http.cloud_events import (
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
+from receiver_runtime.receivers.http.protocols.cloud_events import (
     BATCHED,
     STRUCTURED,
     is_cloud_event,
     parse_cloud_events,
     permission,
 )
-from receiver_runtime.receivers.http.pushed import Pushed, PushRefusedError
+from receiver_runtime.receivers.http.requests.pushed import Pushed, PushRefusedError
 
 HEADERS = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "/shop", "ce-type": "order.placed"}
 EVENT = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "order.placed"}

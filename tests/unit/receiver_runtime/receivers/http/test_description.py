@@ -11,7 +11,7 @@ import pytest
 
 from receiver_runtime.receivers.http.description import describe
 from receiver_runtime.receivers.http.routes import STREAM_PATH, routes_of
-from receiver_runtime.sources.http import Http
+from receiver_runtime.sources.declarations.http import Http
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,9 +70,9 @@ def test_a_missing_extra_is_reported_in_one_sentence_and_only_if_needed() -> Non
     program = """
 import sys
 sys.modules['opentelemetry'] = None
-from receiver_runtime.receiver_registry import make_receiver
-from receiver_runtime.sources.http import Http
-from receiver_runtime.sources.base import SourceError
+from receiver_runtime.process.receiver_registry import make_receiver
+from receiver_runtime.sources.declarations.http import Http
+from receiver_runtime.sources.declarations.base import SourceError
 make_receiver(Http(listen='127.0.0.1:0'))
 assert 'google.protobuf' not in sys.modules
 try:

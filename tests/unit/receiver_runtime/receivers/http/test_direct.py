@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from receiver_runtime.receivers.http.connections import Exchange
-    from receiver_runtime.receivers.http.pushed import Headers
+    from receiver_runtime.receivers.http.connections.connections import Exchange
+    from receiver_runtime.receivers.http.requests.pushed import Headers
 
 _JSON = b"Content-Type: application/json\r\n"
 _LINES = b"Content-Type: application/x-ndjson\r\n"

@@ -17,8 +17,8 @@ import pytest
 import zstandard
 
 from receiver_runtime.receivers.http import body_reader
-from receiver_runtime.receivers.http import connections as http_connections
-from receiver_runtime.receivers.http.pushed import MOST_REJECTED
+from receiver_runtime.receivers.http.connections import connections as http_connections
+from receiver_runtime.receivers.http.requests.pushed import MOST_REJECTED
 from tests.unit.receiver_runtime.receivers.http.http_client import SECONDS, HandedIn, listening
 from tests.unit.receiver_runtime.support import eventually
 

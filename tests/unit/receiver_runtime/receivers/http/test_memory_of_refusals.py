@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from receiver_runtime.receiver import Receiver
+from receiver_runtime.supervisor.receiver import Receiver
 from tests.unit.receiver_runtime.receivers.http.http_client import JSON, LINES, listening
 from tests.unit.receiver_runtime.support import eventually
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from receiver_runtime.block_handler import DeadLetter
+    from receiver_runtime.block_path.block_handler import DeadLetter
     from tests.unit.receiver_runtime.receivers.http.http_client import Listening
 
 MOST = 2**20  # bytes of a body

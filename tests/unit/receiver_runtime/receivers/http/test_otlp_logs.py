@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-from receiver_runtime.receivers.http import otlp_answers
-from receiver_runtime.receivers.http.otlp_logs import parse_logs
-from receiver_runtime.receivers.http.pushed import Pushed, PushRefusedError
+from receiver_runtime.receivers.http.protocols import otlp_answers
+from receiver_runtime.receivers.http.protocols.otlp_logs import parse_logs
+from receiver_runtime.receivers.http.requests.pushed import Pushed, PushRefusedError
 
 PROTOBUF = b"application/x-protobuf"
 JSON = b"application/json"

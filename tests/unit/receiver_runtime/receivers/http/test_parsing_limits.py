@@ -14,11 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from receiver_runtime.receivers.http import body_reader, otlp_logs, records
-from receiver_runtime.receivers.http.decompression import decompressed
-from receiver_runtime.receivers.http.parsing_limits import ParsingLimits, ParsingStoppedError
-from receiver_runtime.receivers.http.pushed import PushRefusedError
-from receiver_runtime.receivers.http.records import parse_plain
+from receiver_runtime.receivers.http import body_reader
+from receiver_runtime.receivers.http.protocols import otlp_logs
+from receiver_runtime.receivers.http.requests import records
+from receiver_runtime.receivers.http.requests.decompression import decompressed
+from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits, ParsingStoppedError
+from receiver_runtime.receivers.http.requests.pushed import PushRefusedError
+from receiver_runtime.receivers.http.requests.records import parse_plain
 from tests.unit.receiver_runtime.receivers.http.http_client import JSON, LINES, SECONDS, listening
 from tests.unit.receiver_runtime.support import eventually
 

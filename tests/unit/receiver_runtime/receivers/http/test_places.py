@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from receiver_runtime.receivers.connection_places import ConnectionPlaces, peer_of
-from receiver_runtime.receivers.http import accepting
-from receiver_runtime.receivers.http import connections as http_connections
-from receiver_runtime.sources.tcp import Tls, most_per_peer
+from receiver_runtime.receivers.http.connections import accepting
+from receiver_runtime.receivers.http.connections import connections as http_connections
+from receiver_runtime.sources.declarations.tcp import Tls, most_per_peer
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 from tests.unit.receiver_runtime.receivers.http.http_client import SECONDS, Listening, listening
 from tests.unit.receiver_runtime.receivers.sockets.test_listener import is_closed

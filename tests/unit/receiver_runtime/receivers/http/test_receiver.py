@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zstandard
 
-from receiver_runtime.block_store.frame import FrameKind, SourceRule
-from receiver_runtime.block_store.segment import IntactFrame
-from receiver_runtime.exit_codes import ExitCode
-from receiver_runtime.receiver_registry import make_receiver
-from receiver_runtime.receivers.http import refusal_counts
-from receiver_runtime.sources.http import Http
-from receiver_runtime.sources.tcp import Tls
+from receiver_runtime.block_store.frames.frame import FrameKind, SourceRule
+from receiver_runtime.block_store.frames.segment import IntactFrame
+from receiver_runtime.process.receiver_registry import make_receiver
+from receiver_runtime.receivers.http.requests import refusal_counts
+from receiver_runtime.sources.declarations.http import Http
+from receiver_runtime.sources.declarations.tcp import Tls
+from receiver_runtime.watching.exit_codes import ExitCode
 from tests.support.machine.held_ports import held_port
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 from tests.unit.receiver_runtime.receivers.http.http_client import JSON, LINES, Answer, HandedIn, Listening, listening
@@ -290,8 +290,8 @@ def test_401_without_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_missing_token_is_reported(tmp_path: Path) -> None:
-    from receiver_runtime.receiver_registry import make_receiver  # noqa: PLC0415
-    from receiver_runtime.sources.http import Http  # noqa: PLC0415
+    from receiver_runtime.process.receiver_registry import make_receiver  # noqa: PLC0415
+    from receiver_runtime.sources.declarations.http import Http  # noqa: PLC0415
     from tests.unit.receiver_runtime.rig import rig  # noqa: PLC0415
 
     with rig(tmp_path, make_receiver(Http(listen="127.0.0.1:0", tokens=("env:NOT_THERE",)))) as made:
@@ -642,8 +642,8 @@ class TestStop:
             assert made.bodies() == [b"0", b"1", b"2", b"3"]
 
     def test_a_taken_port_is_reported_and_tried_again(self, tmp_path: Path) -> None:
-        from receiver_runtime.receiver_registry import make_receiver  # noqa: PLC0415
-        from receiver_runtime.sources.http import Http  # noqa: PLC0415
+        from receiver_runtime.process.receiver_registry import make_receiver  # noqa: PLC0415
+        from receiver_runtime.sources.declarations.http import Http  # noqa: PLC0415
         from tests.unit.receiver_runtime.rig import rig  # noqa: PLC0415
 
         with socket.create_server(("127.0.0.1", 0)) as taken:

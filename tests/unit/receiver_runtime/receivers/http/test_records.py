@@ -11,12 +11,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from receiver_runtime.receivers.http import records as http_records
 from receiver_runtime.receivers.http.acknowledgement import Waiting, batch_of
-from receiver_runtime.receivers.http.decompression import decompressed
-from receiver_runtime.receivers.http.parsing_limits import UNLIMITED
-from receiver_runtime.receivers.http.pushed import PushRefusedError
-from receiver_runtime.receivers.http.records import _are_objects, _column, _one_by_one, lines_at_once, parse_plain
+from receiver_runtime.receivers.http.requests import records as http_records
+from receiver_runtime.receivers.http.requests.decompression import decompressed
+from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED
+from receiver_runtime.receivers.http.requests.pushed import PushRefusedError
+from receiver_runtime.receivers.http.requests.records import (
+    _are_objects,
+    _column,
+    _one_by_one,
+    lines_at_once,
+    parse_plain,
+)
 from tests.support.searches import examples
 
 if TYPE_CHECKING:

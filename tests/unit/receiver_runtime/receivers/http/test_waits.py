@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from receiver_runtime.receivers.http.acknowledgement import Stored, Waiting
-    from receiver_runtime.receivers.http.pushed import Pushed
-    from receiver_runtime.receivers.http.records import Plain
+    from receiver_runtime.receivers.http.requests.pushed import Pushed
+    from receiver_runtime.receivers.http.requests.records import Plain
     from tracker_store.blocks.dead_letters import StoredDeadLetter
 
 HALF_BAD = b'1\n{"bad":\n'

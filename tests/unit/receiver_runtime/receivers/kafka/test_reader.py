@@ -17,7 +17,7 @@ from receiver_runtime.receivers.kafka.places import Look, Partition
 from receiver_runtime.receivers.kafka.reader import KafkaReader, _ClientLog
 from receiver_runtime.receivers.kafka.receiver import KafkaReceiver
 from receiver_runtime.receivers.kafka.records import BadRecord, Records
-from receiver_runtime.sources.kafka import Kafka
+from receiver_runtime.sources.declarations.kafka import Kafka
 from tests.unit.receiver_runtime.receivers.kafka.test_partition_rates import records
 from tests.unit.receiver_runtime.rig import rig
 from tests.unit.receiver_runtime.support import ManualClock, eventually

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import pyarrow.compute as pc
 import pytest
 
-from receiver_runtime.receiver_registry import make_receiver
+from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.receivers.framing import LETTER_BYTES
 from receiver_runtime.receivers.sockets import listener as socket_listener
-from receiver_runtime.sources.raw_socket import RawSocket
-from receiver_runtime.sources.socket_text import SocketText
-from receiver_runtime.sources.tcp import Tls
+from receiver_runtime.sources.declarations.raw_socket import RawSocket
+from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.sources.declarations.tcp import Tls
 from tests.support.machine.held_ports import held_port
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 from tests.unit.receiver_runtime.rig import Rig, rig
@@ -32,7 +32,7 @@ from tracker_store.schema.states import DesiredState, ReceiverEventKind
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from receiver_runtime.receiver import Receiver
+    from receiver_runtime.supervisor.receiver import Receiver
 
 
 def text_receiver(**fields: object) -> Receiver:

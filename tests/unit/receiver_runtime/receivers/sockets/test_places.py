@@ -6,9 +6,9 @@ import contextlib
 import socket
 from typing import TYPE_CHECKING
 
-from receiver_runtime.receiver_registry import make_receiver
-from receiver_runtime.sources.socket_text import SocketText
-from receiver_runtime.sources.syslog import Syslog
+from receiver_runtime.process.receiver_registry import make_receiver
+from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.sources.declarations.syslog import Syslog
 from tests.unit.receiver_runtime.receivers.sockets.test_listener import is_closed, port_of
 from tests.unit.receiver_runtime.rig import Rig, rig
 from tests.unit.receiver_runtime.support import eventually
@@ -16,7 +16,7 @@ from tests.unit.receiver_runtime.support import eventually
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from receiver_runtime.receiver import Receiver
+    from receiver_runtime.supervisor.receiver import Receiver
 
 
 def text_receiver(**fields: object) -> Receiver:

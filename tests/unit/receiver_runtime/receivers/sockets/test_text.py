@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from receiver_runtime.receiver_registry import make_receiver
+from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.receivers.sockets.client import NO_MORE_DATA
 from receiver_runtime.receivers.sockets.text import SocketTextReceiver
 from receiver_runtime.receivers.tcp import READ_BYTES
-from receiver_runtime.sources.base import Source, SourceError
-from receiver_runtime.sources.socket_text import SocketText
+from receiver_runtime.sources.declarations.base import Source, SourceError
+from receiver_runtime.sources.declarations.socket_text import SocketText
 from tests.unit.receiver_runtime.rig import rig
 from tests.unit.receiver_runtime.support import eventually
 from tracker_store.schema.states import DesiredState, ReceiverEventKind

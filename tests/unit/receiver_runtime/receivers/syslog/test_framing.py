@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from receiver_runtime.block_handler import DeadLetter
-from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.block_path.block_handler import DeadLetter
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.syslog import framing as syslog_framing
 from receiver_runtime.receivers.syslog import short_frames
 from receiver_runtime.receivers.syslog.framing import SyslogFraming

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from receiver_runtime.receiver_registry import make_receiver
+from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.receivers.sockets.datagram_listener import DROPPED
 from receiver_runtime.sources.source_registry import parse_source
 from tests.support.machine.held_ports import held_port
@@ -25,7 +25,7 @@ from tracker_store.schema.states import ReceiverEventKind
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from receiver_runtime.receiver import Receiver
+    from receiver_runtime.supervisor.receiver import Receiver
 
 LOGGER = shutil.which("logger")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zmq
 
-from receiver_runtime.receiver_registry import make_receiver
+from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.sources.source_registry import parse_source
 from tests.unit.receiver_runtime.rig import Rig, rig
 from tests.unit.receiver_runtime.support import eventually, reaches
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from receiver_runtime.receiver import Receiver
+    from receiver_runtime.supervisor.receiver import Receiver
 
 ANY = "tcp://127.0.0.1:*"
 _SECONDS = 30

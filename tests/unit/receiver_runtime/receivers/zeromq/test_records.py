@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.framing import LETTER_BYTES
 from receiver_runtime.receivers.zeromq.records import SCHEMA, cut
 

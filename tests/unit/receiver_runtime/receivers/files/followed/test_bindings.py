@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from receiver_runtime.receivers.files.content import LocalFile
-from receiver_runtime.receivers.files.followed.followed_file import key_of
+from receiver_runtime.receivers.files.followed.contents.followed_file import key_of
 from receiver_runtime.receivers.files.records import Reading
 from tests.unit.receiver_runtime.receivers.files.files_rig import HOST, Log
 from tests.unit.receiver_runtime.receivers.files.followed.followed_rig import follow, write
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from receiver_runtime.receivers.files.followed.bindings import Bindings
-    from receiver_runtime.receivers.files.followed.followed_file import FollowedFile
-    from receiver_runtime.receivers.files.followed.known_contents import KnownContents
+    from receiver_runtime.receivers.files.followed.contents.followed_file import FollowedFile
+    from receiver_runtime.receivers.files.followed.contents.known_contents import KnownContents
     from receiver_runtime.receivers.files.followed.reading import OpenFiles
 
 NAME = f"{HOST}/1/4-abc"

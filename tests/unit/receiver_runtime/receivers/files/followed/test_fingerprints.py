@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from receiver_runtime.receivers.files.followed.fingerprints import (
+from receiver_runtime.receivers.files.followed.contents.fingerprints import (
     FINGERPRINT_BYTES,
     fingerprint_length,
     fingerprint_of,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.receivers.files.followed.known_contents import KnownContents
+from receiver_runtime.receivers.files.followed.contents.known_contents import KnownContents
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log
 from tests.unit.receiver_runtime.receivers.files.followed.followed_rig import follow, write
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.framing import LETTER_BYTES
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log
 from tests.unit.receiver_runtime.receivers.files.followed.followed_rig import follow, write

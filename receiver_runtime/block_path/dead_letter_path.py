@@ -1,0 +1,162 @@
+"""Bring one receiver's dead letters, under one claim, into the block store and the driver log.
+
+Owns the order: what is over a budget is counted (``dead_letter_budget``), the rest is stored by one sync and recorded
+by one statement, and an event tells of it. Blocks never wait for it: dead letters have a write-ahead log of their own.
+It must never drop a letter that has no peer, and never raise for a full disk: the receiver would drop the good records
+that it read together with the bad ones.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from receiver_runtime.block_path.dead_letter_budget import MOST_BYTES, MOST_LETTERS, DeadLetterBudget, Dropped
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLogError
+from tracker_store.schema.states import ReceiverEventKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from receiver_runtime.block_path.block_handler import BlockHandler, DeadLetter
+    from receiver_runtime.block_store.frames.frame import DeadLetterReason
+    from receiver_runtime.reporting.driver_log import DeadLetterRows
+    from receiver_runtime.reporting.unfailing_reporter import UnfailingReporter
+    from receiver_runtime.watching.backoff import Backoff
+    from receiver_runtime.watching.clock import Clock
+    from receiver_runtime.watching.progress import Progress
+    from receiver_runtime.watching.receiver_calls import HandOvers
+    from tracker_store.blocks.dead_letters import StoredDeadLetter
+
+# What goes into one write and one statement.
+_LETTERS_AT_ONCE = 10_000
+_BYTES_AT_ONCE = 8 * 2**20
+
+
+class DeadLetterPath:
+    """Store and record dead letters; see the module. Safe from any thread.
+
+    Args:
+        storing: counts the threads that store something.
+        newest_sequence: returns the sequence of the newest block, for the frames' headers.
+        pause: waits for these seconds between two attempts; returns False if nothing more is to be stored.
+        backoff: makes the delays between attempts.
+    """
+
+    def __init__(
+        self,
+        handler: BlockHandler,
+        driver_log: DeadLetterRows,
+        reporter: UnfailingReporter,
+        *,
+        storing: HandOvers,
+        newest_sequence: Callable[[], int],
+        pause: Callable[[float], bool],
+        backoff: Callable[[], Backoff],
+        clock: Clock,
+        progress: Progress,
+    ) -> None:
+        self._handler = handler
+        self._driver_log = driver_log
+        self._reporter = reporter
+        self._storing = storing
+        self._newest_sequence = newest_sequence
+        self._pause = pause
+        self._backoff = backoff
+        self._progress = progress
+        # Guards everything below.
+        self._lock = threading.Lock()
+        self._budget = DeadLetterBudget(clock)
+        # What is dropped and not recorded yet, by reason: the next row of the reason has it.
+        self._dropped: dict[DeadLetterReason, Dropped] = {}
+
+    def put_aside(self, letters: Sequence[DeadLetter]) -> None:
+        """Store and record letters; return when all that are kept are durable and recorded.
+
+        What is over a budget is recorded with the next letter of its reason that is kept, or by ``close``.
+
+        Raises: whatever stopped the storing for good.
+        """
+        if not letters:
+            return
+        with self._lock:
+            kept, over = self._budget.take(letters)
+            self._add(over)
+        for reason, dropped in over.items():
+            self._reporter.event(
+                ReceiverEventKind.BAD_RECORD,
+                f"dead letters were counted and not kept, a sender's budget is used up: {reason.label}",
+                f"{dropped.letters} letters, {dropped.nbytes} bytes; of each sender {MOST_LETTERS} letters and "
+                f"{MOST_BYTES} bytes are kept in a minute",
+            )
+        for portion in _portions(kept):
+            self._record(self._store(portion))
+
+    def close(self) -> None:
+        """Record what was dropped and is not recorded yet. A full disk does not delay it: these are only counts.
+
+        Raises: what kept it from being recorded.
+        """
+        with self._lock:
+            waiting = list(self._dropped)
+        if waiting:
+            self._record(self._handler.store_dead_letters((), sequence=self._newest_sequence(), empty=waiting))
+
+    def _record(self, stored: list[StoredDeadLetter]) -> None:
+        rows = self._with_dropped(stored)
+        self._driver_log.add_dead_letters(rows)
+        self._handler.dead_letters_recorded(rows)
+        for row, one in zip(rows, stored, strict=True):
+            if row.letters:
+                rest = f", {one.dropped_bytes} bytes more were counted and not kept" if one.dropped_bytes else ""
+                self._reporter.event(
+                    ReceiverEventKind.BAD_RECORD,
+                    f"a record went aside as a dead letter: {row.reason}",
+                    f"{row.letters} in one group, {row.bytes} bytes, part {row.part}, "
+                    f"segment {row.handle.segment_id}, offset {row.handle.offset}{rest}",
+                )
+
+    def _store(self, letters: Sequence[DeadLetter]) -> list[StoredDeadLetter]:
+        backoff = self._backoff()
+        while True:
+            try:
+                with self._storing:
+                    rows = self._handler.store_dead_letters(letters, sequence=self._newest_sequence())
+            except WriteAheadLogError as error:
+                self._reporter.error("a dead letter could not be stored, reading waits for it", error)
+                if not self._pause(backoff.next_delay()):
+                    raise
+            else:
+                self._progress.made()
+                return rows
+
+    def _add(self, over: Mapping[DeadLetterReason, Dropped]) -> None:
+        for reason, dropped in over.items():
+            waiting = self._dropped.setdefault(reason, Dropped())
+            waiting.letters += dropped.letters
+            waiting.nbytes += dropped.nbytes
+
+    def _with_dropped(self, rows: list[StoredDeadLetter]) -> list[StoredDeadLetter]:
+        """Return the rows with what is to be recorded as dropped: by the first row of each reason."""
+        with self._lock:
+            if not self._dropped:
+                return rows
+            waiting = {reason.label: reason for reason in self._dropped}
+            counted = []
+            for row in rows:
+                reason = waiting.pop(row.reason, None)
+                dropped = Dropped() if reason is None else self._dropped.pop(reason)
+                counted.append(replace(row, dropped=dropped.letters, dropped_bytes=row.dropped_bytes + dropped.nbytes))
+            return counted
+
+
+def _portions(letters: Sequence[DeadLetter]) -> Iterator[Sequence[DeadLetter]]:
+    first, nbytes = 0, 0
+    for place, letter in enumerate(letters):
+        nbytes += len(letter.data)
+        if place > first and (nbytes > _BYTES_AT_ONCE or place - first >= _LETTERS_AT_ONCE):
+            yield letters[first:place]
+            first, nbytes = place, len(letter.data)
+    if letters:
+        yield letters[first:]

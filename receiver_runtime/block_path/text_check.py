@@ -1,0 +1,106 @@
+"""Find rows whose text is not UTF-8 in record batches that are about to be stored.
+
+Arrow does not check the bytes of a text column, and Spark fails on the whole batch that has them, at each attempt. So
+every way into a block asks here, whatever parsed the records. Owns the check and the form of such a row as a dead
+letter. It must never repair a row or store anything.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from receiver_runtime.block_path.block_handler import DeadLetter
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
+from receiver_runtime.block_store.frames.payload import encode_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class TextCheck:
+    """Check the text columns of one schema, those with text inside lists, maps and structs too. Safe from any thread.
+
+    A check costs one pass over the bytes, without a Python object per row. Only a batch that fails it is searched.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        # The columns that hold text, and whether it is inside other values.
+        self._columns = [
+            (index, not _is_text(field.type)) for index, field in enumerate(schema) if _holds_text(field.type)
+        ]
+
+    def is_valid(self, batch: pa.RecordBatch) -> bool:
+        """Return whether all text of the batch is UTF-8."""
+        return all(_is_valid(batch.column(index)) for index, _ in self._columns)
+
+    def divide(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """Return the rows whose text is UTF-8, and the other rows, each in order."""
+        invalid = self.invalid_rows(batch)
+        return batch.filter(pa.array(~invalid)), batch.filter(pa.array(invalid))
+
+    def invalid_rows(self, batch: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Return for each row whether its text is not UTF-8."""
+        found = np.zeros(batch.num_rows, dtype=np.bool_)
+        for index, is_nested in self._columns:
+            column = batch.column(index)
+            if not _is_valid(column):
+                found[_search(column, is_nested=is_nested)] = True
+        return found
+
+    def dead_letters(self, rows: pa.RecordBatch) -> list[DeadLetter]:
+        """Return rows as dead letters: the raw value if there is one text column and no other, else an Arrow stream."""
+        if len(self._schema) == 1 and _is_text(self._schema.field(0).type):
+            kind = pa.large_binary() if pa.types.is_large_string(self._schema.field(0).type) else pa.binary()
+            found: Sequence[bytes] = rows.column(0).cast(kind).to_pylist()
+        else:
+            found = [
+                encode_batches(self._schema, [rows.slice(row, 1)], compression="none").to_pybytes()
+                for row in range(rows.num_rows)
+            ]
+        return [DeadLetter(DeadLetterReason.INVALID_TEXT, data) for data in found]
+
+
+def _is_valid(array: pa.Array) -> bool:
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _search(column: pa.Array, *, is_nested: bool) -> list[int]:
+    """Return the rows that make the check fail, by halving."""
+    found = []
+    pending = [(0, len(column))]
+    while pending:
+        first, count = pending.pop()
+        piece = column.slice(first, count)
+        if is_nested:
+            # A check of a slice covers the inner values of the whole column, so copy the rows.
+            piece = piece.take(pa.array(np.arange(count)))
+        if _is_valid(piece):
+            continue
+        if count == 1:
+            found.append(first)
+        else:
+            half = count // 2
+            pending += [(first, half), (first + half, count - half)]
+    return found
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _holds_text(kind: pa.DataType) -> bool:
+    if pa.types.is_map(kind):
+        return _holds_text(kind.key_type) or _holds_text(kind.item_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _holds_text(kind.value_type)
+    if pa.types.is_struct(kind):
+        return any(_holds_text(field.type) for field in kind)
+    return _is_text(kind)

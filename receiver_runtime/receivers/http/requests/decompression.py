@@ -1,0 +1,81 @@
+"""The decompression of a request's body within a limit: a small body that grows without end is refused.
+
+This module never reads from a connection, and knows neither a server nor a source.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED, ParsingLimits
+from receiver_runtime.receivers.http.requests.pushed import PushRefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_CODECS = {"gzip": "gzip", "x-gzip": "gzip", "zstd": "zstd", "br": "brotli"}
+#: The value of ``Accept-Encoding`` in an answer.
+ENCODINGS = "gzip, deflate, br, zstd, identity"
+_DEFLATE = "deflate"
+_PIECE_BYTES = 2**18  # how much to decompress before the limit is checked again
+
+
+def decompressed(body: bytes, encoding: str | None, *, most_bytes: int, limits: ParsingLimits = UNLIMITED) -> bytes:
+    """Return the body as it was before its Content-Encoding. Hold at most ``most_bytes`` and one piece.
+
+    Each piece is counted by ``limits`` before the next one is decompressed.
+
+    Raises:
+        ParsingStoppedError: the time is over, or the sender has left.
+        PushRefusedError: 415 for an encoding that is not known, 400 for bytes that are not of it, 413 beyond the limit.
+    """
+    name = (encoding or "identity").strip().lower()
+    if name in {"identity", ""}:
+        return body
+    codec = _CODECS.get(name)
+    if codec is None and name != _DEFLATE:
+        raise PushRefusedError(415, f"Content-Encoding: {encoding!r} is not read here: send one of {ENCODINGS}")
+    pieces: list[pa.Buffer | bytes] = []
+    size = 0
+    try:
+        for piece in _inflated(body) if codec is None else _streamed(body, codec):
+            size += len(piece)
+            if size > most_bytes:
+                raise PushRefusedError(
+                    413, f"body: more than {most_bytes} bytes when decompressed, which is max_body_bytes: send less"
+                )
+            limits.grown(len(piece))
+            pieces.append(piece)
+        return b"".join(pieces)
+    except (pa.ArrowException, OSError, zlib.error) as error:
+        raise PushRefusedError(400, f"Content-Encoding: the body is no whole {name}: {error}") from error
+    finally:
+        # A refusal keeps nothing of what it is about.
+        pieces.clear()
+
+
+def _streamed(body: bytes, codec: str) -> Iterator[pa.Buffer]:
+    with pa.input_stream(pa.BufferReader(body), compression=codec) as stream:
+        # Not `read`: where it fails, pyarrow never frees the bytes that it had made room for.
+        while len(piece := stream.read_buffer(_PIECE_BYTES)):
+            yield piece
+
+
+def _inflated(body: bytes) -> Iterator[bytes]:
+    """Yield the pieces of a deflated body: in zlib's format, as RFC 9110 has it, or without, as some senders do."""
+    # RFC 1950: the first byte names deflate, and the first two are a multiple of 31.
+    is_zlib = len(body) > 1 and body[0] & 15 == zlib.DEFLATED and not int.from_bytes(body[:2], "big") % 31
+    inflater = zlib.decompressobj(zlib.MAX_WBITS if is_zlib else -zlib.MAX_WBITS)
+    data = body
+    while not inflater.eof:
+        piece = inflater.decompress(data, _PIECE_BYTES)
+        if not piece and not inflater.unconsumed_tail and not inflater.eof:
+            raise zlib.error("it is cut short")
+        data = inflater.unconsumed_tail
+        if piece:
+            yield piece
+    if inflater.unused_data:
+        raise zlib.error(f"{len(inflater.unused_data)} bytes follow it")

@@ -1,0 +1,132 @@
+"""The limits of parsing one body: how many values it may have, and until when it may be parsed.
+
+Values are counted by vector code before a parser makes an object of any of them: a few kilobytes, decompressed, may
+hold millions. A parser checks the time between records, so that a body whose sender has left, or that takes too long,
+ends soon. This module never parses, and never answers a request.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from receiver_runtime.receivers.http.requests.pushed import PushRefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+_NO_LIMIT = 2**62
+# Each value of a JSON text, except the first, follows one of these or begins with one.
+_JSON_MARKS = b",:[{"
+_QUOTE = ord('"')
+# The tags of the messages within an export request of logs: each of its messages follows one of these bytes.
+_PROTOBUF_MARKS = b"\x0a\x12\x2a\x32"
+
+
+class ParsingStoppedError(Exception):
+    """The body is parsed no further: its time is over, or its sender has left."""
+
+
+class ParsingLimits:
+    """Limit the parsing of one body. ``stop`` is safe from any thread; the other methods belong to the parser's.
+
+    Args:
+        most_values: the most values, or lines, that objects are made of.
+        seconds: from now on, until parsing ends with an error.
+        on_grown: called with each number of bytes that the body has grown by when decompressed; what it raises ends
+            the parsing.
+    """
+
+    def __init__(
+        self,
+        *,
+        most_values: int = _NO_LIMIT,
+        seconds: float = math.inf,
+        on_grown: Callable[[int], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._most_values = most_values
+        self._until = clock() + seconds
+        self._on_grown = on_grown
+        self._clock = clock
+        # Written once, by ``stop``: an event would cost more than to parse a small body.
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End the parsing at its next check."""
+        self._stopped = True
+
+    def check(self) -> None:
+        """Raise ParsingStoppedError if the parsing is to end."""
+        if self._stopped or self._clock() > self._until:
+            raise ParsingStoppedError(ParsingStoppedError.__doc__)
+
+    def grown(self, nbytes: int) -> None:
+        """Note that the body has ``nbytes`` more than were sent. Raises as ``check``, and what ``on_grown`` raises."""
+        self.check()
+        if self._on_grown is not None:
+            self._on_grown(nbytes)
+
+    def check_json(self, body: bytes) -> None:
+        """Count the values and names of a JSON text, and check the time.
+
+        Raises:
+            PushRefusedError: 413, there are too many.
+        """
+        self.check()
+        if len(body) <= self._most_values:
+            # There can't be too many.
+            return
+        octets = np.frombuffer(body, np.uint8)
+        found = _count(octets, _JSON_MARKS)
+        if found > self._most_values and b'"' in body:
+            # Some may be within strings, as in a record that holds a large text.
+            found = _count(_without_strings(body), _JSON_MARKS)
+        self._refuse_above(found, "values in JSON, names included")
+
+    def check_lines(self, body: bytes) -> None:
+        """Count the lines of a text, and check the time.
+
+        Raises:
+            PushRefusedError: 413, there are too many.
+        """
+        self.check()
+        self._refuse_above(body.count(b"\n"), "lines")
+
+    def check_protobuf(self, body: bytes) -> None:
+        """Count what may be a message of an export request in protobuf, and check the time.
+
+        Raises:
+            PushRefusedError: 413, there are too many.
+        """
+        self.check()
+        if len(body) > self._most_values:
+            self._refuse_above(_count(np.frombuffer(body, np.uint8), _PROTOBUF_MARKS), "messages in protobuf")
+
+    def _refuse_above(self, found: int, what: str) -> None:
+        if found > self._most_values:
+            raise PushRefusedError(
+                413, f"body: {found} {what}, max_body_values is {self._most_values}: send fewer at once"
+            )
+
+
+#: For callers that have checked the body otherwise.
+UNLIMITED = ParsingLimits()
+
+
+def _count(octets: npt.NDArray[np.uint8], marks: bytes) -> int:
+    return sum(int(np.count_nonzero(octets == mark)) for mark in marks)
+
+
+def _without_strings(body: bytes) -> npt.NDArray[np.uint8]:
+    """Return the bytes of a JSON text outside its strings."""
+    # A backslash that is escaped escapes nothing. After that, each backslash before a quote escapes it.
+    octets = np.frombuffer(body.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
+    within = np.bitwise_xor.accumulate((octets == _QUOTE).view(np.uint8))
+    outside: npt.NDArray[np.uint8] = octets[within == 0]
+    return outside

@@ -1,0 +1,95 @@
+"""The result of parsing a request: its records, or why it is refused.
+
+Knows neither a server nor a driver log: a parser is a function of a request's headers and its decompressed body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from receiver_runtime.block_store.frames.frame import DeadLetterReason
+
+#: Rejected records of one request, at most. Each is stored and recorded before its sender is answered; more would take
+#: longer than a sender waits.
+MOST_REJECTED = 10_000
+
+# A refusal repeats what was sent. Characters that are kept of a longer one: its begin names the thing, its end the way
+# out.
+_DETAIL_BEGIN, _DETAIL_END = 600, 300
+
+#: A request's headers: names in lower case, values as they came.
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class PushedRecord:
+    """One record. ``key`` identifies it in the stream, where its sender gives one.
+
+    ``id`` is its sender's name for it, and need not be unique.
+    """
+
+    body: bytes | None
+    content_type: str | None
+    key: str | None = None
+    id: str | None = None
+    attributes: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRecord:
+    """An invalid record of a request that is otherwise taken: its bytes and the reason. ``why`` is for its sender."""
+
+    data: bytes
+    reason: DeadLetterReason
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """The records of one request, in its order."""
+
+    records: Sequence[PushedRecord]
+    rejected: Sequence[RejectedRecord] = field(default=())
+
+
+class PushRefusedError(ValueError):
+    """A request that can't be taken, as a whole. The message names the thing, the value and the way out."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(shortened(detail))
+        self.status = status
+
+
+def shortened(detail: str) -> str:
+    """Return a refusal's detail without its middle if it is long: no sender makes answers of the size of its body."""
+    if len(detail) <= _DETAIL_BEGIN + _DETAIL_END:
+        return detail
+    return f"{detail[:_DETAIL_BEGIN]} … {detail[-_DETAIL_END:]}"
+
+
+def header(headers: Headers, name: bytes) -> str | None:
+    """Return the value of a header, or None.
+
+    Raises:
+        PushRefusedError: the header came more than once.
+    """
+    found = [value for key, value in headers if key == name]
+    if len(found) > 1:
+        raise PushRefusedError(400, f"the header {name.decode()} came {len(found)} times: send it once")
+    return found[0].decode("latin-1").strip() if found else None
+
+
+@lru_cache(maxsize=256)
+def media_type(content_type: str | None) -> tuple[str, str | None]:
+    """Return a Content-Type as (media type, charset), both in lower case."""
+    kind, *parameters = (content_type or "").split(";")
+    charset = None
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "charset":
+            charset = value.strip().strip('"').lower()
+    return kind.strip().lower(), charset

@@ -1,0 +1,426 @@
+"""Cuts the body of a plain request into records: one record, a JSON array, lines of JSON, or lines of text.
+
+Pure functions of a request. Records are handed on as they were sent, byte for byte; JSON is checked and never kept as
+objects. Where some of the records are invalid, only these are rejected; a request without any valid record is refused
+as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+import pyarrow as pa
+
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
+from receiver_runtime.receivers.framing import Cut, Piece
+from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED, ParsingLimits
+from receiver_runtime.receivers.http.requests.pushed import (
+    MOST_REJECTED,
+    PushRefusedError,
+    RejectedRecord,
+    header,
+    media_type,
+)
+from receiver_runtime.receivers.lines import LineFraming, split_at
+from receiver_runtime.receivers.wide_lines import WideLineFraming
+from receiver_runtime.sources.fields.text_encoding import (
+    MARK_BYTES,
+    Marked,
+    by_mark,
+    check_encoding,
+    is_one_byte,
+    unit_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from receiver_runtime.receivers.http.requests.pushed import Headers
+
+_NDJSON = frozenset(
+    {
+        "application/x-ndjson",
+        "application/ndjson",
+        "application/jsonl",
+        "application/jsonlines",
+        "application/x-jsonlines",
+        "application/json-lines",
+    }
+)
+_UTF8 = frozenset({None, "utf-8", "utf8", "us-ascii"})
+# Types that many senders give to JSON: none at all, SNS's, and curl's where nothing else is said.
+_DOUBTFUL = frozenset({"", "text/plain", "application/x-www-form-urlencoded"})
+_MAY_BE_DOCUMENT = frozenset({b"{", b"["})
+_LOOK_LINES = 2  # how many lines are looked at to tell JSON lines from a document
+# The first bytes of byte-order marks.
+_MARKS = frozenset({b"\xef", b"\xfe", b"\xff", b"\0"})
+_BLANKS = b" \t\r\n"
+_LAST_BLANK, _OPENING, _CLOSING = b" {}"
+_BLANK = re.compile(r"[ \t\r\n]*")
+# Checks values and builds none. It takes no NaN, and no half of a surrogate pair.
+_UNBUILT = msgspec.json.Decoder(msgspec.Raw)
+_LEAST_AT_ONCE = 50  # fewer lines are parsed faster one by one
+_SHORT_BODY = 2**12  # bytes of a body up to which its lines are counted before anything else
+_LONG_LINE = 2**16  # bytes of a line from which on its values are counted before it is parsed
+_CHECK_EVERY = 1024  # how many records to cut before the time is checked again
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Records of one content type, without keys of their own. They are a column where they were cut all at once."""
+
+    bodies: Sequence[bytes] | pa.BinaryArray
+    content_type: str | None
+    rejected: Sequence[RejectedRecord] = field(default=())
+
+
+def parse_plain(
+    headers: Headers, body: bytes, *, most_bytes: int, form: str = "auto", limits: ParsingLimits = UNLIMITED
+) -> Plain:
+    """Return the records of a request whose form is given by its media type, its bytes, or its source.
+
+    ``application/json`` is one record, or an array of records. JSON lines and ``text/plain`` are one record per line,
+    without blank lines. Any other body is one record, as it is. ``form`` is the source's ``body``.
+
+    Raises:
+        ParsingStoppedError: the time is over, or the sender has left.
+        PushRefusedError: nothing in it can be a record.
+    """
+    content_type = header(headers, b"content-type")
+    kind, charset = media_type(content_type)
+    if form == "auto":
+        form = _form_of(kind, body)
+    if form == "whole":
+        if not body:
+            raise _empty()
+        if len(body) > most_bytes:
+            raise PushRefusedError(413, f"body: a record of {len(body)} bytes, max_record_bytes is {most_bytes}")
+        return Plain([body], content_type)
+    encoding, mark = _encoding_of(kind, charset, body, is_json=form != "lines")
+    body = body[mark:]
+    if not body:
+        raise _empty()
+    if form == "json":
+        if encoding != "utf-8":
+            body = _decoded(body, encoding)
+        limits.check_json(body)
+        return _json(body, content_type, most_bytes, limits)
+    is_json = form == "json_lines"
+    unreadable: Sequence[RejectedRecord] = ()
+    if unit_of(encoding) > 1 or (is_json and encoding != "utf-8"):
+        body, unreadable = _lines_in_utf8(body, encoding, most_bytes)
+        content_type = content_type if is_json else f"{kind}; charset=utf-8"
+    if is_json and kind in _NDJSON:
+        content_type = "application/json"
+    found = _lines(body, content_type, most_bytes, limits, is_json=is_json, is_rest=bool(unreadable))
+    return replace(found, rejected=[*unreadable, *found.rejected]) if unreadable else found
+
+
+def lines_at_once(headers: Headers, body: bytes, *, most_bytes: int, form: str = "auto") -> Plain | None:
+    """Return the records of a body of lines that vector code cuts and checks as a whole, which takes microseconds.
+
+    None: it is no such body, and ``parse_plain`` says what it is.
+    """
+    content_type = header(headers, b"content-type")
+    kind, charset = media_type(content_type)
+    is_json = form == "json_lines" or (form == "auto" and kind in _NDJSON)
+    if not is_json and form != "lines" and (form != "auto" or kind != "text/plain" or body[:1] in _MAY_BE_DOCUMENT):
+        return None
+    # Text in another encoding is cut at the same bytes, if its newline is one of them.
+    if body[:1] in _MARKS or (charset not in _UTF8 and (is_json or not _is_cut_at_bytes(charset))):
+        return None
+    column = _column(body, most_bytes, is_json=is_json)
+    return (
+        None if column is None else Plain(column, "application/json" if is_json and kind in _NDJSON else content_type)
+    )
+
+
+def _form_of(kind: str, body: bytes) -> str:
+    """Return the form of a body by its media type; where senders are known to give a wrong one, by its bytes too."""
+    if kind in _NDJSON:
+        return "json_lines"
+    if kind == "application/json" or kind.endswith("+json"):
+        return "json"
+    if kind not in _DOUBTFUL:
+        return "whole"
+    start = body.lstrip(_BLANKS)[:1]
+    if start in _MAY_BE_DOCUMENT:
+        lines = [stripped for line in body.split(b"\n", _LOOK_LINES) if (stripped := line.strip(_BLANKS))]
+        is_line = _is_json(lines[0])
+        if not is_line and _is_json(body):
+            return "json"
+        if is_line and kind != "text/plain":
+            return "json_lines" if len(lines) > 1 and start == b"{" else "json"
+    return "lines" if kind == "text/plain" else "whole"
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        if not data.isascii():
+            data.decode()
+        _UNBUILT.decode(data)
+    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
+        return False
+    return True
+
+
+def _encoding_of(kind: str, charset: str | None, body: bytes, *, is_json: bool) -> Marked:
+    """Return the encoding of a body of text, by its charset and its byte-order mark."""
+    try:
+        declared = "utf-8" if charset in _UTF8 else check_encoding(charset or "")
+    except ValueError as error:
+        # Its lines can be cut if its newline is one byte, as in nearly all; then they are kept as they are.
+        if not is_json and charset is not None and not charset.startswith("utf"):
+            return Marked("latin-1", 0)
+        raise PushRefusedError(
+            415, f"Content-Type: {kind} in charset {charset} is not read here: send UTF-8"
+        ) from error
+    return by_mark(body[:MARK_BYTES], declared)
+
+
+def _is_cut_at_bytes(charset: str | None) -> bool:
+    try:
+        return unit_of(check_encoding(charset or "")) == 1
+    except ValueError:
+        return False
+
+
+def _decoded(body: bytes, encoding: str) -> bytes:
+    try:
+        return body.decode(encoding).encode()
+    except UnicodeDecodeError as error:
+        raise PushRefusedError(400, f"body: no {encoding} at byte {error.start}: send JSON in UTF-8") from error
+
+
+def _lines_in_utf8(body: bytes, encoding: str, most_bytes: int) -> tuple[bytes, Sequence[RejectedRecord]]:
+    """Return the lines of a body in another encoding, and those that are none in it."""
+    framing: LineFraming
+    if unit_of(encoding) > 1:
+        framing = WideLineFraming(encoding=encoding, max_record_bytes=most_bytes)
+    else:
+        framing = LineFraming(encoding=encoding, one_byte=is_one_byte(encoding), max_record_bytes=most_bytes)
+    whole = framing.last_end(body)
+    cut, _ = framing.cut_placed(body[:whole])
+    last = framing.cut([Piece(body[whole:], is_last=True)]) if whole < len(body) else Cut()
+    rejected = [
+        RejectedRecord(letter.data, letter.reason, f"a line of {len(letter.data)} bytes: {letter.reason.label}")
+        for letter in (*cut.dead_letters, *last.dead_letters)
+    ]
+    lines = [line for found in (cut.records, last.records) if found is not None for line in found.cast(pa.binary())]
+    return b"\n".join(line.as_buffer().to_pybytes() for line in lines), rejected
+
+
+def _empty() -> PushRefusedError:
+    return PushRefusedError(400, "body: it is empty: send at least one record")
+
+
+def _lines(
+    body: bytes,
+    content_type: str | None,
+    most_bytes: int,
+    limits: ParsingLimits,
+    *,
+    is_json: bool,
+    is_rest: bool = False,
+) -> Plain:
+    """Return the lines of a body as records. ``is_rest``: others of its lines are rejected, so there may be none."""
+    if (column := _column(body, most_bytes, is_json=is_json)) is not None:
+        return Plain(column, content_type)
+    limits.check_lines(body)
+    lines = [line.removesuffix(b"\r") for line in body.split(b"\n")]
+    if is_json:
+        good = [stripped for line in lines if (stripped := line.strip(_BLANKS))]
+        if (
+            len(good) >= _LEAST_AT_ONCE
+            and max(map(len, good)) <= most_bytes
+            and all(line[:1] == b"{" and line[-1:] == b"}" for line in good)
+            and _are_objects(len(good), body)
+        ):
+            return Plain(good, content_type)
+    return _one_by_one(lines, content_type, most_bytes, limits, is_json=is_json, is_rest=is_rest)
+
+
+def _one_by_one(
+    lines: Sequence[bytes],
+    content_type: str | None,
+    most_bytes: int,
+    limits: ParsingLimits,
+    *,
+    is_json: bool,
+    is_rest: bool = False,
+) -> Plain:
+    good, rejected = [], []
+    for number, whole in enumerate(lines, start=1):
+        if not number % _CHECK_EVERY:
+            limits.check()
+        line = whole.strip(_BLANKS) if is_json else whole
+        if not line.strip(_BLANKS):
+            continue
+        if len(line) > most_bytes:
+            why = f"line {number}: {len(line)} bytes, max_record_bytes is {most_bytes}"
+            rejected.append(RejectedRecord(line, DeadLetterReason.RECORD_TOO_LARGE, why))
+        elif is_json and (fault := _fault_of(line, limits)) is not None:
+            rejected.append(RejectedRecord(line, DeadLetterReason.UNPARSABLE, f"line {number}: {fault}"))
+        else:
+            good.append(line)
+        if len(rejected) > MOST_REJECTED:
+            raise PushRefusedError(
+                400,
+                f"body: more than {MOST_REJECTED} lines are not records; {rejected[0].why}: correct it, or send less "
+                "at once",
+            )
+    if not good and not is_rest:
+        if not rejected:
+            raise PushRefusedError(400, "body: there are only blank lines: send at least one record")
+        raise PushRefusedError(400, f"body: none of {len(rejected)} lines is a record; {rejected[0].why}: correct it")
+    return Plain(good, content_type, rejected)
+
+
+def _column(body: bytes, most_bytes: int, *, is_json: bool) -> pa.BinaryArray | None:
+    """Return the lines of a body of the usual form as a column, each whole line a record.
+
+    None: the body has another form, and may be good or bad; the caller must check it line by line.
+    """
+    end = len(body) - body.endswith(b"\n")
+    if (len(body) < _SHORT_BODY and body.count(b"\n", 0, end) + 1 < _LEAST_AT_ONCE) or b"\r" in body:
+        return None
+    split = split_at(body[:end], b"\n")
+    begins, ends = split.offsets[:-1], split.offsets[1:]
+    lengths = ends - begins
+    if len(lengths) < _LEAST_AT_ONCE or lengths.min() == 0 or lengths.max() > most_bytes:
+        return None
+    firsts = split.text[begins]
+    if is_json:
+        lasts = split.text[ends - 1]
+        good = (firsts == _OPENING).all() and (lasts == _CLOSING).all() and _are_objects(len(lengths), body)
+    else:
+        good = not (firsts <= _LAST_BLANK).any()
+    return pa.BinaryArray.from_buffers(pa.binary(), len(lengths), [None, *split.buffers]) if good else None
+
+
+def _are_objects(lines: int, body: bytes) -> bool:
+    """Return whether the parser finds one valid JSON object in each of ``lines`` lines. False: check each line.
+
+    Every line must begin and end with a brace. The parser does not know lines. But a line that begins with a brace
+    begins at the top level: the line before it ended with a brace, and within a value no opening brace may follow one.
+    So each line has at least one object, and if there are as many objects as lines, each line has exactly one.
+    """
+    try:
+        # The parser checks no UTF-8 in what it only skips.
+        if not body.isascii():
+            body.decode()
+        return len(_UNBUILT.decode_lines(body)) == lines
+    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
+        return False
+
+
+def _fault_of(line: bytes, limits: ParsingLimits) -> str | None:
+    # The objects of one line are gone before the next line is parsed, so they are counted by line.
+    if len(line) > _LONG_LINE:
+        limits.check_json(line)
+    try:
+        _DECODER.decode(line.decode())
+    except UnicodeDecodeError as error:
+        return f"no UTF-8 at byte {error.start}"
+    except RecursionError:
+        return "nested too deeply"
+    except ValueError as error:
+        return f"no JSON: {error}"
+    return None
+
+
+def _json(body: bytes, content_type: str | None, most_bytes: int, limits: ParsingLimits) -> Plain:
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise PushRefusedError(400, f"body: no UTF-8 at byte {error.start}: send JSON in UTF-8") from error
+    at = _after_blank(text, 0)
+    try:
+        if text[at : at + 1] == "[":
+            return _array(text, at, content_type, most_bytes, limits)
+        _, end = _decode(text, at)
+    except RecursionError as error:
+        raise PushRefusedError(400, "body: the JSON is nested too deeply: make it flatter") from error
+    except PushRefusedError:
+        raise
+    except ValueError as error:
+        if _are_lines(text):
+            return _lines(body, content_type, most_bytes, limits, is_json=True)
+        raise PushRefusedError(
+            400, f"body: no JSON: {error}: correct it, or send lines of JSON as application/x-ndjson"
+        ) from error
+    if _after_blank(text, end) != len(text):
+        if _are_lines(text):
+            return _lines(body, content_type, most_bytes, limits, is_json=True)
+        raise PushRefusedError(
+            400,
+            f"body: there is more behind the JSON value, at character {end}: send one value, an array of them, or "
+            "lines of them as application/x-ndjson",
+        )
+    record = text[at:end].encode()
+    if len(record) > most_bytes:
+        raise PushRefusedError(413, f"body: a record of {len(record)} bytes, max_record_bytes is {most_bytes}")
+    return Plain([record], content_type)
+
+
+def _are_lines(text: str) -> bool:
+    """Return whether a text that is no JSON as a whole is written as one object per line."""
+    first, _, rest = text.lstrip().partition("\n")
+    return first[:1] == "{" and first.rstrip()[-1:] == "}" and bool(rest.strip())
+
+
+def _array(text: str, at: int, content_type: str | None, most_bytes: int, limits: ParsingLimits) -> Plain:
+    """Return each element as it stands there. One invalid element makes the whole array invalid: no end is known."""
+    good: list[bytes] = []
+    rejected: list[RejectedRecord] = []
+    at = _after_blank(text, at + 1)
+    number = 0
+    while text[at : at + 1] != "]" or number:
+        number += 1
+        if not number % _CHECK_EVERY:
+            limits.check()
+        _, end = _decode(text, at)
+        element = text[at:end].encode()
+        if len(element) > most_bytes:
+            why = f"element {number}: {len(element)} bytes, max_record_bytes is {most_bytes}"
+            rejected.append(RejectedRecord(element, DeadLetterReason.RECORD_TOO_LARGE, why))
+        else:
+            good.append(element)
+        at = _after_blank(text, end)
+        if text[at : at + 1] == "]":
+            break
+        if text[at : at + 1] != ",":
+            _fail("Expecting ',' delimiter", text, at)
+        at = _after_blank(text, at + 1)
+    if _after_blank(text, at + 1) != len(text):
+        _fail("Extra data", text, at + 1)
+    if not good:
+        if not rejected:
+            raise PushRefusedError(400, "body: the array is empty: send at least one record")
+        raise PushRefusedError(413, f"body: none of {len(rejected)} elements is a record; {rejected[0].why}")
+    return Plain(good, content_type, rejected)
+
+
+def _decode(text: str, at: int) -> tuple[object, int]:
+    return _DECODER.raw_decode(text, at)
+
+
+def _fail(message: str, text: str, at: int) -> NoReturn:
+    raise json.JSONDecodeError(message, text, at)
+
+
+def _after_blank(text: str, at: int) -> int:
+    match = _BLANK.match(text, at)
+    return at if match is None else match.end()
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+# Numbers are checked, not converted: a number of very many digits is JSON, too.
+_DECODER = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_refuse_constant)

@@ -1,0 +1,120 @@
+"""Define what every kind of source declares. Imports no broker's client.
+
+A ``Source`` is a declaration: it can be compared, stored as JSON and read back. It never opens a connection; the
+receiver of its kind does (``receiver_runtime.receivers``).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+from receiver_runtime.sources.fields.loopback import is_loopback
+
+
+class SourceRule(StrEnum):
+    """Say whether the sender may send unacknowledged records again. Written into each segment; salvage reads it."""
+
+    NOT_SENT_AGAIN = "not_sent_again"
+    SENT_AGAIN = "sent_again"
+    OFFSETS = "offsets"
+
+
+class Guarantee(StrEnum):
+    """Say how often each record gets from the sender into registered blocks, whatever process or host dies."""
+
+    #: The position in the source moves in the transaction that registers the block.
+    EXACTLY_ONCE = "exactly_once"
+    #: Acknowledged after the block is registered; repeats are deduplicated by a key in the record, within a window.
+    AT_LEAST_ONCE_DEDUPLICATED = "at_least_once_deduplicated"
+    #: Acknowledged after the block is registered; a record that is sent again is stored again.
+    AT_LEAST_ONCE = "at_least_once"
+    #: The sender can't be asked to send again, or gets no acknowledgement.
+    AT_MOST_ONCE = "at_most_once"
+
+    @property
+    def words(self) -> str:
+        """Return the guarantee in words for people."""
+        return {Guarantee.AT_LEAST_ONCE_DEDUPLICATED: "at least once, deduplicated"}.get(self, self.replace("_", " "))
+
+
+_RULES = {
+    Guarantee.EXACTLY_ONCE: SourceRule.OFFSETS,
+    Guarantee.AT_LEAST_ONCE_DEDUPLICATED: SourceRule.SENT_AGAIN,
+    Guarantee.AT_LEAST_ONCE: SourceRule.SENT_AGAIN,
+    Guarantee.AT_MOST_ONCE: SourceRule.NOT_SENT_AGAIN,
+}
+
+
+class SourceError(ValueError):
+    """A source's declaration can't be used. The message names the field, its value and the way out."""
+
+
+class Source(BaseModel):
+    """One kind of source. A subclass sets ``kind`` to a ``Literal`` of its own, with that value as its default."""
+
+    # An error must not show a value that a secret's field refused: it may be the secret itself (``secret``).
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    #: The record's columns as (name, Arrow type by name), fixed per kind of source (docs/how-to/sources).
+    columns: ClassVar[tuple[tuple[str, str], ...]]
+    #: Its receiver, as ``module:Class``; loaded, with the broker's client, when a receiver is made.
+    receiver_class: ClassVar[str] = ""
+    #: The extra of the package ``forebay`` that its receivers need where the agent runs; None if they need none.
+    needs_extra: ClassVar[str | None] = None
+    if TYPE_CHECKING:
+        #: A kind with several guarantees has a field of this name instead; its type lists them (``guarantees``).
+        guarantee: ClassVar[Guarantee]
+
+    kind: str
+
+    @property
+    def source_rule(self) -> SourceRule:
+        """Return what senders do with records that were not acknowledged. The guarantee implies it for most kinds."""
+        return _RULES[Guarantee(self.guarantee)]
+
+    @classmethod
+    def guarantees(cls) -> tuple[Guarantee, ...]:
+        """Return the guarantees that declarations of this kind can have, the default one first."""
+        field = cls.model_fields.get("guarantee")
+        if field is None:
+            return (cls.guarantee,)
+        default = Guarantee(field.default)
+        return (default, *(found for value in get_args(field.annotation) if (found := Guarantee(value)) != default))
+
+    @property
+    def address(self) -> str:
+        """Return where the records come from, for people; never a secret."""
+        return self.kind
+
+    @property
+    def one_receiver(self) -> str | None:
+        """Return why only one receiver may use this declaration, and how to fix it; None if several may."""
+        return None
+
+    @property
+    def is_listener(self) -> bool:
+        """Return whether it listens for senders at an address of its own.
+
+        Forebay never moves such a receiver by itself (docs/how-to/several-hosts.md).
+        """
+        return getattr(self, "listen", None) is not None
+
+    @property
+    def is_bound_to_host(self) -> bool:
+        """Return whether a receiver on another host would read something else, or nothing.
+
+        Forebay does not move such a receiver to spread the load, except on request (docs/reference/placement.md).
+        """
+        host = getattr(self, "host", None)
+        return host is not None and is_loopback(host)
+
+    def preferred_host(self) -> str | None:
+        """Return the host where its receivers ask to run, if that is known without starting one.
+
+        Raises:
+            SourceError: it could be known, but the receiver can't be asked here.
+        """
+        return None

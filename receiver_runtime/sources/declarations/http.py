@@ -1,0 +1,174 @@
+"""Declare an HTTP source: senders push records, which are acknowledged when they are safe.
+
+Only the declaration and its checks; ``receiver_runtime.receivers.http.receiver`` listens.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from receiver_runtime.sources.declarations.base import Guarantee, Source, SourceRule
+from receiver_runtime.sources.declarations.tcp import Tls, parse_listen, parse_tls
+from receiver_runtime.sources.fields.secret import Secret  # noqa: TC001  pydantic evaluates it
+from receiver_runtime.sources.fields.several import Several  # noqa: TC001  pydantic reads it
+from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
+
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_ORIGIN = re.compile(r"[A-Za-z0-9._-]+(:\d{1,5})?")
+# Headers that hold secrets: they must not become part of the stream.
+_SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
+
+Seconds = Annotated[float, BeforeValidator(parse_duration), Field(gt=0)]
+Size = Annotated[int, BeforeValidator(parse_bytes), Field(ge=1, le=256 * 2**20)]
+
+
+class Http(Source):
+    """Takes records by ``POST /v1/STREAM``; one row per record, with the request's path, content type and time.
+
+    **At least once, deduplicated**: a request is answered 200 when the block that holds its records is registered. A
+    sender that got no answer sends again; with the same ``Idempotency-Key`` nothing is stored twice. With
+    ``?ack=buffered`` the answer is 202 before anything is stored: **at most once**, for those requests.
+
+    Args:
+        listen: the address to listen on, as ``"0.0.0.0:8080"`` or ``"[::]:8080"``; port 0 takes any that is free.
+        tokens: tokens, by reference (``EnvVar("NAME")``, ``"env:NAME"``, ``"file:/PATH"``): a request must bring one of
+            them, as ``Authorization: Bearer TOKEN``, as ``X-API-Key: TOKEN``, or as the password of Basic. Each entry
+            is one sender, whose keys are its own, and holds a token, or several, one per line. None by default: anyone
+            may send, except web pages of other sites. Tokens are read at each start of the receiver.
+        tls: a ``Tls`` with ``certificate_file`` and ``key_file``; no TLS by default.
+        body: how a body becomes records: ``"json"`` is one value or an array of them, ``"json_lines"`` and ``"lines"``
+            are one record per line, ``"whole"`` is one record. ``"auto"`` goes by the content type, and looks at the
+            bytes where there is none, or one that many senders give to JSON (``text/plain``,
+            ``application/x-www-form-urlencoded``): a document of JSON over several lines is one record there, or an
+            array of them, and JSON lines are one record each. They are also taken as ``application/json``.
+        headers: names of request headers that are kept with each record, in the column ``attributes``.
+        query_parameters: names of query parameters that are kept with each record, likewise. Others are passed over.
+        webhook_origins: the origins whose web hooks may send, if they ask first by OPTIONS as CloudEvents defines it:
+            their names, or ``"*"`` for all. Without tokens, web pages of these origins may send too. None by default.
+        opentelemetry: take OpenTelemetry's logs too, by ``POST /v1/logs``; needs the extra ``forebay[otlp]``. A
+            stream that is itself called ``logs`` then takes nothing else.
+        max_body_bytes: the largest body of a request, after decompression; a larger one is refused with 413.
+        max_body_values: the most JSON values (names count too), lines that are cut one by one, or messages of protobuf
+            in one body; one with more is refused with 413 before it is parsed.
+        max_record_bytes: a longer record among several becomes a dead letter; a single one is refused with 413.
+        max_connections: at most this many connections at once; the next one is refused with 503, and reported. It may
+            still ask ``GET /health`` and ``GET /ready``.
+        max_connections_per_peer: at most this many of them from one peer, which is a host, or an IPv6 network of 64
+            bits; by default four fifths of ``max_connections``, so that no host can take all.
+        max_waiting_bytes: at most this many bytes of requests wait for an answer; further requests are refused with
+            429. A request whose head, repeated in each of its records, would take more is refused with 413.
+        head_timeout: how long a request's head may take to arrive completely, and a TLS handshake may take.
+        request_timeout: how long its body may take after that.
+        parse_timeout: how long a whole body may wait to be parsed, and take to be parsed; then it is refused with 503.
+        idle_timeout: how long a connection may stay open without a request, or with answers that the client does not
+            read. Make it longer than the idle timeout of a load balancer in front.
+        acknowledgement_timeout: how long a request waits for its block to be registered. Then it is answered 503, and
+            so is every new one until the driver log answers again.
+    """
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("body", "binary"),
+        ("content_type", "string"),
+        ("path", "string"),
+        ("received_at", "timestamp[us, tz=UTC]"),
+        ("id", "string"),
+        ("attributes", "map<string, string>"),
+    )
+    guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE_DEDUPLICATED
+    receiver_class: ClassVar[str] = "receiver_runtime.receivers.http.receiver:HttpReceiver"
+
+    kind: Literal["http"] = "http"
+    listen: str
+    tokens: tuple[Secret, ...] = ()
+    tls: Annotated[Tls | None, BeforeValidator(parse_tls)] = None
+    body: Literal["auto", "json", "json_lines", "lines", "whole"] = "auto"
+    headers: Several = ()
+    query_parameters: Several = ()
+    webhook_origins: Several = ()
+    opentelemetry: bool = False
+    max_body_bytes: Size = 16 * 2**20
+    max_body_values: Annotated[int, Field(ge=1)] = 2_000_000
+    max_record_bytes: Size = 16 * 2**20
+    max_connections: Annotated[int, Field(ge=1, le=100_000)] = 5000
+    max_connections_per_peer: Annotated[int | None, Field(ge=1)] = None
+    max_waiting_bytes: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1)] = 64 * 2**20
+    head_timeout: Seconds = 10.0
+    request_timeout: Seconds = 30.0
+    parse_timeout: Seconds = 10.0
+    idle_timeout: Seconds = 75.0
+    acknowledgement_timeout: Seconds = 30.0
+
+    @property
+    def source_rule(self) -> SourceRule:
+        """Return the rule of requests answered 202: they are never sent again.
+
+        Each block whose requests are to be answered 200 has its own rule.
+        """
+        return SourceRule.NOT_SENT_AGAIN
+
+    @property
+    def address(self) -> str:
+        """Return the URL where it listens."""
+        return f"{'http' if self.tls is None else 'https'}://{self.listen}"
+
+    @property
+    def listen_address(self) -> tuple[str, int]:
+        """Return where it listens, as (host, port)."""
+        return parse_listen(self.listen)
+
+    @field_validator("listen")
+    @classmethod
+    def _check_listen(cls, listen: str) -> str:
+        parse_listen(listen)
+        return listen
+
+    @field_validator("tokens", mode="before")
+    @classmethod
+    def _one_token(cls, tokens: Any) -> Any:  # noqa: ANN401  whatever was given
+        """Accept a single token in place of a list."""
+        return tuple(tokens) if isinstance(tokens, list | tuple) else (tokens,)
+
+    @field_validator("webhook_origins")
+    @classmethod
+    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin!r} is no name of a sender: give one as 'events.example.com', or '*'")
+        return origins
+
+    @field_validator("headers")
+    @classmethod
+    def _check_headers(cls, headers: tuple[str, ...]) -> tuple[str, ...]:
+        for name in headers:
+            if not _HEADER.fullmatch(name):
+                raise ValueError(f"{name!r} is no name of a header: give one as 'X-Request-Id'")
+            if name.lower() in _SECRET_HEADERS:
+                raise ValueError(f"{name!r} holds secrets, which every reader of the stream would see: leave it out")
+        return tuple(name.lower() for name in headers)
+
+    @field_validator("query_parameters")
+    @classmethod
+    def _check_parameters(cls, parameters: tuple[str, ...]) -> tuple[str, ...]:
+        for name in parameters:
+            if not name or name == "ack":
+                raise ValueError(f"{name!r} can't be kept: name a parameter of the query other than ack")
+        return parameters
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if twice := set(self.headers) & set(self.query_parameters):
+            raise ValueError(f"{min(twice)!r} is among headers and query_parameters: keep one, both are attributes")
+        if self.tls is not None:
+            if self.tls.certificate_file is None:
+                raise ValueError("tls: senders ask for a certificate: give certificate_file and key_file")
+            if self.tls.server_hostname is not None or not self.tls.verify:
+                raise ValueError("tls: server_hostname and verify are a client's: leave them out where you listen")
+        if self.max_waiting_bytes < self.max_body_bytes:
+            raise ValueError(
+                f"max_waiting_bytes ({self.max_waiting_bytes}) has no room for one body of max_body_bytes "
+                f"({self.max_body_bytes}): give more of it"
+            )
+        return self

@@ -1,0 +1,208 @@
+"""Define what the sources on TCP connections share: where to connect or listen, and TLS.
+
+Only declarations and their checks; ``receiver_runtime.receivers`` opens the connections.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import PurePath
+from typing import Annotated, ClassVar, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from receiver_runtime.sources.declarations.base import Guarantee, Source
+from receiver_runtime.sources.fields.secret import Secret, SecretError
+from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
+
+# Of a host's name: what would be part of a URL, a login or a list, which the clients read in different ways.
+_NOT_IN_HOST = re.compile(r"[\s/@,:\[\]?#\0]")
+_SERVER = re.compile(r"(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<host>[^:]*)):(?P<port>\d{1,5})")
+_LISTEN = re.compile(r"(?:\[(?P<ipv6>[^\[\]\s/]+)\]|(?P<host>[^:\[\]\s/]+)):(?P<port>\d{1,5})")
+_MAX_PORT = 65535
+_PEER_FIFTHS = 4  # the part of a listener's connections that one peer may have, in fifths
+
+
+def check_host(host: str) -> str:
+    """Return the name or address of a host.
+
+    Raises:
+        ValueError: a URL, a port or several hosts; a SecretError for a login, which is not shown.
+    """
+    if "@" in host:
+        raise SecretError("a host has no login in it: give username and password, the password by reference")
+    if not host or (_NOT_IN_HOST.search(host) and not _is_ipv6(host)):
+        raise ValueError(
+            f"{host!r} is no host: give a name or an address alone, as 'broker' or '127.0.0.1', and a port as port"
+        )
+    return host
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6  # noqa: PLR2004
+    except ValueError:
+        return False
+
+
+def check_servers(servers: str) -> str:
+    """Return ``host:port,host:port`` without blanks. Raises as ``check_host``."""
+    if "@" in servers:
+        raise SecretError("a server has no login in it: give the login by its own fields, a password by reference")
+    checked = [server.strip() for server in servers.split(",")]
+    for server in checked:
+        match = _SERVER.fullmatch(server)
+        host = "" if match is None else match["ipv6"] or match["host"]
+        is_host = host and (not _NOT_IN_HOST.search(host) or _is_ipv6(host))
+        if match is None or not is_host or int(match["port"]) not in range(1, _MAX_PORT + 1):
+            raise ValueError(f"{server!r} is no server: give host:port, as '127.0.0.1:9092', with commas between")
+    return ",".join(checked)
+
+
+#: The name or address of one host.
+Host = Annotated[str, AfterValidator(check_host)]
+#: `host:port` of several servers, with commas between.
+Servers = Annotated[str, AfterValidator(check_servers)]
+
+
+def parse_tls(value: object) -> object:
+    """Accept ``True`` for TLS with its defaults, and ``False`` for no TLS."""
+    if isinstance(value, bool):
+        return {} if value else None
+    return value
+
+
+class Tls(BaseModel):
+    """TLS on a source's connections, 1.2 or newer. Files are given by absolute paths; the receiver reads them.
+
+    A client checks the server's certificate and name. A listening source needs ``certificate_file`` and ``key_file``;
+    with ``ca_file`` it accepts only senders whose certificate one of its authorities has signed.
+
+    Args:
+        ca_file: certificates of the authorities to trust, PEM. A client's default is the system's.
+        server_hostname: the name that the server's certificate must have, if it is not ``host``.
+        certificate_file: the receiver's own certificate, followed by those between it and the authority, PEM.
+        key_file: its key, PEM. By default the key is in ``certificate_file``.
+        key_password: the key's passphrase, by reference (``EnvVar("NAME")``, ``"env:NAME"``, ``"file:/PATH"``).
+        verify: False trusts any server: for trying out, never for data that matters.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    ca_file: str | None = None
+    server_hostname: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+    key_password: Secret | None = None
+    verify: bool = True
+
+    @field_validator("ca_file", "certificate_file", "key_file")
+    @classmethod
+    def _check_path(cls, path: str | None) -> str | None:
+        if path is not None and not PurePath(path).is_absolute():
+            raise ValueError(
+                f"{path!r} is no whole path: give one from the root, because the receiver may run in another directory"
+            )
+        return path
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> Self:
+        if self.key_file is not None and self.certificate_file is None:
+            raise ValueError("key_file is of no use without its certificate: give certificate_file too")
+        if self.key_password is not None and self.certificate_file is None:
+            raise ValueError("key_password is of no use without its certificate: give certificate_file too")
+        if not self.verify and (self.ca_file is not None or self.server_hostname is not None):
+            raise ValueError("verify=False checks nothing: leave out ca_file and server_hostname, or verify=False")
+        return self
+
+
+class TcpSource(Source):
+    """Reads records from a TCP server that it connects to, or from the senders that connect to it.
+
+    **At most once.** A sender on a plain socket does not learn what has arrived, and sends nothing again: data in
+    flight when a connection or a receiver fails is lost, as in the original.
+
+    Give ``host`` and ``port``, or ``listen``.
+
+    Args:
+        host: name or address of the server to connect to.
+        port: the server's port, 1 to 65535.
+        listen: the address to listen on, as ``"0.0.0.0:9999"`` or ``"[::]:9999"``; port 0 takes any that is free.
+        tls: ``True``, or a ``Tls``; no TLS by default.
+        max_record_bytes: a longer record becomes a dead letter; ``"1MiB"`` or a number.
+        connect_timeout: how long one attempt to connect, and a TLS handshake, may take; ``"10s"`` or seconds.
+        max_connections: at most this many connections at once when listening; the next one is refused, and reported.
+        max_connections_per_peer: at most this many of them from one peer, which is a host, or an IPv6 network of 64
+            bits; by default four fifths of ``max_connections``, so that no host can take all.
+        idle_timeout: a connection on which nothing came for this long (``connect_timeout`` where nothing came at all)
+            gives its place to a new one when there is no other place. Until then it stays open; ``"60s"`` or seconds.
+    """
+
+    guarantee: ClassVar[Guarantee] = Guarantee.AT_MOST_ONCE
+
+    host: Host | None = None
+    port: Annotated[int | None, Field(ge=1, le=_MAX_PORT)] = None
+    listen: str | None = None
+    tls: Annotated[Tls | None, BeforeValidator(parse_tls)] = None
+    max_record_bytes: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1, le=256 * 2**20)] = 2**20
+    connect_timeout: Annotated[float, BeforeValidator(parse_duration), Field(gt=0)] = 10.0
+    max_connections: Annotated[int, Field(ge=1, le=100_000)] = 500
+    max_connections_per_peer: Annotated[int | None, Field(ge=1)] = None
+    idle_timeout: Annotated[float, BeforeValidator(parse_duration), Field(gt=0)] = 60.0
+
+    @property
+    def address(self) -> str:
+        """Return ``host:port`` of the server, or where it listens; an IPv6 address in brackets."""
+        return self.listen if self.listen is not None else address_of(self.host or "", self.port or 0)
+
+    @property
+    def listen_address(self) -> tuple[str, int]:
+        """Return where it listens, as (host, port). Raises ValueError for a source that connects."""
+        if self.listen is None:
+            raise ValueError(f"{self.address} is connected to, not listened on: give listen")
+        return parse_listen(self.listen)
+
+    @field_validator("listen")
+    @classmethod
+    def _check_listen(cls, listen: str | None) -> str | None:
+        if listen is not None:
+            parse_listen(listen)
+        return listen
+
+    @model_validator(mode="after")
+    def _check_side(self) -> Self:
+        connects = self.host is not None or self.port is not None
+        if connects == (self.listen is not None):
+            raise ValueError(
+                "connects to host and port, or listens: give host and port, or listen='0.0.0.0:9999', and not both"
+            )
+        if connects and self.host is None:
+            raise ValueError("a port without its host: give host too, or listen='0.0.0.0:9999' to listen")
+        if connects and self.port is None:
+            raise ValueError("a host without its port: give port too")
+        if self.listen is not None and self.tls is not None:
+            if self.tls.certificate_file is None:
+                raise ValueError("tls: senders ask for a certificate: give certificate_file and key_file")
+            if self.tls.server_hostname is not None or not self.tls.verify:
+                raise ValueError("tls: server_hostname and verify are a client's: leave them out where you listen")
+        return self
+
+
+def parse_listen(listen: str) -> tuple[str, int]:
+    """Return the (host, port) of an address to listen on. Raises ValueError."""
+    match = _LISTEN.fullmatch(listen)
+    if match is None or int(match["port"]) > _MAX_PORT:
+        raise ValueError(f"{listen!r} is no address to listen on: give host:port, as '0.0.0.0:9999' or '[::]:9999'")
+    return match["ipv6"] or match["host"], int(match["port"])
+
+
+def most_per_peer(max_connections: int, max_connections_per_peer: int | None) -> int:
+    """Return how many connections one peer may have: what the source says, or four fifths of all, rounded up."""
+    share = -(-max_connections * _PEER_FIFTHS // 5)
+    return share if max_connections_per_peer is None else max_connections_per_peer
+
+
+def address_of(host: str, port: int) -> str:
+    """Return ``host:port``, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
