@@ -86,7 +86,7 @@ def _no_successor(_reason: str) -> bool:
 
 
 class _AgentLine:
-    """This process's end of the line to its agent; a thread reads. receiver_runtime.agent.batch_drivers has the words."""
+    """This process's end of the line to its agent, in the words of `batch_drivers` there. A thread reads."""
 
     def __init__(self) -> None:
         self.drain = threading.Event()

@@ -1,4 +1,4 @@
-"""The receivers of ``FollowedFiles``, ``FileLines`` and ``WholeFiles``.
+"""The receivers of ``FileLines`` and ``WholeFiles``, and what they share with that of ``FollowedFiles``.
 
 They own the reader of each ``on_start``, which owns its thread and its open files (``reader``).
 """
@@ -10,10 +10,9 @@ from urllib.parse import quote, urlencode
 
 from receiver_runtime.block_store.stores.objects import open_objects
 from receiver_runtime.receivers.files.arriving import ArrivingCatalog, LocalFolder, ObjectFolder
-from receiver_runtime.receivers.files.followed.catalog import FollowedCatalog
 from receiver_runtime.receivers.files.reader import FilesReader
 from receiver_runtime.receivers.run_receiver import RunReceiver
-from receiver_runtime.sources.declarations.files import FileLines, FollowedFiles, WholeFiles
+from receiver_runtime.sources.declarations.files import FileLines, WholeFiles
 
 if TYPE_CHECKING:
     from receiver_runtime.receivers.files.arriving import Folder
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from receiver_runtime.supervisor.receiver import Receiver
 
 
-class _FilesReceiver(RunReceiver):
+class FilesReceiver(RunReceiver):
     """What the receivers of files have in common."""
 
     def __init__(self, *, name: str, per_host: bool) -> None:
@@ -32,31 +31,20 @@ class _FilesReceiver(RunReceiver):
 
     def make_run(self) -> FilesReader:
         """Return a reader. Its ``stop`` returns when what it handed on is registered, and every file is closed."""
-        return FilesReader(self, self._make_catalog, name=self._name, per_host=self._per_host)
+        return FilesReader(self, self.make_catalog, name=self._name, per_host=self._per_host)
 
-    def _make_catalog(self, receiver: Receiver, sharing: Sharing, host: str) -> Catalog:
+    def make_catalog(self, receiver: Receiver, sharing: Sharing, host: str) -> Catalog:
+        """Return what finds and reads the files, for one run."""
         raise NotImplementedError
 
 
-class FollowedFilesReceiver(_FilesReceiver):
-    """Receive the lines of files that grow."""
-
-    columns: ClassVar[tuple[tuple[str, str], ...]] = FollowedFiles.columns
-
-    def __init__(self, source: FollowedFiles) -> None:
-        super().__init__(name=source.address, per_host=not source.shared)
-        self._source = source
-
-    def _make_catalog(self, receiver: Receiver, sharing: Sharing, host: str) -> Catalog:
-        return FollowedCatalog(self._source, receiver, sharing, host)
-
-
-class _ArrivingFilesReceiver(_FilesReceiver):
+class _ArrivingFilesReceiver(FilesReceiver):
     def __init__(self, source: FileLines | WholeFiles) -> None:
         super().__init__(name=source.address, per_host=not (source.shared or source.is_object_store))
         self._source = source
 
-    def _make_catalog(self, receiver: Receiver, sharing: Sharing, host: str) -> Catalog:
+    def make_catalog(self, receiver: Receiver, sharing: Sharing, host: str) -> Catalog:
+        """Return what finds and reads complete files."""
         return ArrivingCatalog(self._source, receiver, sharing, host, folder=_folder_of(self._source))
 
 

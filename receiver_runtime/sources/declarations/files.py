@@ -1,6 +1,6 @@
 """Declare files as sources: followed as they grow, or read once when complete, here or on an object store.
 
-Only the declarations and their checks; ``receiver_runtime.receivers.files.receiver`` reads.
+Only the declarations and their checks; ``receiver_runtime.receivers.files`` reads.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class FollowedFiles(_Files):
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = _LINE_COLUMNS
-    receiver_class: ClassVar[str] = "receiver_runtime.receivers.files.receiver:FollowedFilesReceiver"
+    receiver_class: ClassVar[str] = "receiver_runtime.receivers.files.followed.receiver:FollowedFilesReceiver"
 
     kind: Literal["followed_files"] = "followed_files"
     exclude: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ import pytest
 from forebay import EnvVar, PostgresSink
 from orchestration.declarations.sink import SinkError
 from orchestration.sinks.postgres.postgres_access import Access, access, unsupported
-from orchestration.sinks.postgres.postgres_staging import TargetError
+from orchestration.sinks.refused_rows import RefusedRowsError
 from tests.integration.orchestration.frame_without_spark import words
 from tests.integration.orchestration.target_database import Target, attempt
 
@@ -124,7 +124,9 @@ def test_text_in_a_database_of_another_encoding_is_that_text_or_refused(
                 monkeypatch.setenv("TARGET_URL", latin.url)
                 PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(("Grüße", 1)), attempt())
                 assert latin.rows("SELECT length(word) FROM counts") == [(5,)]
-                with pytest.raises(TargetError, match=r"column word is '.u20ac': .* no equivalent in encoding .LATIN1"):
+                with pytest.raises(
+                    RefusedRowsError, match=r"column word is '.u20ac': .* no equivalent in encoding .LATIN1"
+                ):
                     PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(("€", 1)), attempt(2))
                 sink = PostgresSink(EnvVar("TARGET_URL"), "counts", on_bad_rows="dead_letter")
                 assert sink.write(words(("€", 1), ("ü", 2)), attempt(3)).refused == 1

@@ -273,7 +273,7 @@ def test_o04_hosts_share_the_batch_drivers_that_are_wanted(connection: sa.Connec
     assert shares() == [2, 1, 1]
     deregister_process(connection, first)
     assert shares() == [2, 1, 1], "host a has another driver"
-    assert connection.execute(sa.text("SELECT forebay.wanted_batch_drivers()")).scalar_one() == 1
+    assert connection.execute(sa.text("SELECT forebay.wanted_batch_drivers(NULL)")).scalar_one() == 1
 
 
 def test_o04_the_job_decides_on_request(

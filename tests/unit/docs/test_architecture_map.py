@@ -23,3 +23,20 @@ def test_map_lines_and_folders_match() -> None:
         for path in (ROOT / package).rglob(pattern)
     }
     assert sorted(name for name, _ in named) == sorted([*folders, *WHOLE])
+
+
+def test_no_folder_holds_more_modules_than_a_reader_can_take_in() -> None:
+    """Commands and SQL functions are lists that nobody reads as a whole."""
+    full = {}
+    for package in PACKAGES:
+        for folder in [ROOT / package, *(path for path in (ROOT / package).rglob("*") if path.is_dir())]:
+            modules = [path for path in folder.iterdir() if path.suffix in (".py", ".sql") and path.stem != "__init__"]
+            name = folder.relative_to(ROOT).as_posix()
+            most = (
+                25
+                if name.startswith(("forebay/cli/commands", "tracker_store/functions", "tracker_store/views"))
+                else 15
+            )
+            if len(modules) > most:
+                full[name] = len(modules)
+    assert full == {}

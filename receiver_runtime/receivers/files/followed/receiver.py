@@ -1,0 +1,28 @@
+"""The receiver of ``FollowedFiles``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from receiver_runtime.receivers.files.followed.catalog import FollowedCatalog
+from receiver_runtime.receivers.files.receiver import FilesReceiver
+from receiver_runtime.sources.declarations.files import FollowedFiles
+
+if TYPE_CHECKING:
+    from receiver_runtime.receivers.files.reader import Catalog
+    from receiver_runtime.receivers.files.sharing import Sharing
+    from receiver_runtime.supervisor.receiver import Receiver
+
+
+class FollowedFilesReceiver(FilesReceiver):
+    """Receive the lines of files that grow."""
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = FollowedFiles.columns
+
+    def __init__(self, source: FollowedFiles) -> None:
+        super().__init__(name=source.address, per_host=not source.shared)
+        self._source = source
+
+    def make_catalog(self, receiver: Receiver, sharing: Sharing, host: str) -> Catalog:
+        """Return what finds and reads the files."""
+        return FollowedCatalog(self._source, receiver, sharing, host)
