@@ -1,6 +1,6 @@
 """Define the interface of a sink, which keeps an output's result and declares its delivery guarantee.
 
-A sink does not commit on its own. For files the commit is the row in `output_commits` (ARCHITECTURE.md): `write` puts
+A sink does not commit on its own. For files the commit is the row in `output_commits`: `write` puts
 them where no reader looks, the row commits them, and `publish` shows them. A transactional target (Postgres, Delta,
 Iceberg) commits in `write`, under a key that contains the attempt; the row follows, and an attempt that finds an
 earlier attempt's commit in the target (`committed`) only writes the row. A sink never writes to the driver log.

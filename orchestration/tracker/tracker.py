@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from orchestration.tracker.clean_up.link_cleaner import LinkCleaner
     from tracker_store.receivers.leadership import Leadership
 
-# The leader raises the counter every second; a candidate waits for three of them (ARCHITECTURE.md, Processes).
+# The leader raises the counter every second; a candidate waits for three of them (docs/explanation/processes.md).
 TICK_SECONDS = 1.0
 LEADERSHIP_LIMIT_SECONDS = 3.0
 # How long, in seconds, a tick may take: after that the leader stops raising the counter, because the tick hangs.

@@ -1,6 +1,6 @@
 """The receiver sensor: restart FAILED receivers, with one run per failure that shows operators the reason.
 
-A receiver is FAILED when its agent's or its own attempts are used up (ARCHITECTURE.md). The sensor decides when to try
+A receiver is FAILED when its agent's or its own attempts are used up. The sensor decides when to try
 again: after a pause that doubles, and at most `max_restarts_per_hour` times; after that a person must act.
 It keeps no state: restarts are counted in the driver log, and a failure is identified by the assignment under which the
 receiver failed. A run that did nothing (because it was deleted, or its machine failed) is requested again under another

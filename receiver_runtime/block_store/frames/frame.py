@@ -1,4 +1,4 @@
-"""The frame: one block, or dead letters, as they lie in a segment file (ARCHITECTURE.md, step 3).
+"""The frame: one block, or dead letters, as they lie in a segment file (docs/explanation/path-of-a-record.md, step 3).
 
 This module owns the bytes of a frame and their validation; it never opens a file.
 

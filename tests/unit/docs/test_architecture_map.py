@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from release.architecture import PACKAGES as DRAWN
+from release.architecture import drawn, needed, reachable, rooms
+
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("forebay", "orchestration", "receiver_runtime", "tracker_store")
 #: These folders have one line each in the map, without lines for their subfolders.
@@ -14,15 +17,14 @@ WHOLE = ("benchmarks", "docs", "examples", "migrations", "release", "tests")
 def test_map_lines_and_folders_match() -> None:
     page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     table = page[page.index("## Folders") : page.index("## State machines")]
-    named = re.findall(r"^\| \[([\w/]+)/\]\(([\w/]+)\) \| \S", table, re.MULTILINE)
-    assert [name for name, link in named if name != link] == []
+    named = re.findall(r"^\| `([\w/]+)/` \| \S", table, re.MULTILINE)
     folders = {
         path.parent.relative_to(ROOT).as_posix()
         for package in PACKAGES
         for pattern in ("*.py", "*.sql")
         for path in (ROOT / package).rglob(pattern)
     }
-    assert sorted(name for name, _ in named) == sorted([*folders, *WHOLE])
+    assert sorted(named) == sorted([*folders, *WHOLE])
 
 
 def test_no_folder_holds_more_modules_than_a_reader_can_take_in() -> None:
@@ -40,3 +42,18 @@ def test_no_folder_holds_more_modules_than_a_reader_can_take_in() -> None:
             if len(modules) > most:
                 full[name] = len(modules)
     assert full == {}
+
+
+def test_its_pictures_are_those_of_the_code() -> None:
+    """If it fails: `python -m release.architecture`."""
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    assert drawn(page) == page
+    assert len(page.encode()) <= 20_000, "a map that is read as a whole"
+
+
+def test_no_two_rooms_import_each_other_and_no_arrow_is_missing() -> None:
+    for package in DRAWN:
+        arrows = rooms(package)
+        assert [room for room in arrows if room in reachable(arrows, room)] == []
+        shown = needed(arrows)
+        assert {room: reachable(shown, room) for room in shown} == {room: reachable(arrows, room) for room in arrows}
