@@ -63,7 +63,7 @@ full: ## all that exists, from cheap to expensive, before a release; FROM=cluste
 	@.ci/full $(FROM)
 
 # The driver log's tests, for every other version of Postgres that is available here.
-POSTGRES_TESTS := tests/integration/tracker_store --ignore=tests/integration/tracker_store/test_embedded_postgres.py
+POSTGRES_TESTS := tests/integration/tracker_store --ignore=tests/integration/tracker_store/server/test_embedded_postgres.py
 
 test-postgres: $(STAMP) ## the driver log's tests on Postgres 16, and on each that Debian has installed
 	FOREBAY_TEST_POSTGRES_VERSION=16 $(BIN)/python -m pytest $(IN_PARALLEL) $(POSTGRES_TESTS) $(ARGS)

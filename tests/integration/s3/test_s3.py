@@ -24,7 +24,7 @@ from receiver_runtime.block_store.frames.reading import FrameAt
 from receiver_runtime.block_store.frames.segment import IntactFrame
 from receiver_runtime.block_store.stores.identity import make_identity
 from receiver_runtime.block_store.stores.stores import open_block_store, replicas_of
-from tests.integration.orchestration.test_batch_run import same
+from tests.integration.orchestration.batches.test_batch_run import same
 from tests.support.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 from tests.support.spark.batch_rig import System
 from tests.unit.receiver_runtime.support import MemorySegments, dead_letter_frame, eventually, frame, whole

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from receiver_runtime.block_store.frames.frame import EncodedFrame
     from receiver_runtime.block_store.stores.interface import BlockStore
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[5]
 SCHEMA = pa.schema([("value", pa.string())])
 WHERE = "receiver-7/9-000001.segment"
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-RUNBOOK = Path(__file__).parents[3] / "docs" / "runbooks" / "receiver-killed.md"
+RUNBOOK = Path(__file__).parents[4] / "docs" / "runbooks" / "receiver-killed.md"
 
 
 def runbook_statement(verb: str, *, within: str) -> str:

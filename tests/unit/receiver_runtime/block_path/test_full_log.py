@@ -36,8 +36,8 @@ from tests.unit.receiver_runtime.support import (
     frame,
     reaches,
 )
-from tests.unit.receiver_runtime.test_block_generator import SCHEMA, Listener
-from tests.unit.receiver_runtime.test_status_reporter import Rows
+from tests.unit.receiver_runtime.block_path.test_block_generator import SCHEMA, Listener
+from tests.unit.receiver_runtime.reporting.test_status_reporter import Rows
 from tracker_store.blocks.blocks import Claim
 from tracker_store.connection.errors import DriverLogUnavailableError
 from tracker_store.schema.states import ReceiverEventKind, ReceiverState

@@ -28,7 +28,7 @@ from orchestration.spark.session.session_configuration import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CLUSTERS = Path(__file__).parents[3] / "docs" / "how-to" / "clusters.md"
+CLUSTERS = Path(__file__).parents[5] / "docs" / "how-to" / "clusters.md"
 
 
 def settings(**values: object) -> Settings:

@@ -23,7 +23,7 @@ from tracker_store.reports.checks import DATA_CHECKS, SCHEMA_CHECKS, functions_a
 if TYPE_CHECKING:
     from typer.testing import Result
 
-REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "schema.md"
+REFERENCE = Path(__file__).parents[5] / "docs" / "reference" / "schema.md"
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from forebay.cli.checks.findings import Finding
 
-DEPLOYED = Path(__file__).parents[3] / "deploy" / "dagster.yaml"
+DEPLOYED = Path(__file__).parents[4] / "deploy" / "dagster.yaml"
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from tests.integration.tracker_store.test_roles import INSUFFICIENT_PRIVILEGE, acting_as
+from tests.integration.tracker_store.install.test_roles import INSUFFICIENT_PRIVILEGE, acting_as
 from tracker_store.connection.engine import connect
 from tracker_store.install.programs import is_trigger_function
 from tracker_store.install.roles import ROLES

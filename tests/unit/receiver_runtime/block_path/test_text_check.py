@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-_PAGE = Path(__file__).parents[3] / "docs/reference/bad-input.md"
+_PAGE = Path(__file__).parents[4] / "docs/reference/bad-input.md"
 VALUE = pa.schema([("value", pa.string())])
 
 
