@@ -1,14 +1,16 @@
 """Prepare the pages in docs/ for MkDocs (``mkdocs.yml`` names this file as a hook); `make docs` builds the site.
 
-Owns three things that differ between a page in the repository and on the site: the navigation, which follows the
-folders; links to files outside of docs/, which become pages of the site; and the words after a fence's language, which
-are for tests. It changes no file. MkDocs is imported where it is needed: it is no dependency of Forebay.
+Owns what differs between a page in the repository and on the site: the navigation, which follows the folders; pages
+that the program writes while the site is built; links to files outside of docs/, which become pages of the site; and
+the words after a fence's language, which are for tests. It changes no file. MkDocs is imported where it is needed: it
+is no dependency of Forebay.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +27,11 @@ SECTIONS: Sequence[tuple[str, str, Sequence[str]]] = (
     ("How-to", "how-to", ("deploy", "several-hosts", "monitoring", "status-page", "sql", "dagster", "outputs")),
     ("Sources", "how-to/sources", ("README",)),
     ("Reference", "reference", ("cli", "settings", "receiver-settings", "sinks", "schema")),
-    ("Explanation", "explanation", ("guarantees", "reliability", "driver-log", "scale")),
+    ("Explanation", "explanation", ("guarantees", "reliability", "path-of-a-record", "driver-log")),
     ("Runbooks", "runbooks", ()),
 )
+#: Pages that are on the site alone, by the name that `forebay reference` gives them.
+GENERATED = ("cli", "python-api")
 TUTORIAL = "how-to/tutorial.md"
 COMPARISON = "explanation/comparison.md"
 
@@ -36,14 +40,19 @@ _FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+)(?P<language>[\w+-]+)(?P<wor
 _FILE = re.compile(r"\bfile=(\S+)")
 
 
-def navigation(docs: Path = DOCS) -> list[Any]:
-    """Return MkDocs' `nav`: each page of `docs` once. A page without a title here has the title of its heading."""
+def navigation(docs: Path = DOCS, generated: Sequence[str] = ()) -> list[Any]:
+    """Return MkDocs' `nav`: each page of `docs` once, and the `generated` ones of the reference.
+
+    A page without a title here has the title of its heading.
+    """
     special = {TUTORIAL, COMPARISON}
     entries: list[Any] = ["index.md", {"Tutorial": TUTORIAL}]
     seen = {"index.md", *special}
     for title, folder, first in SECTIONS:
         names = [_name(path, docs) for path in _ordered((docs / folder).glob("*.md"), first)]
         names = [name for name in names if name not in special]
+        if folder == "reference":
+            names += generated
         seen.update(names)
         entries.append({title: names})
     entries.append({"Comparison": COMPARISON})
@@ -133,9 +142,15 @@ def outside_files() -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def _written(page: str) -> str:
+    """Return a page of the reference as the program writes it, which is installed beside the site's own environment."""
+    command = [str(ROOT / ".venv" / "bin" / "forebay"), "reference", page]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout  # noqa: S603  ours
+
+
 def on_config(config: Any) -> Any:  # noqa: ANN401  MkDocs' own type
     """Set the navigation."""
-    config["nav"] = navigation()
+    config["nav"] = navigation(generated=[f"reference/{page}.md" for page in GENERATED])
     return config
 
 
@@ -143,6 +158,8 @@ def on_files(files: Any, config: Any) -> Any:  # noqa: ANN401
     """Add the files outside of docs/ to which pages link; they are in no section."""
     from mkdocs.structure.files import File, InclusionLevel  # noqa: PLC0415
 
+    for name in GENERATED:
+        files.append(File.generated(config, f"reference/{name}.md", content=_written(name)))
     for path, target in outside_files().items():
         page = File.generated(config, path, content=text_of(target))
         page.inclusion = InclusionLevel.NOT_IN_NAV

@@ -1,6 +1,7 @@
-"""`forebay reference PAGE`: write a generated page of docs/reference as Markdown, from the program itself.
+"""`forebay reference PAGE`: write a page of the reference as Markdown, from the program itself.
 
-A test compares the pages with what this prints. It needs no driver log, and reads no environment.
+The build of the site writes the pages of commands and of the Python API; a test compares the others, which are in
+docs/reference. It needs no driver log, and reads no environment.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _WIDTH = 10_000
 
 
 class Page(StrEnum):
-    """A generated page: its name in docs/reference."""
+    """Name a generated page of the reference."""
 
     CLI = "cli"
     SETTINGS = "settings"
@@ -35,8 +36,8 @@ class Page(StrEnum):
     PYTHON_API = "python-api"
 
 
-def reference(page: Annotated[Page, typer.Argument(help="The page's name in docs/reference.")]) -> None:
-    """Print a page of docs/reference: `forebay reference cli > docs/reference/cli.md`."""
+def reference(page: Annotated[Page, typer.Argument(help="The page's name in the reference.")]) -> None:
+    """Print a page of the reference: `forebay reference settings > docs/reference/settings.md`."""
     typer.echo(describe(page), nl=False)
 
 

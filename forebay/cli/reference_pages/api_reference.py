@@ -1,4 +1,4 @@
-"""Describe Forebay's public Python API as Markdown: docs/reference/python-api.md, from signatures and docstrings.
+"""Describe Forebay's public Python API as Markdown, for the site: from signatures and docstrings.
 
 Owns which modules are public, and how a docstring becomes Markdown. It imports these modules when it is called, and
 reads no driver log. The text does not depend on the version of Python.

@@ -14,10 +14,10 @@ from orchestration.dagster_defs.jobs.compaction import compaction_job
 from orchestration.declarations.sink import SinkError, Step
 from orchestration.sinks.parquet.parquet_objects import SUCCESS
 from receiver_runtime.block_store.stores.objects import open_objects
+from tests.integration.orchestration.batches.test_publishing import Log
 from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
 from tests.integration.orchestration.killed_publishing import declare
 from tests.integration.orchestration.target_database import TIME, attempt
-from tests.integration.orchestration.batches.test_publishing import Log
 from tests.integration.s3.test_s3 import running, server  # noqa: F401  fixtures
 from tests.support.servers.s3 import SECRET_KEY, S3Server
 from tests.support.spark.batch_rig import System, local_spark

@@ -24,6 +24,8 @@ from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
 from receiver_runtime.reporting.status_reporter import StatusReporter
 from receiver_runtime.supervisor.reading_loop import ReadingLoop, ReadingLoopClosedError
 from receiver_runtime.watching.exit_codes import ExitCode
+from tests.unit.receiver_runtime.block_path.test_block_generator import SCHEMA, Listener
+from tests.unit.receiver_runtime.reporting.test_status_reporter import Rows
 from tests.unit.receiver_runtime.rig import HandReceiver, RecordingReporter, batch, rig
 from tests.unit.receiver_runtime.support import (
     FaultyFiles,
@@ -36,8 +38,6 @@ from tests.unit.receiver_runtime.support import (
     frame,
     reaches,
 )
-from tests.unit.receiver_runtime.block_path.test_block_generator import SCHEMA, Listener
-from tests.unit.receiver_runtime.reporting.test_status_reporter import Rows
 from tracker_store.blocks.blocks import Claim
 from tracker_store.connection.errors import DriverLogUnavailableError
 from tracker_store.schema.states import ReceiverEventKind, ReceiverState
