@@ -1,4 +1,4 @@
-"""The components that `dg` finds by the entry point to `forebay.components`."""
+"""For `dg`: the components that it finds by the entry point to `forebay.components`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kinds of source. Importing this loads no broker's client."""
+"""For your streams: the kinds of source. Importing this loads no broker's client."""
 
 from __future__ import annotations
 

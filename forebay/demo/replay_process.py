@@ -1,4 +1,4 @@
-"""The replay server as a child process: start it, follow its events, end it.
+"""Run the replay server as a child process: start it, follow its events, end it.
 
 The child ends by itself when this process is gone, because its standard input ends then.
 """
@@ -21,14 +21,14 @@ _STOP_SECONDS = 10.0
 
 
 class ReplayFailedError(Exception):
-    """The replay server ended or could not start: its own words follow."""
+    """`forebay.demo.replay_server` ended or could not start: its own words follow."""
 
     def __init__(self, detail: str = "") -> None:
         super().__init__(f"{type(self).__doc__} {detail}".strip())
 
 
 class ReplayProcess:
-    """A running replay server on loopback. `rate` in lines/s (0 = no limit); `port` 0 = a free one."""
+    """Run a replay server on loopback. `rate` in lines/s (0 = no limit); `port` 0 = a free one."""
 
     def __init__(self, *, rate: float, port: int = 0) -> None:
         command = [

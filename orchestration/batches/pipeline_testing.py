@@ -31,7 +31,7 @@ _NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class GivenRecordsError(ValueError):
-    """The records that were given don't fit the pipeline; the message says what would."""
+    """Records that were given don't fit the pipeline; the message says what would."""
 
 
 def run_batch(

@@ -23,7 +23,7 @@ _SHARE = 0.8
 
 
 class StoreProblemError(OSError):
-    """A root of the block store is not what it should be."""
+    """Check what is mounted: a root of the block store is not what it should be."""
 
 
 def store_of_host(connection: sa.Connection, host: str) -> HostStore | None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PipelineComponent(dg.Component, dg.Model, dg.Resolvable):
-    """The pipelines that a Python module declares: their assets, checks, jobs, sensors and schedules.
+    """Load the pipelines that a Python module declares: their assets, checks, jobs, sensors and schedules.
 
     `module` has the same form as for `forebay up`: `package.module`, or a path to a .py file.
     """

@@ -86,7 +86,7 @@ class DagsterUnansweredError(DagsterError):
 
 
 class LaunchFailedError(DagsterUnansweredError):
-    """The launch ended with an error in Dagster, which may have made a run before."""
+    """Dagster ended the launch with an error, and may have made a run before."""
 
 
 class LaunchRefusedError(DagsterError):
@@ -95,7 +95,7 @@ class LaunchRefusedError(DagsterError):
 
 @dataclass(frozen=True, slots=True)
 class BatchSensor:
-    """A sensor that Forebay made, and where it is; `declaration`: the fingerprint of the declaration in its code."""
+    """Name a sensor that Forebay made, and its place; `declaration`: the fingerprint of the declaration in its code."""
 
     name: str
     location: str

@@ -12,7 +12,7 @@ from orchestration.declarations.pipeline import DeclarationError, Pipeline
 
 
 class PipelineModuleError(Exception):
-    """A module can't be loaded, or declares no pipeline."""
+    """No pipelines can be taken from this module: it can't be loaded, or declares none."""
 
 
 def load_pipelines(module_name: str) -> list[Pipeline]:

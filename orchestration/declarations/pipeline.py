@@ -48,7 +48,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 class DeclarationError(ValueError):
-    """A stream, pipeline or output is declared in a way that can't work; the message says what to change, and where."""
+    """Your declaration of a stream, pipeline or output can't work; the message says what to change, and where."""
 
     def __init__(self, message: str) -> None:
         """Append the line of the declaration, `location`, to the message."""

@@ -1,4 +1,4 @@
-"""A user's project file: `[tool.forebay]` of the pyproject.toml in the working directory, which names the module.
+"""Read a user's project file: `[tool.forebay]` of the working directory's pyproject.toml, which names the module.
 
 It is read, and never written. All other settings are environment variables: a checkout must not decide where data goes.
 """
@@ -13,7 +13,7 @@ _TABLE = "[tool.forebay]"
 
 
 class ProjectFileError(Exception):
-    """The project file can't be used. The message names it, and what is wrong."""
+    """Correct the project file, which can't be used. The message names it, and what is wrong."""
 
 
 def project_module() -> str | None:

@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 
 class SinkError(Exception):
-    """A sink can't keep a result. The message names the output, the thing and the way out, and no secret."""
+    """This sink can't keep a result. The message names the output, the thing and the way out, and no secret."""
 
 
 class AttemptOutdatedError(SinkError):
-    """A newer attempt at this batch has committed in the target: this one changes nothing there."""
+    """This attempt changes nothing in the target: a newer attempt at the batch has committed there."""
 
 
 class Guarantee(StrEnum):
-    """How often a batch's record is delivered, even if processes are killed, attempts repeated or batches replayed."""
+    """Say how often a batch's record is delivered, whatever process is killed, attempt repeated or batch replayed."""
 
     EXACTLY_ONCE = "exactly once"
     AT_LEAST_ONCE = "at least once"
 
 
 class Step(StrEnum):
-    """The steps of a sink's work on an attempt, for `Sink.reached`."""
+    """Name a step of a sink's work on an attempt, for `Sink.reached`."""
 
     PREPARED = "prepared"
     STAGED = "staged"
@@ -50,7 +50,7 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """An attempt's result: its location and its number of rows (None: the sink does not count).
+    """Describe an attempt's result: its location and its number of rows (None: the sink does not count).
 
     `refused` counts rows that the target can't hold, and that are kept aside.
     """
@@ -62,7 +62,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A batch's commit in a target, and the attempt that made it."""
+    """Hold a batch's commit in a target, and the attempt that made it."""
 
     attempt: int
     written: Written
@@ -111,7 +111,7 @@ def unchecked() -> None:
 
 
 class Sink(ABC):
-    """The base class of sinks, which keep an output's result once per batch time."""
+    """Keep an output's result once per batch time: the base class of sinks."""
 
     guarantee: ClassVar[Guarantee]
     #: Whether readers see a committed result only after `publish`, which is then called under its own lock.

@@ -25,7 +25,7 @@ MOST_BATCHES = 10_000
 
 
 class ReplayError(Exception):
-    """A replay can't be done as it was asked for; the message says what to ask for instead."""
+    """This replay can't be done as it was asked for; the message says what to ask for instead."""
 
 
 def parsed_time(text: str) -> datetime | None:

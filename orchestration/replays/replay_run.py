@@ -27,7 +27,7 @@ REQUEST_TAG = "forebay/replay_request"
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """A replay of the batches from `first` to `last`; without `outputs`: of all outputs."""
+    """Ask for a replay of the batches from `first` to `last`; without `outputs`: of all outputs."""
 
     pipeline: str
     first: datetime
@@ -73,7 +73,7 @@ def launch_replay(
 
 
 class OtherReplayError(Exception):
-    """The request's key was sent with another replay: take a new key for each replay that you want."""
+    """Take a new key for each replay that you want: this request's key was sent with another replay."""
 
 
 def replay_with_key(client: DagsterClient, request: ReplayRequest, key: str) -> str | None:

@@ -14,7 +14,7 @@ log = structlog.get_logger(__name__)
 
 
 class DriverState(StrEnum):
-    """The state of a driver in its own process; a driver that is declared dead exits at once from any state.
+    """Name a driver's state in its own process; a driver that is declared dead exits at once from any state.
 
     Other processes see its ``BatchDriverState`` in the driver log.
     """
@@ -39,11 +39,11 @@ DRIVER_TRANSITIONS: Mapping[DriverState, frozenset[DriverState]] = {
 
 
 class IllegalTransitionError(RuntimeError):
-    """A batch driver went where its table of transitions does not lead: this is a bug in Forebay."""
+    """Please report this bug in Forebay: a batch driver went where its table of transitions does not lead."""
 
 
 class DriverStates:
-    """The state of one driver. Only `move` changes it; the main thread calls it, except for CANCELLING."""
+    """Hold the state of one driver. Only `move` changes it; the main thread calls it, except for CANCELLING."""
 
     def __init__(self) -> None:
         """Begin in STARTING."""

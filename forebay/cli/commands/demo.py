@@ -56,23 +56,23 @@ _NOT_INHERITED = ("FOREBAY_DATABASE_URL", "FOREBAY_BLOCK_STORE")
 
 
 class DemoError(Exception):
-    """The demo can't go on."""
+    """`forebay demo` can't go on."""
 
 
 class DemoHomeError(DemoError):
-    """The demo empties its home at each start, and this folder holds other things; name another by --home."""
+    """Name another folder by --home: the demo empties its home at each start, and this one holds other things."""
 
 
 class DemoStuckError(DemoError):
-    """The demo was not done by its deadline; --deadline gives it longer."""
+    """Give the demo more time by --deadline: it was not done by its deadline."""
 
 
 class BatchGivenUpError(DemoError):
-    """A batch has used up its attempts; its runs in the Dagster UI say why."""
+    """Look at the batch's runs in the Dagster UI: they say why it has used up its attempts."""
 
 
 class ServiceGaveUpError(DemoError):
-    """A service was restarted too often and was given up; its log file says why."""
+    """Look into the service's log file: it says why the service was restarted too often and was given up."""
 
 
 class StoppedError(DemoError):
@@ -84,7 +84,7 @@ class StoppedError(DemoError):
 
 
 class DemoServices(Protocol):
-    """The part of the services of `forebay up` that the demo uses, once all are ready."""
+    """Give the demo the part of the services of `forebay up` that it uses, once all are ready."""
 
     def ui_link(self, console: Console) -> str:
         """Return the address of the Dagster UI as a line on this console says it."""
@@ -101,7 +101,7 @@ class DemoServices(Protocol):
 
 
 class Replay(Protocol):
-    """The part of the replay server that the demo uses."""
+    """Give the demo the part of the replay server that it uses."""
 
     def wait_listening(self) -> tuple[str, int]:
         """Wait until it listens; return its host and port."""
@@ -114,7 +114,7 @@ class Replay(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """The options. rate: lines/s, 0 = no limit; deadline: seconds; ui_port: None = 3000 or a free port."""
+    """Hold the options. rate: lines/s, 0 = no limit; deadline: seconds; ui_port: None = 3000 or a free port."""
 
     home: Path
     rate: float = 5600.0

@@ -41,7 +41,7 @@ _NEEDED: Final = ("pip", "pytest", "setuptools")
 
 
 class ProjectError(Exception):
-    """The project can't be made: choose another name or directory."""
+    """Choose another name or directory: the project can't be made."""
 
 
 def module_name(project: str) -> str:

@@ -83,7 +83,7 @@ ENDS_AFTER_SECONDS = 2.0
 
 
 class UiPortError(SupervisorError):
-    """The Dagster UI can't listen there: name another port with --ui-port, or 0 for any free one."""
+    """Name another port with --ui-port, or 0 for any free one: the Dagster UI can't listen there."""
 
 
 def _held_ui_port(wanted: int | None) -> socket.socket:
@@ -131,7 +131,7 @@ def _answers(url: str, token: str | None) -> Callable[[], bool]:
 
 
 class Services:
-    """The services of one home, which run while the context is entered. For the main thread: it handles signals."""
+    """Run the services of one home while the context is entered. For the main thread: it handles signals."""
 
     def __init__(
         self,

@@ -137,7 +137,7 @@ class ChildStatus:
 
 
 class SupervisorError(Exception):
-    """The supervisor was used in a way it is not made for: this is a bug, please report it."""
+    """Please report this bug: the supervisor was used in a way it is not made for."""
 
     def __init__(self, detail: str | None = None) -> None:
         advice = " ".join((type(self).__doc__ or "").split())

@@ -38,7 +38,7 @@ _STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ChildNotReadyError(SupervisorError):
-    """A child did not become ready: its log file says why."""
+    """Look into the child's log file: it says why the child did not become ready."""
 
 
 class StopRequestedError(SupervisorError):

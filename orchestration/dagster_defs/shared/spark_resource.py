@@ -37,11 +37,11 @@ _SECRET = re.compile(r"secret|passw|token|credential|key|://[^/]*@", re.IGNORECA
 
 
 class SparkResourceError(TypeError):
-    """What was given as `spark=` is no resource of dagster-pyspark; the message says what is."""
+    """Give `spark=` a resource of dagster-pyspark, as the message says: it was given something else."""
 
 
 class ForebaySparkResource(LazyPySparkResource, PySparkResource):
-    """The Spark session of Forebay's batches: in a batch driver, the driver's session; else made when it is first used.
+    """Provide the session of Forebay's batches: in a batch driver, the driver's; else one made when it is first used.
 
     Values in `spark_config` override FOREBAY_SPARK_MASTER and FOREBAY_SPARK_CONFIGURATION.
     """

@@ -41,12 +41,12 @@ _KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count
 
 
 class TargetError(Exception):
-    """The target can't be reached, or refuses what it is given. The message names it, and holds no secret."""
+    """This target can't be reached, or refuses what it is given. The message names it, and holds no secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address of the target with resolved secrets; it is sent to the tasks, and never printed."""
+    """Hold the address of the target with resolved secrets; it is sent to the tasks, and never printed."""
 
     url: SecretUrl
     password: str | None = field(repr=False)
@@ -87,7 +87,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """The staging tables of one attempt at an output; `comment` identifies the attempt on each table.
+    """Fill the staging tables of one attempt at an output; `comment` identifies the attempt on each table.
 
     `columns`: names and types. `required`: those that take no null. `like`: the table whose constraints the rows must
     meet too, with the names of its columns that the result has not.

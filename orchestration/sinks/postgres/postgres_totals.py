@@ -22,7 +22,7 @@ _OURS = "forebay_totals"
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """A view with one row per key, which adds up the rows of all batches; for `PostgresSink(mode="append")`.
+    """Add up the rows of all batches in a view with one row per key; for `PostgresSink(mode="append")`.
 
     Args:
         view: its name, in the schema of the table.

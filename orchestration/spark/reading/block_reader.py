@@ -55,7 +55,7 @@ _SPARK_TYPES = {
 
 
 class ReadOptionError(ValueError):
-    """An option of the `forebay` format is missing or wrong."""
+    """Correct the options of the `forebay` format: one is missing or wrong."""
 
 
 def spark_schema(columns: Sequence[tuple[str, str]]) -> str:
@@ -83,7 +83,7 @@ def _spark_type(kind: pa.DataType) -> str:
 
 @dataclass
 class BlockPartition(InputPartition):
-    """The blocks of one task.
+    """Name the blocks of one task.
 
     `expected` are the identities of the block store's roots, by name: see ``open_block_store``.
     """
@@ -124,7 +124,7 @@ def partitions_of(
 
 
 class ForebayReader(DataSourceReader):
-    """The batch reader of the format: plans from the driver log, reads from the block store."""
+    """Read a batch for the format: plan from the driver log, read from the block store."""
 
     def __init__(self, options: dict[str, str], schema: pa.Schema | None = None) -> None:
         """Take the format's checked options. Blocks of any version are fitted to `schema`; None: read unchanged."""

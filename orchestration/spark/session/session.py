@@ -50,7 +50,7 @@ _WARM_KEY = "spark.forebay.warm"
 
 
 class SessionWithoutFormatError(RuntimeError):
-    """A session can't get the `forebay` format."""
+    """This session can't get the `forebay` format; the message says what to use instead."""
 
 
 def spark_session(
@@ -229,7 +229,7 @@ def how_ended(session: SparkSession) -> str | None:
 
 
 class WarmSession:
-    """The session of a process that runs one batch after another; settings of one run do not affect the next.
+    """Keep the session of a process that runs one batch after another; settings of one run do not affect the next.
 
     SQL configuration, temporary views and cached tables are reset between two runs. Functions that a run has registered
     stay: a later run that registers a function of the same name replaces it.

@@ -20,12 +20,12 @@ _LARGEST_PORT = 65535
 
 
 class ListenAddressError(ValueError):
-    """The tracker's HTTP server can't listen as it was told to."""
+    """Correct FOREBAY_TRACKER_HTTP or a token: the tracker's HTTP server can't listen as it was told to."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """The address to listen on; port 0: any free port. `token`: what a client must send; None: nothing.
+    """Hold the address to listen on; port 0: any free port. `token`: what a client must send; None: nothing.
 
     `write_token`: what a client must send with a request that changes something; None: such requests are refused.
     """

@@ -53,7 +53,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standar
 
 
 class _NotAdoptedError(Exception):
-    """The root is another store, or its host has never had it: mount the one that is meant."""
+    """Mount the store that is meant: this root is another store, or its host has never had it."""
 
 
 @contextmanager

@@ -49,7 +49,7 @@ _WHOLE = frozenset(
 
 
 class _NotReplayableError(Exception):
-    """The row can't be sent; the message says why, and what to do instead."""
+    """Dead letters of this row can't be sent; the message says why, and what to do instead."""
 
 
 class _NothingSentError(Exception):
@@ -58,7 +58,7 @@ class _NothingSentError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Letters:
-    """A row, its records, and the bytes that follow each of them where they go."""
+    """Hold a row, its records, and the bytes that follow each record where it is sent or written."""
 
     row: DeadLetterRow
     records: Sequence[bytes]
