@@ -24,7 +24,7 @@ class ShadowedPackageError(ImportError):
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """A package of Forebay that Python finds elsewhere, or nowhere (found: None)."""
+    """Name a package of Forebay that Python finds elsewhere, or nowhere (found: None)."""
 
     package: str
     expected: Path

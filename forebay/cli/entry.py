@@ -1,4 +1,4 @@
-"""The entry point of the command `forebay`: choose what structlog loads, then run the command."""
+"""Start the command `forebay`: choose what structlog loads, then run the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `forebay`: one module per noun, loaded when its command is called (`forebay --help` loads all).
+"""Find the commands of `forebay`: one module per noun, loaded when its command is called (`forebay --help` loads all).
 
 So `forebay status` loads within a second: it has to answer within five, whatever is wrong.
 """
@@ -56,7 +56,7 @@ _HIDDEN = ("receiver", "tracker", "reference", "init")
 
 
 class _Commands(TyperGroup):
-    """The commands by name; a command's module is imported only when the command is requested."""
+    """Find the commands by name; import a command's module only when the command is requested."""
 
     def __init__(self, **attributes: Any) -> None:  # noqa: ANN401  Typer's
         """Hold the names, so that Typer can suggest one for a mistyped name, and complete one."""

@@ -89,7 +89,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The whole comparison; `same` is True only if every row agrees and the known answer holds."""
+    """Hold the whole comparison; `same` is True only if every row agrees and the known answer holds."""
 
     carriers: tuple[Row, ...]
     groups: tuple[Row, ...]

@@ -1,4 +1,4 @@
-"""The known answer of the flights demo: what the totals over all batches must be, written down, not computed.
+"""Hold the known answer of the flights demo: what the totals over all batches must be, written down, not computed.
 
 The counts per carrier are those of the published data set (336,776 departures from New York's three airports
 in 2013). They are constants so that a fault in reading the file can't change the answer along with the

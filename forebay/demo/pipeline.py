@@ -1,4 +1,4 @@
-"""The demo's pipeline: flights per carrier and origin, every 10 seconds, from JSON lines on a socket.
+"""Count flights per carrier and origin, every 10 seconds, from JSON lines on a socket: the demo's pipeline.
 
 It is written like a user's own pipeline. Importing it starts nothing, and needs no running service.
 

@@ -143,7 +143,7 @@ def what_is_stuck(look: Snapshot | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """The run's figures. Times in seconds from the command's start; None where nothing was seen."""
+    """Hold the run's figures. Times are in seconds from the command's start; None where nothing was seen."""
 
     first_batch_completed: float | None
     finished: float | None

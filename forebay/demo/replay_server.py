@@ -1,4 +1,4 @@
-"""A TCP server on loopback that replays lines once, at a rate, to one reader at a time.
+"""Replay lines once, at a rate, to one reader at a time: a TCP server on loopback.
 
 The server keeps one cursor for its whole life: a reader that connects again continues where the last one stopped,
 and a line that a connection has taken completely is not sent a second time. After the last line the server ends
@@ -45,7 +45,7 @@ _CLOSE_SECONDS = 5.0
 
 
 class ReplayState(StrEnum):
-    """The server's state. WAITING ⇄ SERVING → SERVED; any → STOPPED."""
+    """Name the server's state. WAITING ⇄ SERVING → SERVED; any → STOPPED."""
 
     WAITING = "waiting"  # lines are left and no reader is connected
     SERVING = "serving"  # a reader is connected and lines are left
@@ -116,7 +116,7 @@ class Pacer:
 
 
 class _Cursor:
-    """The replay's position in a lazy series of blocks; it only moves forward."""
+    """Hold the replay's position in a lazy series of blocks; it only moves forward."""
 
     def __init__(self, blocks: Iterable[LineBlock]) -> None:
         self._blocks: Iterator[LineBlock] = iter(blocks)

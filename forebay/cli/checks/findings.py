@@ -1,4 +1,4 @@
-"""A finding of a command that checks something: what was looked at, how it is, what to do about it.
+"""Hold the findings of commands that check something: what was looked at, how it is, what to do about it.
 
 `forebay doctor` and `forebay validate` print findings. It checks nothing itself.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Health(StrEnum):
-    """A check's outcome. WARNING: it works, but something is worth knowing."""
+    """Name a check's outcome. WARNING: it works, but something is worth knowing."""
 
     OK = "ok"
     WARNING = "warning"
@@ -31,7 +31,7 @@ STYLES: Final = {Health.OK: "green", Health.WARNING: "yellow", Health.FAILED: "b
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. way_out: what to do about it; never empty if the check failed."""
+    """Hold the result of one check. way_out: what to do about it; never empty if the check failed."""
 
     check: str
     health: Health

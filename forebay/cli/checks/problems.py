@@ -27,7 +27,7 @@ BEHIND_FOR = timedelta(seconds=10)
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong, and the command that shows more of it or puts it right; empty if there is none."""
+    """Say what is wrong, and name the command that shows more of it or fixes it; empty if there is none."""
 
     what: str
     command: str = ""

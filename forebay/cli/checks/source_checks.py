@@ -36,7 +36,7 @@ _TCP_ENDPOINT = re.compile(r"tcp://(\[[^\]]+\]|[^:/;]+):(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """An address that a source uses. `datagrams`: by UDP."""
+    """Name an address that a source uses. `datagrams`: by UDP."""
 
     host: str
     port: int

@@ -34,7 +34,7 @@ _STARTED = re.compile(r"child=(?P<name>[\w-]+).* pid=(?P<pid>\d+)")
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """A log file to print. `note`: what a person must know about it, or ""."""
+    """Name a log file to print. `note`: what a person must know about it, or ""."""
 
     path: Path
     note: str = ""

@@ -31,7 +31,7 @@ _BY_RULE = {
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """An entry of the list. `fields` are those of the declaration, or the options of a named receiver.
+    """Describe an entry of the list. `fields` are those of the declaration, or the options of a named receiver.
 
     `guarantee` is the default of a declaration, `guarantees` all that it can have. `columns` is empty if the receiver's
     class is not known, or if it has its columns only once it is created. `installed` says whether the `extra` is

@@ -1,4 +1,4 @@
-"""The Dagster instance of `forebay up`: its dagster.yaml and workspace.yaml, which are written at each start.
+"""Write the Dagster instance of `forebay up` at each start: its dagster.yaml and workspace.yaml.
 
 Dagster's tables are in a separate schema of the driver log's database. This module never changes an instance that it
 has not created.

@@ -40,7 +40,7 @@ _SECRET = re.compile(r"secret|password|passwd|token|credential|(access|account|p
 
 
 class Origin(StrEnum):
-    """Where a setting's value comes from.
+    """Say where a setting's value comes from.
 
     FILE: a file below FOREBAY_HOME that `forebay up` has written, or the project's pyproject.toml.
     """
@@ -52,7 +52,7 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SettingValue:
-    """A setting as it holds here. `value` and `default` are as they would be written in the variable, masked.
+    """Describe a setting as it holds here. `value` and `default` are as they would be written in the variable, masked.
 
     `where` is the variable or the file that gives the value; "" for a default.
     """
@@ -67,7 +67,7 @@ class SettingValue:
 
 @dataclass(frozen=True, slots=True)
 class UnknownVariable:
-    """A variable in the environment that looks like a setting's misspelled name. Its value is not held."""
+    """Name a variable in the environment that looks like a setting's misspelled name. Its value is not held."""
 
     variable: str
     meant: str

@@ -1,4 +1,4 @@
-"""The guard: runs one program that is not Forebay's, and ends it with all that it started when the parent is gone.
+"""Guard one program that is not Forebay's: run it, and end it with all that it started when the parent is gone.
 
     python -m forebay.cli.services.guard [--grace S] [--signal N] [--user UID --group GID] [--status-fd N] -- COMMAND…
 

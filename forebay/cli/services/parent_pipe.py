@@ -1,4 +1,4 @@
-"""The child's side of its parent's pipe: a child of Forebay stops when its parent is gone.
+"""Stop a child of Forebay when its parent is gone: the child's side of the pipe between them.
 
 The child's standard input is a pipe that closes when the parent ends, however it ends. This module only asks for the
 stop, and ends the process by force only where it has no parent and does not stop.

@@ -1,4 +1,4 @@
-"""A batch's blocks, as commands show them in JSON."""
+"""Show a batch's blocks in the JSON of commands."""
 
 from __future__ import annotations
 

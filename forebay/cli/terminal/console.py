@@ -1,4 +1,4 @@
-"""The console of every command: a rich console that escapes control characters in what it prints.
+"""Give every command its console: a rich console that escapes control characters in what it prints.
 
 Use this class in place of rich's own. It must never change text that Forebay did not print as text: styles are rich's.
 """
@@ -29,7 +29,7 @@ def printed_link(to: console.Console, url: str, token: str | None, *, kept_in: s
 
 
 class Console(console.Console):
-    """A rich console. Text, also in the cells and titles of tables, can't send commands to the terminal."""
+    """Print as rich does, but let no text, even in the cells and titles of tables, send commands to the terminal."""
 
     def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401  rich's own
         """Return a string as rich's text. Rich calls it for each string that it prints or measures."""

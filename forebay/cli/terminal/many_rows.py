@@ -40,7 +40,7 @@ class StreamSums:
 
 @dataclass(frozen=True, slots=True)
 class Shown(Generic[Row]):
-    """The rows that are shown, and how many others there are."""
+    """Hold the rows that are shown, and how many others there are."""
 
     rows: Sequence[Row]
     left_out: int

@@ -35,7 +35,7 @@ _MINUTE, _HOUR = 60, 3600
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What was read at one time: `at` by the monotonic clock in seconds, `now` by this host's clock."""
+    """Hold what was read at one time: `at` by the monotonic clock in seconds, `now` by this host's clock."""
 
     at: float
     now: datetime
@@ -47,7 +47,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """A stream's sums; `rate` in records per second, None before the second look; `lag` of the slowest pipeline."""
+    """Sum up a stream; `rate` in records per second, None before the second look; `lag` of the slowest pipeline."""
 
     stream: str
     running: int

@@ -51,7 +51,7 @@ class ReplayedRow:
 
 
 class ReplayRun:
-    """A replay of `times` as one run in Dagster."""
+    """Run a replay of `times` as one run in Dagster."""
 
     def __init__(
         self,
