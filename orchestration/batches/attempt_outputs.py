@@ -97,7 +97,7 @@ def _combined(total: int, failed: Sequence[FailedOutput], not_run: Sequence[str]
 
 
 class Threads(Protocol):
-    """What outputs need to run in threads."""
+    """Give outputs what they need to run in threads."""
 
     def inherit(self, run: Callable[[], OutputResult], *, output: str) -> Callable[[], OutputResult]:
         """Return `run` with all that it needs of the calling thread, to be called in another one."""
@@ -108,7 +108,7 @@ class Threads(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AttemptOutputs:
-    """The outputs of one attempt, and what to do with each.
+    """Hold the outputs of one attempt, and what to do with each; `run_all` runs them.
 
     Attributes:
         outputs: in the order in which they begin.
@@ -147,7 +147,7 @@ class AttemptOutputs:
 
 
 class _OutputThread(threading.Thread):
-    """A thread that runs one output. A daemon: a process that is told to end can't wait for a user's function."""
+    """Run one output in a thread. A daemon: a process that is told to end can't wait for a user's function."""
 
     def __init__(self, output: str, work: Callable[[], None]) -> None:
         super().__init__(target=work, name=f"output {output}", daemon=True)
@@ -163,7 +163,7 @@ def running_outputs() -> list[str]:
 
 
 class _Progress:
-    """What has become of the outputs so far; used by one thread."""
+    """Track which outputs are committed, have failed or may still begin; used by one thread."""
 
     def __init__(self, outputs: AttemptOutputs) -> None:
         self.outputs = outputs

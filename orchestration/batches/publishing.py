@@ -127,7 +127,7 @@ def _publish_committed(pipeline_id: int, output: Output, batch_time: datetime, c
 
 @dataclass(frozen=True, slots=True)
 class CompactedHour:
-    """An hour of an output that is now one directory."""
+    """Describe an hour of an output that is now one directory."""
 
     output: str
     hour: datetime

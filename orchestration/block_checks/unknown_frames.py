@@ -36,7 +36,7 @@ _NAME = re.compile(r"receiver-(?P<receiver>\d+)/(?P<epoch>\d+)-\d+\.segment")
 
 
 class Fate(StrEnum):
-    """What will happen to a block that no row names."""
+    """Say what will happen to a block that no row names."""
 
     WAITS = "waits"  # its process registers it, or the receiver's next one salvages it
     COMES_AGAIN = "comes again"  # its sender sends it again, or it is read again from its position
@@ -45,7 +45,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UnknownFrame:
-    """A stored block that no row knows. `acknowledged`: a later frame says that it was registered."""
+    """Describe a stored block that no row knows. `acknowledged`: a later frame says that it was registered."""
 
     receiver_id: int
     epoch: int
@@ -61,7 +61,7 @@ class UnknownFrame:
 
 @dataclass(slots=True)
 class StoreComparison:
-    """A comparison of files with rows. The counts are complete when `frames` is exhausted."""
+    """Compare files with rows. The counts are complete when `frames` is exhausted."""
 
     connection: sa.Connection
     store: BlockStore

@@ -28,7 +28,7 @@ def link_with_token(url: str, token: str | None) -> str:
 
 
 class BrowserToken:
-    """The token of one server.
+    """Check requests for the token of one server, and answer links that have it.
 
     Args:
         token: what a client must have.

@@ -43,7 +43,7 @@ RECYCLE_SECONDS = 3_600
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What all storages of a process share: the pool, and what they have found in the database."""
+    """Hold what all storages of a process share: the pool, and what they have found in the database."""
 
     engine: sa.Engine
     found: set[str] = field(default_factory=set)

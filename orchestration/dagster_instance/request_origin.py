@@ -19,7 +19,7 @@ _JSON = re.compile(rb'application/json(?:[ \t]*;[ \t]*charset="?utf-8"?)?', re.I
 
 
 class RequestHeaders:
-    """A request's headers by name, with all values of each."""
+    """Hold a request's headers by name, with all values of each."""
 
     def __init__(self, scope: Scope) -> None:
         """Take the headers of an ASGI scope."""

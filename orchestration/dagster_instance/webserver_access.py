@@ -37,7 +37,7 @@ _POLICY_VIOLATION = 1008  # the code with which a WebSocket is refused
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """Why a request is refused, and the way out."""
+    """Say why a request is refused, and what to do about it."""
 
     status: HTTPStatus
     detail: str
@@ -48,7 +48,7 @@ class _Refusal:
 
 
 class WebserverAccess:
-    """The middleware.
+    """Pass allowed requests on to the webserver, and refuse the others; see the module.
 
     Args:
         app: what is protected; gets the requests that are allowed, unchanged.

@@ -40,7 +40,7 @@ ScalingInterval = Annotated[str, AfterValidator(_checked_scaling_interval)]
 
 
 class PipelineSettings(BaseModel):
-    """A pipeline's settings and their defaults. A stream's settings limit its receivers until the first rate is set."""
+    """Hold a pipeline's settings and defaults. A stream's settings limit its receivers until the first rate is set."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

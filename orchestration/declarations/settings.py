@@ -1,4 +1,4 @@
-"""The settings of a Forebay process, from the environment (`FOREBAY_*`); no setting has two names.
+"""Read the settings of a Forebay process from the environment (`FOREBAY_*`); no setting has two names.
 
 A project's file names its module, and nothing else. Light: read by every process, so it loads neither Dagster nor
 Spark.

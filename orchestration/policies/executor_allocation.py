@@ -71,7 +71,7 @@ def executors_in_all(current: int, more: int, *, least: int, most: int | None = 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The bounds of a pipeline's numbers; `batch_drivers`: how many of its batches may run at a time."""
+    """Hold the bounds of a pipeline's numbers; `batch_drivers`: how many of its batches may run at a time."""
 
     least: int = 1
     most: int | None = None
@@ -80,7 +80,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The wanted numbers from now on, and the reason."""
+    """Hold the numbers that are wanted from now on, and the reason."""
 
     executors: int
     batch_drivers: int

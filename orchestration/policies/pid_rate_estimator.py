@@ -18,7 +18,7 @@ DEFAULT_MIN_RATE = 100.0
 
 @dataclass(frozen=True, slots=True)
 class EstimatorState:
-    """The estimator's memory after the newest batch that counted; rates in records per second."""
+    """Hold the estimator's memory after the newest batch that counted; rates in records per second."""
 
     latest_time_ms: int
     latest_rate: float

@@ -24,7 +24,7 @@ _LEAST_DIFFERENCE = 2
 
 @dataclass(frozen=True, slots=True)
 class RebalanceAgent:
-    """A live agent that may have receivers; `alive_seconds` is the time since it registered."""
+    """Describe a live agent that may have receivers; `alive_seconds` is the time since it registered."""
 
     agent_id: int
     host: str
@@ -34,7 +34,7 @@ class RebalanceAgent:
 
 @dataclass(frozen=True, slots=True)
 class RunningReceiver:
-    """A receiver that is placed on an agent.
+    """Describe a receiver that is placed on an agent.
 
     `moves`: it may be moved at all. `is_bound_listener`: it may be moved only where that was asked. `is_apart`: it
     should not share its host with another receiver of its stream, because only one process can listen at an address.
@@ -53,7 +53,7 @@ class RunningReceiver:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A receiver that is to leave one agent for another."""
+    """Name a receiver that is to leave one agent for another."""
 
     receiver_id: int
     from_agent: int
@@ -63,7 +63,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class MoveLimits:
-    """When receivers are moved without a request.
+    """Say when receivers are moved without a request.
 
     `is_on`: at all. `interval_seconds`: the time between two moves, from the end of the first. `host_seconds`: how long
     an agent must have been alive before receivers are moved to it, so that a host that comes and goes gets none.
@@ -147,7 +147,7 @@ def _next_move(
 
 
 class _State:
-    """Where receivers are: by agent, and each stream's by host."""
+    """Hold where receivers are: by agent, and each stream's by host."""
 
     def __init__(
         self,

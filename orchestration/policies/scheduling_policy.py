@@ -25,7 +25,7 @@ MOST_SETTLES = 6
 
 @dataclass(frozen=True, slots=True)
 class AgentCapacity:
-    """A live agent that may get receivers: it has `slots`, of which `running` are taken."""
+    """Describe a live agent that may get receivers: it has `slots`, of which `running` are taken."""
 
     agent_id: int
     host: str
@@ -35,7 +35,7 @@ class AgentCapacity:
 
 @dataclass(frozen=True, slots=True)
 class WaitingReceiver:
-    """A receiver to be placed. `preferred_host` is a preference; `only_host` is the only host where it may run.
+    """Describe a receiver to be placed. `preferred_host` is a preference; only on `only_host` may it run.
 
     `is_apart`: it goes to a host without another receiver of its stream, if there is one: both listen at one port.
     """
@@ -49,7 +49,7 @@ class WaitingReceiver:
 
 @dataclass(frozen=True, slots=True)
 class PlacedReceiver:
-    """A placed receiver, with the agent where it runs or, while SCHEDULED, the agents where it may run."""
+    """Describe a placed receiver, with the agent where it runs or, while SCHEDULED, the agents where it may run."""
 
     receiver_id: int
     stream_id: int
@@ -58,7 +58,7 @@ class PlacedReceiver:
 
 
 class _Plan:
-    """The slots taken so far: receivers by agent, and each stream's receivers by host."""
+    """Count the slots taken so far: receivers by agent, and each stream's receivers by host."""
 
     def __init__(self, agents: Sequence[AgentCapacity], placed: Iterable[PlacedReceiver]) -> None:
         self._agents = agents

@@ -1,4 +1,4 @@
-"""The batch driver: a process with the code loaded and Spark started, in which batch runs execute one after another.
+"""Execute batch runs one after another in a process with the code loaded and Spark started: the batch driver.
 
 It claims runs that the launcher has handed to its code location, one at a time, and executes them in the main thread
 (the only one that interrupts reach). It runs each as Dagster's own run process would: the same events, the same compute

@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 
 class Cancellation:
-    """A thread that listens for cancellations; `watching` sets the run in progress."""
+    """Listen for cancellations in a thread; `watching` sets the run in progress."""
 
     def __init__(
         self, engine: sa.Engine, *, cancel_jobs: Callable[[str], bool], on_cancel: Callable[[str], None]

@@ -39,7 +39,7 @@ def end_at_once(code: int = FENCED_EXIT_CODE) -> None:
 
 
 class DriverRegistration:
-    """The registration of this process, from its creation to `end`; a thread raises its counter every second."""
+    """Register this process at once, and keep it registered until `end`; a thread raises its counter every second."""
 
     def __init__(
         self, engine: sa.Engine, *, host: str, location: str, on_fenced: Callable[[], object] = end_at_once

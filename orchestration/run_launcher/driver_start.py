@@ -28,7 +28,7 @@ _LOADED_BESIDE = ("orchestration.run_launcher.batch_driver", "dagster_postgres",
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A session for the runs of these pipelines, made with their Spark configuration."""
+    """Hold a session for the runs of these pipelines, made with their Spark configuration."""
 
     pipelines: Sequence[Pipeline]
     session: WarmSession

@@ -49,7 +49,7 @@ log = structlog.get_logger(__name__)
 
 
 class BatchRunLauncher(RunLauncher[dg.DagsterInstance], ConfigurableClass):
-    """The run launcher. Used by Dagster's daemon, webserver and code servers, from any of their threads."""
+    """Launch runs; see the module. Used by Dagster's daemon, webserver and code servers, from any of their threads."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ _OWN_PACKAGES = ("forebay", "orchestration", "receiver_runtime", "tracker_store"
 
 
 class LoadedCode:
-    """The files of the user's loaded modules, as they were when each was first seen here.
+    """Remember the files of the user's loaded modules, as they were when each was first seen here.
 
     A user's module is one that is not part of Python, of an installed package or of Forebay; `module` always counts as
     one.

@@ -26,7 +26,7 @@ def memory_mb() -> int:
 
 
 class Recycling:
-    """The limits at which a driver is replaced: number of runs, memory, changed code."""
+    """Hold the limits at which a driver is replaced: number of runs, memory, changed code."""
 
     def __init__(self, code: LoadedCode, *, max_runs: int, max_memory_mb: int) -> None:
         """Replace the driver after `max_runs` runs, above `max_memory_mb`, or when `code` has changed."""

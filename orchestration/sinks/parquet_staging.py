@@ -27,7 +27,7 @@ ANSWER = "path string, size bigint, rows bigint"
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A file of a valid task attempt, to be named by the commit."""
+    """Describe a file of a valid task attempt, to be named by the commit."""
 
     path: str
     size: int
@@ -36,7 +36,7 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class ParquetStaging:
-    """The target of the tasks of one attempt at an output; `schema` is the result's, serialized by Arrow.
+    """Write the files of the tasks of one attempt at an output; `schema` is the result's, serialized by Arrow.
 
     `batch_time` is that of the column `_batch_time`; None: the files don't have it.
     """

@@ -25,7 +25,7 @@ class RefusedRowsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
-    """A row that a target refuses, as JSON, and what is wrong with it."""
+    """Hold a row that a target refuses, as JSON, and what is wrong with it."""
 
     row: str
     reason: str

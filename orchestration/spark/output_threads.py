@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 class OutputThreads:
-    """What the threads on one session, classic or Connect, need; for ``attempt_outputs``."""
+    """Give the threads on one session, classic or Connect, what they need; for ``attempt_outputs``."""
 
     def __init__(self, session: SparkSession) -> None:
         """Take the session that the threads share."""

@@ -1,4 +1,4 @@
-"""The addresses of the status page's pages, and of Dagster's pages that they lead to.
+"""Build the addresses of the status page's pages, and of Dagster's pages that they lead to.
 
 Pure: names are quoted here, and nowhere else. It never puts a login or a token into a link.
 """

@@ -24,7 +24,7 @@ BINS = 10
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar of a histogram: how many batches are in this span of values; `share` of the tallest, from 0 to 1."""
+    """Describe a histogram's bar: how many batches are in this span of values; `share` of the tallest, from 0 to 1."""
 
     label: str
     batches: int

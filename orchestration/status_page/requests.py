@@ -79,7 +79,7 @@ class OpenAsked:
 
 @dataclass(frozen=True, slots=True)
 class FinishedAsked:
-    """Which finished batches a page shows, in which order."""
+    """Say which finished batches a page shows, in which order."""
 
     order: BatchOrder
     ascending: bool

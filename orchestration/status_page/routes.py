@@ -55,7 +55,7 @@ _STATIC = Path(__file__).parent / "static"
 
 
 class StatusPages:
-    """The status page of one tracker.
+    """Serve the status page of one tracker.
 
     Args:
         connect: opens a connection to the driver log; its errors are the server's to answer.
@@ -278,7 +278,7 @@ def _found_pipeline(connection: sa.Connection, request: Request) -> store.PagePi
 
 
 class _SortLinks:
-    """The links of a table's headings; a table says by which address it is sorted."""
+    """Make the links of a table's headings; each table's subclass gives the address that sorts it."""
 
     def __init__(self, path: str, asked: OpenAsked | FinishedAsked) -> None:
         self._path = path
@@ -300,14 +300,14 @@ class _SortLinks:
 
 
 class _OpenLinks(_SortLinks):
-    """The links that sort the batches that run or wait. They leave the finished ones in order of time."""
+    """Make the links that sort the batches that run or wait. They leave the finished ones in order of time."""
 
     def _sorted_link(self, order: str, direction: str | None) -> str:
         return addresses.asked(self._path, open=order, open_direction=direction) + "#active"
 
 
 class _FinishedLinks(_SortLinks):
-    """The links that sort, filter and turn the pages of the finished batches."""
+    """Make the links that sort, filter and turn the pages of the finished batches."""
 
     def __init__(self, path: str, wanted: FinishedAsked, rows: Sequence[store.PageBatch]) -> None:
         super().__init__(path, wanted)

@@ -73,7 +73,7 @@ log = structlog.get_logger(__name__)
 
 
 class Dagster(Protocol):
-    """The requests to Dagster; see ``dagster_client``."""
+    """Send the pusher's requests to Dagster; see ``dagster_client``."""
 
     def batch_sensors(self) -> dict[str, BatchSensor]:
         """Return every batch sensor by name."""
@@ -88,7 +88,7 @@ class LateLaunchError(DagsterError):
 
 @dataclass(frozen=True, slots=True)
 class _Push:
-    """A recorded launch and its sensor; `taken_at` is read before it is recorded, on the pusher's clock."""
+    """Hold a recorded launch and its sensor; `taken_at` is read before it is recorded, on the pusher's clock."""
 
     rules: BatchRules
     batch_time: datetime
@@ -106,7 +106,7 @@ def _is_unlaunched(connection: sa.Connection, rules: BatchRules) -> bool:
 
 
 class BatchPusher:
-    """The pusher of one tracker, in a thread of its own, so that it delays no tick of the tracker."""
+    """Push the batches of one tracker, in a thread of its own, so that no tick of the tracker is delayed."""
 
     def __init__(
         self, engine: sa.Engine, dagster: Dagster, *, name: str, clock: Callable[[], float] = time.monotonic

@@ -21,7 +21,7 @@ FOLLOW_SECONDS = 10.0
 
 
 class ChangeWatch:
-    """When one part of the tracker must look. For one thread."""
+    """Decide when one part of the tracker must look. For one thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """Start with a look that is due; `clock` is monotonic, in seconds."""

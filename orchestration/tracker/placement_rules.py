@@ -16,7 +16,7 @@ _NO_MOVES = MoveLimits(is_on=False, interval_seconds=0.0, host_seconds=0.0)
 
 @dataclass(frozen=True, slots=True)
 class PlacementRules:
-    """When receivers are first placed, and when they are moved. The default: at once, and only by request.
+    """Say when receivers are first placed, and when they are moved. The default: at once, and only by request.
 
     `min_agents`: first placements wait for no more agents than this (None: for all that may come), and for
     `settle_seconds` after the newest agent registered at most.

@@ -54,7 +54,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReckonedBatch:
-    """A completed batch with the number of records that its limit left to later batches (0 without a limit)."""
+    """Hold a completed batch with the number of records that its limit left to later ones (0 without a limit)."""
 
     batch: CompletedBatch
     left_behind: int = 0

@@ -55,7 +55,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NamedMove:
-    """A planned move, for people."""
+    """Describe a planned move, for people."""
 
     receiver_id: int
     receiver: str

@@ -58,7 +58,7 @@ _LEAST_CONNECT_SECONDS = 2
 
 @dataclass(frozen=True, slots=True)
 class LeaderStatus:
-    """The leader; `moves`: its counter was raised while it was watched, for at most `watched` seconds."""
+    """Describe the leader; `moves`: its counter was raised while it was watched, for at most `watched` seconds."""
 
     holder: str | None
     term: int
@@ -68,7 +68,7 @@ class LeaderStatus:
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """An agent that has not ended; `moves` and `watched` as for the leader."""
+    """Describe an agent that has not ended; `moves` and `watched` as for the leader."""
 
     name: str
     host: str
@@ -78,7 +78,7 @@ class AgentStatus:
 
 @dataclass(frozen=True, slots=True)
 class SystemStatus:
-    """The parts of the status; a part without an answer is None, and `unreachable` names it or the driver log."""
+    """Hold the parts of the status; a part without an answer is None, and `unreachable` names it or the driver log."""
 
     leader: LeaderStatus | None
     agents: list[AgentStatus] | None

@@ -1,4 +1,4 @@
-"""The tracker: leads by the `leadership` row, places and moves receivers, declares processes dead.
+"""Run the tracker: lead by the `leadership` row, place and move receivers, declare processes dead.
 
 Each second it reads the processes' counters and the counters of changes; the tables, only when those say so, or a time
 has come (`change_watch`).

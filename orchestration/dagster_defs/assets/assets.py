@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 
 class BatchConfig(dg.Config):
-    """The batch and attempt to run; the batch sensor fills it in.
+    """Name the batch and attempt to run; the batch sensor fills it in.
 
     Without an attempt it is a replay: of the batch at `batch_time`, of the partition's batches, or of the newest batch.
     """

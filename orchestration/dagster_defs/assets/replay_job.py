@@ -31,7 +31,7 @@ COUNT_TAG = "forebay/replays"
 
 
 class ReplayConfig(dg.Config):
-    """The batches to run again, and the outputs to replace. The default is the newest failed batch, all outputs."""
+    """Name the batches to run again, and the outputs to replace: the newest failed batch and all outputs by default."""
 
     from_time: str = Field(
         default=NEWEST_FAILED,

@@ -1,4 +1,4 @@
-"""The compaction schedule: finish what attempts that died between two commits left behind, and compact hours.
+"""Finish what attempts that died between two commits left behind, and compact hours: the compaction schedule.
 
 It publishes what is committed but not published, records commits that a target has and the driver log has not, and
 merges each closed hour into one directory.

@@ -1,4 +1,4 @@
-"""The maintenance schedule: delete old batch runs from Dagster, which keeps every run for ever (about 25 kB each).
+"""Delete old batch runs from Dagster, which keeps every run for ever (about 25 kB each): the maintenance schedule.
 
 It deletes a pipeline's finished run when it is older than `run_retention`, or when there are `ui_retained_batches`
 newer batch runs; a failed run when it is older than `failed_run_retention`. The run's events, compute logs and files
@@ -39,7 +39,7 @@ _FAILED = [dg.DagsterRunStatus.FAILURE]
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """The number of runs that one call deleted; `more`: there is more to do."""
+    """Count the runs that one call deleted; `more`: there is more to do."""
 
     runs: int
     more: bool

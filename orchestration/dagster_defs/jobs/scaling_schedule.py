@@ -1,4 +1,4 @@
-"""The scaling schedule: decide every scaling interval how large Spark should be for a pipeline's batches (O04).
+"""Decide every scaling interval how large Spark should be for a pipeline's batches (O04): the scaling schedule.
 
 It runs once a minute. If the scaling interval has passed since its last decision, it compares how long batches took
 since then with their interval, and records a decision. It does nothing else:

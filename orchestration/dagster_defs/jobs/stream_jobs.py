@@ -27,7 +27,7 @@ _DESCRIPTIONS = {
 
 
 class ReceiversConfig(dg.Config):
-    """The receivers to stop or start. The default is all receivers of the job's streams."""
+    """Name the receivers to stop or start. The default is all receivers of the job's streams."""
 
     receivers: list[str] = Field(
         default=[], description="Names of streams, STREAM, or of single receivers, STREAM/N; empty: all streams."

@@ -1,4 +1,4 @@
-"""The batch sensor: request one run per batch that is due and that the tracker has not pushed already.
+"""Request one run per batch that is due and that the tracker has not pushed already: the batch sensor.
 
 ``batch_schedule`` decides what is due. The sensor keeps no state of its own (no cursor), so the next tick sees the
 driver log's state whatever process was killed. In an instance created by `forebay up`, a tick that begins shortly
@@ -58,7 +58,7 @@ _MOST_BEGUN = 100
 
 
 class DagsterRuns:
-    """The runs of a pipeline in a Dagster instance."""
+    """Find the runs of a pipeline in a Dagster instance."""
 
     def __init__(self, instance: dg.DagsterInstance, pipeline: str) -> None:
         """Look for runs of `pipeline` in `instance`."""

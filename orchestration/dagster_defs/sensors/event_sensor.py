@@ -1,4 +1,4 @@
-"""The event sensor: run a user's function once for each event of the driver log, as a Dagster run.
+"""Run a user's function once for each event of the driver log, as a Dagster run: the event sensor.
 
 The sensor's cursor is the last event that it has looked at, so that no event is missed, however long Dagster is down.
 Each event of a wanted kind becomes one run. Its run key belongs to the event, and Dagster makes one run per key, even
@@ -39,7 +39,7 @@ _MOST_PAGES = 20
 
 
 class EventConfig(dg.Config):
-    """The event, as `ListenerEvent.as_json` gives it, without what is null; the event sensor fills it in."""
+    """Hold the event, as `ListenerEvent.as_json` gives it, without what is null; the event sensor fills it in."""
 
     event: dict[str, Any]
 
@@ -50,7 +50,7 @@ class EventConfig(dg.Config):
 
 
 class Cursor(BaseModel):
-    """The sensor's cursor: a position in the log of events."""
+    """Hold the sensor's cursor: a position in the log of events."""
 
     transaction_id: int
     id: int
@@ -69,7 +69,7 @@ class Cursor(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which events become runs: those of these kinds for which `where` is true, at most `most` in a tick."""
+    """Say which events become runs: those of these kinds for which `where` is true, at most `most` in a tick."""
 
     kinds: Collection[str]
     where: Callable[[ListenerEvent], bool]

@@ -1,4 +1,4 @@
-"""The observation sensor: report streams, minutes, quarantined batches and cheap checks to Dagster, without a run.
+"""Report streams, minutes, quarantined batches and cheap checks to Dagster, without a run: the observation sensor.
 
 It reports every half minute and writes only Dagster events, which are a view of the driver log. What it misses while
 Dagster is down is still in the driver log; of missed minutes it reports afterwards as many as a plot can hold. Its
@@ -55,7 +55,7 @@ _MINUTE = timedelta(minutes=1)
 
 
 class SeenStream(BaseModel):
-    """The totals that a stream's receivers had registered at a look; rates are differences of two looks."""
+    """Hold the totals that a stream's receivers had registered at a look; rates are differences of two looks."""
 
     records: int
     bytes: int
@@ -63,14 +63,14 @@ class SeenStream(BaseModel):
 
 
 class SeenCheck(BaseModel):
-    """The last reported result of a check."""
+    """Hold the last reported result of a check."""
 
     passed: bool
     at: datetime
 
 
 class Cursor(BaseModel):
-    """The record of what has been reported; Dagster keeps it as the sensor's cursor."""
+    """Record what has been reported; Dagster keeps it as the sensor's cursor."""
 
     minute: datetime | None = None
     streams: dict[str, SeenStream] = Field(default_factory=dict)

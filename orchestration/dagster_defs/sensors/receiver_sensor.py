@@ -1,4 +1,4 @@
-"""The receiver sensor: restart FAILED receivers, with one run per failure that shows operators the reason.
+"""Restart FAILED receivers, with one run per failure that shows operators the reason: the receiver sensor.
 
 A receiver is FAILED when its agent's or its own attempts are used up. The sensor decides when to try
 again: after a pause that doubles, and at most `max_restarts_per_hour` times; after that a person must act.
@@ -40,7 +40,7 @@ _REASON_TAG_LENGTH = 200
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A FAILED receiver that is due for a restart."""
+    """Name a FAILED receiver that is due for a restart."""
 
     receiver: str
     receiver_id: int
@@ -57,7 +57,7 @@ class Restart:
 
 
 class RestartConfig(dg.Config):
-    """The receiver to restart, and the assignment under which it failed; the receiver sensor fills it in."""
+    """Name the receiver to restart, and the assignment under which it failed; the receiver sensor fills it in."""
 
     receiver_id: int
     assignment: int

@@ -1,4 +1,4 @@
-"""The connections of sensors to the driver log, kept from tick to tick.
+"""Keep the connections of sensors to the driver log from tick to tick.
 
 Ticks come every few seconds. A new session for each would cost most of the tick: 10 ms of CPU to open it, and 20 ms to
 plan an allocation in it. Sensors that run at the same time get a connection each; those that are not kept end with

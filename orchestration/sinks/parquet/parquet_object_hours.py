@@ -32,7 +32,7 @@ _WHOLE = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class CompactedHour:
-    """The contents of an hour's `_SUCCESS`: its files' names, the attempt of each batch, and when it was put."""
+    """Hold what an hour's `_SUCCESS` says: its files' names, the attempt of each batch, and when it was put."""
 
     files: tuple[str, ...]
     batches: Mapping[str, int]
@@ -41,7 +41,7 @@ class CompactedHour:
 
 @dataclass(frozen=True, slots=True)
 class ObjectHour:
-    """The hour of `time` in `objects`, below `date=…/hour=…`."""
+    """Compact the hour of `time` in `objects`, below `date=…/hour=…`, and replace batches in it."""
 
     objects: Objects
     time: datetime

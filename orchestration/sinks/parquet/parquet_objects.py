@@ -65,7 +65,7 @@ class _ObjectStaging(ParquetStaging):
 
 @dataclass(frozen=True, slots=True)
 class ParquetObjects:
-    """The objects of one output; `url` is a reference if it contains a secret."""
+    """Keep one output's results as objects; `url` is a reference if it contains a secret."""
 
     url: str | Secret
 

@@ -31,7 +31,7 @@ _BEFORE_ROW, _AT_INSERT, _AT_DELETE = 1 | 2, 4, 8
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What is in an output's way, as sentences: rights that the login lacks, what the table has, and what may come."""
+    """List in sentences what is in an output's way: rights that the login lacks, what the table has, what may come."""
 
     missing_rights: list[str]
     misfits: list[str]

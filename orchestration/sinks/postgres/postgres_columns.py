@@ -61,7 +61,7 @@ _NUMERIC = re.compile(r"numeric\((\d+),(-?\d+)\)")
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a result, with the type of the table's column."""
+    """Describe a column of a result, with the type of the table's column."""
 
     name: str
     type: str
@@ -69,7 +69,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column of an existing table.
+    """Describe a column of an existing table.
 
     `base`: its type without domains. `filled`: it gets a value even if none is given; `generated`: it takes none.
     """

@@ -30,7 +30,7 @@ _TRIES = 20
 
 
 class FileTableSink(Sink):
-    """A sink for a file-based table, see the module. Subclasses implement the format."""
+    """Keep an output in a file-based table, see the module. Subclasses implement the format."""
 
     guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
     commits: ClassVar[bool] = True

@@ -44,7 +44,7 @@ PATIENCE_SECONDS = 60.0
 
 
 class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The streaming reader: plans from the driver log and a checkpoint's offsets, reads blocks as a batch does."""
+    """Read a stream for the format: plan from the driver log and a checkpoint's offsets, read blocks like a batch."""
 
     def __init__(self, options: dict[str, str], schema: pa.Schema | None = None) -> None:
         """Check the format's options, without connecting. Raises ReadOptionError if one is wrong."""

@@ -15,7 +15,7 @@ FULL_LOOK_ROUNDS = 60
 
 
 class FullLook:
-    """Whose turn it is. The first turn is chosen at random, so that leaders that soon end do not all begin alike."""
+    """Say whose turn it is. The first one is chosen at random, so that leaders that soon end do not all begin alike."""
 
     def __init__(self, rounds: int = FULL_LOOK_ROUNDS) -> None:
         """Begin; `rounds` rounds are one look at all."""

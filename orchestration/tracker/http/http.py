@@ -1,4 +1,4 @@
-"""The tracker's HTTP server: `/health`, `/ready`, `/metrics`, the status page and the original's JSON API (O01 to O03).
+"""Serve the tracker's HTTP: `/health`, `/ready`, `/metrics`, the status page and the original's JSON API (O01 to O03).
 
 Every tracker serves it, whether it leads or not. This module only reads the driver log; ``http_writes`` has the
 requests that change something. The server has its own connections and threads, so that no client delays a tick. A port
@@ -70,7 +70,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TrackerView:
-    """The part of the tracker that the server in its process may use. Safe to call from any thread."""
+    """Show the server the part of the tracker in its process that it may use. Safe to call from any thread."""
 
     name: str
     term: Callable[[], int | None]
@@ -143,7 +143,7 @@ def _unnamed(scope: Scope) -> Response | None:
 
 
 class _Pages:
-    """The endpoints. Each request runs in a thread of the server's pool, and may wait for the driver log."""
+    """Serve the endpoints. Each request runs in a thread of the server's pool, and may wait for the driver log."""
 
     def __init__(
         self,
@@ -430,7 +430,7 @@ def _statuses(request: Request) -> frozenset[api.BatchStatus]:
 
 
 class TrackerHttpServer:
-    """An HTTP server in a thread, while the context is entered. `address_file` holds its URL while it serves."""
+    """Serve HTTP in a thread, while the context is entered. `address_file` holds the server's URL meanwhile."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The requests of the tracker's HTTP API that change something: pause or restart receivers, replay a batch, and so on.
+"""Serve the requests of the tracker's HTTP API that change something: pause receivers, replay a batch, and so on.
 
 Each calls what the command line calls, and decides nothing itself. A request needs the write token as
 `Authorization: Bearer TOKEN`, whatever the address: without a configured one all are refused, because any account and
@@ -66,7 +66,7 @@ _WRITES_ARE_OFF = (
 
 @dataclass(frozen=True, slots=True)
 class ReplayDagster:
-    """The Dagster that executes replays; `shown` is its URL without secrets."""
+    """Name the Dagster that executes replays; `shown` is its URL without secrets."""
 
     url: str
     shown: str
@@ -84,7 +84,7 @@ def has_write_token(scope: Scope, token: str | None) -> bool:
 
 
 class Writes:
-    """The endpoints.
+    """Serve the endpoints that change something.
 
     Args:
         connect: opens a connection to the driver log.

@@ -31,7 +31,7 @@ _NEVER = "1969-12-31T23:59:59.999GMT"
 
 
 class BatchStatus(StrEnum):
-    """The three statuses of the original."""
+    """Name a batch's status as the original does, which has these three."""
 
     COMPLETED = "COMPLETED"
     QUEUED = "QUEUED"
@@ -75,7 +75,7 @@ def present(fields: Mapping[str, Any]) -> JsonObject:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """A batch's delays in milliseconds; None while not known."""
+    """Hold a batch's delays in milliseconds; None while not known."""
 
     scheduling: int | None
     processing: int | None

@@ -63,7 +63,7 @@ class BatchTotals:
 
 @dataclass(frozen=True, slots=True)
 class PipelineProgress:
-    """A pipeline at one look; `completed` and `processed_records` count finished batches since `since`."""
+    """Describe a pipeline at one look; `completed` and `processed_records` count finished batches since `since`."""
 
     pipeline: WatchedPipeline
     since: datetime
@@ -100,7 +100,7 @@ class PipelineProgress:
 
 @dataclass(frozen=True, slots=True)
 class ReceiverProgress:
-    """A receiver at one look. Rates are since the previous look, None at the first; counts are since the first."""
+    """Describe a receiver at one look. Rates are since the previous look, None at the first; counts since the first."""
 
     counters: ReceiverCounters
     records_per_second: float | None
