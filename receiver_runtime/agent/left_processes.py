@@ -1,4 +1,4 @@
-"""The file in which an agent notes its processes, so that its successor knows which of them are gone.
+"""Note an agent's processes in a file, so that its successor knows which of them are gone.
 
 An agent that was killed can't say that it, its receivers' processes and its batch drivers have ended; without this file
 they would count as living until their heartbeats have been missing for the limit. The next agent in the same home reads

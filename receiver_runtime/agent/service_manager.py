@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 
 class ServiceManager:
-    """The service manager that started this process, if there is one."""
+    """Report to the service manager that started this process, if there is one."""
 
     def __init__(self, address: str | None) -> None:
         """Prepare to send to `address`: a path, or a name of the abstract namespace after an @; None: to nothing."""

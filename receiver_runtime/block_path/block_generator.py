@@ -86,7 +86,7 @@ TRANSITIONS: Mapping[GeneratorState, frozenset[GeneratorState]] = {
 
 
 class GeneratorStateError(RuntimeError):
-    """The block generator is not in a state for this. A generator starts once, takes data while Active, and ends."""
+    """Block generators start once, take data while Active, and end: this one is not in a state for the call."""
 
 
 @dataclass(frozen=True, slots=True)

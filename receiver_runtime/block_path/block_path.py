@@ -60,7 +60,7 @@ _STORE = "store blocks"
 
 
 class BlockGeneratorFailedError(RuntimeError):
-    """A thread of the block generator ended: nothing more is stored by this process, so another takes over."""
+    """Nothing more is stored by this process, so another takes over: a thread of the block generator ended."""
 
 
 class BlockPathListener(Protocol):

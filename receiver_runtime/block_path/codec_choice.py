@@ -61,7 +61,7 @@ _CODECS: Mapping[CodecState, Compression] = {CodecState.COMPRESSED: "lz4", Codec
 
 
 class CodecStateError(RuntimeError):
-    """The choice of a codec can't move to the state that it is in."""
+    """No choice of a codec can move to the state that it is in: this is a bug, please report it."""
 
 
 class CodecChoice:

@@ -20,7 +20,7 @@ _OFFSET_BYTES = 4
 
 
 class RecordTypeError(TypeError):
-    """A record does not fit the receiver's schema. Convert it before it is stored, or correct the schema."""
+    """Convert the record before it is stored, or correct the receiver's schema: the record does not fit it."""
 
 
 def schema_of(columns: Sequence[tuple[str, str]]) -> pa.Schema:

@@ -82,11 +82,11 @@ _LOOK_AGAIN_SECONDS = 1.0
 
 
 class RegistrarStoppedError(Exception):
-    """The process is ending; this block is stored and was not registered. The receiver's successor deals with it."""
+    """This block is stored and was not registered: the process is ending. The receiver's successor deals with it."""
 
 
 class RegistrarFailedError(Exception):
-    """The registrar ended by an error of its own; what is stored is salvaged. This is a bug, please report it."""
+    """Report this bug, please: the registrar ended by an error of its own. What is stored is salvaged."""
 
 
 class BlockLog(Protocol):

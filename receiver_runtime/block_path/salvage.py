@@ -112,7 +112,7 @@ _PATHS_SHOWN = 5
 
 
 class _OutOfReachError(Exception):
-    """A segment's content can't be known here and now."""
+    """Nothing can be known here and now about a segment's content."""
 
 
 @dataclass(frozen=True, slots=True)

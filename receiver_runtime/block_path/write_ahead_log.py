@@ -47,11 +47,11 @@ _LETTERS_INTERVAL = 3600.0
 
 
 class WriteAheadLogError(Exception):
-    """The block store took no write, in new segments either: check the disk's space and health. It is tried again."""
+    """Writes to the block store failed, in new segments too: check the disk's space and health. They are retried."""
 
 
 class WriteAheadLogClosedError(Exception):
-    """The write-ahead log is closed. Nothing is stored after the end of an epoch."""
+    """Nothing is stored after the end of an epoch: the write-ahead log is closed."""
 
 
 class SegmentRows(Protocol):
@@ -83,7 +83,7 @@ class SegmentStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Closed:
-    """A segment that is closed and not sealed yet; ``sequence`` is its newest block's, or 0."""
+    """Hold a segment that is closed and not sealed yet; ``sequence`` is its newest block's, or 0."""
 
     segment_id: int
     length: int

@@ -1,4 +1,4 @@
-"""The life of one receiver in a receiver process, from its acceptance to its end.
+"""Run the life of one receiver in a receiver process, from its acceptance to its end.
 
 A life reads the receiver's declaration, claims the receiver, opens its write-ahead log, salvages what an earlier
 process has stored, and runs the supervisor until that ends. It reads nothing from a source before the driver log has

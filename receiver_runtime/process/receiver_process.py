@@ -1,4 +1,4 @@
-"""A receiver process, from its start to its exit code: composes the process's parts and ends them.
+"""Run a receiver process, from its start to its exit code: compose the process's parts and end them.
 
 The process runs any number of receivers, each with its own claim and write-ahead log (``receiver_life``). They share
 the registrar, the reporter, the connections, and the threads that read quiet connections, make blocks and push them.

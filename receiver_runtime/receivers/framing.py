@@ -46,7 +46,7 @@ class Piece:
 
 @dataclass(slots=True)
 class Taken:
-    """The result of one read: whole records, and the dead letters before and after them in the stream.
+    """Hold the result of one read: whole records, and the dead letters before and after them in the stream.
 
     ``refusal`` says why no more can be read from the connection; the rest of the stream is lost.
     """

@@ -81,7 +81,7 @@ _LONGEST_KEY_BYTES = 500
 
 
 class HandOverClosedError(Exception):
-    """The receiver is stopping and takes nothing more: don't acknowledge the sender, it comes again."""
+    """Don't acknowledge the sender, which comes again: the receiver is stopping and takes nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class _Submit:
 
     @property
     def messages(self) -> int:
-        """How many of its senders' messages wait for their answer: its requests, or its rows."""
+        """Return how many of its senders' messages wait for their answer: its requests, or its rows."""
         return int(self.batch.num_rows) if self.requests is None else len(self.requests.rows)
 
     def cut_at(self, rows: int, *, at_least_one: bool) -> int:

@@ -39,7 +39,7 @@ _LARGEST = 2**63 - 1  # positions are bigint in the driver log
 
 
 class PositionError(ValueError):
-    """The position can't be stored: give the whole number from which to read on, more than the one before."""
+    """Give the whole number from which to read on, more than the one before: this position can't be stored."""
 
     def __init__(self, problem: str) -> None:
         """Take the problem, which names the value; the class's docstring says how to fix it."""
@@ -69,7 +69,7 @@ class _Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A block's records and the position behind them; no batches: a block was answered meanwhile."""
+    """Hold a block's records and the position behind them; no batches: a block was answered meanwhile."""
 
     batches: Sequence[pa.RecordBatch] = ()
     position: int = 0

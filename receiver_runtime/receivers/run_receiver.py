@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Run(Protocol):
-    """A reader, a server or a listener: made for one start, and never started again."""
+    """Run a reader, a server or a listener, which is made for one start and never started again."""
 
     def start(self) -> None:
         """Begin, on threads of its own."""

@@ -23,7 +23,7 @@ _KEEP_ALIVE = (
 
 
 class TlsFileError(OSError):
-    """A file of the source's TLS settings can't be used. Correct the file, or its path in the declaration."""
+    """Correct the file of the source's TLS settings, or its path in the declaration: the file can't be used."""
 
 
 def keep_alive(connection: socket.socket) -> None:

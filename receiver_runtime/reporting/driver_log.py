@@ -45,7 +45,7 @@ TELL_AFTER = 1.0
 
 
 class GivenUpError(Exception):
-    """The process is ending at once, so this call to the driver log was not made again. Nothing to do."""
+    """Nothing to do: the process is ending at once, so this call to the driver log was not made again."""
 
 
 class OutageListener(Protocol):

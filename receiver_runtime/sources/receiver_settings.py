@@ -16,7 +16,7 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 
 
 class ReceiverSettings(BaseModel):
-    """A receiver's settings with their defaults; durations in seconds, sizes in bytes.
+    """Hold a receiver's settings with their defaults; durations in seconds, sizes in bytes.
 
     One receiver's memory is bounded by about ``(block_queue_size + 5) * max_block_bytes``, whatever the source sends:
     the queue, and at most five copies of a block on its way into it (filled, cut) and out of it (compressed, written).

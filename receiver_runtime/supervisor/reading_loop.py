@@ -30,7 +30,7 @@ _GATHERING_SECONDS = 0.02
 
 
 class ReadingLoopClosedError(RuntimeError):
-    """The reading loop has ended: read from the connection where you are."""
+    """Read from the connection where you are: the reading loop has ended."""
 
 
 class _Watched(Generic[T]):

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 class ReceiverNotAttachedError(RuntimeError):
-    """A ReceiverSupervisor has not been attached to the receiver yet. Use the receiver's methods after on_start."""
+    """No ReceiverSupervisor has been attached to the receiver yet. Use the receiver's methods after on_start."""
 
 
 class ReceiverAttachedError(RuntimeError):
-    """A ReceiverSupervisor has been attached to this receiver already. Make a new receiver for each supervisor."""
+    """Make a new receiver for each supervisor: a ReceiverSupervisor has been attached to this one already."""
 
 
 class Receiver(ABC):

@@ -85,7 +85,7 @@ TRANSITIONS: Mapping[SupervisorState, frozenset[SupervisorState]] = {
 
 
 class SupervisorStateError(RuntimeError):
-    """A supervisor moved between two states that no transition joins: this is a bug, please report it."""
+    """No transition joins the two states between which a supervisor moved: this is a bug, please report it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class BlockStoreError(Exception):
-    """The block store could not do what was asked. See the cause, and `forebay doctor` for the store's state."""
+    """See the cause, and `forebay doctor` for the block store's state: the store could not do what was asked."""
 
 
 class InvalidFrameError(BlockStoreError):
@@ -15,7 +15,7 @@ class InvalidFrameError(BlockStoreError):
 
 
 class InvalidPathError(BlockStoreError):
-    """A segment's path must be relative, below the block store's root and without '..'. Correct the path."""
+    """Correct the segment's path: it must be relative, below the block store's root and without '..'."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -26,7 +26,7 @@ class InvalidPathError(BlockStoreError):
 
 
 class BlockMissingError(BlockStoreError):
-    """A registered block's bytes are not there: the file is missing, or it ends before the block does.
+    """Bytes of a registered block are not there: the file is missing, or it ends before the block does.
 
     Attributes: ``path`` (absolute), ``offset`` and ``length`` in bytes, ``detail``.
     """
@@ -46,7 +46,7 @@ class BlockMissingError(BlockStoreError):
 
 
 class BlockCorruptError(BlockStoreError):
-    """A registered block's bytes are there and differ from what was written.
+    """Bytes of a registered block are there and differ from what was written.
 
     Attributes: ``path`` (absolute), ``offset`` in bytes, ``expected`` and ``found`` (what was compared), ``detail``.
     """
@@ -67,9 +67,10 @@ class BlockCorruptError(BlockStoreError):
 
 
 class BlockAlteredError(BlockStoreError):
-    """An encrypted block's checksum is right and its authentication tag is not: it was changed on purpose, or moved.
+    """Find out who changed or moved an encrypted block: its checksum is right, its authentication tag is not.
 
-    A crash or a failing disk can't cause this, so such a block never counts as lost.
+    It was changed on purpose, or moved. A crash or a failing disk can't cause this, so such a block never counts as
+    lost.
 
     Attributes: ``path``, ``offset`` in bytes, ``key_id``.
     """
@@ -89,7 +90,7 @@ class BlockAlteredError(BlockStoreError):
 
 
 class BlockKeyError(BlockStoreError):
-    """The key of blocks is missing here, or can't be used: nothing is known about what is in them.
+    """Check the blocks' key: it is missing here, or can't be used, and nothing is known about what is in the blocks.
 
     Attributes: ``key_id`` (of the block; empty if the key itself could not be read), ``detail`` (one line, which names
     the setting; never a key).
@@ -105,7 +106,7 @@ class BlockKeyError(BlockStoreError):
 
 
 class StoreUnavailableError(BlockStoreError):
-    """A block store can't be reached: nothing is known about the blocks in it.
+    """Check that the block store is mounted or running: it can't be reached. Nothing is known about the blocks in it.
 
     Attributes: ``store`` (as people name it), ``detail``.
     """
@@ -143,11 +144,11 @@ class TooFewReplicasError(BlockStoreError):
 
 
 class SegmentEndedError(BlockStoreError):
-    """A write or a sync of this segment failed before: nothing is ever appended to it again. Open a new segment."""
+    """Writing or syncing this segment failed, or it is closed: nothing is ever appended again. Open a new segment."""
 
 
 class SegmentWriteError(BlockStoreError):
-    """A frame could not be written and synced; the segment is ended and the frame must be written to a new one.
+    """Write the frame to a new segment: it could not be written and synced, and this segment is ended.
 
     Attributes: ``path`` (absolute), ``offset`` in bytes, ``detail``.
     """

@@ -1,6 +1,7 @@
-"""The frame: one block, or dead letters, as they lie in a segment file (docs/explanation/path-of-a-record.md, step 3).
+"""Encode frames and check their headers: a frame is one block, or dead letters, as they lie in a segment file.
 
-This module owns the bytes of a frame and their validation; it never opens a file.
+This module owns the bytes of a frame and their validation; it never opens a file. Frames are explained in
+docs/explanation/path-of-a-record.md, step 3.
 
 A frame is a header of 64 bytes, little-endian, and a payload of ``payload_length`` bytes right behind it:
 
@@ -75,7 +76,7 @@ MAX_PAYLOAD_LENGTH = 0x7FFF_0000 - HEADER_LENGTH
 
 
 class FrameKind(IntEnum):
-    """The kind of a frame's content."""
+    """Name the kind of a frame's content."""
 
     BLOCK = 1
     DEAD_LETTER = 2
@@ -84,7 +85,7 @@ class FrameKind(IntEnum):
 
 
 class SourceRule(IntEnum):
-    """Whether the sender sends the records again, which decides how a dead process's segments are salvaged.
+    """Say whether the sender sends the records again, which decides how a dead process's segments are salvaged.
 
     It has the names of ``receiver_runtime.sources.declarations.base.SourceRule``, which declarations use.
     """
@@ -100,7 +101,7 @@ class SourceRule(IntEnum):
 
 
 class DeadLetterReason(IntEnum):
-    """The reason why a record was put aside. The driver log has the name in lower case (``label``)."""
+    """Name the reason why a record is a dead letter. The driver log has the name in lower case (``label``)."""
 
     INVALID_ENCODING = 1
     RECORD_TOO_LARGE = 2
@@ -117,7 +118,7 @@ class DeadLetterReason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """The fields of a frame's header. ``reason`` and ``part`` are for dead letters; a group's ``part`` is 0."""
+    """Hold the fields of a frame's header. ``reason`` and ``part`` are for dead letters; a group's ``part`` is 0."""
 
     kind: FrameKind
     source_rule: SourceRule
@@ -147,7 +148,7 @@ class FrameHeader:
 
 @dataclass(frozen=True, slots=True)
 class EncodedFrame:
-    """A frame ready to be written: its header and the parts of its payload, none of which is copied."""
+    """Hold a frame ready to be written: its header and the parts of its payload, none of which is copied."""
 
     header: bytes
     parts: Sequence[pa.Buffer]

@@ -1,4 +1,4 @@
-"""The payload of a group of dead letters: many small records in one frame (``frame``).
+"""Encode and decode the payload of a group of dead letters: many small records in one frame (``frame``).
 
 Owns the bytes of the payload. It never reads a file and never decrypts.
 

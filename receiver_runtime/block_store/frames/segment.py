@@ -1,4 +1,4 @@
-"""A segment file: a run of frames that one process appends to, and how such a file is read back after a crash.
+"""Append frames to a segment file, which one process writes, and read such a file back after a crash.
 
 ``SegmentWriter`` appends and syncs. It never appends after a failed write or sync, never truncates, and knows the
 length up to which the file is good (``synced_length``), which is recorded when the segment is sealed.
@@ -174,7 +174,7 @@ class SegmentWriter:
 
 @dataclass(frozen=True, slots=True)
 class IntactFrame:
-    """A frame whose checksums are right. ``offset`` and ``length`` (the whole frame's) are in bytes."""
+    """Describe a frame whose checksums are right. ``offset`` and ``length`` (the whole frame's) are in bytes."""
 
     offset: int
     length: int
@@ -199,7 +199,7 @@ class DamagedFrame:
 
 @dataclass(frozen=True, slots=True)
 class TornTail:
-    """The bytes that an interrupted last write left, from ``offset`` to the end of the file."""
+    """Describe the bytes that an interrupted last write left, from ``offset`` to the end of the file."""
 
     offset: int
     length: int

@@ -24,7 +24,7 @@ class UnknownBlockStoreError(BlockStoreError):
 
 
 class MinReplicasError(BlockStoreError):
-    """The setting min_replicas asks for more replicas than FOREBAY_BLOCK_STORE names. Lower it, or name more."""
+    """Lower the setting min_replicas, or name more replicas in FOREBAY_BLOCK_STORE: it asks for more than are named."""
 
 
 def open_block_store(

@@ -40,7 +40,7 @@ class UnknownPikaError(Exception):
 
 
 class DecodedProperties(spec.BasicProperties):  # type: ignore[misc]
-    """A message's properties. If ``undecodable`` is true, they could not be decoded, and none are set."""
+    """Hold a message's properties. If ``undecodable`` is true, they could not be decoded, and none are set."""
 
     undecodable: bool = False
 

@@ -53,13 +53,13 @@ _STREAM_OFFSET = "x-stream-offset"  # RabbitMQ adds this header to messages of a
 
 
 class AmqpConsumerError(ConnectionError):
-    """The broker ended a consumer, or the channel that all of them have."""
+    """Consuming has to begin again: the broker ended a consumer, or the channel that all of them have."""
 
 
 class AmqpStreamError(ConnectionError):
-    """The broker would begin at its end with each start, and what came meanwhile would be missing without a word.
+    """Bind a quorum queue to the same exchange, and read that.
 
-    Bind a quorum queue to the same exchange, and read that.
+    The broker would begin at the stream's end with each start, and what came meanwhile would be missing without a word.
     """
 
 

@@ -65,7 +65,7 @@ _FINISHED = 1  # the generation of a file that was read to its end
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file of a listing; ``path`` is relative to the listed directory or prefix."""
+    """Describe a file of a listing; ``path`` is relative to the listed directory or prefix."""
 
     path: str
     size: int
@@ -73,7 +73,7 @@ class Found:
 
 
 class Folder(Protocol):
-    """A directory or prefix that is listed. Every method raises OSError."""
+    """List a directory or prefix, and open its files. Every method raises OSError."""
 
     @property
     def refused(self) -> Sequence[tuple[str, OSError]]:
@@ -98,7 +98,10 @@ class Folder(Protocol):
 
 
 class LocalFolder:
-    """A directory of this host. With ``follow_symlinks``, links to files below it are read too."""
+    """List a directory of this host, and open its files.
+
+    With ``follow_symlinks``, links to files below it are read too.
+    """
 
     def __init__(self, root: str, *, follow_symlinks: bool = False) -> None:
         self._root = root.rstrip("/") or "/"
@@ -155,7 +158,7 @@ class LocalFolder:
 
 
 class ObjectFolder:
-    """The objects below a prefix.
+    """List the objects below a prefix, and open them.
 
     Args:
         filesystem: one of pyarrow's.
@@ -203,7 +206,7 @@ def _leads_to_file(entry: os.DirEntry[str]) -> bool:
 
 @dataclass(slots=True, eq=False)
 class _Arrived:
-    """A file that is not read to its end yet."""
+    """Track a file that is not read to its end yet."""
 
     found: Found
     reading: Reading

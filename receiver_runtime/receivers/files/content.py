@@ -42,7 +42,7 @@ class Content(Protocol):
 
 
 class LocalFile:
-    """A plain file, read by its descriptor: renaming or deleting it does not matter.
+    """Read a plain file by its descriptor: renaming or deleting it does not matter.
 
     Args:
         path: of a regular file.
@@ -83,7 +83,7 @@ def open_compressed(path: str, tree: LocalTree) -> Any:  # noqa: ANN401  pyarrow
 
 
 class OpenedFile:
-    """A file that pyarrow has opened for random access, such as an object.
+    """Read a file that pyarrow has opened for random access, such as an object.
 
     Its first bytes are kept: they are looked at before the file is read, and each read of an object is a request.
     """
@@ -112,7 +112,7 @@ class OpenedFile:
 
 
 class DecompressedFile:
-    """The decompressed content of a file.
+    """Read the decompressed content of a file.
 
     Args:
         open_raw: opens the compressed bytes from their beginning, as pyarrow's file or stream.

@@ -36,7 +36,7 @@ class UnreadableKindError(OSError):
 
 
 class Codec(StrEnum):
-    """How a content is compressed."""
+    """Name the compression of a content."""
 
     GZIP = "gzip"
     BZIP2 = "bz2"
@@ -106,7 +106,7 @@ def unread_files(refused: Sequence[tuple[str, OSError]]) -> str | None:
 
 
 class Decompressed(Protocol):
-    """The bytes of a compressed content, from its beginning to its end. Every method raises OSError."""
+    """Decompress a content's bytes, from its beginning to its end. Every method raises OSError."""
 
     def read(self, size: int) -> bytes:
         """Return the next bytes, at most ``size``; none only at the end."""
@@ -186,7 +186,7 @@ class _Xz:
 
 
 class _Zip:
-    """The only file in an archive."""
+    """Read the only file in an archive."""
 
     def __init__(self, raw: Any) -> None:  # noqa: ANN401  as above
         self._raw = raw

@@ -18,7 +18,7 @@ _NEWLINE = 10
 
 
 class Hole(NamedTuple):
-    """How many NULs were passed over, and in how many runs."""
+    """Count the NULs that were passed over, and their runs."""
 
     nbytes: int
     runs: int = 1
@@ -31,7 +31,7 @@ class Hole(NamedTuple):
 
 
 class Text(NamedTuple):
-    """The text of some bytes, without their holes.
+    """Hold the text of some bytes, without their holes.
 
     ``places`` is where each byte of ``data`` was; None: there are no holes. ``stop`` is where the bytes end.
     ``is_cut``: behind that is a run of NULs of which it is not known whether it is a hole. ``runs``: how many holes.

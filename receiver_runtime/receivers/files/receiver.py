@@ -1,4 +1,4 @@
-"""The receivers of ``FileLines`` and ``WholeFiles``, and what they share with that of ``FollowedFiles``.
+"""Define the receivers of ``FileLines`` and ``WholeFiles``, and what they share with that of ``FollowedFiles``.
 
 They own the reader of each ``on_start``, which owns its thread and its open files (``reader``).
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class FilesReceiver(RunReceiver):
-    """What the receivers of files have in common."""
+    """Implement what the receivers of files have in common."""
 
     def __init__(self, *, name: str, per_host: bool) -> None:
         super().__init__()

@@ -40,7 +40,7 @@ _NULS = bytes(PART_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class _LargeLine:
-    """A line that is too long and has no end yet: its beginning, and where its next bytes are."""
+    """Hold a line that is too long and has no end yet: its beginning, and where its next bytes are."""
 
     next: int
     first: bytes = b""
@@ -48,7 +48,7 @@ class _LargeLine:
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """How far a file is read. ``logged`` is where its last link ended, ``position`` the next byte to read.
+    """Track how far a file is read. ``logged`` is where its last link ended, ``position`` the next byte to read.
 
     ``name`` is its partition's name. ``start`` is where its generation begins. ``before`` are links that go in with the
     next block, before the link of that block's own records. ``large`` is the line that is being put aside, if any.
@@ -127,7 +127,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one piece."""
+    """Bound one piece of a file, in bytes and in lines."""
 
     nbytes: int
     lines: int
@@ -135,7 +135,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Part:
-    """A piece of a file: its records, the dead letters before them, and whether there is more to read at once.
+    """Hold a piece of a file: its records, the dead letters before them, and whether there is more to read at once.
 
     ``waits``: the file ends with a line that has no end yet. ``hole``: what was passed over, as no text.
     """

@@ -53,12 +53,12 @@ _RECEIVED_AT = _SCHEMA.field("received_at").type
 
 
 class AcknowledgementClosedError(Exception):
-    """The receiver is stopping and waits for no more registrations: send this request again."""
+    """Send this request again: the receiver is stopping and waits for no more registrations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The outcome of a request: records in a registered block, and duplicates, whose keys were known before."""
+    """Count a request's records: those in a registered block, and duplicates, whose keys were known before."""
 
     added: int
     duplicates: int
@@ -66,7 +66,7 @@ class Stored:
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A request's records. Sequences have one element per record; values that all records share are there once.
+    """Hold a request's records. Sequences have one element per record; values that all records share are there once.
 
     Where the bodies are a column, no other field is a sequence.
     """

@@ -1,4 +1,4 @@
-"""The ASGI application: takes each request through its checks to its records' hand-over, and answers it.
+"""Take each request through its checks to its records' hand-over, and answer it: the ASGI application.
 
 It runs on the server's loop. Threads do what takes long: the body reader's threads parse large bodies, and other
 threads store dead letters, because those may wait for the driver log or the disk. The checks are in order of their

@@ -1,4 +1,4 @@
-"""The bodies of requests: reads, decompresses and parses each within the source's limits of size and time.
+"""Read, decompress and parse the bodies of requests, each within the source's limits of size and time.
 
 From a body's first byte until it is parsed, the admission counts it, as large as it is when decompressed. Small bodies
 are parsed on the server's loop, others by threads that do nothing else, so that the loop goes on meanwhile. A body

@@ -1,4 +1,4 @@
-"""The receiver of an ``Http`` source. Owns the server of each ``on_start`` (``server``)."""
+"""Define the receiver of an ``Http`` source. Owns the server of each ``on_start`` (``server``)."""
 
 from __future__ import annotations
 

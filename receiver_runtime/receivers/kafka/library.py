@@ -61,7 +61,7 @@ _NO_HEADERS_BYTES = 1
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The places of the fields behind the public struct, in words from its beginning."""
+    """Give the places of the fields behind the public struct, in words from its beginning."""
 
     time: int
     headers_bytes: int
@@ -86,7 +86,7 @@ class LibraryError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An error that the client returns in place of a record, or its own error, which has an empty ``topic``."""
+    """Hold an error that the client returns in place of a record, or its own error, which has an empty ``topic``."""
 
     topic: str
     partition: int
@@ -96,7 +96,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The result of one fetch, in order, mostly one batch. ``errors`` are the client's own, of no partition."""
+    """Hold the result of one fetch, in order, mostly one batch. ``errors`` are the client's own, of no partition."""
 
     records: Sequence[Records]
     bad: Sequence[BadRecord]
@@ -105,7 +105,7 @@ class Fetched:
 
 
 class _Place(ctypes.Structure):
-    """The first fields of rd_kafka_topic_partition_t, as many as are read."""
+    """Declare the first fields of rd_kafka_topic_partition_t, as many as are read."""
 
     _fields_ = (("topic", ctypes.c_char_p), ("partition", ctypes.c_int32), ("offset", ctypes.c_int64))
 
@@ -115,7 +115,7 @@ _ErrorCallback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_
 
 
 class _Functions:
-    """The used functions of the library, with their types."""
+    """Bind the used functions of the library, with their types."""
 
     def __init__(self, path: str) -> None:
         pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
@@ -170,7 +170,7 @@ class _Functions:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A librdkafka whose layout is known."""
+    """Hold a librdkafka whose layout is known."""
 
     functions: _Functions
     layout: _Layout

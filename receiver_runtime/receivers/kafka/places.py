@@ -54,15 +54,18 @@ _ID_BITS: Final = 2**63 - 1
 
 
 class OutOfRangeError(Exception):
-    """A partition's next record is not on the broker, and the source says to stop then.
+    """Set out_of_range to 'earliest' or 'latest' to go on.
 
-    Set out_of_range to 'earliest' or 'latest' to go on.
+    The partition's next record is not on the broker, and the source says to stop then.
     """
 
 
 @dataclass(slots=True)
 class Partition:
-    """An assigned partition. ``position`` is the next offset to hand over; ``links`` go in with the next block."""
+    """Track an assigned partition.
+
+    ``position`` is the next offset to hand over; ``links`` go in with the next block.
+    """
 
     generation: int
     position: int

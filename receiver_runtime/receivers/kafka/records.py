@@ -40,7 +40,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A record that can't become a row: the name of one of its headers is not UTF-8. ``data`` is its value."""
+    """Hold a record that can't become a row: the name of one of its headers is not UTF-8. ``data`` is its value."""
 
     topic: str
     partition: int
@@ -55,7 +55,7 @@ class BadRecord:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """A batch and its runs, in the order of rows."""
+    """Hold a batch and its runs, in the order of rows."""
 
     batch: pa.RecordBatch
     offsets: NDArray[np.int64]

@@ -56,11 +56,11 @@ class UnknownPahoError(Exception):
 
 
 class GivenUpError(Exception):
-    """The receiver was stopped while it was connecting."""
+    """Connecting was given up: the receiver was stopped meanwhile."""
 
 
 class UndecodableMessage(MQTTMessage):
-    """A message with properties that can't be decoded; it has no properties here."""
+    """Hold a message with properties that can't be decoded; it has no properties here."""
 
 
 class TolerantProperties(Properties):

@@ -62,7 +62,7 @@ _SENDS_AGAIN = "the MQTT broker sent more than there was room for: it is asked t
 
 
 class MqttConnectionError(ConnectionError):
-    """The broker ended the connection, or refused it."""
+    """Look into the broker's log: the broker ended the connection, or refused it."""
 
 
 class MqttReader:

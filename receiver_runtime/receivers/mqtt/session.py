@@ -24,7 +24,7 @@ _TWICE = 2
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A message of QoS 1 or 2 that is still held."""
+    """Track a message of QoS 1 or 2 that is still held."""
 
     mid: int
     qos: int

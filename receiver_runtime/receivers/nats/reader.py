@@ -69,7 +69,7 @@ _CLOSING_SECONDS = 2.0  # how long sending the last acknowledgements, and then c
 
 
 class NatsError(ConnectionError):
-    """The server ended the connection, or what was asked of it."""
+    """NATS ended the connection, or what was asked of it."""
 
 
 class NatsReader:

@@ -24,7 +24,7 @@ _SHORT, _LONG = 9, 11
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A message's place in its stream, from the subject to which it is acknowledged; nanoseconds since 1970."""
+    """Hold a message's place in its stream, from the subject to which it is acknowledged; nanoseconds since 1970."""
 
     stream: str
     sequence: int
@@ -49,7 +49,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A message. ``headers`` are raw, the version line first; a subject that is no text contains surrogates."""
+    """Hold a message. ``headers`` are raw, the version line first; a subject that is no text contains surrogates."""
 
     place: Place
     subject: str

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class KnownConsumer:
-    """The last known state of the consumer, in case it is deleted. Outlives readers.
+    """Hold the last known state of the consumer, in case it is deleted. Outlives readers.
 
     ``made`` is when the stream was created, None before the first look. All messages up to ``acknowledged`` were
     acknowledged.

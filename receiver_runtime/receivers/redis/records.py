@@ -22,7 +22,7 @@ SCHEMA = schema_of(RedisStreams.columns)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry of a stream; ``fields`` are alternating names and values.
+    """Hold an entry of a stream; ``fields`` are alternating names and values.
 
     ``key`` identifies the entry within all streams of a declaration. The id alone is not enough: another entry may get
     it when a stream is created again, or when a replica takes over that had not received the last entries.

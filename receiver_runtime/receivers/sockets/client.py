@@ -38,7 +38,7 @@ NO_MORE_DATA = "Socket data stream had no more data"
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """The result of one read, cut into records, none of them handed on yet."""
+    """Hold the result of one read, cut into records, none of them handed on yet."""
 
     letters: list[DeadLetter]
     records: pa.RecordBatch | None

@@ -39,7 +39,7 @@ DROPPED = "datagrams were dropped by the kernel: its receive buffer was full"
 
 
 class DatagramsDroppedError(OSError):
-    """The kernel had no room for datagrams that came, and they are lost."""
+    """Datagrams that came are lost: the kernel had no room for them."""
 
 
 class DatagramListener(ListeningThread):

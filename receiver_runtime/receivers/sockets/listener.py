@@ -57,7 +57,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class ListeningSource(Protocol):
-    """The settings of listening that every source that listens declares."""
+    """Declare the settings of listening, as every source that listens does."""
 
     @property
     def address(self) -> str: ...
@@ -76,7 +76,7 @@ class ListeningSource(Protocol):
 
 
 class _Ended(Enum):
-    """How a connection ended."""
+    """Say how a connection ended."""
 
     BY_SENDER = "the sender ended it"
     BROKEN = "it broke"
@@ -100,7 +100,7 @@ class _Connection:
 
 @dataclass(slots=True)
 class _Gathered:
-    """What was read and is not handed on yet."""
+    """Hold what was read and is not handed on yet."""
 
     before: list[DeadLetter] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The receiver of a TCP source: it makes a client or a listener at each ``on_start``."""
+"""Define the receiver of a TCP source: it makes a client or a listener at each ``on_start``."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ NO_ZONE = _UNKNOWN_ZONE + 1
 
 @dataclass(slots=True)
 class DeviceHeaders:
-    """What was read of some texts. Places count from each text's beginning; where ``found`` is false they mean nothing.
+    """Hold what was read of some texts. Places count from each text's beginning, and mean nothing unless ``found``.
 
     ``time`` is a local time, in microseconds; ``offset`` its zone, in minutes east of Greenwich, or ``NO_ZONE``.
     ``has_time``: there is one, and it exists. ``wants_time``: there is one that may not exist. ``iso_at`` and

@@ -110,14 +110,14 @@ class SyslogFraming:
 
 
 class _Kind(Enum):
-    """The kind of a frame without a count, by its first bytes."""
+    """Name the kind of a frame without a count, by its first bytes."""
 
     LINE = "ends at its newline or NUL"
     UNKNOWN = "too little has come"
 
 
 class _Stops:
-    """Where lines end in some bytes.
+    """Find where lines end in some bytes.
 
     A newline ends each line. A NUL ends one that is a message, or that a message follows: in other text it is a
     character.

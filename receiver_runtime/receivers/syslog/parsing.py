@@ -110,7 +110,7 @@ class _Field:
 
 @dataclass(slots=True)
 class _Header:
-    """The header of RFC 5424.
+    """Hold the RFC 5424 headers of some messages.
 
     A message with an incomplete header has none of its fields; all text after the priority is its message.
     """
@@ -127,7 +127,7 @@ class _Header:
 
 @dataclass(slots=True)
 class _OldHeader:
-    """The header of RFC 3164. Every part of it may be missing."""
+    """Hold the RFC 3164 headers of some messages. Every part of one may be missing."""
 
     iso: _Field
     bsd: npt.NDArray[np.datetime64]

@@ -1,4 +1,4 @@
-"""The receiver of a ``ZeroMQ`` source. Importing this needs the client; the registry does it when one is made.
+"""Define the receiver of a ``ZeroMQ`` source. Importing this needs the client; the registry does it when needed.
 
 Owns the reader of each ``on_start``, which owns a socket and its thread (``reader``).
 """

@@ -49,7 +49,7 @@ _RULES = {
 
 
 class SourceError(ValueError):
-    """A source's declaration can't be used. The message names the field, its value and the way out."""
+    """Correct the source's declaration: it can't be used. The message names the field, its value and how to fix it."""
 
 
 class Source(BaseModel):

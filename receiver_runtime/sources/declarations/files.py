@@ -62,7 +62,7 @@ def _check_unfinished(field: str, wanted: str, unfinished: Sequence[str]) -> Non
 
 
 class _Files(Source):
-    """The fields that all sources of files share."""
+    """Declare the fields that all sources of files share."""
 
     guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
 
@@ -153,7 +153,7 @@ class FollowedFiles(_Files):
 
 
 class _ArrivingFiles(_Files):
-    """The fields of the two kinds that read complete files."""
+    """Declare the fields of the two kinds that read complete files."""
 
     pattern: str = "*"
     min_age: Seconds = 2.0

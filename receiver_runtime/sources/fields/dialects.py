@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a matcher's patterns have not, as regular expressions with the way out."""
+    """List what a matcher's patterns do not have, as regular expressions, each with how to fix it."""
 
     foreign: tuple[tuple[str, str], ...]
 

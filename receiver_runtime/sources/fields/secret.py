@@ -23,12 +23,12 @@ _WAYS = 'write EnvVar("NAME"), "env:NAME" (an environment variable) or "file:/PA
 
 
 class SecretError(ValueError):
-    """A secret is given, or found, in a way that can't be used. The message never holds it."""
+    """Correct the way in which the secret is given, or found: it can't be used. The message never holds the secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A reference to a secret: `env:NAME` or `file:/PATH`. It is compared, printed and stored as this text."""
+    """Refer to a secret: `env:NAME` or `file:/PATH`. It is compared, printed and stored as this text."""
 
     reference: str
 

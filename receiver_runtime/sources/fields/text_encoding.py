@@ -49,7 +49,7 @@ _NAMES = (
 
 
 class Marked(NamedTuple):
-    """An encoding, and how many of a stream's first bytes are the mark that names it."""
+    """Hold an encoding, and how many of a stream's first bytes are the mark that names it."""
 
     encoding: str
     mark: int

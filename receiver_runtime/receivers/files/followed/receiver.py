@@ -1,4 +1,4 @@
-"""The receiver of ``FollowedFiles``."""
+"""Define the receiver of ``FollowedFiles``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue of records that were answered 202, bounded, which a thread hands to the block generator in order.
+"""Queue the records that were answered 202, bounded: a thread hands them to the block generator in order.
 
 An offer is taken or refused at once: no request waits for its answer, however full the block generator's own buffer is.
 Records that were taken have been answered, so all of them are handed on: ``close`` waits for that. Only if the block

@@ -40,7 +40,7 @@ _UPGRADE = re.compile(rb"\r\n(?:upgrade|http2-settings)[ \t]*:[^\r\n]*(?=\r\n)",
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a server.
+    """Hold the limits of a server.
 
     Args:
         head_seconds: from a head's first byte to its last.
@@ -108,7 +108,10 @@ _NO_WAITER = _NoWaiter()
 
 
 class Exchange:
-    """A request that was taken directly, until it is answered. It is in the place of uvicorn's own for a request."""
+    """Hold a request that was taken directly, until it is answered.
+
+    It is in the place of uvicorn's own object for a request.
+    """
 
     __slots__ = ("_protocol", "disconnected", "keep_alive", "message_event", "more_body", "response_complete")
 

@@ -1,4 +1,4 @@
-"""The time limits of requests that wait, so that a server that stops can let all of them pass at once.
+"""Hold the time limits of requests that wait, so that a server that stops can let all of them pass at once.
 
 This module never answers a request: the code that waits decides what a passed limit means.
 """

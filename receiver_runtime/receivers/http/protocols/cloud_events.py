@@ -62,7 +62,7 @@ _KINDS: Mapping[str, str] = {
 
 
 class _Number(str):
-    """A number of a JSON text, as it is written there."""
+    """Hold a number of a JSON text as it is written there."""
 
     __slots__ = ()
 

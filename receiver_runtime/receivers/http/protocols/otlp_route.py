@@ -1,4 +1,4 @@
-"""The route of OpenTelemetry's logs: ``POST /v1/logs``, and its answers. Loads the extra ``forebay[otlp]``."""
+"""Define the route of OpenTelemetry's logs: ``POST /v1/logs``, and its answers. Loads the extra ``forebay[otlp]``."""
 
 from __future__ import annotations
 

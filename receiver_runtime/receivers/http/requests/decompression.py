@@ -1,4 +1,4 @@
-"""The decompression of a request's body within a limit: a small body that grows without end is refused.
+"""Decompress a request's body within a limit: a small body that grows without end is refused.
 
 This module never reads from a connection, and knows neither a server nor a source.
 """

@@ -1,4 +1,4 @@
-"""The framing of a request's body: how its head says where the body ends, and which framings are refused.
+"""Check the framing of a request's body: how its head says where the body ends, and which framings are refused.
 
 A sender, a proxy in front of the receiver and the parser must agree where a body ends, or one request's body passes
 for another request. This module reads heads only: it never reads a body.
@@ -20,7 +20,7 @@ _MOST_DIGITS = 19
 
 @dataclass(frozen=True, slots=True)
 class BodyFraming:
-    """How a request announces its body.
+    """Describe how a request announces its body.
 
     Args:
         length: of the body in bytes, 0 where there is none; None where the body comes in chunks.

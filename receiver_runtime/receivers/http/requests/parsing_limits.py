@@ -1,4 +1,4 @@
-"""The limits of parsing one body: how many values it may have, and until when it may be parsed.
+"""Limit the parsing of one body: how many values it may have, and until when it may be parsed.
 
 Values are counted by vector code before a parser makes an object of any of them: a few kilobytes, decompressed, may
 hold millions. A parser checks the time between records, so that a body whose sender has left, or that takes too long,
@@ -29,7 +29,7 @@ _PROTOBUF_MARKS = b"\x0a\x12\x2a\x32"
 
 
 class ParsingStoppedError(Exception):
-    """The body is parsed no further: its time is over, or its sender has left."""
+    """Parsing of the body stopped: its time is over, or its sender has left."""
 
 
 class ParsingLimits:

@@ -1,4 +1,4 @@
-"""The result of parsing a request: its records, or why it is refused.
+"""Define the result of parsing a request: its records, or why it is refused.
 
 Knows neither a server nor a driver log: a parser is a function of a request's headers and its decompressed body.
 """
@@ -41,7 +41,10 @@ class PushedRecord:
 
 @dataclass(frozen=True, slots=True)
 class RejectedRecord:
-    """An invalid record of a request that is otherwise taken: its bytes and the reason. ``why`` is for its sender."""
+    """Hold an invalid record of a request that is otherwise taken: its bytes and the reason.
+
+    ``why`` is for its sender.
+    """
 
     data: bytes
     reason: DeadLetterReason
@@ -50,14 +53,14 @@ class RejectedRecord:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """The records of one request, in its order."""
+    """Hold the records of one request, in its order."""
 
     records: Sequence[PushedRecord]
     rejected: Sequence[RejectedRecord] = field(default=())
 
 
 class PushRefusedError(ValueError):
-    """A request that can't be taken, as a whole. The message names the thing, the value and the way out."""
+    """Refuse a request as a whole. The message names the thing, the value and how to fix it."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(shortened(detail))

@@ -1,4 +1,4 @@
-"""The error that refuses a request, and when its sender may send the request again.
+"""Define the error that refuses a request, and when its sender may send the request again.
 
 This module never decides whether a request is refused.
 """
@@ -17,7 +17,7 @@ PAUSED_RETRY_SECONDS = 10
 
 
 class RefusedError(Exception):
-    """The request is refused. ``refused`` holds the answer's status, detail and headers."""
+    """Refuse a request. ``refused`` holds the answer's status, detail and headers."""
 
     def __init__(self, refused: Refused) -> None:
         super().__init__(refused.detail)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The outcome of a request that was taken.
+    """Hold the outcome of a request that was taken.
 
     ``rejected`` counts its dead letters; ``why`` is the reason of the first one.
     """
@@ -34,7 +34,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a request was not taken. ``retry_after`` is in seconds, and None where sending it again is of no use."""
+    """Say why a request was not taken. ``retry_after`` is in seconds, and None where sending it again is of no use."""
 
     status: int
     detail: str
@@ -44,7 +44,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A response's status, media type, body and further headers."""
+    """Hold a response's status, media type, body and further headers."""
 
     status: int
     content_type: str

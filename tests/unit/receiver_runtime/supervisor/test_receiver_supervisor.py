@@ -63,7 +63,7 @@ def test_r04_before_it_is_attached_a_receiver_knows_nothing(receiver: HandReceiv
         receiver.is_started,
         receiver.is_stopped,
     ):
-        with pytest.raises(ReceiverNotAttachedError, match="A ReceiverSupervisor has not been attached"):
+        with pytest.raises(ReceiverNotAttachedError, match="No ReceiverSupervisor has been attached"):
             use()
 
 

@@ -38,7 +38,7 @@ def open_plain(file: FollowedFile) -> LocalFile:
 
 
 class Head(NamedTuple):
-    """A content's first bytes, decompressed, and how they were compressed.
+    """Hold a content's first bytes, decompressed, and how they were compressed.
 
     ``checksum``: of a compressed file, its size with the digest of its two ends. Its last bytes hold a checksum of the
     whole file, so this tells it apart.
