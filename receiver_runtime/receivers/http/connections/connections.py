@@ -110,7 +110,7 @@ _NO_WAITER = _NoWaiter()
 class Exchange:
     """Hold a request that was taken directly, until it is answered.
 
-    It is in the place of uvicorn's own object for a request.
+    It takes the place of uvicorn's own object for a request.
     """
 
     __slots__ = ("_protocol", "disconnected", "keep_alive", "message_event", "more_body", "response_complete")
