@@ -34,7 +34,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class FlightTotals:
     """Sums over flights: `departures` are those with a known delay; delays are in minutes."""
 
     flights: int = 0
@@ -48,15 +48,15 @@ class Totals:
         """Return the mean departure delay in minutes; None if no delay is known."""
         return self.weighted_mean_sum / self.departures if self.departures else None
 
-    def plus(self, other: Totals) -> Totals:
-        return Totals(
+    def plus(self, other: FlightTotals) -> FlightTotals:
+        return FlightTotals(
             self.flights + other.flights,
             self.departures + other.departures,
             self.delay_sum + other.delay_sum,
             self.weighted_mean_sum + other.weighted_mean_sum,
         )
 
-    def differences(self, other: Totals) -> tuple[str, ...]:
+    def differences(self, other: FlightTotals) -> tuple[str, ...]:
         """Return what differs from `other`: counts and sums at all, means by more than `MEAN_TOLERANCE` minutes."""
         found = [
             name
@@ -77,8 +77,8 @@ class Row:
     """One line of the comparison. `name` is a carrier, or carrier and origin."""
 
     name: str
-    published: Totals
-    expected: Totals
+    published: FlightTotals
+    expected: FlightTotals
     # What differs, in words; empty if all values are equal.
     differences: tuple[str, ...]
 
@@ -106,13 +106,13 @@ class Comparison:
         return 0 if self.same else 1
 
 
-def expected_totals(flights: pa.Table) -> dict[GroupKey, Totals]:
+def expected_totals(flights: pa.Table) -> dict[GroupKey, FlightTotals]:
     """Return the totals per carrier and origin of the data file's table (`flights.read_flights()`)."""
     grouped = flights.group_by(["carrier", "origin"]).aggregate(
         [([], "count_all"), ("dep_delay", "count"), ("dep_delay", "sum"), ("dep_delay", "mean")]
     )
     return {
-        (row["carrier"], row["origin"]): Totals(
+        (row["carrier"], row["origin"]): FlightTotals(
             flights=row["count_all"],
             departures=row["dep_delay_count"],
             delay_sum=row["dep_delay_sum"] or 0,
@@ -137,23 +137,23 @@ def read_published(path: str | Path) -> pa.Table:
     return dataset.to_table(columns=list(COLUMNS))
 
 
-def published_totals(published: pa.Table) -> dict[GroupKey, Totals]:
+def published_totals(published: pa.Table) -> dict[GroupKey, FlightTotals]:
     """Return the totals per carrier and origin over the rows of all batches (a row per batch, carrier and origin)."""
-    totals: dict[GroupKey, Totals] = {}
+    totals: dict[GroupKey, FlightTotals] = {}
     for row in published.to_pylist():
         key = (row["carrier"], row["origin"])
         departures = row["departures"] or 0
-        part = Totals(
+        part = FlightTotals(
             flights=row["flights"] or 0,
             departures=departures,
             delay_sum=row["departure_delay_sum"] or 0,
             weighted_mean_sum=(row["departure_delay_mean"] or 0.0) * departures,
         )
-        totals[key] = totals.get(key, Totals()).plus(part)
+        totals[key] = totals.get(key, FlightTotals()).plus(part)
     return totals
 
 
-def compare(published: Mapping[GroupKey, Totals], expected: Mapping[GroupKey, Totals]) -> Comparison:
+def compare(published: Mapping[GroupKey, FlightTotals], expected: Mapping[GroupKey, FlightTotals]) -> Comparison:
     """Compare the published totals with the expected ones and with the constants of the known answer."""
     keys = sorted({*published, *expected}, key=lambda key: (key[0] or "~", key[1] or "~"))
     groups = tuple(_row(f"{_text(c)} {_text(o)}", published.get((c, o)), expected.get((c, o))) for c, o in keys)
@@ -165,7 +165,9 @@ def compare(published: Mapping[GroupKey, Totals], expected: Mapping[GroupKey, To
     return Comparison(carriers, groups, total, tuple(_known_answer_problems(published, expected)))
 
 
-def _known_answer_problems(published: Mapping[GroupKey, Totals], expected: Mapping[GroupKey, Totals]) -> list[str]:
+def _known_answer_problems(
+    published: Mapping[GroupKey, FlightTotals], expected: Mapping[GroupKey, FlightTotals]
+) -> list[str]:
     problems: list[str] = []
     for what, totals in (("published", published), ("in the data file", expected)):
         rows = _sum(totals.values()).flights
@@ -186,7 +188,7 @@ def _nearly_equal(mine: float | None, theirs: float | None) -> bool:
     return abs(mine - theirs) <= MEAN_TOLERANCE
 
 
-def _row(name: str, published: Totals | None, expected: Totals | None) -> Row:
+def _row(name: str, published: FlightTotals | None, expected: FlightTotals | None) -> Row:
     # A group that is on one side only is a difference, even if all its numbers are 0.
     if published is None:
         differences: tuple[str, ...] = ("not published",)
@@ -194,15 +196,15 @@ def _row(name: str, published: Totals | None, expected: Totals | None) -> Row:
         differences = ("not known",)
     else:
         differences = published.differences(expected)
-    return Row(name, published or Totals(), expected or Totals(), differences)
+    return Row(name, published or FlightTotals(), expected or FlightTotals(), differences)
 
 
-def _of_carrier(totals: Mapping[GroupKey, Totals], carrier: str | None) -> Totals:
+def _of_carrier(totals: Mapping[GroupKey, FlightTotals], carrier: str | None) -> FlightTotals:
     return _sum(part for (name, _), part in totals.items() if name == carrier)
 
 
-def _sum(parts: Iterable[Totals]) -> Totals:
-    total = Totals()
+def _sum(parts: Iterable[FlightTotals]) -> FlightTotals:
+    total = FlightTotals()
     for part in parts:
         total = total.plus(part)
     return total

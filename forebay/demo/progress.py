@@ -33,7 +33,7 @@ class BatchFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ProgressSnapshot:
     """One look at replay server and driver log; `at` is in seconds since the demo's start (monotonic)."""
 
     at: float
@@ -74,12 +74,12 @@ class Snapshot:
         return {state: counts[state] for state in ranked}
 
 
-def is_finished(look: Snapshot) -> bool:
+def is_finished(look: ProgressSnapshot) -> bool:
     """Return whether every line was sent, every batch with records is COMPLETED, and no expected record is missing."""
     return look.replay_state == SERVED and look.completed_records >= look.expected and not look.waits_for_a_batch
 
 
-def is_short(look: Snapshot) -> bool:
+def is_short(look: ProgressSnapshot) -> bool:
     """Return whether every line was sent and all received records are in COMPLETED batches, but some are missing."""
     return (
         look.replay_state == SERVED
@@ -89,7 +89,7 @@ def is_short(look: Snapshot) -> bool:
     )
 
 
-def what_it_does(look: Snapshot) -> str:  # noqa: C901, PLR0911  one sentence a state
+def what_it_does(look: ProgressSnapshot) -> str:  # noqa: C901, PLR0911  one sentence a state
     """Return one sentence: the step that the demo is in, or what it waits for."""
     if is_finished(look):
         return "all records are in completed batches"
@@ -119,7 +119,7 @@ def what_it_does(look: Snapshot) -> str:  # noqa: C901, PLR0911  one sentence a 
     return "receiving; the next batch waits for the end of its interval"
 
 
-def what_is_stuck(look: Snapshot | None) -> str:
+def what_is_stuck(look: ProgressSnapshot | None) -> str:
     """Return what keeps the demo from finishing, and where to look; for the error at the deadline."""
     if look is None:
         return "The driver log could never be read."
@@ -160,14 +160,14 @@ class Watch:
         self._settle_seconds = settle_seconds
         self._first_completed_at: float | None = None
         self._short_since: float | None = None
-        self._last: Snapshot | None = None
+        self._last: ProgressSnapshot | None = None
 
     @property
-    def last(self) -> Snapshot | None:
+    def last(self) -> ProgressSnapshot | None:
         """Return the newest look."""
         return self._last
 
-    def see(self, look: Snapshot) -> bool:
+    def see(self, look: ProgressSnapshot) -> bool:
         """Record a look; return whether the demo is over: finished, short for good, or a batch is quarantined.
 
         "For good" means that everything was sent and nothing has been waiting for `settle_seconds`.
@@ -195,7 +195,7 @@ class Watch:
         )
 
 
-def _rate(look: Snapshot | None) -> float | None:
+def _rate(look: ProgressSnapshot | None) -> float | None:
     """Return the records per second that the receiver took.
 
     They are counted as they are sent: the receiver stops reading when it can't store, so the sender is never far ahead.

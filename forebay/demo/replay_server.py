@@ -115,7 +115,7 @@ class Pacer:
         return min(max(0.05, (1.0 - self._owed) / self._rate), _POLL_SECONDS)
 
 
-class _Cursor:
+class _FlightCursor:
     """Hold the replay's position in a lazy series of blocks; it only moves forward."""
 
     def __init__(self, blocks: Iterable[LineBlock]) -> None:
@@ -164,7 +164,7 @@ class ReplayServer:
         port: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cursor = _Cursor(blocks)
+        self._cursor = _FlightCursor(blocks)
         self._pacer = Pacer(rate, clock=clock)
         self._clock = clock
         self._began: float | None = None

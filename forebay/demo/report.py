@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from forebay.demo.progress import Snapshot, Timings, what_it_does
+from forebay.demo.progress import ProgressSnapshot, Timings, what_it_does
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +20,7 @@ SAME = "OK"
 DIFFERENT = "DIFFERENT"
 
 
-def progress_line(look: Snapshot) -> str:
+def progress_line(look: ProgressSnapshot) -> str:
     """Return one plain line for a log."""
     batches = ", ".join(f"{count} {state}" for state, count in look.batches_by_state().items()) or "none yet"
     return (
@@ -30,7 +30,7 @@ def progress_line(look: Snapshot) -> str:
     )
 
 
-def progress_view(look: Snapshot, ui_link: str) -> RenderableType:
+def progress_view(look: ProgressSnapshot, ui_link: str) -> RenderableType:
     """Return the live view for a terminal."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")

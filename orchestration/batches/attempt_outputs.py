@@ -132,7 +132,7 @@ class AttemptOutputs:
         Raises OutputsFailedError, or the error itself if there is only one output. An interrupt of the calling thread
         ends it at once.
         """
-        progress = _Progress(self)
+        progress = _AttemptProgress(self)
         if threads is None or at_once == 1:
             for output in progress.to_run():
                 try:
@@ -162,7 +162,7 @@ def running_outputs() -> list[str]:
     return sorted(thread.output for thread in threading.enumerate() if isinstance(thread, _OutputThread))
 
 
-class _Progress:
+class _AttemptProgress:
     """Track which outputs are committed, have failed or may still begin; used by one thread."""
 
     def __init__(self, outputs: AttemptOutputs) -> None:
@@ -211,7 +211,7 @@ _Ended = tuple["Output", "OutputResult | None", "BaseException | None"]
 class _ThreadedRun:
     """Outputs that run in threads. They only compute and commit; the thread that made this decides and reports."""
 
-    def __init__(self, progress: _Progress, threads: Threads) -> None:
+    def __init__(self, progress: _AttemptProgress, threads: Threads) -> None:
         self._progress = progress
         self._threads = threads
         self._running = 0

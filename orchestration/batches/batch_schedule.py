@@ -190,7 +190,7 @@ class BatchRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PipelineRun:
     """Describe a run as Dagster has it."""
 
     run_id: str
@@ -201,10 +201,10 @@ class Run:
 class Runs(Protocol):
     """Ask Dagster about a pipeline's runs."""
 
-    def by_id(self, run_id: str) -> Run | None:
+    def by_id(self, run_id: str) -> PipelineRun | None:
         """Return the run, or None if it is gone."""
 
-    def of_attempt(self, launch: Launch) -> Run | None:
+    def of_attempt(self, launch: Launch) -> PipelineRun | None:
         """Return a run that was launched for an attempt, preferably one that has not ended; None if there is none."""
 
     def why_failed(self, run_id: str) -> str:
@@ -213,7 +213,7 @@ class Runs(Protocol):
     def show_cause(self, run_id: str, cause: str) -> None:
         """Show why a run failed where Dagster lists runs; never raises."""
 
-    def begun(self) -> list[tuple[Run, datetime, int]]:
+    def begun(self) -> list[tuple[PipelineRun, datetime, int]]:
         """Return the runs that have begun and not ended, each with its batch time and its attempt."""
 
     def end_lost(self, run_id: str, reason: str) -> None:
@@ -350,7 +350,7 @@ def _step(
     return None
 
 
-def _why_never_submitted(batch: BatchRow, launch: Launch, run: Run) -> str | None:
+def _why_never_submitted(batch: BatchRow, launch: Launch, run: PipelineRun) -> str | None:
     """Return why Dagster will never start a run that was created for an attempt; None if it still may."""
     age = batch.launch_age if run.status == NOT_STARTED and batch.launch_attempt == launch.attempt else None
     if age is None or age <= SUBMITTED_WITHIN.total_seconds():
@@ -358,7 +358,7 @@ def _why_never_submitted(batch: BatchRow, launch: Launch, run: Run) -> str | Non
     return "it was created, and never submitted: the process that asked for it was ended meanwhile"
 
 
-def _ending(run: Run | None, lost: str | None, runs: Runs) -> str:
+def _ending(run: PipelineRun | None, lost: str | None, runs: Runs) -> str:
     """Return how a run ended that could not record it itself."""
     if run is None:
         return "is gone"

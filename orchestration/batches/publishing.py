@@ -76,10 +76,10 @@ def publish_what_is_left(engine: sa.Engine, pipeline: Pipeline, pipeline_id: int
     return published
 
 
-def compact(engine: sa.Engine, pipeline: Pipeline, pipeline_id: int, *, most_seconds: float) -> list[CompactedHour]:
+def compact(engine: sa.Engine, pipeline: Pipeline, pipeline_id: int, *, most_seconds: float) -> list[HourResult]:
     """Merge each closed hour into one directory, oldest first, for at most `most_seconds`; log and skip failures."""
     give_up_at = time.monotonic() + most_seconds
-    done: list[CompactedHour] = []
+    done: list[HourResult] = []
     for name, output in pipeline.outputs.items():
         if not isinstance(output.sink, ParquetSink):
             continue
@@ -100,7 +100,7 @@ def compact(engine: sa.Engine, pipeline: Pipeline, pipeline_id: int, *, most_sec
                 continue
             if rows is not None:
                 log.info("compacted an hour", rows=rows, **about)
-                done.append(CompactedHour(name, hour, rows))
+                done.append(HourResult(name, hour, rows))
     return done
 
 
@@ -126,7 +126,7 @@ def _publish_committed(pipeline_id: int, output: Output, batch_time: datetime, c
 
 
 @dataclass(frozen=True, slots=True)
-class CompactedHour:
+class HourResult:
     """Describe an hour of an output that is now one directory."""
 
     output: str

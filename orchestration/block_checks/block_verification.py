@@ -102,7 +102,7 @@ def verify_blocks(
     """
     report = BlockReport()
     keys = keys or BlockKeys()
-    sites = [_Site(replica, keys) for replica in replicas_of(store)]
+    sites = [_FrameSite(replica, keys) for replica in replicas_of(store)]
     if len(sites) > 1:
         report.replicas = [site.report for site in sites]
     for site in sites:
@@ -141,7 +141,7 @@ def verify_blocks(
     return report
 
 
-class _Site:
+class _FrameSite:
     """Verify one replica."""
 
     def __init__(self, replica: Replica, keys: BlockKeys) -> None:

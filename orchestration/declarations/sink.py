@@ -31,7 +31,7 @@ class AttemptOutdatedError(SinkError):
     """This attempt changes nothing in the target: a newer attempt at the batch has committed there."""
 
 
-class Guarantee(StrEnum):
+class DeliveryGuarantee(StrEnum):
     """Say how often a batch's record is delivered, whatever process is killed, attempt repeated or batch replayed."""
 
     EXACTLY_ONCE = "exactly once"
@@ -113,7 +113,7 @@ def unchecked() -> None:
 class Sink(ABC):
     """Keep an output's result once per batch time: the base class of sinks."""
 
-    guarantee: ClassVar[Guarantee]
+    guarantee: ClassVar[DeliveryGuarantee]
     #: Whether readers see a committed result only after `publish`, which is then called under its own lock.
     publishes: ClassVar[bool] = False
     #: Whether the target has its own commits, which decide (`committed`).

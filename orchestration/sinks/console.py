@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from orchestration.declarations.pipeline import DeclarationError
-from orchestration.declarations.sink import Guarantee, Sink, Written
+from orchestration.declarations.sink import DeliveryGuarantee, Sink, Written
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -19,7 +19,7 @@ _LINE = "-" * 43
 class ConsoleSink(Sink):
     """Print results to the run's standard output, which Dagster shows with the step. At least once."""
 
-    guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE
+    guarantee: ClassVar[DeliveryGuarantee] = DeliveryGuarantee.AT_LEAST_ONCE
 
     def __init__(self, *, rows: int = 20, truncate: bool | int = True) -> None:
         """Print `rows` rows (Spark's numRows), and truncate values (True, or a width) as `show` does.

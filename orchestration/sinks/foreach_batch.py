@@ -6,7 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from orchestration.declarations.pipeline import DeclarationError
-from orchestration.declarations.sink import Guarantee, Sink, Written
+from orchestration.declarations.sink import DeliveryGuarantee, Sink, Written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ class ForeachBatchSink(Sink):
     that stores it with its results can deduplicate them.
     """
 
-    guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE
+    guarantee: ClassVar[DeliveryGuarantee] = DeliveryGuarantee.AT_LEAST_ONCE
 
     def __init__(self, function: Callable[[DataFrame, int], object]) -> None:
         """Declare a function that takes the result and the batch's id.

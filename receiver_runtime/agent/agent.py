@@ -36,11 +36,11 @@ from receiver_runtime.agent.service_manager import ServiceManager
 from receiver_runtime.agent.spare_process import encode_begin
 from receiver_runtime.process.process_control import (
     Accepted,
+    ControlledRun,
     Declined,
     Ended,
     Lines,
     Message,
-    Run,
     Stop,
     encode,
     socket_pair,
@@ -113,7 +113,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
-class _Child:
+class _AgentChild:
     """Hold a process of this agent."""
 
     name: str
@@ -134,10 +134,10 @@ class _Member:
 
 
 @dataclass(slots=True, eq=False)
-class _ReceiverProcess:
+class _StartedProcess:
     """Hold a process that runs receivers, and the agent's end of the line to it."""
 
-    child: _Child
+    child: _AgentChild
     line: socket.socket
     members: dict[int, _Member]
     lines: Lines = field(default_factory=Lines)
@@ -151,7 +151,7 @@ class _ReceiverProcess:
 class _Spare:
     """Hold a process that waits for receivers, and the agent's end of the line to it."""
 
-    child: _Child
+    child: _AgentChild
     line: socket.socket
 
 
@@ -238,8 +238,8 @@ class Agent:
         self._share_look_at = clock()
         self._clock = clock
         self._process_id: int | None = None
-        self._processes: list[_ReceiverProcess] = []
-        self._roles: dict[str, _Child] = {}
+        self._processes: list[_StartedProcess] = []
+        self._roles: dict[str, _AgentChild] = {}
         self._spare: _Spare | None = None
         self._spare_not_before = clock() + SPARE_AFTER_SECONDS
         self._histories: dict[str, _History] = {}
@@ -349,7 +349,7 @@ class Agent:
 
     # -- the ends of receivers ---------------------------------------------------------------------------------------
 
-    def _heard(self, process: _ReceiverProcess, message: Message) -> None:
+    def _heard(self, process: _StartedProcess, message: Message) -> None:
         match message:
             case Accepted(receiver_id, assignment):
                 process.begun = True
@@ -391,7 +391,7 @@ class Agent:
             self._give_up_after_many(receiver_id, member, reason)
             log.warning("receiver failed", receiver_id=receiver_id, reason=reason, restart_in=delay)
 
-    def _process_ended(self, process: _ReceiverProcess, code: int) -> None:
+    def _process_ended(self, process: _StartedProcess, code: int) -> None:
         """Count a crash for each receiver whose end the process did not report, whatever the exit code."""
         crashed: dict[int, _Member] = {}
         for receiver_id, member in process.members.items():
@@ -462,7 +462,7 @@ class Agent:
             )
         )
 
-    def _stop_unwanted(self, process: _ReceiverProcess, wanted: Mapping[int, int]) -> None:
+    def _stop_unwanted(self, process: _StartedProcess, wanted: Mapping[int, int]) -> None:
         """Stop what is not placed here any more. A process is killed only if no receiver in it is wanted."""
         now = self._clock()
         unwanted = {
@@ -539,7 +539,7 @@ class Agent:
                 and self._alone.isdisjoint(process.members)
                 and any(member.stopping_since is None for member in process.members.values())
                 and all(self._suspicion(self._history(_receiver_name(other))) == suspicion for other in process.members)
-                and _say(process, Run(receiver_id, assignment))
+                and _say(process, ControlledRun(receiver_id, assignment))
             ):
                 process.members[receiver_id] = _Member(assignment, self._clock(), accepted=False)
                 return True
@@ -563,7 +563,7 @@ class Agent:
         members = {
             receiver_id: _Member(assignment, child.started, accepted=True) for receiver_id, assignment in receivers
         }
-        self._processes.append(_ReceiverProcess(child, ours, members))
+        self._processes.append(_StartedProcess(child, ours, members))
 
     def _suspicion(self, history: _History) -> int:
         return history.suspicion if self._clock() - history.last_crash < SUSPECT_SECONDS else 0
@@ -606,7 +606,7 @@ class Agent:
             return None
         self._history(_SPARE).backoff.reset()
         log.info("the spare process runs receivers now", child=name, pid=spare.child.process.pid)
-        return _Spare(_Child(name, spare.child.process, self._clock(), log_file), spare.line)
+        return _Spare(_AgentChild(name, spare.child.process, self._clock(), log_file), spare.line)
 
     @staticmethod
     def _end_spare(spare: _Spare) -> None:
@@ -678,7 +678,7 @@ class Agent:
 
     def _start(
         self, name: str, command: Sequence[str], *, withheld: Collection[str], stdin: int = subprocess.PIPE
-    ) -> _Child:
+    ) -> _AgentChild:
         log_file = self._log_directory / f"{name}.log"
         with open_child_log(log_file) as output:
             process = subprocess.Popen(  # noqa: S603  our own command
@@ -691,9 +691,9 @@ class Agent:
                 start_new_session=True,
             )
         log.info("child started", child=name, pid=process.pid)
-        return _Child(name, process, self._clock(), log_file)
+        return _AgentChild(name, process, self._clock(), log_file)
 
-    def _ask_to_stop(self, child: _Child) -> None:
+    def _ask_to_stop(self, child: _AgentChild) -> None:
         """Send SIGTERM first, and SIGKILL when the grace period is over."""
         if child.stopping_since is None:
             child.stopping_since = self._clock()
@@ -748,7 +748,7 @@ def _receiver_name(receiver_id: int) -> str:
     return f"receiver-{receiver_id}"
 
 
-def _say(process: _ReceiverProcess, message: Message) -> bool:
+def _say(process: _StartedProcess, message: Message) -> bool:
     """Send a message; return whether it went out. The caller sends a failed one again at its next look."""
     try:
         process.line.send(encode(message))
@@ -757,7 +757,7 @@ def _say(process: _ReceiverProcess, message: Message) -> bool:
     return True
 
 
-def _hear(process: _ReceiverProcess) -> Iterator[Message]:
+def _hear(process: _StartedProcess) -> Iterator[Message]:
     """Yield all messages that the process has sent so far."""
     try:
         while data := process.line.recv(65536):

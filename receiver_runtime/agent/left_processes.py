@@ -43,9 +43,9 @@ class LeftProcesses:
     def take_gone(self) -> list[int]:
         """Return the pids of noted processes that are gone by now, each once."""
         found = {pid: _look_for(pid, created) for pid, created in self._left.items()}
-        self._left = {pid: created for pid, created in self._left.items() if found[pid] is _Found.LIVES}
+        self._left = {pid: created for pid, created in self._left.items() if found[pid] is _LeftProcess.LIVES}
         # A row with a pid that was given to another process may be that one's, which lives.
-        return [pid for pid, what in found.items() if what is _Found.GONE]
+        return [pid for pid, what in found.items() if what is _LeftProcess.GONE]
 
     def note(self, pids: Iterable[int]) -> None:
         """Note the processes that run now, including this one, and earlier ones that are not known to be gone."""
@@ -105,7 +105,7 @@ def _created(pid: int) -> float | None:
         return None
 
 
-class _Found(Enum):
+class _LeftProcess(Enum):
     """Name what was found of a process."""
 
     LIVES = auto()
@@ -114,14 +114,14 @@ class _Found(Enum):
     """Another process has its pid."""
 
 
-def _look_for(pid: int, created: float) -> _Found:
+def _look_for(pid: int, created: float) -> _LeftProcess:
     try:
         process = psutil.Process(pid)
         if abs(process.create_time() - created) >= _SAME_TIME_SECONDS:
-            return _Found.ANOTHER
-        return _Found.GONE if process.status() == psutil.STATUS_ZOMBIE else _Found.LIVES
+            return _LeftProcess.ANOTHER
+        return _LeftProcess.GONE if process.status() == psutil.STATUS_ZOMBIE else _LeftProcess.LIVES
     except psutil.NoSuchProcess:
-        return _Found.GONE
+        return _LeftProcess.GONE
     except psutil.Error:
         # This agent has no right to look at the process, which may be the one that was noted.
-        return _Found.LIVES
+        return _LeftProcess.LIVES

@@ -158,7 +158,7 @@ def _look_for_segments(connection: sa.Connection, blocks: Sequence[NewBlock]) ->
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingBlock:
     block: NewBlock
     future: Future[NewBlock]
 
@@ -173,8 +173,8 @@ class _Lane:
     listener: OutageListener | None
     registered_through: RegisteredThrough
     progress: Progress
-    waiting: deque[_Waiting] = field(default_factory=deque)
-    sent: list[_Waiting] = field(default_factory=list)
+    waiting: deque[_WaitingBlock] = field(default_factory=deque)
+    sent: list[_WaitingBlock] = field(default_factory=list)
     reserved: int = 0
     errors_alone: int = 0
     waits_since: float | None = None
@@ -242,7 +242,7 @@ class Registration:
             self._lane.reserved -= 1
             refused = self._lane.refused
             if refused is None:
-                self._lane.waiting.append(_Waiting(block, future))
+                self._lane.waiting.append(_WaitingBlock(block, future))
                 self._changed.notify_all()
         if refused is not None:
             future.set_exception(refused)

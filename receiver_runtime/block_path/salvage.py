@@ -116,7 +116,7 @@ class _OutOfReachError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _StoredBlock:
+class _SalvagedBlock:
     sequence: int
     records: int
     source_rule: SourceRule
@@ -124,7 +124,7 @@ class _StoredBlock:
 
 
 @dataclass(slots=True)
-class _Found:
+class _FoundFrames:
     """Hold what one epoch's unsealed segments contain."""
 
     epoch: int
@@ -134,7 +134,7 @@ class _Found:
     known: bool = True
     lengths: dict[int, int] = field(default_factory=dict)
     #: By sequence, in the order of the files: intact blocks that are not registered and were not salvaged before.
-    blocks: dict[int, _StoredBlock] = field(default_factory=dict)
+    blocks: dict[int, _SalvagedBlock] = field(default_factory=dict)
     #: Numbers behind ``registered`` that have an intact frame.
     intact: set[int] = field(default_factory=set)
     #: Damaged frames behind ``registered``: the number of records by their header, and their rule.
@@ -172,7 +172,7 @@ class _Found:
         seen = sum(self.first <= sequence <= last for sequence in self.intact | self.damaged.keys())
         return max(0, last - self.first + 1 - seen)
 
-    def was_acknowledged(self, block: _StoredBlock) -> bool:
+    def was_acknowledged(self, block: _SalvagedBlock) -> bool:
         """Return whether the driver log had this block once, although it lacks it now."""
         return block.sequence <= self.acknowledged
 
@@ -362,11 +362,11 @@ class _Salvage:
 
     # -- look --------------------------------------------------------------------------------------------------------
 
-    def _look(self, epoch: int, segments: Sequence[OpenSegment]) -> _Found:
+    def _look(self, epoch: int, segments: Sequence[OpenSegment]) -> _FoundFrames:
         end = self._driver_log.until_answered(
             "read where an epoch ended", lambda c: end_of_epoch(c, receiver_id=self._receiver_id, epoch=epoch)
         )
-        found = _Found(epoch, end.sequence, known=end.known, newest=end.sequence)
+        found = _FoundFrames(epoch, end.sequence, known=end.known, newest=end.sequence)
         for segment in segments:
             try:
                 self._patiently(segment, found)
@@ -374,7 +374,7 @@ class _Salvage:
                 self._look_at_missing(segment, found)
         return found
 
-    def _patiently(self, segment: OpenSegment, found: _Found) -> None:
+    def _patiently(self, segment: OpenSegment, found: _FoundFrames) -> None:
         for attempt in range(1, _READ_ATTEMPTS + 1):
             try:
                 items = list(self._wanted(segment, found))
@@ -391,7 +391,7 @@ class _Salvage:
                     _take(segment, item, found)
                 return
 
-    def _wanted(self, segment: OpenSegment, found: _Found) -> Iterator[IntactFrame | DamagedFrame]:
+    def _wanted(self, segment: OpenSegment, found: _FoundFrames) -> Iterator[IntactFrame | DamagedFrame]:
         """Yield the frames of a segment that matter: all except intact blocks that are registered."""
         length = 0
         name = _SEGMENT_NAME.fullmatch(segment.path)
@@ -423,7 +423,7 @@ class _Salvage:
     def _is_ours(self, segment: OpenSegment, frame: IntactFrame) -> bool:
         return frame.header.receiver_id == self._receiver_id and frame.header.epoch == segment.epoch
 
-    def _look_at_missing(self, segment: OpenSegment, found: _Found) -> None:
+    def _look_at_missing(self, segment: OpenSegment, found: _FoundFrames) -> None:
         if segment.store != self._location:
             raise _OutOfReachError(
                 f"{segment.path} was made in {segment.store or 'a store that is not known'}, "
@@ -451,12 +451,12 @@ class _Salvage:
 
     # -- register ----------------------------------------------------------------------------------------------------
 
-    def _register(self, stored: Sequence[_StoredBlock]) -> None:
+    def _register(self, stored: Sequence[_SalvagedBlock]) -> None:
         for _, of_segment in groupby(stored, key=lambda block: block.handle.segment_id):
             for group in _groups(of_segment):
                 self._register_group(group)
 
-    def _register_group(self, group: Sequence[_StoredBlock]) -> None:
+    def _register_group(self, group: Sequence[_SalvagedBlock]) -> None:
         first = self.newest_sequence + 1
         blocks = [
             NewBlock(self._receiver_id, self._claim.epoch, sequence, block.records, block.handle.length, block.handle)
@@ -485,7 +485,9 @@ class _Salvage:
 
     # -- report ------------------------------------------------------------------------------------------------------
 
-    def _tell_lost_commits(self, found: _Found, taken: Sequence[_StoredBlock], left: Sequence[_StoredBlock]) -> None:
+    def _tell_lost_commits(
+        self, found: _FoundFrames, taken: Sequence[_SalvagedBlock], left: Sequence[_SalvagedBlock]
+    ) -> None:
         """Report lost commits. Called before the blocks are registered, or a successor would find fewer to report."""
         again = [block for block in taken if found.was_acknowledged(block)]
         read = [block for block in left if found.was_acknowledged(block)]
@@ -505,7 +507,12 @@ class _Salvage:
         )
 
     def _tell_salvaged(
-        self, found: _Found, taken: Sequence[_StoredBlock], left: Sequence[_StoredBlock], recorded: int, first: int
+        self,
+        found: _FoundFrames,
+        taken: Sequence[_SalvagedBlock],
+        left: Sequence[_SalvagedBlock],
+        recorded: int,
+        first: int,
     ) -> None:
         said = []
         if taken:
@@ -524,7 +531,7 @@ class _Salvage:
         else:
             _log.info("nothing to salvage", receiver_id=self._receiver_id, epoch=found.epoch)
 
-    def _tell_lost(self, found: _Found, segments: Sequence[OpenSegment]) -> None:
+    def _tell_lost(self, found: _FoundFrames, segments: Sequence[OpenSegment]) -> None:
         rule = SourceRule[segments[0].source_rule.upper()]
         # A readable header is more exact than its segment's rule: a segment may hold blocks of either rule.
         damaged = [
@@ -567,7 +574,7 @@ class _Salvage:
         )
 
 
-def _take(segment: OpenSegment, item: IntactFrame | DamagedFrame, found: _Found) -> None:
+def _take(segment: OpenSegment, item: IntactFrame | DamagedFrame, found: _FoundFrames) -> None:
     """Add one frame to what was found."""
     header = item.header
     if header is None:
@@ -601,18 +608,18 @@ def _take(segment: OpenSegment, item: IntactFrame | DamagedFrame, found: _Found)
     found.intact.add(sequence)
     if item.offset >= segment.salvaged_to:
         handle = BlockHandle(segment.segment_id, item.offset, item.length, item.crc32c)
-        found.blocks[sequence] = _StoredBlock(sequence, header.records, header.source_rule, handle)
+        found.blocks[sequence] = _SalvagedBlock(sequence, header.records, header.source_rule, handle)
 
 
 def _unreadable(frame: IntactFrame) -> DamagedFrame:
     return DamagedFrame(frame.offset, frame.length, None, "a frame of another receiver or epoch, or a block of no one")
 
 
-def _counted(blocks: Sequence[_StoredBlock]) -> str:
+def _counted(blocks: Sequence[_SalvagedBlock]) -> str:
     return f"{len(blocks)} blocks, {sum(block.records for block in blocks)} records"
 
 
-def _numbers(blocks: Sequence[_StoredBlock]) -> str:
+def _numbers(blocks: Sequence[_SalvagedBlock]) -> str:
     return f"sequences {blocks[0].sequence}..{blocks[-1].sequence}"
 
 

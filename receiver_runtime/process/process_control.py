@@ -20,7 +20,7 @@ _LONGEST_REASON = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ControlledRun:
     """Tell the process to run this receiver under this assignment."""
 
     receiver_id: int
@@ -60,13 +60,13 @@ class Ended:
     reason: str
 
 
-Message = Run | Stop | Accepted | Declined | Ended
+Message = ControlledRun | Stop | Accepted | Declined | Ended
 
 
 def encode(message: Message) -> bytes:
     """Return a message as its line."""
     match message:
-        case Run(receiver_id, assignment):
+        case ControlledRun(receiver_id, assignment):
             line = f"run {receiver_id} {assignment}"
         case Stop(receiver_id):
             line = f"stop {receiver_id}"
@@ -84,7 +84,7 @@ def decode(line: str) -> Message:
     """Return a line as its message. Raises ValueError for anything else."""
     match line.split(" ", 4):
         case ["run", receiver_id, assignment]:
-            return Run(int(receiver_id), int(assignment))
+            return ControlledRun(int(receiver_id), int(assignment))
         case ["stop", receiver_id]:
             return Stop(int(receiver_id))
         case ["accepted", receiver_id, assignment]:

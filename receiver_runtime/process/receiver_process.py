@@ -28,7 +28,7 @@ from receiver_runtime.block_path.block_threads import BlockThreads
 from receiver_runtime.block_path.registrar import PostgresBlockLog, Registrar
 from receiver_runtime.process.deferred_pandas import defer_pandas
 from receiver_runtime.process.parent_watch import AgentLine, ParentWatcher
-from receiver_runtime.process.process_control import Accepted, Declined, Ended, Message, Run, Stop
+from receiver_runtime.process.process_control import Accepted, ControlledRun, Declined, Ended, Message, Stop
 from receiver_runtime.process.receiver_life import STUCK_MESSAGE, ReceiverLife, SharedParts
 from receiver_runtime.reporting.driver_log import DriverLog, GivenUpError
 from receiver_runtime.reporting.status_reporter import StatusReporter
@@ -98,7 +98,7 @@ def run(
     name = f"forebay receiver {receivers[0][0]}" + (f" and {len(receivers) - 1} more" if len(receivers) > 1 else "")
     engine = create_engine(database_url, application_name=name, pool_size=3)
     agent = AgentLine(parent_pipe)
-    process = _ReceiverProcess(
+    process = _Process(
         engine,
         block_store=block_store,
         block_key=block_key,
@@ -115,7 +115,7 @@ def run(
         engine.dispose()
 
 
-class _ReceiverProcess:
+class _Process:
     """Hold the receivers of the process by id. A receiver is in ``_lives`` from its acceptance to its end."""
 
     def __init__(
@@ -156,7 +156,7 @@ class _ReceiverProcess:
     def obey(self, message: Message) -> None:
         """Carry out the agent's message; returns at once."""
         match message:
-            case Run(receiver_id, assignment):
+            case ControlledRun(receiver_id, assignment):
                 taken = self._take_in(receiver_id, assignment)
                 self._tell_agent((Accepted if taken else Declined)(receiver_id, assignment))
             case Stop(receiver_id):

@@ -170,7 +170,7 @@ class _Submit:
 
 
 @dataclass(slots=True)
-class _Part:
+class _KeyedPart:
     """Hold the rows of one submit in one block."""
 
     submit: _Submit
@@ -214,10 +214,10 @@ class _Part:
 
 
 @dataclass(slots=True)
-class _Block:
+class _KeyedBlock:
     """Hold parts that are stored together. Without rows, it is done as soon as the blocks before it are."""
 
-    parts: list[_Part]
+    parts: list[_KeyedPart]
     keys: set[str] = field(default_factory=set)
     rows: int = 0
     messages: int = 0
@@ -285,7 +285,7 @@ class KeyedHandOver:
         self._closed = False
         self._failed: BaseException | None = None
         # Only the thread uses these; the next thread finds them as the last one left them.
-        self._blocks: deque[_Block] = deque()
+        self._blocks: deque[_KeyedBlock] = deque()
         self._keys: set[str] = set()
         self._careful = _CAREFUL_BLOCKS
         self._not_before = 0.0
@@ -437,7 +437,7 @@ class KeyedHandOver:
             self._answer(block)
         return False
 
-    def _answer(self, block: _Block) -> None:
+    def _answer(self, block: _KeyedBlock) -> None:
         answered = []
         for part in block.parts:
             part.submit.added += part.batch.num_rows
@@ -494,7 +494,7 @@ class KeyedHandOver:
             block.future.add_done_callback(self._wake)
         return False
 
-    def _put_invalid_aside(self, block: _Block) -> None:
+    def _put_invalid_aside(self, block: _KeyedBlock) -> None:
         """Store the rows whose text is not UTF-8 as dead letters, and leave them out."""
         before = set(block.keys)
         letters = block.take_invalid(self._text)
@@ -533,7 +533,7 @@ class KeyedHandOver:
             self._not_before = time.monotonic() + self._gathering
             most = self._path.piece(self._rows_waiting, self._bytes_waiting) if self._rows_waiting else 0
             before = self._messages_waiting
-            block = _Block(list(self._parts(most)))
+            block = _KeyedBlock(list(self._parts(most)))
             block.messages = before - self._messages_waiting
         # From here on, a failure below reaches the submitters that wait for the block.
         self._blocks.append(block)
@@ -559,7 +559,7 @@ class KeyedHandOver:
             self._blocks.pop()
             self._blocks[-1].parts += block.parts
 
-    def _leave_out_unscoped(self, block: _Block) -> None:
+    def _leave_out_unscoped(self, block: _KeyedBlock) -> None:
         """Leave out the rows whose keys the driver log has without their scopes; waits for its answer."""
         # Keys of several scopes may be the same without them.
         by_unscoped: dict[str, set[str]] = {}
@@ -571,7 +571,7 @@ class KeyedHandOver:
         block.leave_out(known)
         self._keys -= known
 
-    def _parts(self, most: int) -> Iterable[_Part]:
+    def _parts(self, most: int) -> Iterable[_KeyedPart]:
         """Yield parts of submits in order, at most ``most`` rows and a block's bytes, but at least one. The lock is
         held.
         """
@@ -594,7 +594,7 @@ class KeyedHandOver:
                 self._messages_waiting -= submit.messages
             # An estimate: slices do not add up to the size of the whole.
             self._bytes_waiting = max(0, self._bytes_waiting - batch.nbytes) if self._queue else 0
-            yield _Part(submit, batch, keys, not submit.left, numbers)
+            yield _KeyedPart(submit, batch, keys, not submit.left, numbers)
 
     def _fitting(self, submit: _Submit, rows: int, nbytes: int) -> int:
         """Return how many of the submit's rows are within these bounds."""
@@ -622,7 +622,7 @@ class KeyedHandOver:
             return True
 
     @staticmethod
-    def _is_settled(block: _Block) -> bool:
+    def _is_settled(block: _KeyedBlock) -> bool:
         return not block.rows or (block.future is not None and block.future.done())
 
     def _fail(self, error: BaseException) -> None:

@@ -68,7 +68,7 @@ class _Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _CutBlock:
     """Hold a block's records and the position behind them; no batches: a block was answered meanwhile."""
 
     batches: Sequence[pa.RecordBatch] = ()
@@ -327,16 +327,16 @@ class PositionedRun:
                 self._changed.wait()
             return self._loaded
 
-    def _next_cut(self) -> _Cut | None:
+    def _next_cut(self) -> _CutBlock | None:
         """Wait for the next block to hand over, or for an answer; return None at the end."""
         with self._changed:
             while True:
                 if self._answered:
                     self._answered = False
-                    return _Cut()
+                    return _CutBlock()
                 left = self._since + self._interval - time.monotonic()
                 if self._rows and (left <= 0 or self._cut_now or self._phase is _Phase.DRAINING):
-                    cut = _Cut(self._batches, self._position)
+                    cut = _CutBlock(self._batches, self._position)
                     self._batches, self._rows, self._nbytes = [], 0, 0
                     self._cut_now = self._is_whole = False
                     self._changed.notify_all()
@@ -345,7 +345,7 @@ class PositionedRun:
                     return None
                 self._changed.wait(left if self._rows else None)
 
-    def _push(self, cut: _Cut) -> None:
+    def _push(self, cut: _CutBlock) -> None:
         link = OffsetLink(SOURCE, self._partition, self._generation, self._handed_over, cut.position)
         if self._hand_over.push(pa.concat_batches(cut.batches), [link]):
             self._handed_over = cut.position

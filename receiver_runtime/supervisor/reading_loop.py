@@ -33,7 +33,7 @@ class ReadingLoopClosedError(RuntimeError):
     """Read from the connection where you are: the reading loop has ended."""
 
 
-class _Watched(Generic[T]):
+class _WatchedConnection(Generic[T]):
     """Hold a connection, and the thread that waits until it is needed."""
 
     __slots__ = ("_needed", "connection", "error", "read", "result")
@@ -75,7 +75,7 @@ class ReadingLoop:
         self._read_end.settimeout(0)
         self._write_end.settimeout(0)
         self._lock = threading.Lock()
-        self._coming: list[_Watched[Any]] = []
+        self._coming: list[_WatchedConnection[Any]] = []
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="quiet connections", daemon=True)
 
@@ -102,7 +102,7 @@ class ReadingLoop:
 
         Raises: what ``read`` raises.
         """
-        watched = _Watched(connection, read)
+        watched = _WatchedConnection(connection, read)
         with self._lock:
             if self._closed:
                 raise ReadingLoopClosedError(ReadingLoopClosedError.__doc__)

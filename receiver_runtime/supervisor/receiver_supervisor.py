@@ -105,7 +105,7 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class _Restart:
+class _PendingRestart:
     message: str
     error: BaseException | None
     delay: float | None
@@ -183,7 +183,7 @@ class ReceiverSupervisor:
         self._paused = False
         self._start_at = 0.0
         self._started_at = 0.0
-        self._wanted_restart: _Restart | None = None
+        self._wanted_restart: _PendingRestart | None = None
         self._wanted_end: Ending | None = None
         # Why the driver log accepts nothing more of this epoch, and how the receiver ended.
         self._refusal: BaseException | None = None
@@ -350,7 +350,7 @@ class ReceiverSupervisor:
         """Ask for a restart; return at once (R03, S05). Ignored unless Started, or if one is requested already."""
         with self._changed:
             if self._state is SupervisorState.STARTED and self._wanted_restart is None:
-                self._wanted_restart = _Restart(message, error, delay)
+                self._wanted_restart = _PendingRestart(message, error, delay)
                 self._changed.notify_all()
 
     # -- the block path's side (BlockPathListener; any thread: leave a wish, return) ----------------------------------
@@ -688,5 +688,5 @@ def progress_limit(settings: ReceiverSettings) -> float:
     )
 
 
-def _sentence(restart: _Restart) -> str:
+def _sentence(restart: _PendingRestart) -> str:
     return restart.message if restart.error is None else f"{restart.message} ({describe(restart.error)})"

@@ -7,7 +7,7 @@ import base64
 import google_crc32c
 import pyarrow as pa
 
-from receiver_runtime.block_path.salvage import _Found, _take
+from receiver_runtime.block_path.salvage import _FoundFrames, _take
 from receiver_runtime.block_store.frames.encryption import BlockKey, BlockKeys, FrameEncryptor
 from receiver_runtime.block_store.frames.errors import (
     BlockAlteredError,
@@ -122,7 +122,7 @@ def _check_segment(data: bytes) -> None:
     assert source.read_bytes <= 20 * len(data) + HEADER_LENGTH
     end = 0
     segment = OpenSegment(1, 1, 3, "receiver-1/3-1.segment", "not_sent_again")
-    found = _Found(3, 0)
+    found = _FoundFrames(3, 0)
     for item in items:
         assert item.offset == end
         assert item.length > 0

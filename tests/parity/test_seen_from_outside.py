@@ -9,11 +9,11 @@ import pytest
 
 from orchestration.tracker.http import streaming_api as api
 from orchestration.tracker.http.metrics import STREAMING_SOURCE, streaming_source
-from orchestration.tracker.http.streaming_progress import PipelineProgress
+from orchestration.tracker.http.streaming_progress import PipelineTotals
 from tests.support.driver_log.log import INTERVAL, NOON
 from tests.support.spark.class_file import read_class
 from tracker_store.reports.streaming_statistics import (
-    OutputCommit,
+    OutputResult,
     UnfinishedBatches,
     WatchedBatch,
     WatchedPipeline,
@@ -35,9 +35,9 @@ PIPELINE = WatchedPipeline(
     0,
 )
 BATCH = WatchedBatch(NOON, NOON, BatchState.QUARANTINED, 1, 10, NOON, "boom", "run", NOON + SECOND, NOON + 4 * SECOND)
-COMMIT = OutputCommit(NOON, "counts", 1, "run", "/counts", NOON + SECOND, NOON + 2 * SECOND)
+COMMIT = OutputResult(NOON, "counts", 1, "run", "/counts", NOON + SECOND, NOON + 2 * SECOND)
 RECEIVER = WatchedReceiver(1, "lines", 1, ReceiverState.ACTIVE, "a", "h", NOON, "refused", "a stack")
-PROGRESS = PipelineProgress(PIPELINE, NOON, 1, 1, 10, UnfinishedBatches(2, 1, 5), BATCH, BATCH)
+PROGRESS = PipelineTotals(PIPELINE, NOON, 1, 1, 10, UnfinishedBatches(2, 1, 5), BATCH, BATCH)
 
 
 def spark_fields(name: str, package: str = f"{SPARK_API}.streaming", jar: str = "spark-streaming") -> list[str]:
@@ -54,7 +54,7 @@ def test_o01_the_gauges_are_those_of_sparks_streaming_source() -> None:
 
 
 def test_o01_what_is_missing_is_minus_one_and_records_are_0() -> None:
-    nothing = PipelineProgress(PIPELINE, NOON, 0, 0, 0, UnfinishedBatches(0, 0, 0), None, None)
+    nothing = PipelineTotals(PIPELINE, NOON, 0, 0, 0, UnfinishedBatches(0, 0, 0), None, None)
     missing = {name for name, value in streaming_source(nothing).items() if value == -1}
     assert missing == {
         name for name in STREAMING_SOURCE if name.startswith(("lastCompletedBatch_", "lastReceivedBatch_"))

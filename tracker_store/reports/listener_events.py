@@ -67,7 +67,7 @@ class EventKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class EventPosition:
     """Where a listener continues: after this event. `at` finds the place again after a restore."""
 
     transaction_id: int
@@ -76,7 +76,7 @@ class Position:
 
 
 #: The position before all events that are kept.
-START = Position(0, 0, datetime(1970, 1, 1, tzinfo=UTC))
+START = EventPosition(0, 0, datetime(1970, 1, 1, tzinfo=UTC))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +102,10 @@ class ListenerEvent:
     message: str
 
     @property
-    def position(self) -> Position:
+    def position(self) -> EventPosition:
         """Return the position after this event."""
         transaction_id, _, number = self.event_id.partition("-")
-        return Position(int(transaction_id), int(number), self.at)
+        return EventPosition(int(transaction_id), int(number), self.at)
 
     def as_json(self) -> dict[str, Any]:
         """Return the event as plain values: times are text in ISO format."""
@@ -130,7 +130,7 @@ class ListenerEvent:
 _COLUMNS = ", ".join(ListenerEvent.__slots__)
 
 
-def newest_position(connection: sa.Connection) -> Position:
+def newest_position(connection: sa.Connection) -> EventPosition:
     """Return the position after the newest event that can be seen now. No locks; from the end of an index."""
     with named_failures():
         row = connection.execute(
@@ -142,10 +142,10 @@ def newest_position(connection: sa.Connection) -> Position:
         ).one_or_none()
         if row is None:
             row = connection.execute(sa.text("SELECT 0 AS transaction_id, 0 AS id, clock_timestamp() AS at")).one()
-    return Position(row.transaction_id, row.id, row.at)
+    return EventPosition(row.transaction_id, row.id, row.at)
 
 
-def find_position(connection: sa.Connection, event_id: str) -> Position:
+def find_position(connection: sa.Connection, event_id: str) -> EventPosition:
     """Return the position after the event with this id. No locks; one probe. Raises UnknownEventError."""
     parts = event_id.split("-")
     row = None
@@ -157,7 +157,7 @@ def find_position(connection: sa.Connection, event_id: str) -> Position:
             ).one_or_none()
     if row is None:
         raise UnknownEventError(f"the driver log has no event {event_id!r}")
-    return Position(row.transaction_id, row.id, row.at)
+    return EventPosition(row.transaction_id, row.id, row.at)
 
 
 def newest_events(connection: sa.Connection, *, kinds: Iterable[str] = (), limit: int) -> list[ListenerEvent]:
@@ -178,7 +178,7 @@ def newest_events(connection: sa.Connection, *, kinds: Iterable[str] = (), limit
     return [ListenerEvent(*row) for row in reversed(rows)]
 
 
-def events_after(connection: sa.Connection, position: Position, *, limit: int) -> Sequence[ListenerEvent]:
+def events_after(connection: sa.Connection, position: EventPosition, *, limit: int) -> Sequence[ListenerEvent]:
     """Return the next events after a position, at most `limit`, in their order. No locks; costs what it returns.
 
     If the position's event is not in the driver log any more, the next events are those that happened later by the

@@ -67,7 +67,7 @@ class UnfinishedBatches:
 
 
 @dataclass(frozen=True, slots=True)
-class OutputCommit:
+class OutputResult:
     """The commit of an output of a batch; `started_at`: when the attempt that made it started."""
 
     batch_time: datetime
@@ -342,7 +342,7 @@ def count_unfinished_batches(connection: sa.Connection) -> dict[int, UnfinishedB
 
 def output_commits(
     connection: sa.Connection, pipeline_id: int, *, outputs: Sequence[str], first: datetime, last: datetime
-) -> list[OutputCommit]:
+) -> list[OutputResult]:
     """Return commits of these outputs, of the batches from `first` to `last`. No locks; one key range per output."""
     with named_failures():
         rows = connection.execute(
@@ -359,7 +359,7 @@ def output_commits(
             """),
             {"pipeline": pipeline_id, "outputs": list(outputs), "first": first, "last": last},
         ).all()
-    return [OutputCommit(*row) for row in rows]
+    return [OutputResult(*row) for row in rows]
 
 
 def records_by_receiver(

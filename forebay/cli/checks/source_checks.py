@@ -35,7 +35,7 @@ _TCP_ENDPOINT = re.compile(r"tcp://(\[[^\]]+\]|[^:/;]+):(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _SourcePlace:
     """Name an address that a source uses. `datagrams`: by UDP."""
 
     host: str
@@ -79,7 +79,7 @@ def check_source(stream: Stream, *, running: Collection[str]) -> Iterator[Findin
         yield Finding(name, Health.OK, f"{source.kind} {source.address}: its receiver knows where it reads; not tried")
 
 
-def _reached(name: str, source: Source, answering: list[tuple[_Place, str]]) -> Iterator[Finding]:
+def _reached(name: str, source: Source, answering: list[tuple[_SourcePlace, str]]) -> Iterator[Finding]:
     for place, why in answering:
         if not why:
             yield Finding(name, Health.OK, f"{place} answers")
@@ -114,7 +114,7 @@ def _references(value: Any) -> Iterator[Secret]:  # noqa: ANN401  any field
             yield from _references(one)
 
 
-def _listens_at(source: Source) -> list[_Place]:
+def _listens_at(source: Source) -> list[_SourcePlace]:
     if getattr(source, "bind", False):
         return _endpoints(source)
     listen = getattr(source, "listen", None)
@@ -122,26 +122,26 @@ def _listens_at(source: Source) -> list[_Place]:
         return []
     host, port = parse_listen(listen)
     transports = getattr(source, "transports", ("tcp",))
-    return [_Place(host, port, datagrams=transport == "udp") for transport in transports]
+    return [_SourcePlace(host, port, datagrams=transport == "udp") for transport in transports]
 
 
-def _connects_to(source: Source) -> list[_Place]:
+def _connects_to(source: Source) -> list[_SourcePlace]:
     if getattr(source, "endpoints", None) and not getattr(source, "bind", False):
         return _endpoints(source)
     servers = getattr(source, "bootstrap_servers", None) or getattr(source, "servers", None)
     if servers is not None:
         found = (server.strip().rpartition(":") for server in servers.split(","))
-        return [_Place(host.strip("[]"), int(port)) for host, _, port in found if port.isdecimal()]
+        return [_SourcePlace(host.strip("[]"), int(port)) for host, _, port in found if port.isdecimal()]
     host, port = getattr(source, "host", None), getattr(source, "broker_port", None) or getattr(source, "port", None)
-    return [] if host is None or port is None else [_Place(host, port)]
+    return [] if host is None or port is None else [_SourcePlace(host, port)]
 
 
-def _endpoints(source: Source) -> list[_Place]:
+def _endpoints(source: Source) -> list[_SourcePlace]:
     found = map(_TCP_ENDPOINT.fullmatch, getattr(source, "endpoints", ()))
-    return [_Place(tcp[1].strip("[]"), int(tcp[2])) for tcp in found if tcp is not None]
+    return [_SourcePlace(tcp[1].strip("[]"), int(tcp[2])) for tcp in found if tcp is not None]
 
 
-def _can_listen(name: str, place: _Place, *, is_running: bool) -> Finding:
+def _can_listen(name: str, place: _SourcePlace, *, is_running: bool) -> Finding:
     host = "0.0.0.0" if place.host == "*" else place.host  # noqa: S104  what the declaration says
     try:
         family, kind, _, _, address = socket.getaddrinfo(
@@ -166,7 +166,7 @@ def _can_listen(name: str, place: _Place, *, is_running: bool) -> Finding:
     return Finding(name, Health.OK, f"can listen at {place}")
 
 
-def _refusal(place: _Place) -> str:
+def _refusal(place: _SourcePlace) -> str:
     """Return why no connection comes about, or an empty text."""
     try:
         socket.create_connection((place.host, place.port), timeout=_CONNECT_SECONDS).close()

@@ -43,7 +43,7 @@ def batch_driver(
     """
     from orchestration.run_launcher.driver_registration import DriverRegistration  # noqa: PLC0415  for this command
 
-    agent = _AgentLine() if agent_line else None
+    agent = _AgentPipe() if agent_line else None
     if "" not in sys.path:
         # Import from the working directory, as `python -m` does.
         sys.path.insert(0, "")
@@ -85,7 +85,7 @@ def _no_successor(_reason: str) -> bool:
     return False
 
 
-class _AgentLine:
+class _AgentPipe:
     """This process's end of the line to its agent, in the words of `batch_drivers` there. A thread reads."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ from forebay.cli.services.private_home import make_home_private
 from forebay.cli.services.supervisor import StopReason, StopRequestedError, Supervisor
 from forebay.cli.terminal.console import Console
 from forebay.demo import comparison, flights, known_answer, report
-from forebay.demo.progress import QUARANTINED, BatchFacts, Snapshot, Watch, what_is_stuck
+from forebay.demo.progress import QUARANTINED, BatchFacts, ProgressSnapshot, Watch, what_is_stuck
 from forebay.demo.replay_process import ReplayFailedError, ReplayProcess
 from orchestration.declarations.modules import PipelineModuleError
 from orchestration.tracker.http.listen_address import ListenAddressError
@@ -128,7 +128,7 @@ StartReplay = Callable[[float], AbstractContextManager[Replay]]
 StartServices = Callable[
     [int | None, Mapping[str, str], Callable[[ChildEvent], None]], AbstractContextManager[DemoServices]
 ]
-TakeLook = Callable[[Replay, float], Snapshot]
+TakeLook = Callable[[Replay, float], ProgressSnapshot]
 
 
 def demo(
@@ -317,7 +317,7 @@ class DriverLogLook:
         """Close its connection."""
         self._engine.dispose()
 
-    def __call__(self, replay: Replay, at: float) -> Snapshot:
+    def __call__(self, replay: Replay, at: float) -> ProgressSnapshot:
         """Take one look. Raises DriverLogError or SQLAlchemy's errors if the driver log does not answer."""
         # Before the driver log, so that "all was sent" is never combined with an older count of received records.
         sent = replay.progress()
@@ -325,7 +325,7 @@ class DriverLogLook:
             receivers = [row for row in status.receiver_status(connection) if row.stream == STREAM]
             batches = [row for row in status.batch_stats(connection, limit=10_000) if row.pipeline == PIPELINE]
             waiting = [row for row in status.stream_lag(connection) if row.pipeline == PIPELINE]
-        return Snapshot(
+        return ProgressSnapshot(
             at=at,
             expected=known_answer.ROWS,
             replay_state=str(sent.state),

@@ -10,7 +10,7 @@ import typer
 
 from forebay.cli.instance.database import driver_log_engine
 from forebay.cli.terminal.console import Console
-from forebay.cli.terminal.outage import Outage
+from forebay.cli.terminal.outage import TerminalOutage
 from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import TRANSIENT
 from tracker_store.host.terminal_text import escaped
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from tracker_store.reports.listener_events import Position
+    from tracker_store.reports.listener_events import EventPosition
 
 APPLICATION = "forebay events"
 # The --after that shows all events that are kept.
@@ -76,7 +76,7 @@ def events(
 
 def _begin(
     connection: sa.Connection, after: str, kinds: Collection[str], limit: int
-) -> tuple[Position, Sequence[ListenerEvent]]:
+) -> tuple[EventPosition, Sequence[ListenerEvent]]:
     """Return where to continue, and the newest events before that; none with `after`."""
     if after:
         return (START if after == FROM_START else find_position(connection, after)), ()
@@ -88,10 +88,10 @@ def _begin(
 
 
 def _pages(
-    engine: sa.Engine, position: Position, console: Console, *, follow: bool
+    engine: sa.Engine, position: EventPosition, console: Console, *, follow: bool
 ) -> Iterator[Sequence[ListenerEvent]]:
     """Yield the events after a position, up to the newest one, or for ever. Raises what a long outage raises."""
-    outage = Outage(console)
+    outage = TerminalOutage(console)
     while True:
         try:
             with connect(engine) as connection:

@@ -16,7 +16,7 @@ _LONGEST_PAUSE_SECONDS = 10.0
 _PATIENCE_SECONDS = 600.0  # how long to wait for a driver log that is unavailable
 
 
-class Outage:
+class TerminalOutage:
     """Count how long the driver log has been unavailable. For one thread."""
 
     def __init__(self, console: Console) -> None:

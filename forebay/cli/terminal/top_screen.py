@@ -46,7 +46,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamRow:
+class StreamRates:
     """Sum up a stream; `rate` in records per second, None before the second look; `lag` of the slowest pipeline."""
 
     stream: str
@@ -72,7 +72,7 @@ def rates(before: Snapshot | None, now: Snapshot) -> dict[int, float]:
     }
 
 
-def stream_rows(now: Snapshot, rate_of: dict[int, float]) -> list[StreamRow]:
+def stream_rows(now: Snapshot, rate_of: dict[int, float]) -> list[StreamRates]:
     """Return the streams by name."""
     of_streams: dict[str, list[ReceiverStatus]] = defaultdict(list)
     for row in now.receivers:
@@ -82,7 +82,7 @@ def stream_rows(now: Snapshot, rate_of: dict[int, float]) -> list[StreamRow]:
         if lag.lag is not None:
             lags[lag.stream] = max(lag.lag, lags.get(lag.stream, lag.lag))
     return [
-        StreamRow(
+        StreamRates(
             stream,
             sum(row.state == ReceiverState.ACTIVE for row in rows),
             len(rows),

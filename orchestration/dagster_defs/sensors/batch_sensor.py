@@ -22,7 +22,7 @@ from orchestration.batches.batch_schedule import (
     PUSHED_BELOW,
     SENSOR_LAUNCHER,
     BatchRules,
-    Run,
+    PipelineRun,
     Steps,
     Wait,
     declaration_fingerprint,
@@ -65,12 +65,12 @@ class DagsterRuns:
         self._instance = instance
         self._pipeline = pipeline
 
-    def by_id(self, run_id: str) -> Run | None:
+    def by_id(self, run_id: str) -> PipelineRun | None:
         """Return the run, or None if it is gone."""
         run = self._instance.get_run_by_id(run_id)
         return None if run is None else _run(run)
 
-    def of_attempt(self, launch: Launch) -> Run | None:
+    def of_attempt(self, launch: Launch) -> PipelineRun | None:
         """Return an attempt's newest run, found by its tags; prefer a run that has not ended."""
         runs = self._instance.get_runs(filters=dg.RunsFilter(tags=launch.tags(self._pipeline)), limit=_MOST_OF_ATTEMPT)
         run = next((run for run in runs if not run.is_finished), runs[0] if runs else None)
@@ -84,7 +84,7 @@ class DagsterRuns:
         """Tag a run with the first line of its cause."""
         tag_cause(self._instance, run_id, cause)
 
-    def begun(self) -> list[tuple[Run, datetime, int]]:
+    def begun(self) -> list[tuple[PipelineRun, datetime, int]]:
         """Return the runs of attempts that have begun and not ended, each with its batch time and its attempt."""
         runs = self._instance.get_runs(
             filters=dg.RunsFilter(tags={PIPELINE_TAG: self._pipeline}, statuses=_BEGUN), limit=_MOST_BEGUN
@@ -103,8 +103,8 @@ class DagsterRuns:
             tag_cause(self._instance, run_id, reason)
 
 
-def _run(run: dg.DagsterRun) -> Run:
-    return Run(run.run_id, run.status.value, run.is_finished)
+def _run(run: dg.DagsterRun) -> PipelineRun:
+    return PipelineRun(run.run_id, run.status.value, run.is_finished)
 
 
 def tick(

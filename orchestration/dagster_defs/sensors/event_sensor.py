@@ -23,8 +23,8 @@ from tracker_store.connection.errors import DriverLogError
 from tracker_store.reports.listener_events import (
     START,
     EventKind,
+    EventPosition,
     ListenerEvent,
-    Position,
     events_after,
     newest_position,
 )
@@ -49,7 +49,7 @@ class EventConfig(dg.Config):
         return cls(event={name: value for name, value in event.as_json().items() if value is not None})
 
 
-class Cursor(BaseModel):
+class EventCursor(BaseModel):
     """Hold the sensor's cursor: a position in the log of events."""
 
     transaction_id: int
@@ -57,14 +57,14 @@ class Cursor(BaseModel):
     at: datetime
 
     @classmethod
-    def of(cls, position: Position) -> "Cursor":
+    def of(cls, position: EventPosition) -> "EventCursor":
         """Return the cursor for a position."""
         return cls(transaction_id=position.transaction_id, id=position.id, at=position.at)
 
     @property
-    def position(self) -> Position:
+    def position(self) -> EventPosition:
         """Return the position."""
-        return Position(self.transaction_id, self.id, self.at)
+        return EventPosition(self.transaction_id, self.id, self.at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,9 @@ class Wanted:
     most: int
 
 
-def next_wanted(connection: sa.Connection, position: Position, wanted: Wanted) -> tuple[list[ListenerEvent], Position]:
+def next_wanted(
+    connection: sa.Connection, position: EventPosition, wanted: Wanted
+) -> tuple[list[ListenerEvent], EventPosition]:
     """Return the wanted events after a position, and the position after the last event that was looked at."""
     found: list[ListenerEvent] = []
     for _ in range(_MOST_PAGES):
@@ -179,7 +181,7 @@ def event_sensor(
         try:
             with connections.connect(database_url) as connection:
                 if context.cursor:
-                    before = Cursor.model_validate_json(context.cursor).position
+                    before = EventCursor.model_validate_json(context.cursor).position
                 elif start == "earliest":
                     before = START
                 else:
@@ -190,7 +192,7 @@ def event_sensor(
         return dg.SensorResult(
             run_requests=[_request(event, f"{name}__call") for event in found],
             skip_reason=None if found else dg.SkipReason("no event of these kinds is new"),
-            cursor=Cursor.of(position).model_dump_json(),
+            cursor=EventCursor.of(position).model_dump_json(),
         )
 
     return evaluate

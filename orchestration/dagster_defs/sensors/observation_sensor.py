@@ -69,7 +69,7 @@ class SeenCheck(BaseModel):
     at: datetime
 
 
-class Cursor(BaseModel):
+class ObservationCursor(BaseModel):
     """Record what has been reported; Dagster keeps it as the sensor's cursor."""
 
     minute: datetime | None = None
@@ -83,7 +83,7 @@ class Cursor(BaseModel):
     proved: list[str] = Field(default_factory=list)
 
     @classmethod
-    def parse(cls, text: str | None) -> Cursor:
+    def parse(cls, text: str | None) -> ObservationCursor:
         """Return the cursor of the last tick; an empty one if there is none, or it is of another release."""
         try:
             return cls() if text is None else cls.model_validate_json(text)
@@ -92,8 +92,8 @@ class Cursor(BaseModel):
 
 
 def observe(
-    connection: sa.Connection, pipeline: Pipeline, streams: Sequence[Stream], cursor: Cursor
-) -> tuple[list[Event], Cursor]:
+    connection: sa.Connection, pipeline: Pipeline, streams: Sequence[Stream], cursor: ObservationCursor
+) -> tuple[list[Event], ObservationCursor]:
     """Return the events to report now, and the cursor after them. Raises NotAppliedError."""
     applied = get_pipeline(connection, pipeline.name)
     pipeline_id = applied.pipeline_id
@@ -146,7 +146,7 @@ def observe(
     if not set(pipeline.outputs) <= set(cursor.proved) and is_short(connection, pipeline_id, most=MOST_PROVED):
         # Once, for Dagster shows checks that never ran as not passed. From then on the job runs them.
         events += [_evaluation(result) for result in check_pipeline(connection, pipeline)]
-    return events, Cursor(
+    return events, ObservationCursor(
         minute=minutes[-1].minute if minutes else cursor.minute,
         streams=seen,
         checks=checks,
@@ -241,7 +241,7 @@ def observation_sensor(
             return dg.SkipReason(str(error))
         try:
             with connections.connect(database_url) as connection:
-                events, cursor = observe(connection, pipeline, streams, Cursor.parse(context.cursor))
+                events, cursor = observe(connection, pipeline, streams, ObservationCursor.parse(context.cursor))
         except NotAppliedError as error:
             return dg.SkipReason(f"{error}: run `forebay apply`")
         except DriverLogError as error:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import urlsplit
 
 from orchestration.declarations.pipeline import DeclarationError
-from orchestration.declarations.sink import Guarantee, Sink, Step, Written, unchecked
+from orchestration.declarations.sink import DeliveryGuarantee, Sink, Step, Written, unchecked
 from orchestration.sinks.declared_directory import declared_directory
 from orchestration.sinks.directories import hidden_beside, recover, replace, sweep, sync
 from orchestration.sinks.parquet.parquet_hours import batches_of, compacted_directory, rewrite_hour
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 class ParquetSink(Sink):
     """Write an output as Parquet under `path`, partitioned by date, hour and batch time. Exactly once."""
 
-    guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
+    guarantee: ClassVar[DeliveryGuarantee] = DeliveryGuarantee.EXACTLY_ONCE
     publishes: ClassVar[bool] = True
 
     def __init__(self, path: str | Path | Secret, *, compact: bool = False) -> None:

@@ -23,7 +23,7 @@ from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.sink import (
     AttemptOutdatedError,
     Committed,
-    Guarantee,
+    DeliveryGuarantee,
     OutputAttempt,
     Sink,
     SinkError,
@@ -73,7 +73,7 @@ _VALUE = re.compile(r"%\((\w+)\)s")
 class PostgresSink(Sink):
     """Keep an output in a table of your Postgres. Exactly once."""
 
-    guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
+    guarantee: ClassVar[DeliveryGuarantee] = DeliveryGuarantee.EXACTLY_ONCE
     commits: ClassVar[bool] = True
 
     def __init__(

@@ -10,7 +10,7 @@ import secrets
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from orchestration.declarations.sink import AttemptOutdatedError, Guarantee, Sink, SinkError, Step, Written
+from orchestration.declarations.sink import AttemptOutdatedError, DeliveryGuarantee, Sink, SinkError, Step, Written
 from orchestration.sinks.parquet_names import batch_stamp
 from orchestration.sinks.parquet_staging import staged_files
 from orchestration.sinks.table_columns import arrow_schema, refuse_table
@@ -32,7 +32,7 @@ _TRIES = 20
 class FileTableSink(Sink):
     """Keep an output in a file-based table, see the module. Subclasses implement the format."""
 
-    guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
+    guarantee: ClassVar[DeliveryGuarantee] = DeliveryGuarantee.EXACTLY_ONCE
     commits: ClassVar[bool] = True
     #: The format's name in messages.
     format: ClassVar[str]

@@ -85,7 +85,7 @@ def _not_found(what: str) -> HTTPException:
     return HTTPException(404, what)
 
 
-class _Guard:
+class _HostGuard:
     """Let requests with the token pass; without a configured token, requests whose Host header names loopback.
 
     A browser gets the token's cookie by a link with `?token=TOKEN`. A POST passes: only the routes of ``http_writes``,
@@ -193,7 +193,7 @@ class _Pages:
                 **dict.fromkeys(SURVIVED, self._unavailable),
             },
         )
-        return RequestLimit(_Guard(app, token, self._write_token), most=MOST_CONNECTIONS, always="/health")
+        return RequestLimit(_HostGuard(app, token, self._write_token), most=MOST_CONNECTIONS, always="/health")
 
     def _unavailable(self, request: Request, error: Exception) -> Response:
         self._failed(error)
@@ -386,7 +386,7 @@ class _Pages:
         if not found:
             return {}
         times = [batch.batch_time for batch in found]
-        commits: dict[datetime, list[store.OutputCommit]] = {time: [] for time in times}
+        commits: dict[datetime, list[store.OutputResult]] = {time: [] for time in times}
         for commit in store.output_commits(
             connection,
             pipeline.pipeline_id,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from orchestration.tracker.http.streaming_progress import PipelineProgress, Progress, ReceiverProgress
+    from orchestration.tracker.http.streaming_progress import PipelineTotals, Progress, ReceiverProgress
     from tracker_store.reports.streaming_statistics import WatchedBatch
 
     # A metric's name, its labels' values in the order of METRICS, and its value: None if there is no sample.
@@ -171,7 +171,7 @@ _SUMMED: Mapping[str, Callable[[ReceiverProgress], float | None]] = {
 }
 
 
-def streaming_source(progress: PipelineProgress) -> dict[str, int]:
+def streaming_source(progress: PipelineTotals) -> dict[str, int]:
     """Return the values of the original's gauges for one pipeline."""
     completed, received = progress.last_completed, progress.last_received
     return {

@@ -19,8 +19,8 @@ from tracker_store.schema.states import BatchState, ReceiverState
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from orchestration.tracker.http.streaming_progress import PipelineProgress
-    from tracker_store.reports.streaming_statistics import OutputCommit, WatchedBatch, WatchedPipeline, WatchedReceiver
+    from orchestration.tracker.http.streaming_progress import PipelineTotals
+    from tracker_store.reports.streaming_statistics import OutputResult, WatchedBatch, WatchedPipeline, WatchedReceiver
 
 JsonObject = dict[str, Any]
 
@@ -108,7 +108,7 @@ class OutputOperation:
 
     operation_id: int
     name: str
-    commit: OutputCommit | None
+    commit: OutputResult | None
     active: bool
     failed: bool
     error: str = ""
@@ -117,7 +117,7 @@ class OutputOperation:
 def operations(
     pipeline: WatchedPipeline,
     batch: WatchedBatch,
-    commits: Iterable[OutputCommit],
+    commits: Iterable[OutputResult],
     errors: Mapping[str, str] = MappingProxyType({}),
 ) -> list[OutputOperation]:
     """Return a batch's output operations. `errors` has the newest error of each output that has failed.
@@ -175,7 +175,7 @@ def _average(values: Sequence[int]) -> int | None:
 
 
 def statistics(
-    progress: PipelineProgress, retained: Sequence[WatchedBatch], receivers: Sequence[WatchedReceiver]
+    progress: PipelineTotals, retained: Sequence[WatchedBatch], receivers: Sequence[WatchedReceiver]
 ) -> JsonObject:
     """Return the answer to `streaming/statistics`; averages are over `retained` batches."""
     interval_ms = milliseconds(progress.pipeline.interval)

@@ -62,7 +62,7 @@ class BatchTotals:
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineProgress:
+class PipelineTotals:
     """Describe a pipeline at one look; `completed` and `processed_records` count finished batches since `since`."""
 
     pipeline: WatchedPipeline
@@ -114,7 +114,7 @@ class ReceiverProgress:
 class Progress:
     """Everything that one look found."""
 
-    pipelines: Sequence[PipelineProgress]
+    pipelines: Sequence[PipelineTotals]
     receivers: Sequence[ReceiverProgress]
     lags: Sequence[StreamLag]
     statuses: Sequence[PipelineStatus]
@@ -221,9 +221,9 @@ class StreamingProgress:
 
     def _pipeline(
         self, pipeline: WatchedPipeline, unfinished: UnfinishedBatches, received: WatchedBatch | None
-    ) -> PipelineProgress:
+    ) -> PipelineTotals:
         totals = self._totals[pipeline.pipeline_id]
-        return PipelineProgress(
+        return PipelineTotals(
             pipeline,
             totals.since,
             totals.completed,

@@ -271,7 +271,7 @@ class ReplicatedSegment:
         self.path = path
         #: At least ``min_replicas`` have every frame up to here.
         self.synced_length = 0
-        self._parts = [_Part(site, path) for site in sites]
+        self._parts = [_ReplicaPart(site, path) for site in sites]
         self._min_replicas = min_replicas
         self._timeout = timeout
         self._listener = listener
@@ -326,17 +326,17 @@ class ReplicatedSegment:
             raise SegmentWriteError(self.path, offset, detail)
         self.synced_length = self._taken
 
-    def _in_all(self, action: Callable[[_Part], None]) -> str:
+    def _in_all(self, action: Callable[[_ReplicaPart], None]) -> str:
         """Do an action in every replica at once. Drop and report those that fail; return their errors."""
         deadline = time.monotonic() + self._timeout
-        started: list[tuple[_Part, Future[None] | Exception]] = []
+        started: list[tuple[_ReplicaPart, Future[None] | Exception]] = []
         for part in self._parts:
             try:
                 started.append((part, part.site.writes.submit(partial(action, part))))
             except OSError as error:
                 started.append((part, error))
         said: list[str] = []
-        held: list[_Part] = []
+        held: list[_ReplicaPart] = []
         for part, call in started:
             try:
                 if isinstance(call, Exception):
@@ -357,7 +357,7 @@ class ReplicatedSegment:
             raise SegmentEndedError(f"{self.path} takes no more frames: {SegmentEndedError.__doc__}")
 
 
-class _Part:
+class _ReplicaPart:
     """Write a segment to one replica. ``open`` and ``write`` run on the replica's thread, ``drop`` on any."""
 
     def __init__(self, site: _Site, path: str) -> None:

@@ -65,7 +65,7 @@ class Stored:
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class WaitingRequest:
     """Hold a request's records. Sequences have one element per record; values that all records share are there once.
 
     Where the bodies are a column, no other field is a sequence.
@@ -93,7 +93,7 @@ class Waiting:
     future: asyncio.Future[Stored] | None = None
     since: float = 0.0
     on_settled: Callable[[], object] | None = None
-    on_answered: Callable[[Waiting, Stored | BaseException], object] | None = None
+    on_answered: Callable[[WaitingRequest, Stored | BaseException], object] | None = None
 
     def __post_init__(self) -> None:
         """Count the bytes."""
@@ -154,7 +154,7 @@ def _size(attributes: Mapping[str, str] | None) -> int:
     return sum(len(name) + len(value) for name, value in attributes.items()) if attributes else 0
 
 
-def batch_of(group: Sequence[Waiting]) -> pa.RecordBatch:
+def batch_of(group: Sequence[WaitingRequest]) -> pa.RecordBatch:
     """Return the records of requests, in order, with the source's columns."""
     batches: list[pa.RecordBatch] = []
     for are_columns, some in groupby(group, lambda one: isinstance(one.bodies, pa.Array)):
@@ -163,7 +163,7 @@ def batch_of(group: Sequence[Waiting]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _batch_of_columns(group: Sequence[Waiting]) -> pa.RecordBatch:
+def _batch_of_columns(group: Sequence[WaitingRequest]) -> pa.RecordBatch:
     """Return the records of requests whose bodies are columns: all else is there once for each request."""
     once = pa.RecordBatch.from_arrays(
         [
@@ -186,7 +186,7 @@ def _items(attributes: Mapping[str, str] | None) -> list[tuple[str, str]] | None
     return None if attributes is None else list(attributes.items())
 
 
-def _batch_of_records(group: Sequence[Waiting]) -> pa.RecordBatch:
+def _batch_of_records(group: Sequence[WaitingRequest]) -> pa.RecordBatch:
     bodies: list[bytes | None] = []
     content_types: list[str | None] = []
     paths: list[str] = []
@@ -215,7 +215,7 @@ def _batch_of_records(group: Sequence[Waiting]) -> pa.RecordBatch:
     )
 
 
-def _joined(group: Sequence[Waiting], keys: Sequence[Sequence[str | None] | None]) -> pa.StringArray | None:
+def _joined(group: Sequence[WaitingRequest], keys: Sequence[Sequence[str | None] | None]) -> pa.StringArray | None:
     """Return the keys of all records of a group; None where none has one."""
     if all(some is None for some in keys):
         return None
@@ -225,7 +225,7 @@ def _joined(group: Sequence[Waiting], keys: Sequence[Sequence[str | None] | None
     return pa.array(joined, pa.string())
 
 
-def _resolve(one: Waiting, outcome: Stored | BaseException) -> None:
+def _resolve(one: WaitingRequest, outcome: Stored | BaseException) -> None:
     """Tell the request's task, or its protocol, what came of its records. One that can't be told holds up no other."""
     if one.on_answered is not None:
         try:
@@ -256,15 +256,15 @@ class Acknowledgement:
         self._on_failed = on_failed
         self._hand_over = KeyedHandOver(supervisor, most_in_flight=_NO_BOUND, most_bytes=_NO_BOUND)
         # The requests of the next group, each with the keys of its records, and these keys.
-        self._gathered: list[tuple[Waiting, Sequence[str | None] | None]] = []
+        self._gathered: list[tuple[WaitingRequest, Sequence[str | None] | None]] = []
         self._gathered_keys: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._unanswered: dict[Waiting, None] = {}
+        self._unanswered: dict[WaitingRequest, None] = {}
         self.waiting_bytes = 0
         self.waiting_records = 0
         # Guards the answers on their way to the loop.
         self._lock = threading.Lock()
-        self._answers: list[tuple[Sequence[Waiting], Future[HandedOver]]] = []
+        self._answers: list[tuple[Sequence[WaitingRequest], Future[HandedOver]]] = []
 
     def oldest_seconds(self) -> float:
         """Return for how long the oldest request that is not registered has been waiting, in seconds."""
@@ -272,7 +272,7 @@ class Acknowledgement:
             return time.monotonic() - one.since
         return 0.0
 
-    def hand_in(self, waiting: Waiting) -> asyncio.Future[Stored]:
+    def hand_in(self, waiting: WaitingRequest) -> asyncio.Future[Stored]:
         """Take a request's records. The future resolves when they are registered, or fails with the error.
 
         Where the hand-over has ended already, the future has that error.
@@ -337,7 +337,7 @@ class Acknowledgement:
 
     # -- the hand-over's thread --------------------------------------------------------------------------------------
 
-    def _on_answer(self, group: Sequence[Waiting], future: Future[HandedOver]) -> None:
+    def _on_answer(self, group: Sequence[WaitingRequest], future: Future[HandedOver]) -> None:
         with self._lock:
             self._answers.append((group, future))
             first = len(self._answers) == 1
@@ -361,12 +361,12 @@ class Acknowledgement:
                 self._forget(one)
                 _resolve(one, Stored(added, duplicates))
 
-    def _refuse(self, group: Sequence[Waiting], error: BaseException) -> None:
+    def _refuse(self, group: Sequence[WaitingRequest], error: BaseException) -> None:
         for one in group:
             self._forget(one)
             _resolve(one, error)
 
-    def _forget(self, one: Waiting) -> None:
+    def _forget(self, one: WaitingRequest) -> None:
         del self._unanswered[one]
         self.waiting_bytes -= one.nbytes
         self.waiting_records -= len(one.bodies)

@@ -31,7 +31,7 @@ from starlette.routing import Route as StarletteRoute
 from receiver_runtime.block_path.block_generator import GeneratorStateError
 from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.receivers.http import description
-from receiver_runtime.receivers.http.acknowledgement import AcknowledgementClosedError, Waiting, batch_of
+from receiver_runtime.receivers.http.acknowledgement import AcknowledgementClosedError, WaitingRequest, batch_of
 from receiver_runtime.receivers.http.admission import Admission
 from receiver_runtime.receivers.http.body_reader import BodyReader, RequestBody
 from receiver_runtime.receivers.http.connections.deadlines import Deadlines
@@ -322,7 +322,7 @@ class HttpApp:
             )
         return scopes[0]
 
-    def check_size(self, waiting: Waiting, *, buffered: bool) -> None:
+    def check_size(self, waiting: WaitingRequest, *, buffered: bool) -> None:
         """Refuse records that have no room: they are larger decompressed, and each has its part of the head."""
         most = self._source.max_waiting_bytes
         if waiting.beside_bodies > most:
@@ -345,12 +345,12 @@ class HttpApp:
         key: str | None,
         key_scope: str | None,
         parameters: Parameters = _NO_PARAMETERS,
-    ) -> Waiting:
+    ) -> WaitingRequest:
         """Return a parsed request's records as they are handed in."""
         kept = self._kept(headers, parameters)
         now = time.time_ns() // 1000
         if isinstance(parsed, Plain):
-            waiting = Waiting(
+            waiting = WaitingRequest(
                 parsed.bodies,
                 path,
                 now,
@@ -361,7 +361,7 @@ class HttpApp:
             )
         else:
             records = parsed.records
-            waiting = Waiting(
+            waiting = WaitingRequest(
                 [record.body for record in records],
                 path,
                 now,
@@ -390,7 +390,7 @@ class HttpApp:
                 kept[name] = f"{kept[name]}, {text}" if name in kept else text
         return kept or None
 
-    async def _put_aside(self, parsed: Pushed | Plain, waiting: Waiting) -> tuple[int, str]:
+    async def _put_aside(self, parsed: Pushed | Plain, waiting: WaitingRequest) -> tuple[int, str]:
         """Store the dead letters; return how many there are, and the reason of the first one.
 
         They are stored before the request is answered, and before its records are registered: a request whose key is
@@ -449,7 +449,7 @@ class HttpApp:
         if job.cancelled() or job.exception() is not None:
             self._asides.pop(key, None)
 
-    async def _register(self, waiting: Waiting, rejected: int, why: str) -> Answered:
+    async def _register(self, waiting: WaitingRequest, rejected: int, why: str) -> Answered:
         async with self._in_time():
             stored = await self.acknowledgement.hand_in(waiting)
         return Answered(stored.added, stored.duplicates, rejected, why)
@@ -489,7 +489,7 @@ class HttpApp:
             connection="close",
         )
 
-    def _buffer(self, waiting: Waiting) -> None:
+    def _buffer(self, waiting: WaitingRequest) -> None:
         """Hand the records to the block generator, as a block of their own that a successor's salvage registers."""
         try:
             taken = self._buffering.offer(batch_of([waiting]))

@@ -26,7 +26,7 @@ from receiver_runtime.receivers.http.requests.route import Answered, answer_json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from receiver_runtime.receivers.http.acknowledgement import Acknowledgement, Waiting
+    from receiver_runtime.receivers.http.acknowledgement import Acknowledgement, WaitingRequest
     from receiver_runtime.receivers.http.admission import Admission
     from receiver_runtime.receivers.http.connections.connections import Exchange
     from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
@@ -54,8 +54,8 @@ class Application(Protocol):
     def authorize(self, headers: Headers) -> str | None: ...
     def waiting_of(
         self, parsed: Pushed | Plain, path: str, headers: Headers, key: str | None, key_scope: str | None
-    ) -> Waiting: ...
-    def check_size(self, waiting: Waiting, *, buffered: bool) -> None: ...
+    ) -> WaitingRequest: ...
+    def check_size(self, waiting: WaitingRequest, *, buffered: bool) -> None: ...
     def not_registered(self, error: BaseException) -> RefusedError: ...
     def request_begins(self) -> None: ...
     def request_ends(self) -> None: ...
@@ -81,7 +81,7 @@ class DirectRequests:
         self._most_bytes = min(_MOST_AT_ONCE, source.max_body_bytes)
         self._loop = asyncio.get_running_loop()
         # The requests that wait for their registration, in order.
-        self._open: dict[Waiting, tuple[Exchange, Route, Headers]] = {}
+        self._open: dict[WaitingRequest, tuple[Exchange, Route, Headers]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self, headers: Headers, body: bytes, exchange: Exchange) -> bool:
@@ -109,7 +109,7 @@ class DirectRequests:
             self._timer = self._loop.call_later(self._source.acknowledgement_timeout, self._expire)
         return True
 
-    def _made(self, headers: Headers, body: bytes, *, has_key: bool) -> tuple[Route, Waiting] | None:
+    def _made(self, headers: Headers, body: bytes, *, has_key: bool) -> tuple[Route, WaitingRequest] | None:
         app = self._app
         if app.admission.check_ready() is not None or app.admission.check_room(len(body)) is not None:
             return None
@@ -135,7 +135,7 @@ class DirectRequests:
         limits = ParsingLimits(most_values=self._source.max_body_values, seconds=self._source.parse_timeout)
         return route.parse(headers, body, self._source, limits)
 
-    def _on_answered(self, waiting: Waiting, outcome: Stored | BaseException) -> None:
+    def _on_answered(self, waiting: WaitingRequest, outcome: Stored | BaseException) -> None:
         found = self._open.pop(waiting, None)
         if found is None:
             # It was refused when its time was over.

@@ -25,7 +25,7 @@ from receiver_runtime.receivers.http.acknowledgement import Acknowledgement
 from receiver_runtime.receivers.http.app import HttpApp
 from receiver_runtime.receivers.http.connections.accepting import Acceptor
 from receiver_runtime.receivers.http.connections.buffering import BufferedHandOver
-from receiver_runtime.receivers.http.connections.connections import Limits, limited_protocol
+from receiver_runtime.receivers.http.connections.connections import ConnectionLimits, limited_protocol
 from receiver_runtime.receivers.tcp import server_context
 from receiver_runtime.sources.declarations.tcp import address_of, most_per_peer
 from receiver_runtime.sources.fields.secret import SecretError
@@ -230,7 +230,7 @@ class HttpServer:
             app,
             access_log=False,
             http=limited_protocol(
-                Limits(
+                ConnectionLimits(
                     head_seconds=self._source.head_timeout,
                     idle_seconds=self._source.idle_timeout,
                     on_refused=self._on_refused,

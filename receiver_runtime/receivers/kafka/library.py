@@ -95,7 +95,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedColumns:
     """Hold the result of one fetch, in order, mostly one batch. ``errors`` are the client's own, of no partition."""
 
     records: Sequence[Records]
@@ -104,7 +104,7 @@ class Fetched:
     errors: Sequence[Fault] = ()
 
 
-class _Place(ctypes.Structure):
+class _ColumnPlace(ctypes.Structure):
     """Declare the first fields of rd_kafka_topic_partition_t, as many as are read."""
 
     _fields_ = (("topic", ctypes.c_char_p), ("partition", ctypes.c_int32), ("offset", ctypes.c_int64))
@@ -141,7 +141,9 @@ class _Functions:
         self.queue_destroy = of(free, "queue_destroy", None, pointer)
         self.destroy_flags = of(free, "destroy_flags", None, pointer, ctypes.c_int)
         self.list_new = of(free, "topic_partition_list_new", pointer, ctypes.c_int)
-        self.list_add = of(free, "topic_partition_list_add", ctypes.POINTER(_Place), pointer, text, ctypes.c_int32)
+        self.list_add = of(
+            free, "topic_partition_list_add", ctypes.POINTER(_ColumnPlace), pointer, text, ctypes.c_int32
+        )
         self.list_set_offset = of(
             free,
             "topic_partition_list_set_offset",
@@ -264,14 +266,14 @@ class ColumnFetcher:
             self._call_with_list(self._calls.incremental_unassign, going)
             self._assigned.difference_update(going)
 
-    def fetch(self, most: int, seconds: float) -> Fetched:
+    def fetch(self, most: int, seconds: float) -> FetchedColumns:
         """Return the records that come until there are ``most`` of them, or ``seconds`` are over."""
         if len(self._buffer) < most:
             self._buffer = np.zeros(most, np.int64)
         got = self._calls.consume_batch_queue(self._queue, int(seconds * 1000), self._buffer.ctypes.data, most)
         errors, self._errors = self._errors, []
         if got <= 0:
-            return Fetched((), (), (), errors)
+            return FetchedColumns((), (), (), errors)
         messages = self._buffer[:got]
         addresses = messages.tolist()
         try:
@@ -315,7 +317,7 @@ class ColumnFetcher:
 
     # -- columns (before the messages are given back) ----------------------------------------------------------------
 
-    def _columns(self, messages: NDArray[np.int64], addresses: Sequence[int]) -> Fetched:
+    def _columns(self, messages: NDArray[np.int64], addresses: Sequence[int]) -> FetchedColumns:
         words = _gathered(messages, self._layout.words)
         failed = words[_ERROR].astype(np.int32) != 0
         faults: list[Fault] = []
@@ -324,7 +326,7 @@ class ColumnFetcher:
             messages, words = messages[~failed], words[:, ~failed]
             addresses = messages.tolist()
         if not len(messages):
-            return Fetched((), (), faults)
+            return FetchedColumns((), (), faults)
         self._compare(addresses, words)
         found, unreadable = self._headers(addresses, words[self._layout.headers_bytes].astype(np.int32))
         bad: list[BadRecord] = []
@@ -341,7 +343,7 @@ class ColumnFetcher:
             of_batch = {row - first: of_one for row, of_one in found.items() if first <= row < end}
             batches.append(self._batch(words[:, first:end], of_batch))
             first = end
-        return Fetched(batches, bad, faults)
+        return FetchedColumns(batches, bad, faults)
 
     def _batch(self, words: NDArray[np.int64], found: dict[int, list[tuple[str, bytes | None]]]) -> Records:
         rows = words.shape[1]

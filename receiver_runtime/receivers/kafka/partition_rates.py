@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from receiver_runtime.receivers.kafka.records import Records, Run
+from receiver_runtime.receivers.kafka.records import RecordRun, Records
 from receiver_runtime.watching.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ class PartitionRates:
         """
         if not self._rate:
             return found, ()
-        passing: list[Run] = []
-        late: dict[Key, Run] = {}
+        passing: list[RecordRun] = []
+        late: dict[Key, RecordRun] = {}
         for run in found.runs:
             key = (run.topic, run.partition)
             if key in late:
@@ -93,9 +93,9 @@ class PartitionRates:
             rows = run.end - run.first
             most = self._take(key, rows)
             if most:
-                passing.append(Run(*key, run.first, run.first + most))
+                passing.append(RecordRun(*key, run.first, run.first + most))
             if most < rows:
-                late[key] = Run(*key, run.first + most, run.end)
+                late[key] = RecordRun(*key, run.first + most, run.end)
         for key, rest in late.items():
             self._late[key] = self._kept(found, rest)
         return (found.only(passing) if passing else None), list(late)
@@ -153,7 +153,7 @@ class PartitionRates:
         self._permits[key].left -= taken
         return taken
 
-    def _kept(self, found: Records, rest: Run) -> Records | None:
+    def _kept(self, found: Records, rest: RecordRun) -> Records | None:
         """Keep the first rows of a run that have room to wait; the others are dropped."""
         run = found.batch.slice(rest.first, rest.end - rest.first)
         room = self._most_bytes - self._bytes
@@ -169,16 +169,16 @@ def _rows(records: Records, first: int, end: int) -> Records:
     """Return a copy of rows that are all of one partition: a slice would keep the whole batch in memory."""
     [run] = [run for run in records.runs if run.first <= first and end <= run.end]
     batch = records.batch.take(pa.array(np.arange(first, end)))
-    return Records(batch, records.offsets[first:end].copy(), [Run(run.topic, run.partition, 0, end - first)])
+    return Records(batch, records.offsets[first:end].copy(), [RecordRun(run.topic, run.partition, 0, end - first)])
 
 
 def _joined(parts: Sequence[Records]) -> Records:
     if len(parts) == 1:
         return parts[0]
-    runs: list[Run] = []
+    runs: list[RecordRun] = []
     rows = 0
     for part in parts:
-        runs += [Run(run.topic, run.partition, rows + run.first, rows + run.end) for run in part.runs]
+        runs += [RecordRun(run.topic, run.partition, rows + run.first, rows + run.end) for run in part.runs]
         rows += part.batch.num_rows
     return Records(
         pa.concat_batches([part.batch for part in parts]), np.concatenate([part.offsets for part in parts]), runs

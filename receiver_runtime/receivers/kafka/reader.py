@@ -40,7 +40,7 @@ from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.kafka.library import ColumnFetcher, Library, LibraryError
 from receiver_runtime.receivers.kafka.partition_rates import PartitionRates
 from receiver_runtime.receivers.kafka.places import BROKER_SECONDS, KafkaPlaces, Look, OutOfRangeError, Partition
-from receiver_runtime.receivers.kafka.records import BadRecord, Records, Run, records_of
+from receiver_runtime.receivers.kafka.records import BadRecord, RecordRun, Records, records_of
 from receiver_runtime.receivers.linked_hand_over import LinkedHandOver
 from tracker_store.blocks.blocks import OffsetLink
 
@@ -375,7 +375,7 @@ class KafkaReader:
             self._receiver.report_degraded("brokers", None)
             self._receiver.report_connected(self._source.address)
 
-    def _next_of(self, run: Run, offsets: NDArray[np.int64], next_ones: dict[Key, int]) -> Run | None:
+    def _next_of(self, run: RecordRun, offsets: NDArray[np.int64], next_ones: dict[Key, int]) -> RecordRun | None:
         key = (run.topic, run.partition)
         if key not in next_ones or key in self._unsure or key in self._rates.late:
             return None
@@ -388,7 +388,7 @@ class KafkaReader:
         if first == run.end:
             return None
         next_ones[key] = int(offsets[run.end - 1]) + 1
-        return Run(run.topic, run.partition, first, run.end)
+        return RecordRun(run.topic, run.partition, first, run.end)
 
     def _links(self, piece: Records) -> list[OffsetLink]:
         """Return the links of a piece's partitions, and all links that waited for a block.

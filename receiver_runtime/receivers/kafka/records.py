@@ -29,7 +29,7 @@ MOST_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RecordRun:
     """Rows ``first`` up to ``end`` come from one partition, in its order."""
 
     topic: str
@@ -59,9 +59,9 @@ class Records:
 
     batch: pa.RecordBatch
     offsets: NDArray[np.int64]
-    runs: Sequence[Run]
+    runs: Sequence[RecordRun]
 
-    def only(self, runs: Sequence[Run]) -> Records:
+    def only(self, runs: Sequence[RecordRun]) -> Records:
         """Return only the rows of these runs, which must be parts of this object's runs, in order."""
         if sum(run.end - run.first for run in runs) == self.batch.num_rows:
             return Records(self.batch, self.offsets, runs)
@@ -70,7 +70,7 @@ class Records:
         moved = []
         rows = 0
         for run in runs:
-            moved.append(Run(run.topic, run.partition, rows, rows + run.end - run.first))
+            moved.append(RecordRun(run.topic, run.partition, rows, rows + run.end - run.first))
             rows = moved[-1].end
         return Records(pa.concat_batches(slices), offsets, moved)
 
@@ -88,7 +88,7 @@ class Records:
 
     def _between(self, first: int, end: int) -> Records:
         runs = [
-            Run(run.topic, run.partition, max(run.first, first) - first, min(run.end, end) - first)
+            RecordRun(run.topic, run.partition, max(run.first, first) - first, min(run.end, end) - first)
             for run in self.runs
             if run.first < end and run.end > first
         ]
@@ -195,14 +195,15 @@ def make_records(
     return Records(batch, offsets, _runs(names, codes, partitions))
 
 
-def _runs(names: Sequence[str], codes: NDArray[np.int32], partitions: NDArray[np.int32]) -> list[Run]:
+def _runs(names: Sequence[str], codes: NDArray[np.int32], partitions: NDArray[np.int32]) -> list[RecordRun]:
     if not len(codes):
         return []
     changes = np.flatnonzero((np.diff(partitions) != 0) | (np.diff(codes) != 0)) + 1
     ends = [*changes.tolist(), len(codes)]
     firsts = [0, *ends[:-1]]
     return [
-        Run(names[codes[first]], int(partitions[first]), first, end) for first, end in zip(firsts, ends, strict=True)
+        RecordRun(names[codes[first]], int(partitions[first]), first, end)
+        for first, end in zip(firsts, ends, strict=True)
     ]
 
 

@@ -55,7 +55,7 @@ class UnknownPahoError(Exception):
     """This version of paho-mqtt is another inside than the one that is known here: install paho-mqtt 2.1."""
 
 
-class GivenUpError(Exception):
+class MqttGivenUpError(Exception):
     """Connecting was given up: the receiver was stopped meanwhile."""
 
 
@@ -112,7 +112,7 @@ class MqttClient(Client):
         self.on_socket_register_write = _do_nothing
 
     def open(self) -> None:
-        """Connect, and ask for the session; return when CONNECT is sent. Raises OSError, GivenUpError."""
+        """Connect, and ask for the session; return when CONNECT is sent. Raises OSError, MqttGivenUpError."""
         source = self._source
         properties = None
         if self.is_v5:
@@ -150,7 +150,7 @@ class MqttClient(Client):
 
     def _send_connect(self, keepalive: int) -> MQTTErrorCode:
         if self._given_up:
-            raise GivenUpError(GivenUpError.__doc__)
+            raise MqttGivenUpError(MqttGivenUpError.__doc__)
         return super()._send_connect(keepalive)
 
     def _ssl_wrap_socket(self, tcp_sock: socket.socket) -> ssl.SSLSocket:

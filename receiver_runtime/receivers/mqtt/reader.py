@@ -28,7 +28,7 @@ import structlog
 from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
-from receiver_runtime.receivers.mqtt.client import GivenUpError, MqttClient, UndecodableMessage
+from receiver_runtime.receivers.mqtt.client import MqttClient, MqttGivenUpError, UndecodableMessage
 from receiver_runtime.receivers.mqtt.records import batch_of, keys_of, pieces
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class MqttReader:
             if self._sends_again:
                 self._receiver.restart(_SENDS_AGAIN)
             self._leave(client, poller)
-        except GivenUpError:
+        except MqttGivenUpError:
             pass
         except BaseException as error:  # noqa: BLE001  reported, and started again
             if not self._stopping:

@@ -30,7 +30,7 @@ from nats.js.errors import NotFoundError
 
 from receiver_runtime.receivers.keyed_hand_over import HandOverClosedError, KeyedHandOver
 from receiver_runtime.receivers.nats.client import RawHeaders, TolerantClient
-from receiver_runtime.receivers.nats.records import Delivered, Place, batch_of, keys_of, sorted_out
+from receiver_runtime.receivers.nats.records import Delivered, StreamPlace, batch_of, keys_of, sorted_out
 from receiver_runtime.receivers.tcp import client_context
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ class NatsReader:
         await self._client.publish(subject, json.dumps(request).encode(), reply=inbox)
 
     async def _on_message(self, message: Msg) -> None:
-        place = Place.of(message.reply)
+        place = StreamPlace.of(message.reply)
         if place is not None:
             self._request_left -= 1
             headers = message.headers.raw if isinstance(message.headers, RawHeaders) else b""

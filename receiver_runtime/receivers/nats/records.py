@@ -23,7 +23,7 @@ _SHORT, _LONG = 9, 11
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StreamPlace:
     """Hold a message's place in its stream, from the subject to which it is acknowledged; nanoseconds since 1970."""
 
     stream: str
@@ -31,7 +31,7 @@ class Place:
     nanoseconds: int
 
     @classmethod
-    def of(cls, reply: str) -> Place | None:
+    def of(cls, reply: str) -> StreamPlace | None:
         """Return the place; None if this is no message of a stream, but the server's status of a request."""
         if not reply.startswith(_ACKNOWLEDGEMENT):
             return None
@@ -51,7 +51,7 @@ class Place:
 class Delivered:
     """Hold a message. ``headers`` are raw, the version line first; a subject that is no text contains surrogates."""
 
-    place: Place
+    place: StreamPlace
     subject: str
     reply: str
     data: bytes

@@ -26,7 +26,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from receiver_runtime.receivers.keyed_hand_over import HandOverClosedError, KeyedHandOver
-from receiver_runtime.receivers.redis.records import Entry, batch_of, id_parts, keys_of, sorted_out
+from receiver_runtime.receivers.redis.records import StreamEntry, batch_of, id_parts, keys_of, sorted_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -67,7 +67,7 @@ class RedisReader:
         self._settled = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"redis {self._consumer}", daemon=True)
         # Set by the hand-over's thread: entries to acknowledge, or the error because of which nothing more may be.
-        self._registered: deque[Sequence[Entry]] = deque()
+        self._registered: deque[Sequence[StreamEntry]] = deque()
         self._failed: BaseException | None = None
         # Only the thread uses everything below.
         self._client: redis.Redis
@@ -239,7 +239,7 @@ class RedisReader:
         if gone:
             self._report_gone(stream, gone)
             self._client.xack(stream, self._source.group, *gone)
-        came = [Entry(stream, entry_id, fields) for entry_id, fields in found if fields is not None]
+        came = [StreamEntry(stream, entry_id, fields) for entry_id, fields in found if fields is not None]
         entries = [entry for entry in came if entry.key not in self._held]
         if not entries:
             return
@@ -260,7 +260,7 @@ class RedisReader:
         future = self._hand_over.submit(batch, keys_of(entries))
         future.add_done_callback(partial(self._answered, entries))
 
-    def _answered(self, entries: Sequence[Entry], future: Future[HandedOver]) -> None:
+    def _answered(self, entries: Sequence[StreamEntry], future: Future[HandedOver]) -> None:
         """Note entries to acknowledge, or the failure. Called on the hand-over's thread."""
         error = future.exception()
         if error is None:
@@ -270,7 +270,7 @@ class RedisReader:
 
     def _acknowledge(self) -> None:
         """Acknowledge what is registered. Raises the error that ended the hand-over, if any."""
-        by_stream: dict[str, list[Entry]] = {}
+        by_stream: dict[str, list[StreamEntry]] = {}
         while self._registered:
             for entry in self._registered.popleft():
                 by_stream.setdefault(entry.stream, []).append(entry)

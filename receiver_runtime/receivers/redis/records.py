@@ -21,7 +21,7 @@ SCHEMA = schema_of(RedisStreams.columns)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StreamEntry:
     """Hold an entry of a stream; ``fields`` are alternating names and values.
 
     ``key`` identifies the entry within all streams of a declaration. The id alone is not enough: another entry may get
@@ -40,7 +40,7 @@ class Entry:
         object.__setattr__(self, "key", f"{self.id.decode('ascii')}@{self.stream}@{digest}")
 
 
-def batch_of(entries: Sequence[Entry]) -> pa.RecordBatch:
+def batch_of(entries: Sequence[StreamEntry]) -> pa.RecordBatch:
     """Return the entries as rows. Raises UnicodeDecodeError if a field's name is no text.
 
     If a name is repeated, its last field counts.
@@ -71,12 +71,12 @@ def batch_of(entries: Sequence[Entry]) -> pa.RecordBatch:
 _LAST = 253_402_300_799_999
 
 
-def keys_of(entries: Sequence[Entry]) -> pa.Array:
+def keys_of(entries: Sequence[StreamEntry]) -> pa.Array:
     """Return the entries' keys."""
     return pa.array([entry.key for entry in entries], pa.string())
 
 
-def sorted_out(entries: Sequence[Entry]) -> tuple[list[Entry], list[DeadLetter]]:
+def sorted_out(entries: Sequence[StreamEntry]) -> tuple[list[StreamEntry], list[DeadLetter]]:
     """Return the entries that can become rows, and the others as dead letters."""
     good, letters = [], []
     for entry in entries:

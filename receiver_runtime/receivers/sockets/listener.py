@@ -75,7 +75,7 @@ class ListeningSource(Protocol):
     def idle_timeout(self) -> float: ...
 
 
-class _Ended(Enum):
+class _EndedConnection(Enum):
     """Say how a connection ended."""
 
     BY_SENDER = "the sender ended it"
@@ -233,17 +233,17 @@ class SocketListener(ListeningThread):
                 self._refuse(connection, "a connection was closed: what came is no length of a record", taken.refusal)
                 return
         if ended is not None:
-            self._gather(connection, connection.splitter.finish(clean=ended is _Ended.BY_SENDER))
+            self._gather(connection, connection.splitter.finish(clean=ended is _EndedConnection.BY_SENDER))
             self._drop(connection)
 
-    def _receive(self, connection: _Connection, most: int) -> tuple[int, _Ended | None]:
+    def _receive(self, connection: _Connection, most: int) -> tuple[int, _EndedConnection | None]:
         """Read up to ``most`` bytes into the buffer. Return how many, and how the connection ended, if it did."""
         count = 0
         try:
             while count < most:
                 size = connection.socket.recv_into(self._view[count:most])
                 if size == 0:
-                    return count, _Ended.BY_SENDER
+                    return count, _EndedConnection.BY_SENDER
                 count += size
                 if self._context is None:
                     return count, None
@@ -255,7 +255,7 @@ class SocketListener(ListeningThread):
             self._selector.modify(connection.socket, selectors.EVENT_WRITE, connection)
             return count, None
         except OSError:
-            return count, _Ended.BROKEN
+            return count, _EndedConnection.BROKEN
         if isinstance(connection.socket, ssl.SSLSocket) and connection.socket.pending():
             self._unread.add(connection)
         return count, None

@@ -109,7 +109,7 @@ class SyslogFraming:
         return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
 
 
-class _Kind(Enum):
+class _FramingKind(Enum):
     """Name the kind of a frame without a count, by its first bytes."""
 
     LINE = "ends at its newline or NUL"
@@ -238,7 +238,7 @@ class SyslogSplitter:
 
     def _look_at_held(self, taken: Taken) -> None:
         """Note the kind of the frame that is held. Of a message that is too large, put aside what has come."""
-        kind = self._kind(self._held, 0) if self._held else _Kind.UNKNOWN
+        kind = self._kind(self._held, 0) if self._held else _FramingKind.UNKNOWN
         if isinstance(kind, tuple):
             prefix, size = kind
             self._frame = prefix + size
@@ -247,7 +247,7 @@ class SyslogSplitter:
                 taken.after.append(too_large(self._held[prefix:], size))
                 self._held.clear()
                 self._frame, self._counted, self._ended_by = 0, True, -1
-        elif kind is _Kind.LINE:
+        elif kind is _FramingKind.LINE:
             self._frame = None
             self._begin_large_line()
         else:
@@ -267,16 +267,16 @@ class SyslogSplitter:
         self._large = b""
         return letter
 
-    def _kind(self, data: bytes | bytearray, place: int) -> tuple[int, int] | _Kind:
+    def _kind(self, data: bytes | bytearray, place: int) -> tuple[int, int] | _FramingKind:
         """Return a frame's count as (its own length with the space, its number), or the kind of a frame without one."""
         head = data[place : place + _LONGEST_COUNT]
         match = _COUNT.match(head)
         if match is None:
-            return _Kind.LINE
+            return _FramingKind.LINE
         if match.end() == len(head) < _LONGEST_COUNT and not match[3]:
-            return _Kind.UNKNOWN
+            return _FramingKind.UNKNOWN
         if match[2] is None or not (match[3] == b"<" or self._counted):
-            return _Kind.LINE
+            return _FramingKind.LINE
         return match.end(1) + 1, int(match[1])
 
     def _walk(self, data: bytes) -> tuple[Places, Places, int]:
@@ -296,7 +296,7 @@ class SyslogSplitter:
                 place += 1
                 continue
             else:
-                run = _NOWHERE if kind is _Kind.UNKNOWN else stops.from_place(place)
+                run = _NOWHERE if kind is _FramingKind.UNKNOWN else stops.from_place(place)
                 if not run.size:
                     break
                 begin, end = self._lines(octets, place, run)

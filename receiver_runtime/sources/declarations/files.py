@@ -61,7 +61,7 @@ def _check_unfinished(field: str, wanted: str, unfinished: Sequence[str]) -> Non
         )
 
 
-class _Files(Source):
+class _FileSource(Source):
     """Declare the fields that all sources of files share."""
 
     guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
@@ -88,7 +88,7 @@ class _Files(Source):
         return not self.shared and _URL.match(self.path) is None
 
 
-class FollowedFiles(_Files):
+class FollowedFiles(_FileSource):
     r"""Reads the lines of files that grow, as ``tail -F`` does, through rotation, truncation and compression.
 
     **Exactly once**: each file's position is in the driver log, and moves in the transaction that registers its lines.
@@ -152,7 +152,7 @@ class FollowedFiles(_Files):
         return self
 
 
-class _ArrivingFiles(_Files):
+class _ArrivingFiles(_FileSource):
     """Declare the fields of the two kinds that read complete files."""
 
     pattern: str = "*"

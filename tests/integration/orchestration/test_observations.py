@@ -15,7 +15,7 @@ from forebay.sources import SocketText
 from orchestration.dagster_defs.checks import quarantined_batches
 from orchestration.dagster_defs.checks.checks import DESCRIPTIONS
 from orchestration.dagster_defs.sensors import observation_sensor
-from orchestration.dagster_defs.sensors.observation_sensor import Cursor, observe
+from orchestration.dagster_defs.sensors.observation_sensor import ObservationCursor, observe
 from orchestration.dagster_defs.shared.batch_plots import batch_metadata
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.postgres.counted_statements import buffers, counted
@@ -82,8 +82,10 @@ def complete(log: Log, batch_time: datetime, *, records: int, started: float, se
 
 
 def events_of(
-    connection: sa.Connection, pipeline: Pipeline, cursor: Cursor
-) -> tuple[dict[str, list[dg.AssetObservation | dg.AssetMaterialization]], list[dg.AssetCheckEvaluation], Cursor]:
+    connection: sa.Connection, pipeline: Pipeline, cursor: ObservationCursor
+) -> tuple[
+    dict[str, list[dg.AssetObservation | dg.AssetMaterialization]], list[dg.AssetCheckEvaluation], ObservationCursor
+]:
     """Return the events by asset, the checks, and the next cursor as it comes back from Dagster."""
     events, after = observe(connection, pipeline, pipeline.streams, cursor)
     of_assets: dict[str, list[dg.AssetObservation | dg.AssetMaterialization]] = {}
@@ -91,7 +93,7 @@ def events_of(
         if not isinstance(event, dg.AssetCheckEvaluation):
             of_assets.setdefault(event.asset_key.to_user_string(), []).append(event)
     checks = [event for event in events if isinstance(event, dg.AssetCheckEvaluation)]
-    return of_assets, checks, Cursor.parse(after.model_dump_json())
+    return of_assets, checks, ObservationCursor.parse(after.model_dump_json())
 
 
 def test_o01_a_batchs_figures_are_numbers_that_the_ui_plots(
@@ -140,7 +142,7 @@ def test_completed_minutes_are_reported_once(
     for number, seconds in enumerate((1.0, 2.0, 6.0, 3.0), start=1):
         complete(log, NOON + number * INTERVAL, records=10 * number, started=0.5, seconds=seconds)
     complete(log, NOON + 7 * INTERVAL, records=100, started=0.5, seconds=1.0)
-    cursor = Cursor(minute=NOON - timedelta(minutes=1))
+    cursor = ObservationCursor(minute=NOON - timedelta(minutes=1))
 
     events, _, cursor = events_of(connection, pipeline, cursor)
     first, second, quiet = events[MINUTES.to_user_string()]
@@ -171,14 +173,14 @@ def test_a_pipeline_that_is_due_less_than_once_a_minute_has_no_quiet_minutes(
     lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
     slow = Pipeline("words", interval="5m")
     slow.output(inputs=[lines], sink=ParquetSink("out"), name="counts")(lambda frame: frame)
-    events, _, _ = events_of(connection, slow, Cursor(minute=NOON))
+    events, _, _ = events_of(connection, slow, ObservationCursor(minute=NOON))
     assert MINUTES.to_user_string() not in events
 
 
 def test_the_newest_batch_is_reported_once_if_it_was_empty(
     connection: sa.Connection, pipeline: Pipeline, log: Log
 ) -> None:
-    def empty(cursor: Cursor) -> tuple[list[tuple[object, set[object]]], Cursor]:
+    def empty(cursor: ObservationCursor) -> tuple[list[tuple[object, set[object]]], ObservationCursor]:
         events, _, after = events_of(connection, pipeline, cursor)
         figures = ("records", "input_rate", "scheduling_delay_ms", "processing_time_ms", "total_delay_ms")
         found = events.get("words/batches", [])
@@ -187,7 +189,7 @@ def test_the_newest_batch_is_reported_once_if_it_was_empty(
         ], after
 
     complete(log, NOON + INTERVAL, records=50, started=0.5, seconds=2.0)
-    found, cursor = empty(Cursor())
+    found, cursor = empty(ObservationCursor())
     assert found == [], "its run has reported it"
     for number in (2, 3):
         log.tracker.allocate_blocks_to_batch(NOON + number * INTERVAL)
@@ -204,18 +206,18 @@ def test_the_proofs_of_each_output_are_reported_once_while_the_log_is_short(
     """Check that no output is shown with checks that never ran, and that a long log is not read for that."""
     complete(log, NOON + INTERVAL, records=50, started=0.5, seconds=2.0)
 
-    def proved(cursor: Cursor) -> tuple[list[tuple[str, str]], Cursor]:
+    def proved(cursor: ObservationCursor) -> tuple[list[tuple[str, str]], ObservationCursor]:
         _, checks, after = events_of(connection, pipeline, cursor)
         return [(check.asset_key.path[-1], check.check_name) for check in checks if check.check_name in PROOFS], after
 
-    found, cursor = proved(Cursor())
+    found, cursor = proved(ObservationCursor())
     assert found == [("counts", name) for name in PROOFS]
     assert proved(cursor)[0] == []
     pipeline.output(inputs=pipeline.streams, sink=ParquetSink("other"), name="others")(lambda frame: frame)
     found, cursor = proved(cursor)
     assert {output for output, _ in found} == {"counts", "others"}
     monkeypatch.setattr(observation_sensor, "MOST_PROVED", 1)
-    found, cursor = proved(Cursor())
+    found, cursor = proved(ObservationCursor())
     assert found == []
 
 
@@ -238,7 +240,7 @@ def test_after_a_long_outage_only_the_minutes_that_a_plot_shows_are_reported(
         ),
         {"t": NOON + 2 * INTERVAL},
     ).scalar_one()
-    assets, _, _ = events_of(connection, pipeline, Cursor(minute=recent - timedelta(days=4)))
+    assets, _, _ = events_of(connection, pipeline, ObservationCursor(minute=recent - timedelta(days=4)))
     only, quiet = assets[MINUTES.to_user_string()]
     assert only.metadata["minute"].value == recent.isoformat()
     assert quiet.metadata["batches"].value == 0, "of the minutes without batches only the newest: a plot shows it now"
@@ -263,7 +265,7 @@ def test_a_stream_is_observed_with_its_rate_its_lag_and_its_receivers(
 ) -> None:
     connection.execute(sa.text("UPDATE forebay.receivers SET state = 'ACTIVE', reason = 'all is well'"))
     log.add_at(log.receiver_ids[0], NOON + timedelta(seconds=1), records=500)
-    events, _, cursor = events_of(connection, pipeline, Cursor())
+    events, _, cursor = events_of(connection, pipeline, ObservationCursor())
     [seen] = events[STREAM.to_user_string()]
     assert seen.metadata["records"].value == 500
     assert seen.metadata["lag_records"].value == 500
@@ -284,7 +286,7 @@ def test_a_check_is_reported_when_it_changes_and_every_few_minutes(
     connection: sa.Connection, pipeline: Pipeline, log: Log
 ) -> None:
     connection.execute(sa.text("UPDATE forebay.receivers SET state = 'ACTIVE'"))
-    _, checks, cursor = events_of(connection, pipeline, Cursor())
+    _, checks, cursor = events_of(connection, pipeline, ObservationCursor())
     names = {check.check_name for check in checks if check.check_name not in PROOFS}
     assert names == {"total_delay", "queue_depth", "none_quarantined", "receivers_active"}
     _, checks, cursor = events_of(connection, pipeline, cursor)
@@ -315,7 +317,7 @@ def test_each_quarantined_batch_is_observed_once_however_many_there_are(
             {"times": list(chosen)},
         )
 
-    def observed(cursor: Cursor) -> tuple[list[object], Cursor]:
+    def observed(cursor: ObservationCursor) -> tuple[list[object], ObservationCursor]:
         events, _, after = events_of(connection, pipeline, cursor)
         found = events.get("words/batches", [])
         return [event.metadata["batch_time"].value for event in found], after
@@ -323,7 +325,7 @@ def test_each_quarantined_batch_is_observed_once_however_many_there_are(
     for time in times:
         log.tracker.allocate_blocks_to_batch(time)
     quarantine(*times[1:])
-    seen, cursor = [], Cursor()
+    seen, cursor = [], ObservationCursor()
     for _ in range(3):
         reported, cursor = observed(cursor)
         assert len(reported) <= 2
@@ -354,7 +356,7 @@ def test_the_sensor_reports_without_a_run_and_survives_a_cursor_of_another_relea
             assert data.run_requests == []
             assert STREAM in {event.asset_key for event in data.asset_events}
             assert data.cursor is not None
-            assert Cursor.parse(data.cursor).streams["lines"].records == 0
+            assert ObservationCursor.parse(data.cursor).streams["lines"].records == 0
 
 
 def test_the_sensor_says_what_it_waits_for(
@@ -393,7 +395,7 @@ def test_a_look_costs_what_its_own_streams_have_whatever_others_there_are(
         )
         connection.exec_driver_sql("ANALYZE forebay.streams, forebay.receivers")
         with counted(connection) as sent:
-            observe(connection, pipeline, pipeline.streams, Cursor())
+            observe(connection, pipeline, pipeline.streams, ObservationCursor())
         looks = [query for query in sent.queries if "receiver_status" in query or "stream_lag" in query]
         return *sent.sizes, sum(buffers(connection, query) for query in looks)
 

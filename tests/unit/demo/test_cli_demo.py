@@ -22,7 +22,7 @@ from forebay.cli.services.child import ChildEvent, ChildEventKind
 from forebay.cli.services.supervisor import ChildNotReadyError, StopReason, StopRequestedError, Supervisor
 from forebay.cli.terminal.console import Console
 from forebay.demo import flights, known_answer
-from forebay.demo.progress import BatchFacts, Snapshot
+from forebay.demo.progress import BatchFacts, ProgressSnapshot
 from forebay.demo.replay_server import ReplayProgress, ReplayState
 from tracker_store.connection.errors import DriverLogError
 
@@ -47,7 +47,7 @@ class FakeSystem:
 
     publish: Callable[[Path], None] = lambda output: None
     reason: StopReason | None = None
-    looks: list[Snapshot] = field(default_factory=list)
+    looks: list[ProgressSnapshot] = field(default_factory=list)
     now: float = 0.0
     stopped: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class FakeSystem:
         self.now += timeout or 0
         return self.reason
 
-    def take_look(self, replay: Replay, at: float) -> Snapshot:
+    def take_look(self, replay: Replay, at: float) -> ProgressSnapshot:
         return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
 
     def run(self, home: Path, **options: Any) -> tuple[int, str]:  # noqa: ANN401  fields of DemoOptions
@@ -116,8 +116,8 @@ def publish_flights(rows: int | None = None) -> Callable[[Path], None]:
     return publish
 
 
-def done(state: str = "COMPLETED", records: int = ROWS) -> Snapshot:
-    return Snapshot(
+def done(state: str = "COMPLETED", records: int = ROWS) -> ProgressSnapshot:
+    return ProgressSnapshot(
         at=0.0,
         expected=ROWS,
         replay_state="served",
@@ -231,7 +231,7 @@ def test_a_driver_log_that_does_not_answer_for_a_while_does_not_end_the_demo(tmp
     system = FakeSystem(publish=publish_flights(), looks=[done()])
     answers = iter([DriverLogError("gone"), sa.exc.OperationalError("SELECT", {}, Exception()), None])
 
-    def take_look(replay: Replay, at: float) -> Snapshot:
+    def take_look(replay: Replay, at: float) -> ProgressSnapshot:
         error = next(answers, None)
         if error is not None:
             raise error

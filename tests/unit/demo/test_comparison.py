@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from forebay.demo import comparison, flights
-from forebay.demo.comparison import GroupKey, Totals
+from forebay.demo.comparison import FlightTotals, GroupKey
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +22,7 @@ def table() -> pa.Table:
 
 
 @pytest.fixture(scope="module")
-def expected(table: pa.Table) -> dict[GroupKey, Totals]:
+def expected(table: pa.Table) -> dict[GroupKey, FlightTotals]:
     return comparison.expected_totals(table)
 
 
@@ -49,7 +49,7 @@ def as_published(table: pa.Table, path: Path, batches: int) -> None:
         pq.write_table(renamed, folder / "part-0.parquet")
 
 
-def test_batches_add_up_exactly(table: pa.Table, expected: dict[GroupKey, Totals], tmp_path: Path) -> None:
+def test_batches_add_up_exactly(table: pa.Table, expected: dict[GroupKey, FlightTotals], tmp_path: Path) -> None:
     path = tmp_path / ".forebay" / "_output"  # hidden parents hide nothing
     as_published(table, path, batches=7)
     result = comparison.compare(comparison.published_totals(comparison.read_published(path)), expected)
@@ -63,14 +63,16 @@ def test_batches_add_up_exactly(table: pa.Table, expected: dict[GroupKey, Totals
     assert result.total.published.delay_mean == pytest.approx(4_152_200 / 328_521, abs=1e-9)
 
 
-def test_unpublished_attempts_are_not_read(table: pa.Table, expected: dict[GroupKey, Totals], tmp_path: Path) -> None:
+def test_unpublished_attempts_are_not_read(
+    table: pa.Table, expected: dict[GroupKey, FlightTotals], tmp_path: Path
+) -> None:
     as_published(table, tmp_path, batches=2)
     as_published(table.slice(0, 100), tmp_path / "_attempts" / "1", batches=1)
     assert comparison.published_totals(comparison.read_published(tmp_path)).keys() == expected.keys()
     assert comparison.compare(comparison.published_totals(comparison.read_published(tmp_path)), expected).same
 
 
-def test_nothing_published_differs(expected: dict[GroupKey, Totals], tmp_path: Path) -> None:
+def test_nothing_published_differs(expected: dict[GroupKey, FlightTotals], tmp_path: Path) -> None:
     published = comparison.read_published(tmp_path / "nothing")
     assert published.num_rows == 0
     result = comparison.compare(comparison.published_totals(published), expected)
@@ -88,7 +90,7 @@ def test_nothing_published_differs(expected: dict[GroupKey, Totals], tmp_path: P
         {"weighted_mean_sum": 0.1},
     ],
 )
-def test_one_wrong_number_is_a_difference(expected: dict[GroupKey, Totals], change: dict[str, float]) -> None:
+def test_one_wrong_number_is_a_difference(expected: dict[GroupKey, FlightTotals], change: dict[str, float]) -> None:
     name, step = next(iter(change.items()))
     published = dict(expected)
     before = published["UA", "EWR"]
@@ -100,7 +102,7 @@ def test_one_wrong_number_is_a_difference(expected: dict[GroupKey, Totals], chan
     assert [row.name for row in result.carriers if not row.same] == ["UA"]
 
 
-def test_errors_that_cancel_out_are_still_differences(expected: dict[GroupKey, Totals]) -> None:
+def test_errors_that_cancel_out_are_still_differences(expected: dict[GroupKey, FlightTotals]) -> None:
     published = dict(expected)
     for key, step in ((("UA", "EWR"), 1), (("UA", "JFK"), -1)):
         published[key] = replace(published[key], flights=published[key].flights + step)
@@ -110,10 +112,10 @@ def test_errors_that_cancel_out_are_still_differences(expected: dict[GroupKey, T
     assert result.exit_code == 1
 
 
-def test_a_missing_group_and_a_further_group_differ(expected: dict[GroupKey, Totals]) -> None:
+def test_a_missing_group_and_a_further_group_differ(expected: dict[GroupKey, FlightTotals]) -> None:
     published = dict(expected)
     del published["OO", "EWR"]
-    published[None, None] = Totals()
+    published[None, None] = FlightTotals()
     result = comparison.compare(published, expected)
     assert result.exit_code == 1
     assert {row.name for row in result.groups if not row.same} == {"OO EWR", "(unreadable) (unreadable)"}

@@ -9,7 +9,7 @@ import pytest
 
 from forebay.demo.progress import (
     BatchFacts,
-    Snapshot,
+    ProgressSnapshot,
     Watch,
     is_finished,
     is_short,
@@ -26,8 +26,8 @@ def batch(number: int, state: str, records: int, **facts: object) -> BatchFacts:
     return replace(made, **facts)  # type: ignore[arg-type]
 
 
-def look(at: float = 0.0, **facts: object) -> Snapshot:
-    return replace(Snapshot(at=at, expected=ROWS), **facts)  # type: ignore[arg-type]
+def look(at: float = 0.0, **facts: object) -> ProgressSnapshot:
+    return replace(ProgressSnapshot(at=at, expected=ROWS), **facts)  # type: ignore[arg-type]
 
 
 DONE = look(

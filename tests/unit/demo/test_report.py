@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console, RenderableType
 
 from forebay.demo import comparison, flights, report
-from forebay.demo.progress import BatchFacts, Snapshot, Timings
+from forebay.demo.progress import BatchFacts, ProgressSnapshot, Timings
 
 if TYPE_CHECKING:
-    from forebay.demo.comparison import GroupKey, Totals
+    from forebay.demo.comparison import FlightTotals, GroupKey
 
 TIMINGS = Timings(
     first_batch_completed=31.2,
@@ -28,7 +28,7 @@ TIMINGS = Timings(
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[GroupKey, Totals]:
+def expected() -> dict[GroupKey, FlightTotals]:
     return comparison.expected_totals(flights.read_flights())
 
 
@@ -38,7 +38,7 @@ def rendered(renderable: RenderableType) -> str:
     return output.getvalue()
 
 
-def test_agreement_is_ok_in_every_row(expected: dict[GroupKey, Totals]) -> None:
+def test_agreement_is_ok_in_every_row(expected: dict[GroupKey, FlightTotals]) -> None:
     result = comparison.compare(expected, expected)
     text = rendered(report.comparison_table(result))
     assert text.count(f" {report.SAME} ") == 17
@@ -50,7 +50,7 @@ def test_agreement_is_ok_in_every_row(expected: dict[GroupKey, Totals]) -> None:
     assert report.verdict(result).startswith("OK")
 
 
-def test_a_wrong_count_is_different_with_its_group(expected: dict[GroupKey, Totals]) -> None:
+def test_a_wrong_count_is_different_with_its_group(expected: dict[GroupKey, FlightTotals]) -> None:
     wrong = dict(expected)
     wrong["UA", "EWR"] = replace(wrong["UA", "EWR"], flights=46_086)
     result = comparison.compare(wrong, expected)
@@ -63,7 +63,7 @@ def test_a_wrong_count_is_different_with_its_group(expected: dict[GroupKey, Tota
     assert report.as_json(result, TIMINGS)["same"] is False
 
 
-def test_the_result_is_json(expected: dict[GroupKey, Totals]) -> None:
+def test_the_result_is_json(expected: dict[GroupKey, FlightTotals]) -> None:
     again = json.loads(json.dumps(report.as_json(comparison.compare(expected, expected), TIMINGS)))
     assert again["same"] is True
     assert again["flights"] == again["known_flights"] == 336_776
@@ -71,7 +71,7 @@ def test_the_result_is_json(expected: dict[GroupKey, Totals]) -> None:
     assert again["timings"]["batches"] == 7
 
 
-def test_the_timings_have_units(expected: dict[GroupKey, Totals]) -> None:
+def test_the_timings_have_units(expected: dict[GroupKey, FlightTotals]) -> None:
     text = rendered(report.timings_table(TIMINGS))
     assert "31.2 s" in text
     assert "5,600/s" in text
@@ -79,7 +79,7 @@ def test_the_timings_have_units(expected: dict[GroupKey, Totals]) -> None:
 
 
 def test_progress_is_one_plain_line() -> None:
-    look = Snapshot(
+    look = ProgressSnapshot(
         at=65,
         expected=336_776,
         replayed=200_000,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from forebay import ConsoleSink, DeclarationError, ForeachBatchSink, IcebergSink, PostgresSink
-from orchestration.declarations.sink import Guarantee, OutputAttempt
+from orchestration.declarations.sink import DeliveryGuarantee, OutputAttempt
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -40,7 +40,7 @@ def test_the_function_gets_the_frame_and_the_same_id_in_each_attempt() -> None:
     assert calls == [(frame, 1_767_268_810_500)] * 2
     assert [entry.rows for entry in written] == [None, None]
     assert sink.committed(attempt(2)) is None
-    assert sink.guarantee is Guarantee.AT_LEAST_ONCE
+    assert sink.guarantee is DeliveryGuarantee.AT_LEAST_ONCE
     assert sink.declaration()["function"].endswith("keep")
 
 

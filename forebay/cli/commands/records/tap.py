@@ -17,7 +17,7 @@ from forebay.cli.commands.records.record_lines import record_line
 from forebay.cli.instance import names
 from forebay.cli.instance.database import driver_log_engine
 from forebay.cli.terminal.console import Console
-from forebay.cli.terminal.outage import Outage
+from forebay.cli.terminal.outage import TerminalOutage
 from orchestration.batches.attached_store import open_attached_store
 from orchestration.declarations.settings import Settings
 from receiver_runtime.block_store.frames.encryption import BlockKeys
@@ -136,7 +136,7 @@ class _Tap:
 
     def following(self) -> Generator[Iterator[tuple[NewestBlock, dict[str, Any]]]]:
         """Yield the records of new blocks for ever, a group at a time. Raises what a long outage raises."""
-        outage = Outage(self._console)
+        outage = TerminalOutage(self._console)
         while True:
             began = time.monotonic()
             try:

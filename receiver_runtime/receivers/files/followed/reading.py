@@ -42,7 +42,7 @@ class ContentReplacedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FilePiece:
     """Hold what was read of a file, and a way to read the same content again.
 
     Args:
@@ -117,11 +117,11 @@ class PieceReader:
             return file.key is not None and self._open.plain(reading.name) is not None
         return file.waits_at != file.size or file.is_complete(now, self._complete_after)
 
-    def read(self, file: FollowedFile, reading: Reading, limits: Limits) -> Piece | None:
+    def read(self, file: FollowedFile, reading: Reading, limits: Limits) -> FilePiece | None:
         """Return a file's next piece, or None where there is none. Raises OSError, and ContentReplacedError."""
         return (self._read_plain if file.codec is None else self._read_compressed)(file, reading, limits)
 
-    def _read_plain(self, file: FollowedFile, reading: Reading, limits: Limits) -> Piece | None:
+    def _read_plain(self, file: FollowedFile, reading: Reading, limits: Limits) -> FilePiece | None:
         content = self._content_of(file, reading)
         if content is None:
             return None
@@ -135,10 +135,10 @@ class PieceReader:
             return None
         file.waits_at = file.size if part.waits else -1
         if reading.position == at:
-            return Piece(part if part.batch is not None or part.letters or part.more else None, None)
+            return FilePiece(part if part.batch is not None or part.letters or part.more else None, None)
         begin = max(0, reading.position - _TAIL_BYTES)
         file.tail = content.read(begin, reading.position - begin)
-        return Piece(part, content.read)
+        return FilePiece(part, content.read)
 
     def _next_lines(self, file: FollowedFile, reading: Reading, content: LocalFile, limits: Limits) -> Part:
         return self._lines.read(
@@ -165,7 +165,7 @@ class PieceReader:
             self._open.keep_plain(reading.name, content)
         return content
 
-    def _read_compressed(self, file: FollowedFile, reading: Reading, limits: Limits) -> Piece | None:
+    def _read_compressed(self, file: FollowedFile, reading: Reading, limits: Limits) -> FilePiece | None:
         content = self._open.decompressed(reading.name)
         if content is None:
             content = open_content(file)
@@ -177,4 +177,4 @@ class PieceReader:
             return None
         there = content
         # The beginning comes from a stream of its own, because this one does not go back.
-        return Piece(part, lambda at, size: there.read(at, size) if at else read_head(file).data[:size])
+        return FilePiece(part, lambda at, size: there.read(at, size) if at else read_head(file).data[:size])

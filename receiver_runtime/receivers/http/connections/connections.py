@@ -39,7 +39,7 @@ _UPGRADE = re.compile(rb"\r\n(?:upgrade|http2-settings)[ \t]*:[^\r\n]*(?=\r\n)",
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConnectionLimits:
     """Hold the limits of a server.
 
     Args:
@@ -160,7 +160,7 @@ class _Flow(FlowControl):
 class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """Serve one connection. Each server has a subclass of this with its limits."""
 
-    limits: ClassVar[Limits]
+    limits: ClassVar[ConnectionLimits]
     direct: ClassVar[DirectTaker]
 
     def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401  uvicorn's own
@@ -470,7 +470,7 @@ def _head_of(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
     return b"".join(b"%s: %s\r\n" % named for named in headers)
 
 
-def limited_protocol(limits: Limits, direct: DirectTaker) -> type[asyncio.Protocol]:
+def limited_protocol(limits: ConnectionLimits, direct: DirectTaker) -> type[asyncio.Protocol]:
     """Return a protocol class with these limits, for uvicorn's configuration."""
     made: type[asyncio.Protocol] = type("LimitedProtocol", (LimitedProtocol,), {"limits": limits, "direct": direct})
     return made

@@ -25,8 +25,8 @@ from tracker_store.receivers.receivers import get_receiver, report_event, restar
 from tracker_store.reports.listener_events import (
     START,
     EventKind,
+    EventPosition,
     ListenerEvent,
-    Position,
     UnknownEventError,
     events_after,
     find_position,
@@ -49,7 +49,7 @@ def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
         yield made
 
 
-def told(connection: sa.Connection, after: Position = START) -> Sequence[ListenerEvent]:
+def told(connection: sa.Connection, after: EventPosition = START) -> Sequence[ListenerEvent]:
     """Return every event after a position, once none can be missing."""
     wait_until_told(connection)
     return events_after(connection, after, limit=10_000)
@@ -455,7 +455,9 @@ def test_after_a_restore_to_an_earlier_time_a_listener_gets_what_happens_then_on
     report_event(connection, receiver_id=receiver, epoch=1, kind=ReceiverEventKind.ERROR, message="kept")
     kept = told(connection)[-1]
     # The listener has seen a later event, which the backup does not have.
-    lost = Position(kept.position.transaction_id + 1_000_000, kept.position.id + 5, kept.at + timedelta(microseconds=1))
+    lost = EventPosition(
+        kept.position.transaction_id + 1_000_000, kept.position.id + 5, kept.at + timedelta(microseconds=1)
+    )
     assert events_after(connection, lost, limit=10) == []
     report_event(connection, receiver_id=receiver, epoch=1, kind=ReceiverEventKind.ERROR, message="after the restore")
     events = told(connection, lost)
@@ -473,7 +475,7 @@ def test_a_log_from_another_server_is_read_to_its_end_and_on(connection: sa.Conn
     connection.execute(sa.text("UPDATE forebay.events SET transaction_id = transaction_id + 1000000000"))
     assert events_after(connection, START, limit=10) == []
     old = [
-        Position(row.transaction_id, row.id, row.at)
+        EventPosition(row.transaction_id, row.id, row.at)
         for row in connection.execute(sa.text("SELECT * FROM forebay.events ORDER BY transaction_id, id"))
     ]
     report_event(connection, receiver_id=receiver, epoch=1, kind=ReceiverEventKind.ERROR, message="6")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-from receiver_runtime.agent.agent import Agent, _Child, _Member, _ReceiverProcess
+from receiver_runtime.agent.agent import Agent, _AgentChild, _Member, _StartedProcess
 from receiver_runtime.watching.exit_codes import ExitCode
 from tracker_store.connection.engine import create_engine
 
@@ -34,9 +34,9 @@ def test_the_number_of_hanging_processes_that_can_not_be_killed_is_bounded(
     monkeypatch.setattr(agent, "_start_receivers", started.append)
     ours, theirs = socket.socketpair()
 
-    def hanging(number: int) -> _ReceiverProcess:
-        child = _Child(f"receiver-{number}", None, 0.0, tmp_path / "log")  # type: ignore[arg-type]
-        return _ReceiverProcess(child, ours, {}, strays={7})
+    def hanging(number: int) -> _StartedProcess:
+        child = _AgentChild(f"receiver-{number}", None, 0.0, tmp_path / "log")  # type: ignore[arg-type]
+        return _StartedProcess(child, ours, {}, strays={7})
 
     with ours, theirs:
         # A process in which other receivers run does not count, however often this one failed there.
@@ -72,9 +72,9 @@ def started_together(
     )
 
     def start(group: Sequence[tuple[int, int]]) -> None:
-        child = _Child("receivers", None, 0.0, tmp_path / "log")  # type: ignore[arg-type]
+        child = _AgentChild("receivers", None, 0.0, tmp_path / "log")  # type: ignore[arg-type]
         members = {receiver_id: _Member(assignment, 0.0, accepted=True) for receiver_id, assignment in group}
-        agent._processes.append(_ReceiverProcess(child, socket.socket(), members))
+        agent._processes.append(_StartedProcess(child, socket.socket(), members))
 
     monkeypatch.setattr(agent, "_start_receivers", start)
     monkeypatch.setattr("receiver_runtime.agent.agent._say", lambda *_: True)

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from receiver_runtime.agent.spare_process import encode_begin
-from receiver_runtime.process.process_control import Run, encode
+from receiver_runtime.process.process_control import ControlledRun, encode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ def test_it_writes_to_its_receivers_log_and_leaves_the_following_lines_unread(tm
     log_file = tmp_path / "a folder" / "receiver-12.log"
     log_file.parent.mkdir()
     log_file.write_text("what was there before\n")
-    next_line = encode(Run(14, 1))
+    next_line = encode(ControlledRun(14, 1))
     assert run(encode_begin([(12, 3), (13, 4)], log_file) + next_line) == (0, "")
     assert log_file.read_text() == f"what was there before\n[(12, 3), (13, 4)]\n{next_line!r}\n"
 

@@ -4,11 +4,11 @@ import pytest
 
 from receiver_runtime.process.process_control import (
     Accepted,
+    ControlledRun,
     Declined,
     Ended,
     Lines,
     Message,
-    Run,
     Stop,
     encode,
     parse_receiver,
@@ -16,7 +16,7 @@ from receiver_runtime.process.process_control import (
 from receiver_runtime.watching.exit_codes import ExitCode
 
 MESSAGES: list[Message] = [
-    Run(12, 3),
+    ControlledRun(12, 3),
     Stop(12),
     Accepted(12, 3),
     Declined(13, 1),

@@ -10,7 +10,7 @@ import pytest
 
 from receiver_runtime.process.process_control import Ended
 from receiver_runtime.process.receiver_life import ReceiverLife
-from receiver_runtime.process.receiver_process import _ReceiverProcess
+from receiver_runtime.process.receiver_process import _Process
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.supervisor.receiver_supervisor import progress_limit
 from receiver_runtime.watching.exit_codes import ExitCode
@@ -254,9 +254,7 @@ def test_a_stuck_process_ends_even_if_the_driver_log_can_not_be_told(monkeypatch
     told: list[Message] = []
     codes: list[int] = []
     engine = create_engine("postgresql://nobody@127.0.0.1:1/none", application_name="tests")
-    process = _ReceiverProcess(
-        engine, block_store="/nowhere", host="here", tell_agent=told.append, exit_process=codes.append
-    )
+    process = _Process(engine, block_store="/nowhere", host="here", tell_agent=told.append, exit_process=codes.append)
     monkeypatch.setattr("receiver_runtime.process.receiver_process._LAST_SECONDS", 0.5)
     # The driver log becomes unavailable only after this question.
     monkeypatch.setattr(process, "_why_no_other_could_go_on", lambda: None)
@@ -289,7 +287,7 @@ def test_nothing_is_ended_while_the_driver_log_does_not_answer_other_processes_e
         if frozen:
             server.listen()
         engine = create_engine(f"postgresql://nobody@127.0.0.1:{server.getsockname()[1]}/none", application_name="t")
-        process = _ReceiverProcess(
+        process = _Process(
             engine, block_store="/nowhere", host="here", tell_agent=lambda _: None, exit_process=codes.append
         )
         life = ReceiverLife(engine, 7, 3, on_ended=lambda *_: None)
@@ -305,7 +303,7 @@ def test_nothing_is_ended_while_the_driver_log_does_not_answer_other_processes_e
 def test_a_receiver_that_moves_during_the_check_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[int] = []
     engine = create_engine("postgresql://nobody@127.0.0.1:1/none", application_name="tests")
-    process = _ReceiverProcess(
+    process = _Process(
         engine, block_store="/nowhere", host="here", tell_agent=lambda _: None, exit_process=codes.append
     )
     life = ReceiverLife(engine, 7, 3, on_ended=lambda *_: None)

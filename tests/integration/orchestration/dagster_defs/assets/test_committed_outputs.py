@@ -12,7 +12,7 @@ from forebay.dagster import build_definitions
 from orchestration.dagster_defs.assets.committed_outputs import CommittedOutputs
 from orchestration.dagster_defs.assets.replay_job import ReplayConfig
 from orchestration.dagster_defs.checks.batch_checks import NONE_QUARANTINED, check_batches
-from orchestration.dagster_defs.sensors.observation_sensor import Cursor, observe
+from orchestration.dagster_defs.sensors.observation_sensor import ObservationCursor, observe
 from orchestration.dagster_defs.shared.batch_plots import batches_key
 from orchestration.declarations.apply import apply
 from orchestration.status_page import addresses
@@ -207,15 +207,15 @@ def test_a_partially_committed_batch_says_so_in_its_check_and_its_observation(
     assert "1 batch(es) were given up, 1 of them partially committed" in str(check.description)
     assert "partially committed (only other): 1 of 2 outputs failed: counts: ValueError" in str(check.description)
 
-    def observed(cursor: Cursor) -> tuple[list[dg.AssetObservation], Cursor]:
+    def observed(cursor: ObservationCursor) -> tuple[list[dg.AssetObservation], ObservationCursor]:
         events, after = observe(system.connection, words.pipeline, words.pipeline.streams, cursor)
         return [
             event
             for event in events
             if isinstance(event, dg.AssetObservation) and event.asset_key == batches_key(words.pipeline)
-        ], Cursor.parse(after.model_dump_json())
+        ], ObservationCursor.parse(after.model_dump_json())
 
-    [observation], cursor = observed(Cursor())
+    [observation], cursor = observed(ObservationCursor())
     assert observation.description == (
         f"batch {words.time.isoformat()} is QUARANTINED, partially committed: other committed; counts not"
     )

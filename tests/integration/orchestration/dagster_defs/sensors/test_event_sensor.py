@@ -9,7 +9,7 @@ import pytest
 
 from forebay.dagster import EventKind, ListenerEvent, event_sensor
 from orchestration.dagster_defs.sensors import event_sensor as module
-from orchestration.dagster_defs.sensors.event_sensor import Cursor
+from orchestration.dagster_defs.sensors.event_sensor import EventCursor
 from tests.support.driver_log.log import Log, make_log, wait_until_told
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.receivers import report_event
@@ -118,7 +118,7 @@ def test_a_tick_looks_at_a_bounded_number_of_events_and_the_next_goes_on(
         requests, cursor = tick(sensor, cursor)
         found += messages(requests)
     assert found == ["7"]
-    assert Cursor.model_validate_json(cursor or "").position.id > 0
+    assert EventCursor.model_validate_json(cursor or "").position.id > 0
 
 
 def test_the_run_calls_the_function_with_the_event_and_fails_with_it(log: Log) -> None:

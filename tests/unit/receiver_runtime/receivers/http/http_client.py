@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from receiver_runtime.process.receiver_registry import make_receiver
-from receiver_runtime.receivers.http.acknowledgement import Acknowledgement, Stored, Waiting
+from receiver_runtime.receivers.http.acknowledgement import Acknowledgement, Stored, WaitingRequest
 from receiver_runtime.sources.declarations.http import Http
 from tests.unit.receiver_runtime.receivers.test_keyed_hand_over import KeyedBlockLog
 from tests.unit.receiver_runtime.rig import Rig, rig
@@ -129,7 +129,7 @@ class HandedIn:
         self.requests = 0
         hand_in = Acknowledgement.hand_in
 
-        def counted(acknowledgement: Acknowledgement, waiting: Waiting) -> asyncio.Future[Stored]:
+        def counted(acknowledgement: Acknowledgement, waiting: WaitingRequest) -> asyncio.Future[Stored]:
             future = hand_in(acknowledgement, waiting)
             self.requests += 1
             return future

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from receiver_runtime.receivers.http.acknowledgement import Stored, Waiting
+    from receiver_runtime.receivers.http.acknowledgement import Stored, WaitingRequest
     from receiver_runtime.receivers.http.requests.pushed import Pushed
     from receiver_runtime.receivers.http.requests.records import Plain
     from tracker_store.blocks.dead_letters import StoredDeadLetter
@@ -58,7 +58,7 @@ class HeldDeadLetters:
             assert self._free.wait(60)
             add(letters)
 
-        async def counted(app: HttpApp, parsed: Pushed | Plain, waiting: Waiting) -> tuple[int, str]:
+        async def counted(app: HttpApp, parsed: Pushed | Plain, waiting: WaitingRequest) -> tuple[int, str]:
             self.requests += 1
             return await put_aside(app, parsed, waiting)
 
@@ -115,7 +115,7 @@ def test_a_request_that_can_not_be_answered_holds_up_no_other(
     broken: list[bytes] = []
     on_answered = DirectRequests._on_answered
 
-    def broken_first(direct: DirectRequests, waiting: Waiting, outcome: Stored | BaseException) -> None:
+    def broken_first(direct: DirectRequests, waiting: WaitingRequest, outcome: Stored | BaseException) -> None:
         if not broken:
             broken.append(b"first")
             on_answered(direct, waiting, outcome)

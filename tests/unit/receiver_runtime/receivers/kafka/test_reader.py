@@ -11,7 +11,7 @@ pytest.importorskip("confluent_kafka")
 from confluent_kafka import KafkaError
 from structlog.testing import capture_logs
 
-from receiver_runtime.receivers.kafka.library import Fault, Fetched
+from receiver_runtime.receivers.kafka.library import Fault, FetchedColumns
 from receiver_runtime.receivers.kafka.partition_rates import PartitionRates
 from receiver_runtime.receivers.kafka.places import Look, Partition
 from receiver_runtime.receivers.kafka.reader import KafkaReader, _ClientLog
@@ -60,9 +60,9 @@ class Client:
 class Fetcher:
     """A fetcher that can't log in, although its consumer still can."""
 
-    def fetch(self, _: int, __: float) -> Fetched:
+    def fetch(self, _: int, __: float) -> FetchedColumns:
         refused = Fault("", 0, KafkaError._AUTHENTICATION, "SASL authentication failed")
-        return Fetched((), (), (), [refused])
+        return FetchedColumns((), (), (), [refused])
 
 
 class EndlessPartitions:
@@ -80,7 +80,7 @@ class EndlessPartitions:
         for key in keys:
             self.assigned.pop(key, None)
 
-    def fetch(self, _: int, __: float) -> Fetched:
+    def fetch(self, _: int, __: float) -> FetchedColumns:
         found: list[Records] = []
         bad: list[BadRecord] = []
         for key, first in self.assigned.items():
@@ -91,7 +91,7 @@ class EndlessPartitions:
                 good = [offset for offset in offsets if key != KEY or offset not in self.BAD]
                 bad += [BadRecord(*key, offset, b"%d" % offset) for offset in offsets if offset not in good]
                 found.append(records(*((key[1], offset, 1) for offset in good)))
-        return Fetched(found, bad, ())
+        return FetchedColumns(found, bad, ())
 
 
 @pytest.mark.parametrize("most_bytes", [3000, 10**9])

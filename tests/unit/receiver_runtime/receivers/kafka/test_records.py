@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from receiver_runtime.receivers.kafka import records as kafka_records
-from receiver_runtime.receivers.kafka.records import Run, records_of
+from receiver_runtime.receivers.kafka.records import RecordRun, records_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,17 +68,17 @@ def test_a_batch_holds_at_most_what_a_column_can(monkeypatch: pytest.MonkeyPatch
     messages = [message("t", 0, offset, b"1234") for offset in range(3)]
     found, _ = records_of([*messages, named, message("t", 0, 4, b"x" * 50), message("t", 0, 5, None)])
     assert [one.batch["offset"].to_pylist() for one in found] == [[0, 1], [2], [3], [4], [5]]
-    assert found[2].runs == [Run("t", 0, 0, 1)]
+    assert found[2].runs == [RecordRun("t", 0, 0, 1)]
     assert found[2].batch["headers"].to_pylist() == [[{"key": "name", "value": b"12"}]]
     assert records_of([]) == ([], [])
 
 
 def test_each_run_is_of_one_partition() -> None:
     [found], _ = records_of([message("a", 0, 5), message("a", 0, 9), message("a", 1, 0), message("b", 1, 0)])
-    assert found.runs == [Run("a", 0, 0, 2), Run("a", 1, 2, 3), Run("b", 1, 3, 4)]
-    kept = found.only([Run("a", 0, 1, 2), Run("b", 1, 3, 4)])
+    assert found.runs == [RecordRun("a", 0, 0, 2), RecordRun("a", 1, 2, 3), RecordRun("b", 1, 3, 4)]
+    kept = found.only([RecordRun("a", 0, 1, 2), RecordRun("b", 1, 3, 4)])
     assert [(row["topic"], row["offset"]) for row in kept.batch.to_pylist()] == [("a", 9), ("b", 0)]
-    assert (kept.offsets.tolist(), kept.runs) == ([9, 0], [Run("a", 0, 0, 1), Run("b", 1, 1, 2)])
+    assert (kept.offsets.tolist(), kept.runs) == ([9, 0], [RecordRun("a", 0, 0, 1), RecordRun("b", 1, 1, 2)])
     assert found.only(found.runs).batch is found.batch
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from receiver_runtime.receivers.nats.records import Delivered, Place, batch_of, keys_of, sorted_out
+from receiver_runtime.receivers.nats.records import Delivered, StreamPlace, batch_of, keys_of, sorted_out
 
 AT = 1_526_919_030_474_123_456
 
@@ -16,16 +16,16 @@ AT = 1_526_919_030_474_123_456
     ],
 )
 def test_a_place_is_parsed_from_old_and_new_servers(reply: str) -> None:
-    assert Place.of(reply) == Place("ORDERS", 42, AT)
+    assert StreamPlace.of(reply) == StreamPlace("ORDERS", 42, AT)
 
 
 @pytest.mark.parametrize("reply", ["", "_INBOX.x", "$JS.ACK.ORDERS"])
 def test_a_reply_subject_of_another_form_has_no_place(reply: str) -> None:
-    assert Place.of(reply) is None
+    assert StreamPlace.of(reply) is None
 
 
 def delivered(subject: str = "orders.a", headers: bytes = b"", sequence: int = 42) -> Delivered:
-    return Delivered(Place("ORDERS", sequence, AT), subject, "r", b"data", headers)
+    return Delivered(StreamPlace("ORDERS", sequence, AT), subject, "r", b"data", headers)
 
 
 def test_rows() -> None:

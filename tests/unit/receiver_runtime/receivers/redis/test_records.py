@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from receiver_runtime.receivers.redis.records import Entry, batch_of, id_parts, keys_of, sorted_out
+from receiver_runtime.receivers.redis.records import StreamEntry, batch_of, id_parts, keys_of, sorted_out
 
 
 def test_rows_and_keys() -> None:
-    entries = [Entry("s", b"1526919030474-3", [b"a", b"1", b"b", b"\xff", b"a", b"2"]), Entry("s", b"9" * 20, [])]
+    entries = [
+        StreamEntry("s", b"1526919030474-3", [b"a", b"1", b"b", b"\xff", b"a", b"2"]),
+        StreamEntry("s", b"9" * 20, []),
+    ]
     first, second = batch_of(entries).to_pylist()
     assert first["fields"] == [("a", b"2"), ("b", b"\xff")]
     assert (first["stream"], first["id"], first["timestamp"].microsecond) == ("s", "1526919030474-3", 474_000)
@@ -19,12 +22,14 @@ def test_rows_and_keys() -> None:
 def test_entries_with_one_id_are_distinguished_by_their_content() -> None:
     """Check entries of a stream that was created again: another content has another key; the same content is equal."""
     contents = [[], [b"", b""], [b"a", b"bc"], [b"ab", b"c"], [b"a", b"b", b"c", b""], [b"a", b"bd"]]
-    assert len({Entry("s", b"1-1", fields).key for fields in contents}) == len(contents)
-    assert [Entry("s", b"1-1", list(fields)) for fields in contents] == [Entry("s", b"1-1", f) for f in contents]
+    assert len({StreamEntry("s", b"1-1", fields).key for fields in contents}) == len(contents)
+    assert [StreamEntry("s", b"1-1", list(fields)) for fields in contents] == [
+        StreamEntry("s", b"1-1", f) for f in contents
+    ]
 
 
 def test_an_entry_with_a_name_that_is_not_text_becomes_a_dead_letter() -> None:
-    poison, fine = Entry("s", b"1-1", [b"\xff", b"1", b"b", b"2"]), Entry("s", b"1-2", [b"a", b"1"])
+    poison, fine = StreamEntry("s", b"1-1", [b"\xff", b"1", b"b", b"2"]), StreamEntry("s", b"1-2", [b"a", b"1"])
     with pytest.raises(UnicodeDecodeError):
         batch_of([fine, poison])
     good, [letter] = sorted_out([poison, fine])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from receiver_runtime.receivers.http.acknowledgement import Waiting, batch_of
+from receiver_runtime.receivers.http.acknowledgement import WaitingRequest, batch_of
 from receiver_runtime.receivers.http.requests import records as http_records
 from receiver_runtime.receivers.http.requests.decompression import decompressed
 from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED
@@ -151,8 +151,8 @@ def test_many_lines_take_the_fast_path(monkeypatch: pytest.MonkeyPatch, kind: by
 def test_column_and_record_requests_become_one_batch_in_order() -> None:
     """Mix requests with columns, which were cut at once, and requests with records; each has its request's fields."""
 
-    def waiting(bodies: Sequence[bytes], number: int, *, at_once: bool) -> Waiting:
-        return Waiting(
+    def waiting(bodies: Sequence[bytes], number: int, *, at_once: bool) -> WaitingRequest:
+        return WaitingRequest(
             pa.array(bodies, pa.binary()) if at_once else bodies,
             "/v1/s",
             number,
@@ -172,7 +172,7 @@ def test_column_and_record_requests_become_one_batch_in_order() -> None:
 
 def test_the_lines_of_a_request_that_is_alone_are_not_copied() -> None:
     lines = pa.array([b"one", b"two"], pa.binary())
-    batch = batch_of([Waiting(lines, "/v1/s", 1, content_type="text/plain")])
+    batch = batch_of([WaitingRequest(lines, "/v1/s", 1, content_type="text/plain")])
     assert batch.column(0).buffers()[-1].address == lines.buffers()[-1].address
 
 
