@@ -155,9 +155,7 @@ class _Submit:
         return int(self.batch.num_rows) if self.requests is None else len(self.requests.rows)
 
     def cut_at(self, rows: int, *, at_least_one: bool) -> int:
-        """Return how many rows to take: at most ``rows``, or more if there must be one and no smaller cut is
-        possible.
-        """
+        """Return how many rows to take: at most ``rows``, or more if no smaller cut has one."""
         if self.cuts is None:
             return max(rows, 1) if at_least_one else rows
         found = bisect_right(self.cuts, self.taken + rows) - 1
@@ -510,8 +508,9 @@ class KeyedHandOver:
             return self._seconds_until_next() == 0
 
     def _seconds_until_next(self) -> float | None:
-        """Return the seconds until the next block is due; None if there is nothing, or no room, for one. The lock is
-        held.
+        """Return the seconds until the next block is due; None if there is nothing, or no room, for one.
+
+        The lock is held.
         """
         if not self._queue or sum(block.rows > 0 for block in self._blocks) >= self._under_way_at_most:
             return None
@@ -572,8 +571,9 @@ class KeyedHandOver:
         self._keys -= known
 
     def _parts(self, most: int) -> Iterable[_KeyedPart]:
-        """Yield parts of submits in order, at most ``most`` rows and a block's bytes, but at least one. The lock is
-        held.
+        """Yield parts of submits in order, at most ``most`` rows and a block's bytes, but at least one.
+
+        The lock is held.
         """
         rows = nbytes = 0
         while self._queue:

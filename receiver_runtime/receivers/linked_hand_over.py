@@ -71,8 +71,9 @@ class LinkedHandOver:
         return bool(self._waiting)
 
     def push(self, batch: pa.RecordBatch, links: Sequence[OffsetLink]) -> bool:
-        """Hand over a block's records; return False if another receiver has moved a position, and the records are
-        dropped.
+        """Hand over a block's records.
+
+        Return False if another receiver has moved a position, and the records are dropped.
         """
         if self._waiting:
             links = _joined(self._waiting, links)

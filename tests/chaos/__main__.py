@@ -116,8 +116,9 @@ def _run(arguments: argparse.Namespace, kinds: Sequence[str], report: Report, ro
 
 
 def _enter_namespace() -> None:
-    """Move to a mount namespace of this process's own where possible: other processes don't see its mounts, and they
-    end with it.
+    """Move to a mount namespace of this process's own where possible.
+
+    Other processes don't see its mounts, and they end with it.
     """
     if os.geteuid() != 0 or os.environ.get("CHAOS_NAMESPACE") or shutil.which("unshare") is None:
         return

@@ -1,5 +1,4 @@
-"""Syslog for the conformance suite: a sender that forwards over TCP to the listening receivers and knows what may be
-lost.
+"""Syslog for the conformance suite: a sender over TCP to the listening receivers, which knows what may be lost.
 
 It works like rsyslog: while nothing listens, its messages wait in its queue, and it forgets what it has written to a
 connection. So from some message on, messages on a connection that the receiver ended (by a stop, a kill, or because

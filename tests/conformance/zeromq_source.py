@@ -165,7 +165,7 @@ class ZeroMQSender(ForwardingSender[Message, _Connection]):
         connection.close()
 
     def _forward(self) -> None:
-        """A few messages to each that is there and has room."""
+        """Send a few messages to each that is there and has room."""
         progress = True
         while progress:
             progress = False
@@ -178,6 +178,6 @@ class ZeroMQSender(ForwardingSender[Message, _Connection]):
 
 
 def _message(row: dict[str, Any]) -> Message:
-    """The frames, whichever column has them."""
+    """Return the frames, whichever column has them."""
     topic = () if row["topic"] is None else (row["topic"],)
     return (*topic, row["body"], *row["further_frames"])

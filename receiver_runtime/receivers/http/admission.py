@@ -29,8 +29,9 @@ _PIECES_PER_SECOND = 10
 
 
 class Admission:
-    """Check the receiver's state and its room. Its methods belong to the server's loop, except those that
-    say otherwise.
+    """Check the receiver's state and its room.
+
+    Its methods belong to the server's loop, except those that say otherwise.
 
     Args:
         source: the limits.

@@ -55,7 +55,7 @@ def senders() -> Iterator[Senders]:
 
 @contextmanager
 def bound(kind: int, endpoint: str = ANY) -> Iterator[tuple[zmq.Socket[bytes], str]]:
-    """A sender's socket that listens; at the end all that was sent is with the receivers' kernel."""
+    """Make a sender's socket that listens; at the end all that was sent is with the receivers' kernel."""
     context = zmq.Context()
     made = context.socket(kind)
     made.sndtimeo = _SECONDS * 1000
@@ -86,7 +86,7 @@ def bodies(made: Rig) -> list[bytes]:
 
 
 def where(made: Rig) -> str:
-    """The endpoint that it listens at."""
+    """Return the endpoint that it listens at."""
     eventually(lambda: any(reason.startswith("listening on ") for reason in made.reporter.reasons), "listening")
     return [r for r in made.reporter.reasons if r.startswith("listening on ")][-1].removeprefix("listening on ")
 
