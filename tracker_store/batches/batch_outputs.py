@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class OutputState(StrEnum):
-    """Whether an output of a batch has a result; derived from the rows, no column holds it."""
+    """Say whether an output of a batch has a result. It is derived from the rows; no column holds it."""
 
     COMMITTED = "COMMITTED"
     FAILED = "FAILED"  # it has failed and has no result
@@ -32,7 +32,7 @@ class OutputState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OutputFailure:
-    """The newest failure of an output of a batch."""
+    """Hold the newest failure of an output of a batch."""
 
     batch_time: datetime
     output: str
@@ -42,7 +42,7 @@ class OutputFailure:
 
 @dataclass(frozen=True, slots=True)
 class BatchOutput:
-    """An output that is due in a batch, as the driver log has it.
+    """Hold an output that is due in a batch, as the driver log has it.
 
     `attempt`, `location` and `rows` are those of the result that counts, None if there is none. `failed_attempt` and
     `error` are those of its newest failure, which may be older or newer than the result.

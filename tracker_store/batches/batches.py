@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """A batch as stored; `retry_due`: no backoff delays its next attempt.
+    """Hold a batch as stored; `retry_due`: no backoff delays its next attempt.
 
     `run_id`, `attempt_state` and `attempt_error` are its newest attempt's; `reason` may be an earlier attempt's, if
     that says more. `launch_attempt` is the attempt whose run Dagster was asked for last, if any; `launch_age` is the
@@ -52,7 +52,7 @@ class BatchRow:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRow:
-    """An attempt at a batch, as stored."""
+    """Hold an attempt at a batch, as stored."""
 
     attempt: int
     kind: AttemptKind
@@ -65,7 +65,7 @@ class AttemptRow:
 
 @dataclass(frozen=True, slots=True)
 class RunningAttempt:
-    """An attempt whose process must be watched."""
+    """Identify an attempt whose process must be watched."""
 
     pipeline_id: int
     batch_time: datetime

@@ -35,7 +35,7 @@ class InputRange:
 
 @dataclass(frozen=True, slots=True)
 class InputMetadata:
-    """What a batch read from its sources.
+    """Describe what a batch read from its sources.
 
     Attributes:
         ranges: the first ranges, by stream, source and partition.

@@ -25,7 +25,7 @@ LAUNCH_LEASE = timedelta(seconds=15)
 
 
 class LaunchOutcome(StrEnum):
-    """Whether a run may be asked for now. AGAIN: a run was asked for before, so check first whether it exists."""
+    """Say whether a run may be asked for now. AGAIN: a run was asked for before, so check first whether it exists."""
 
     FIRST = "first"
     AGAIN = "again"
@@ -35,7 +35,7 @@ class LaunchOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LaunchAnswer:
-    """The answer to `take_launch`; `detail` says which launcher holds the launch, or why it is not due."""
+    """Hold the answer to `take_launch`; `detail` says which launcher holds the launch, or why it is not due."""
 
     outcome: LaunchOutcome
     detail: str

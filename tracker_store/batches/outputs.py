@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OutputCommit:
-    """The result that counts for (pipeline, output, batch time); `location` is the attempt's own, immutable path."""
+    """Hold the result that counts for (pipeline, output, batch time). `location`: the attempt's own, immutable path."""
 
     output: str
     batch_time: datetime

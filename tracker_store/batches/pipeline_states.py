@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StopProgress:
-    """What keeps a pipeline from being STOPPED.
+    """Describe what keeps a pipeline from being STOPPED.
 
     `receivers` have not ended (STREAM/N, with their state); `waiting_records` are in blocks that no batch has;
     `unfinished_batches` are counted, and the next four fields describe the oldest. `quarantined_batches` don't delay

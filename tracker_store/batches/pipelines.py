@@ -27,7 +27,7 @@ class PipelineRunsError(DriverLogError):
 
 @dataclass(frozen=True, slots=True)
 class RemovedPipeline:
-    """What a removed pipeline left: records that had been in no batch, and batches that did not complete."""
+    """Count what a removed pipeline left: records that had been in no batch, and batches that did not complete."""
 
     waiting_records: int
     unfinished_batches: int
@@ -36,7 +36,7 @@ class RemovedPipeline:
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """A declared stream as applied."""
+    """Hold a declared stream as applied."""
 
     stream_id: int
     name: str
@@ -47,7 +47,7 @@ class StreamRow:
 
 @dataclass(frozen=True, slots=True)
 class PipelineRow:
-    """A declared pipeline as applied; every batch time up to `last_batch_time` is decided.
+    """Hold a declared pipeline as applied; every batch time up to `last_batch_time` is decided.
 
     `halted_by`: the quarantined batch that halts it (on_failure = "halt").
     """

@@ -48,7 +48,7 @@ _WAITING = """
 
 @dataclass(frozen=True, slots=True)
 class AttachedReader:
-    """An attached reader; `positions` are those of its cursors."""
+    """Hold an attached reader; `positions` are those of its cursors."""
 
     reader_id: int
     stream_id: int
@@ -57,7 +57,7 @@ class AttachedReader:
 
 @dataclass(frozen=True, slots=True)
 class ReaderLag:
-    """A row of the view `reader_lag`."""
+    """Hold a row of the view `reader_lag`."""
 
     reader: str
     stream: str

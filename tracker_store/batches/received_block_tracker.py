@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    """A pipeline's boundaries by the database's clock: `next_due` has passed when it is at most `newest`.
+    """Hold a pipeline's boundaries by the database's clock: `next_due` has passed when it is at most `newest`.
 
     `due_at` is when the next boundary is due: at `next_due`, unless `set_back`. In that case the database's clock was
     set back, and `last` is more than an interval ahead of it; the next boundary is then due two intervals after the
@@ -42,7 +42,7 @@ class BatchTimes:
 
 @dataclass(frozen=True, slots=True)
 class AllocatedBlock:
-    """A block of a batch: `path` is its segment's, relative to the block store's root.
+    """Hold a block of a batch: `path` is its segment's, relative to the block store's root.
 
     An `ephemeral` one was never synced: a crash may have lost it.
     """
@@ -71,7 +71,7 @@ class AllocatedBlock:
 
 @dataclass(frozen=True, slots=True)
 class AllocatedRange:
-    """The sequences `first`..`last` of one receiver; markers count as sequences, but hold no records."""
+    """Name the sequences `first`..`last` of one receiver; markers count as sequences, but hold no records."""
 
     receiver_id: int
     stream_id: int
@@ -100,7 +100,7 @@ _TIMES = """
 
 @dataclass(frozen=True, slots=True)
 class DuePipelines:
-    """Which pipelines need a launcher now, by id: a boundary has passed, or an unfinished batch has no run yet.
+    """Name by id the pipelines that need a launcher now: a boundary has passed, or an unfinished batch has no run yet.
 
     `next_due_in` is the time until the next boundary of the others (None: there is none). `any_short`: a pipeline has a
     short interval.

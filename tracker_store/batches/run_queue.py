@@ -41,7 +41,7 @@ LEFT = "its agent is gone"
 
 
 class WorkerState(StrEnum):
-    """The state of a run that was handed over."""
+    """Name the state of a run that was handed over."""
 
     QUEUED = "queued"  # waits, and its location has a live driver
     ABANDONED = "abandoned"  # waits, and its location has no live driver
@@ -51,7 +51,7 @@ class WorkerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunWorker:
-    """Where a handed-over run is; `driver` is empty while it waits; `seconds` since it was handed over."""
+    """Say where a handed-over run is; `driver` is empty while it waits; `seconds` since it was handed over."""
 
     state: WorkerState
     driver: str
@@ -351,7 +351,7 @@ def run_worker(connection: sa.Connection, run_id: str) -> RunWorker | None:
 
 
 class Notifications:
-    """A separate session that listens on some channels. For one thread."""
+    """Listen on some channels in a separate session. For one thread."""
 
     def __init__(self, engine: sa.Engine, channels: Sequence[str]) -> None:
         """Take the engine and channels; the session opens at the first `wait`, and again after each failure."""

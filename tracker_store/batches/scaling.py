@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScalingDecision:
-    """A pipeline's newest decision; `since`: when these numbers were decided first.
+    """Hold a pipeline's newest decision; `since`: when these numbers were decided first.
 
     `age`: how long ago it was decided, by the database's clock.
     """

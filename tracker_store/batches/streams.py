@@ -28,7 +28,7 @@ class RecordsWaitError(DriverLogError):
 
 @dataclass(frozen=True, slots=True)
 class StreamOverview:
-    """A live stream; `stored_records` are those that clean-up has not deleted. `source` is the kind of its source."""
+    """Describe a live stream: `source` is its source's kind, and clean-up has not deleted the `stored_records`."""
 
     stream: str
     source: str

@@ -29,7 +29,7 @@ _ATTACHING = 0x464F5242
 
 @dataclass(frozen=True, slots=True)
 class HostStore:
-    """The roots that a host sees: identity to the name in use there. `lives`: an agent with slots runs on the host."""
+    """Hold the roots that a host sees: identity to its name there. `lives`: an agent with slots runs on the host."""
 
     host: str
     roots: Mapping[str, str]

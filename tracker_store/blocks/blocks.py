@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BlockHandle:
-    """Where a block's frame lies: `offset` and `length` in bytes within the segment's file."""
+    """Locate a block's frame: `offset` and `length` in bytes within the segment's file."""
 
     segment_id: int
     offset: int
@@ -61,7 +61,7 @@ class OffsetLink:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The position from which to read a source partition."""
+    """Hold the position from which to read a source partition."""
 
     generation: int
     offset: int
@@ -69,7 +69,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class NewBlock:
-    """A stored block that is not registered yet. `bytes` counts the frame; `records` counts rows.
+    """Describe a stored block that is not registered yet. `bytes` counts the frame; `records` counts rows.
 
     `links` and `keys` (idempotency keys) are added together with the block, or the block is not added.
     """
@@ -86,7 +86,7 @@ class NewBlock:
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """What each answer tells a receiver to do: `rate_limit` in records/s (None: unlimited).
+    """Tell a receiver in each answer what to do: `rate_limit` in records/s (None: unlimited).
 
     A heartbeat's answer has the receiver's newest sequence, and the server and timeline, too.
     """
@@ -100,7 +100,7 @@ class Steering:
 
 
 class AddOutcome(StrEnum):
-    """The outcome of one receiver's blocks, in the order in which the cases are tested."""
+    """Name the outcome of one receiver's blocks, in the order in which the cases are tested."""
 
     ADDED = "added"
     ALREADY_ADDED = "already added"
@@ -133,7 +133,7 @@ class AddResult:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """An epoch that this process owns. `sequence` is the marker's; the first block takes the next.
+    """Hold an epoch that this process owns. `sequence` is the marker's; the first block takes the next.
 
     `server`: the server and timeline that answered the claim (None: not known). On another one the claim is over.
     """

@@ -89,7 +89,7 @@ def find_dead_letter(connection: sa.Connection, dead_letter_id: int) -> tuple[st
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterSums:
-    """What the rows of a receiver and a reason have together; `dropped` records were counted and not kept.
+    """Sum up the rows of a receiver and a reason; `dropped` records were counted and not kept.
 
     `removed`: a declaration no longer has the receiver.
     """
@@ -110,7 +110,7 @@ class DeadLetterSums:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterRow:
-    """A row of dead letters: a group of `letters` records, or one part of a large record.
+    """Hold a row of dead letters: a group of `letters` records, or one part of a large record.
 
     `replayed_at`: when it was sent again, or written to a file for that, and `replayed_to` where to.
     """

@@ -1,4 +1,4 @@
-"""The grammar of an HTTP request's Idempotency-Key, for receivers and for the tracker's API alike. Pure.
+"""Read an HTTP request's Idempotency-Key by its grammar, for receivers and for the tracker's API alike. Pure.
 
 It never decides what is a repetition: that is up to those who keep the keys.
 """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NewestBlock:
-    """A block, or a marker (path and handle are None), as it was registered."""
+    """Hold a block, or a marker (path and handle are None), as it was registered."""
 
     receiver_id: int
     ordinal: int

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpenSegment:
-    """A segment that was never sealed; `path` is relative to the block store's root.
+    """Hold a segment that was never sealed; `path` is relative to the block store's root.
 
     `store` says where its file was made (None: unknown); frames before `salvaged_to` are in blocks of later epochs.
     """
@@ -42,7 +42,7 @@ class OpenSegment:
 
 @dataclass(frozen=True, slots=True)
 class CodecSum:
-    """How many blocks are compressed by a codec (`none`: they are not), and their bytes as stored."""
+    """Count the blocks that are compressed by a codec (`none`: they are not), and their bytes as stored."""
 
     codec: str
     blocks: int
@@ -51,7 +51,7 @@ class CodecSum:
 
 @dataclass(frozen=True, slots=True)
 class EpochEnd:
-    """Where an epoch ended. `known`: the driver log has the epoch; if not, it lost the claim's commit."""
+    """Say where an epoch ended. `known`: the driver log has the epoch; if not, it lost the claim's commit."""
 
     sequence: int
     known: bool
@@ -59,7 +59,7 @@ class EpochEnd:
 
 @dataclass(frozen=True, slots=True)
 class OldestKnown:
-    """A receiver's first epoch in the driver log (0: none), and how far its blocks are cleaned up."""
+    """Hold a receiver's first epoch in the driver log (0: none), and how far its blocks are cleaned up."""
 
     epoch: int
     low_mark: int
@@ -67,7 +67,7 @@ class OldestKnown:
 
 @dataclass(frozen=True, slots=True)
 class LeftSegments:
-    """What a receiver that no process runs left unsealed: its files may hold blocks that no row names.
+    """Count what a receiver that no process runs left unsealed: its files may hold blocks that no row names.
 
     The receiver's next process salvages them; a `removed` receiver has no next process.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """An ACTIVE receiver of a stream, and its process; the process lives while ``heartbeat`` changes."""
+    """Identify an ACTIVE receiver of a stream, and its process; the process lives while ``heartbeat`` changes."""
 
     receiver_id: int
     process_id: int

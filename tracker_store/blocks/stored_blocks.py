@@ -19,7 +19,7 @@ PAGE = 5_000
 
 @dataclass(frozen=True, slots=True)
 class SegmentRow:
-    """A segment as the driver log has it; `length` is None while it is open."""
+    """Hold a segment as the driver log has it; `length` is None while it is open."""
 
     segment_id: int
     receiver_id: int
@@ -30,7 +30,7 @@ class SegmentRow:
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A block whose bytes must be there: registered, or kept for a quarantined batch."""
+    """Locate a block whose bytes must be there: registered, or kept for a quarantined batch."""
 
     receiver_id: int
     sequence: int
@@ -61,7 +61,7 @@ def segments(connection: sa.Connection) -> Iterator[SegmentRow]:
 
 @dataclass(frozen=True, slots=True)
 class FoundSegment:
-    """A segment found by its path. `salvaged_to` and `salvaged_sequence` are 0 if nothing was salvaged from it."""
+    """Hold a segment found by its path. `salvaged_to` and `salvaged_sequence` are 0 if nothing was salvaged from it."""
 
     segment_id: int
     receiver_id: int

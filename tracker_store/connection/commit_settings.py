@@ -14,7 +14,7 @@ from tracker_store.connection.engine import named_failures
 
 @dataclass(frozen=True, slots=True)
 class CommitSettings:
-    """The settings as this session has them. `synchronous_standby_names` is empty without a synchronous standby."""
+    """Hold a session's own values of the settings. `synchronous_standby_names`: empty without a synchronous standby."""
 
     fsync: str
     full_page_writes: str

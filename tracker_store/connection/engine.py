@@ -167,7 +167,7 @@ def named_failures() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A statement that a session plans once: the `answer` of `function`, whose arguments have `types`."""
+    """Describe a statement that a session plans once: the `answer` of `function`, whose arguments have `types`."""
 
     name: str
     function: str

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class DriverLogError(Exception):
-    """The driver log refused a statement."""
+    """Forebay's driver log refused a statement."""
 
     def __init__(self, detail: str | None = None) -> None:
         """Take `detail`, which names the thing and the value; the class's docstring says how to fix it."""
@@ -23,15 +23,15 @@ class ReceiverFencedError(DriverLogError):
 
 
 class BlockConflictError(DriverLogError):
-    """The sequence number is taken by a different block of this very epoch: this is a bug, please report it."""
+    """Please report this bug: the sequence number is taken by a different block of this very epoch."""
 
 
 class OffsetConflictError(DriverLogError):
-    """The source position is not where this receiver believes: drop what was read, and read on from the log's."""
+    """Drop what was read, and read on from the log's source position, which is not where this receiver believes."""
 
 
 class EmptyBlockError(DriverLogError):
-    """A block holds at least one record: leave the call out when there is nothing to store."""
+    """Leave the call out when there is nothing to store: a block holds at least one record."""
 
 
 class DuplicateKeysError(DriverLogError):
@@ -39,7 +39,7 @@ class DuplicateKeysError(DriverLogError):
 
 
 class SequenceGapError(DriverLogError):
-    """The block's predecessor is not in the log (was it restored from a backup?): claim again and salvage."""
+    """Claim again and salvage: the block's predecessor is not in the log (was it restored from a backup?)."""
 
 
 class NotAssignedError(DriverLogError):
@@ -47,7 +47,7 @@ class NotAssignedError(DriverLogError):
 
 
 class LostCommitsError(SequenceGapError):
-    """The driver log lost its last commits (was a standby promoted without them?): claim again and salvage."""
+    """Claim again and salvage: the driver log lost its last commits (was a standby promoted without them?)."""
 
     def __init__(self, problem: str, receiver_ids: Collection[int]) -> None:
         """Take the `receiver_ids` whose commits were lost."""
@@ -60,15 +60,15 @@ class ClaimLostError(DriverLogError):
 
 
 class ClaimBusyError(DriverLogError):
-    """The claim was outrun by additions a thousand times: try again in a moment."""
+    """Try again in a moment: the claim was outrun by additions a thousand times."""
 
 
 class OutcomeUnknownError(DriverLogError):
-    """The answer was lost, so the blocks may or may not be in: send the identical blocks again, nothing else."""
+    """Send the identical blocks again, nothing else: the answer was lost, so the blocks may or may not be in."""
 
 
 class DriverLogUnavailableError(DriverLogError):
-    """The driver log can't be reached or can't work now: try again; check FOREBAY_DATABASE_URL and the server."""
+    """Try again; check FOREBAY_DATABASE_URL and the server: the driver log can't be reached or can't work now."""
 
 
 class OtherReleaseError(DriverLogUnavailableError):
@@ -83,19 +83,19 @@ class NoDriverLogError(DriverLogError):
 
 
 class ServerChangedError(DriverLogError):
-    """The driver log is on another server or timeline now: claim again and salvage what that one may lack."""
+    """Claim again and salvage what it may lack: the driver log is on another server or timeline now."""
 
 
 class BatchHeldError(DriverLogError):
-    """The batch is not free for this attempt: nothing to do, the run that holds it goes on."""
+    """Nothing to do: the batch is not free for this attempt, and the run that holds it goes on."""
 
 
 class AttemptSupersededError(DriverLogError):
-    """A newer attempt holds the batch: this one's results are not used."""
+    """Results of this attempt are not used: a newer attempt holds the batch."""
 
 
 class OutputNotCommittedError(DriverLogError):
-    """A batch can't complete before each of its outputs is committed: run all outputs of the pipeline."""
+    """Run all outputs of the pipeline: a batch can't complete before each of its outputs is committed."""
 
 
 class BlocksNotRetainedError(DriverLogError):
@@ -107,31 +107,31 @@ class NotDiscardableError(DriverLogError):
 
 
 class AllocationError(DriverLogError):
-    """The batch can't be allocated at this time: ask for a boundary after the last one that has passed."""
+    """Ask for a boundary that has passed and is after the last one: the batch can't be allocated at this time."""
 
 
 class SchemaConflictError(DriverLogError):
-    """A column keeps its type while the stream lives: give the column another name, or declare another stream."""
+    """Give the column another name, or declare another stream: a column keeps its type while the stream lives."""
 
 
 class UnknownNameError(DriverLogError):
-    """The driver log has nothing of this name: base of the errors for each kind of thing."""
+    """Nothing in the driver log has this name: base of the errors for each kind of thing."""
 
 
 class NotAppliedError(UnknownNameError):
-    """The driver log does not know this declaration: run `forebay apply`."""
+    """Run `forebay apply`: the driver log does not know this declaration."""
 
 
 class ReaderRemovedError(DriverLogError):
-    """A named reader that was removed holds nothing back: start the query again, and it goes on if nothing is lost."""
+    """Start the query again, and it goes on if nothing is lost: a named reader that was removed holds nothing back."""
 
 
 class ReaderPositionError(DriverLogError):
-    """The query can't go on from its checkpoint: give it a new checkpoint location, to begin where its reader is."""
+    """Give the query a new checkpoint location, to begin where its reader is: it can't go on from its checkpoint."""
 
 
 class ReaderStreamError(DriverLogError):
-    """A named reader belongs to one stream: give the query another reader's name, or remove it: `forebay readers`."""
+    """Give the query another reader's name, or remove this one (`forebay readers`): a reader belongs to one stream."""
 
 
 class SharedPlaceError(DriverLogError):

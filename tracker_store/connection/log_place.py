@@ -20,7 +20,7 @@ _SECRETS = ("password", "sslpassword")
 
 @dataclass(frozen=True, slots=True)
 class LogPlace:
-    """Where a driver log is; `host` is None, or the directory of a Unix socket, if no host name is in the URL."""
+    """Say where a driver log is; `host` is None, or the directory of a Unix socket, if no host name is in the URL."""
 
     database: str
     host: str | None

@@ -26,7 +26,7 @@ _MOST_MESSAGES = 20
 
 
 class Outage:
-    """The outages of one loop; `who` is its name for people. For one thread."""
+    """Log the outages of one loop; `who` is its name for people. For one thread."""
 
     def __init__(self, who: str, clock: Callable[[], float] = time.monotonic) -> None:
         """Take the loop's name for people; `clock` is monotonic, in seconds."""

@@ -27,7 +27,7 @@ class StatementRefusedError(DriverLogError):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a statement answered: its columns and rows, or, without any, its `status`, such as `UPDATE 3`."""
+    """Hold what a statement answered: its columns and rows, or, without any, its `status`, such as `UPDATE 3`."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
@@ -41,7 +41,7 @@ def session_options(*, write: bool) -> str:
 
 
 class PersonSession:
-    """A session; `run` may be called any number of times."""
+    """Run statements in one session; `run` may be called any number of times."""
 
     def __init__(self, connection: Any) -> None:  # noqa: ANN401  psycopg2 has no types
         """Take psycopg2's connection."""

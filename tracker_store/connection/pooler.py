@@ -42,7 +42,7 @@ _STRONG_COMMITS = ("on", "remote_apply")
 
 
 class PoolMode(StrEnum):
-    """What a client of the pooler keeps: a server's session, or the session for one transaction."""
+    """Name what a client of the pooler keeps: a server's session, or the session for one transaction."""
 
     SESSION = "session"
     TRANSACTION = "transaction"
@@ -58,7 +58,7 @@ class DirectUrlMissingError(DriverLogError):
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """The settings that a session's statements run with. `search_path` is the server's if it is None."""
+    """Hold the settings that a session's statements run with. `search_path` is the server's if it is None."""
 
     statement_timeout: str
     lock_timeout: str
@@ -130,7 +130,7 @@ def strong_commit(*, is_local: bool) -> str:
 
 
 class TransactionPooledConnection(psycopg2.extensions.connection):  # type: ignore[misc]  # psycopg2 has no types
-    """A connection to a pooler in transaction mode: its cursors send the settings along with each statement."""
+    """Connect to a pooler in transaction mode: the cursors send the settings along with each statement."""
 
     # What each statement begins with; empty until the settings are known.
     settings: str = ""

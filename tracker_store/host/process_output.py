@@ -33,7 +33,7 @@ _NEWLINE = b"\n"
 
 
 class _LostLines:
-    """The count of lines that could not be written since the last report. The caller holds a lock."""
+    """Count the lines that could not be written since the last report. The caller holds a lock."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -54,7 +54,7 @@ class _LostLines:
 
 
 class UnfailingOutput(io.RawIOBase):
-    """A descriptor that accepts every write: one that fails is counted, and reported before the next that works.
+    """Accept every write to a descriptor: one that fails is counted, and reported before the next that works.
 
     Any thread may write. Closing it does not close the descriptor, which belongs to the interpreter.
     """
@@ -110,7 +110,7 @@ class UnfailingOutput(io.RawIOBase):
 
 
 class UnfailingLog:
-    """A logger for structlog, and its own factory: writes each line to the current stream, and never raises."""
+    """Log for structlog, as its logger and its own factory: write each line to the current stream, and never raise."""
 
     def __init__(self, stream: Callable[[], TextIO]) -> None:
         """Take `stream`, which is called for each line because tests and Dagster replace the process's streams."""

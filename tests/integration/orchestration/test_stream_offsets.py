@@ -142,7 +142,7 @@ def test_removing_a_reader_ends_its_query_which_resumes_at_the_checkpoint(
     start = ours.initialOffset()
     remove_reader(log.connection, "r")
     for ask in (lambda: ours.latestOffset(start, ALL), lambda: ours.commit(start)):
-        with pytest.raises(ReaderRemovedError, match="start the query again"):
+        with pytest.raises(ReaderRemovedError, match="Start the query again"):
             ask()
     checkpoint = {"stream": log.stream_id, "receivers": {**start["receivers"], first: 3}}
     again = reader(database_url, readers)

@@ -194,8 +194,8 @@ def test_h05_a_block_without_records_is_refused_by_name_and_receiving_goes_on(da
                 if kind is ReceiverEventKind.ERROR
             }
         assert detail == (
-            f"EmptyBlockError: receiver {rig.receiver_id} stored many records as one block, and there were 0. A block "
-            "holds at least one record: leave the call out when there is nothing to store."
+            f"EmptyBlockError: receiver {rig.receiver_id} stored many records as one block, and there were 0. Leave "
+            "the call out when there is nothing to store: a block holds at least one record."
         )
     finally:
         rig.close()

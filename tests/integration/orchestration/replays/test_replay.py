@@ -315,7 +315,7 @@ def test_a_zombie_replay_is_refused_when_a_newer_attempt_holds_the_batch(system:
     system.receive(["a"])
     time = system.allocate(1)
     system.run(pipeline, time, 1)
-    with pytest.raises(Exception, match="A newer attempt holds the batch"):
+    with pytest.raises(Exception, match="a newer attempt holds the batch"):
         system.replay(pipeline, time, run_id="zombie")
     assert system.published() == ["a newer"]
     assert [state for _, _, state in attempts(system, time)] == [

@@ -53,7 +53,7 @@ def test_a_changed_type_is_refused_with_a_message_that_names_column_and_types(en
             register(connection, receiver, [("symbol", "string"), ("price", "double")])
         assert str(refused.value) == (
             'column "price" is double, the stream has "price" as int64 since version 1. '
-            "A column keeps its type while the stream lives: give the column another name, or declare another stream."
+            "Give the column another name, or declare another stream: a column keeps its type while the stream lives."
         )
         with pytest.raises(SchemaConflictError, match='column "Symbol" is string, the stream has "symbol"'):
             register(connection, receiver, [("Symbol", "string")])
