@@ -41,7 +41,7 @@ _BLOCKED_CODES = ("55P03", "40P01")
 
 
 class NewerSchemaError(DriverLogError):
-    """A newer version of Forebay has upgraded this driver log. Nothing was changed: install that version here too.
+    """Install the newer version of Forebay here too: it has upgraded this driver log. Nothing was changed.
 
     Receivers, agents and trackers of the version before go on meanwhile; only `forebay up` and `forebay db` need it.
     """

@@ -34,7 +34,7 @@ _BLOCKERS = sa.text("""
 
 
 class MigrationBlockers:
-    """The sessions that blocked a waiting session when it was last seen waiting."""
+    """Watch a session that may wait, and keep the sessions that blocked it when it was last seen waiting."""
 
     def __init__(self, engine: sa.Engine, waiting: int) -> None:
         """Take the engine for the looks, and the process id of the session that may wait."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A role: its purpose, the functions that it may EXECUTE, and its rights by table, as GRANT takes them."""
+    """Describe a role: its purpose, the functions that it may EXECUTE, and its rights by table, as GRANT takes them."""
 
     purpose: str
     functions: Sequence[str]

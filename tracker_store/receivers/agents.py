@@ -22,12 +22,12 @@ class NoSuchAgentError(DriverLogError):
 
 
 class HostLivesError(DriverLogError):
-    """An agent runs on that host: stop it first (`forebay agents drain NAME` empties it and gives nothing up)."""
+    """Stop the agent that runs on that host first (`forebay agents drain NAME` empties it and gives nothing up)."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentRow:
-    """A live agent, or a host without an agent for which receivers wait (`agent_id` is then null)."""
+    """Hold a live agent, or a host without an agent for which receivers wait (`agent_id` is then null)."""
 
     agent_id: int | None
     name: str

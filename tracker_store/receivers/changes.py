@@ -14,7 +14,7 @@ from tracker_store.connection.engine import named_failures
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The counters as read, and the transactions that may have moved them and are not committed.
+    """Hold the counters as read, and the transactions that may have moved them and are not committed.
 
     `placement` moves with declarations, receivers, agents, hand-overs and requests; `batches` when a batch completes.
     A transaction that has moved one by now has an id below `first_unstarted`; those below `oldest_open` have ended.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """A receiver that is offered to an agent. `valid`: it still runs under the assignment that was seen then."""
+    """Hold the offer of a receiver to an agent. `valid`: it still runs under the assignment that was seen then."""
 
     receiver_id: int
     agent_id: int

@@ -34,7 +34,7 @@ class DeposedError(DriverLogError):
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """The row as read."""
+    """Hold the row of the leadership as read."""
 
     term: int
     counter: int

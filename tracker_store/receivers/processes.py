@@ -31,12 +31,12 @@ _DESIRED = {state.value: state for state in DesiredState}
 
 
 class ProcessExpiredError(DriverLogError):
-    """The tracker has declared this process dead and gave its work away: stop, and start again."""
+    """Stop, and start again: the tracker has declared this process dead and gave its work away."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveProcess:
-    """A process that has not ended, with its heartbeat counter as read; `age_seconds` by the database's clock."""
+    """Hold a process that has not ended, with its heartbeat counter as read; `age_seconds` by the database's clock."""
 
     process_id: int
     kind: ProcessKind

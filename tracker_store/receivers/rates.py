@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CompletedBatch:
-    """A completed batch as seen from one stream: `records` are that stream's. `started_at` is null if nothing ran."""
+    """Hold a completed batch as one stream sees it: `records` are that stream's. `started_at`: null if nothing ran."""
 
     batch_time: datetime
     oldest_time: datetime
@@ -32,7 +32,7 @@ class CompletedBatch:
 
 @dataclass(frozen=True, slots=True)
 class StreamRate:
-    """The decision for (pipeline, stream); rates in records per second. `latest_*` are the estimator's state."""
+    """Hold the decision for (pipeline, stream); rates in records per second. `latest_*` are the estimator's state."""
 
     pipeline_id: int
     stream_id: int
@@ -46,7 +46,7 @@ class StreamRate:
 
 @dataclass(frozen=True, slots=True)
 class PipelineProgress:
-    """Whether a pipeline makes progress: `counter` changes with each allocation, attempt or end of a batch.
+    """Show whether a pipeline makes progress: `counter` changes with each allocation, attempt or end of a batch.
 
     `running`: an attempt runs now.
     """
@@ -58,7 +58,7 @@ class PipelineProgress:
 
 @dataclass(frozen=True, slots=True)
 class RatedReceiver:
-    """A receiver and its rate in records per second; null: no limit."""
+    """Hold a receiver and its rate in records per second; null: no limit."""
 
     receiver_id: int
     stream_id: int

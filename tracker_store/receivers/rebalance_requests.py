@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RebalanceRequest:
-    """A request that is not finished; `listeners`: receivers that listen at their host's address may move too."""
+    """Hold a request that is not finished; `listeners`: receivers that listen at their host's address may move too."""
 
     request_id: int
     listeners: bool

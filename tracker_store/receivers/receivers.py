@@ -24,7 +24,7 @@ class NoSuchReceiverError(UnknownNameError):
 
 
 class PipelinesStoppedError(DriverLogError):
-    """The pipelines that read it are stopped, and it with them: `forebay start` lets both run."""
+    """Run `forebay start`, which lets both run: the pipelines that read it are stopped, and it with them."""
 
 
 class ReceiverStoppedError(DriverLogError):
@@ -73,7 +73,7 @@ def lacks_store(reason: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ReceiverSpec:
-    """What a receiver process needs to know. `source` and `settings` are the stream's declaration.
+    """Hold what a receiver process needs to know. `source` and `settings` are the stream's declaration.
 
     `offered_assignment`: the one under which a process of another agent may take the receiver over (None: no process).
     """
@@ -90,7 +90,7 @@ class ReceiverSpec:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a receiver is placed, for the tracker and the agents.
+    """Say where a receiver is placed, for the tracker and the agents.
 
     `host` is the only host where it may run (None: any), `preferred_host` the one that it asked for; `listens`: it
     listens at an address of its own. `handing_over`: it is placed nowhere, and the process that held it has not signed
@@ -247,7 +247,7 @@ def placements_on_agent(connection: sa.Connection, agent_id: int) -> list[Placem
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """A decision to place a receiver on an agent; `only_host` binds it to that host."""
+    """Hold a decision to place a receiver on an agent; `only_host` binds it to that host."""
 
     receiver_id: int
     agent_id: int
@@ -312,7 +312,7 @@ def add_host_receiver(connection: sa.Connection, *, term: int, stream_id: int, h
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A receiver that is not placed under `assignment`, and why."""
+    """Name a receiver that is not placed under `assignment`, and say why."""
 
     receiver_id: int
     assignment: int
@@ -450,7 +450,7 @@ def report_event(
 
 @dataclass(frozen=True, slots=True)
 class NewReceiverEvent:
-    """An event for a receiver's history."""
+    """Hold an event to add to a receiver's history."""
 
     receiver_id: int
     epoch: int
@@ -523,7 +523,7 @@ def receivers_named(connection: sa.Connection, name: str) -> list[Placement]:
 
 @dataclass(frozen=True, slots=True)
 class ReceiverProcess:
-    """The process that holds a receiver (None: no living one), and the host of the agent that it is placed on."""
+    """Locate the process that holds a receiver (None: no living one), and the host of the agent where it is placed."""
 
     host: str | None
     pid: int | None
@@ -653,7 +653,7 @@ def restart_receiver(
 
 @dataclass(frozen=True, slots=True)
 class FailedReceiver:
-    """A FAILED receiver that should run: one episode, identified by its assignment.
+    """Hold a FAILED receiver that should run: one episode, identified by its assignment.
 
     `restarts` counts the automatic ones of the last hour; `failed_for` is by the database's clock.
     """

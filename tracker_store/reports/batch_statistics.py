@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchFigures:
-    """A batch that ran; `interval` (what it covers) and the delays are in seconds, None while unknown."""
+    """Describe a batch that ran; `interval` (what it covers) and the delays are in seconds, None while unknown."""
 
     batch_time: datetime
     state: str
@@ -40,7 +40,7 @@ class BatchFigures:
 
 @dataclass(frozen=True, slots=True)
 class MinuteFigures:
-    """The batches of a pipeline that completed in one minute; delays in seconds, None where nothing ran."""
+    """Sum up the batches of a pipeline that completed in one minute; delays in seconds, None where nothing ran."""
 
     minute: datetime
     batches: int
@@ -54,7 +54,7 @@ class MinuteFigures:
 
 @dataclass(frozen=True, slots=True)
 class PipelineQueue:
-    """A pipeline's queue: batches that wait or run, boundaries that are due, quarantined batches."""
+    """Count a pipeline's queue: batches that wait or run, boundaries that are due, quarantined batches."""
 
     waiting: int
     running: int

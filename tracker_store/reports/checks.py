@@ -39,7 +39,7 @@ TIME_LIMIT = "30min"
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The result of a check. `violations` counts all; `offenders` names the first few."""
+    """Hold the result of a check. `violations` counts all; `offenders` names the first few."""
 
     check: str
     promise: str

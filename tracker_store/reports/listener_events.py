@@ -29,7 +29,7 @@ class UnknownEventError(DriverLogError):
 
 
 class EventKind(StrEnum):
-    """The kinds of events, with what each says (docs/how-to/listeners.md); a later version may have more."""
+    """Name the kinds of events; docs/how-to/listeners.md has what each says, and a later version may have more."""
 
     BATCH_ALLOCATED = "batch_allocated"
     BATCH_STARTED = "batch_started"
@@ -68,7 +68,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EventPosition:
-    """Where a listener continues: after this event. `at` finds the place again after a restore."""
+    """Say where a listener continues: after this event. `at` finds the place again after a restore."""
 
     transaction_id: int
     id: int
@@ -81,7 +81,7 @@ START = EventPosition(0, 0, datetime(1970, 1, 1, tzinfo=UTC))
 
 @dataclass(frozen=True, slots=True)
 class ListenerEvent:
-    """A row of the view `listener_events`; what the event is not about is None.
+    """Hold a row of the view `listener_events`; what the event is not about is None.
 
     `kind` is an EventKind, or one of a later version.
     """

@@ -22,7 +22,7 @@ STALE_AFTER_INTERVALS = 10
 
 @dataclass(frozen=True, slots=True)
 class ReceiverStatus:
-    """A row of the view `receiver_status`."""
+    """Hold a row of the view `receiver_status`."""
 
     stream: str
     ordinal: int
@@ -44,7 +44,7 @@ class ReceiverStatus:
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatus:
-    """A row of the view `pipeline_status`.
+    """Hold a row of the view `pipeline_status`.
 
     `holds_back_for` is the time for which it has completed nothing while blocks wait. `halted_by` is the quarantined
     batch that has halted it. `due_for` is the age of the oldest batch time that is neither complete nor given up.
@@ -86,7 +86,7 @@ class PipelineStatus:
 
 @dataclass(frozen=True, slots=True)
 class StreamLag:
-    """A row of the view `stream_lag`; `lag` is the age of the oldest block that waits."""
+    """Hold a row of the view `stream_lag`; `lag` is the age of the oldest block that waits."""
 
     pipeline: str
     stream: str
@@ -98,7 +98,7 @@ class StreamLag:
 
 @dataclass(frozen=True, slots=True)
 class BatchStats:
-    """A row of the view `batch_stats`."""
+    """Hold a row of the view `batch_stats`."""
 
     pipeline: str
     batch_time: datetime
@@ -116,7 +116,7 @@ class BatchStats:
 
 @dataclass(frozen=True, slots=True)
 class PipelineProcessingTimes:
-    """How long a pipeline's newest completed batches took; batches without records did not run."""
+    """List how long a pipeline's newest completed batches took; batches without records did not run."""
 
     pipeline: str
     interval: timedelta

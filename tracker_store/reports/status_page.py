@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PagePipeline:
-    """A row of the view `pipeline_status`, read at `now`.
+    """Hold a row of the view `pipeline_status`, read at `now`.
 
     `due` counts the batch times that have come and are not decided; 0 while the pipeline is stopped.
     """
@@ -47,7 +47,7 @@ class PagePipeline:
 
 @dataclass(frozen=True, slots=True)
 class PageBatch:
-    """A row of the view `batch_stats`."""
+    """Hold a row of the view `batch_stats`."""
 
     pipeline_id: int
     batch_time: datetime
@@ -68,7 +68,7 @@ class PageBatch:
 
 @dataclass(frozen=True, slots=True)
 class PageStream:
-    """A row of the view `stream_status`, with what waits there for one pipeline, or null if none was asked for."""
+    """Hold a row of the view `stream_status`, with what waits there for one pipeline, or null if none was asked for."""
 
     stream: str
     receivers: int
@@ -86,7 +86,7 @@ class PageStream:
 
 @dataclass(frozen=True, slots=True)
 class PageReceiver:
-    """A row of the view `receiver_status`."""
+    """Hold a row of the view `receiver_status`."""
 
     ordinal: int
     receiver_id: int
@@ -107,7 +107,7 @@ class PageReceiver:
 
 @dataclass(frozen=True, slots=True)
 class PageAgent:
-    """A row of the view `agent_status`."""
+    """Hold a row of the view `agent_status`."""
 
     agent: str
     host: str
@@ -119,7 +119,7 @@ class PageAgent:
 
 @dataclass(frozen=True, slots=True)
 class PageAttempt:
-    """A row of the view `batch_history`."""
+    """Hold a row of the view `batch_history`."""
 
     attempt: int
     kind: str
@@ -134,7 +134,7 @@ class PageAttempt:
 
 @dataclass(frozen=True, slots=True)
 class PageOutput:
-    """A row of the view `batch_outputs`."""
+    """Hold a row of the view `batch_outputs`."""
 
     output: str
     state: str
@@ -149,7 +149,7 @@ class PageOutput:
 
 @dataclass(frozen=True, slots=True)
 class PagePositions:
-    """A row of the view `batch_input_metadata`."""
+    """Hold a row of the view `batch_input_metadata`."""
 
     stream: str
     source: str
@@ -163,7 +163,7 @@ class PagePositions:
 
 @dataclass(frozen=True, slots=True)
 class PageBlock:
-    """A row of the view `batch_blocks`."""
+    """Hold a row of the view `batch_blocks`."""
 
     stream: str
     ordinal: int
@@ -177,7 +177,7 @@ class PageBlock:
 
 
 class BatchOrder(StrEnum):
-    """The columns by which finished batches are sorted."""
+    """Name the columns by which finished batches are sorted."""
 
     TIME = "batch_time"
     RECORDS = "records"
@@ -188,7 +188,7 @@ class BatchOrder(StrEnum):
 
 
 class FinishedState(StrEnum):
-    """The states in which a batch is never run again by itself; those that are asked for one by one."""
+    """Name the states in which a batch is never run again by itself. A request asks for all of them, or for one."""
 
     COMPLETED = "COMPLETED"
     QUARANTINED = "QUARANTINED"

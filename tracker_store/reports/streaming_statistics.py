@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WatchedPipeline:
-    """A declared pipeline; `receivers` counts those of the streams that it reads.
+    """Hold a declared pipeline; `receivers` counts those of the streams that it reads.
 
     `due` counts the batch times that have come and are not decided yet, by the database's clock; 0 while it is stopped.
     """
@@ -40,7 +40,7 @@ class WatchedPipeline:
 
 @dataclass(frozen=True, slots=True)
 class WatchedBatch:
-    """A batch with its newest attempt; `ended_at` is null until an attempt has ended, or nothing had to run."""
+    """Hold a batch with its newest attempt; `ended_at` is null until an attempt has ended, or nothing had to run."""
 
     batch_time: datetime
     oldest_time: datetime
@@ -56,7 +56,7 @@ class WatchedBatch:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedBatches:
-    """How many batches of a pipeline wait (also for another attempt), and how many run.
+    """Count the batches of a pipeline that wait (also for another attempt), and those that run.
 
     `started_records` are those of the batches that have been tried.
     """
@@ -68,7 +68,7 @@ class UnfinishedBatches:
 
 @dataclass(frozen=True, slots=True)
 class OutputResult:
-    """The commit of an output of a batch; `started_at`: when the attempt that made it started."""
+    """Hold the commit of an output of a batch; `started_at`: when the attempt that made it started."""
 
     batch_time: datetime
     output: str
@@ -81,7 +81,7 @@ class OutputResult:
 
 @dataclass(frozen=True, slots=True)
 class ReceiverCounters:
-    """A receiver's running totals; `kept_bytes` are those of its blocks that are not cleaned up.
+    """Hold a receiver's running totals; `kept_bytes` are those of its blocks that are not cleaned up.
 
     `queued` blocks are in its process's queue, not stored yet; null if no process holds it. `hindered`: it holds data
     but has made no progress for long, and its reason names the cause. `degraded`: it does not get all of its source.
@@ -103,7 +103,7 @@ class ReceiverCounters:
 
 @dataclass(frozen=True, slots=True)
 class StreamCodec:
-    """What a stream's receivers have stored by one codec (`none`: not compressed), in segments that are sealed."""
+    """Count what a stream's receivers have stored by one codec (`none`: not compressed), in sealed segments."""
 
     stream: str
     codec: str
@@ -113,7 +113,7 @@ class StreamCodec:
 
 @dataclass(frozen=True, slots=True)
 class WatchedReceiver:
-    """A receiver with its last error, for display."""
+    """Hold a receiver with its last error, for display."""
 
     receiver_id: int
     stream: str

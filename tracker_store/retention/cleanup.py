@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CleanedUp:
-    """The rows that one call deleted. No pipeline had read the `unread_records`; `more`: call again."""
+    """Count the rows that one call deleted. No pipeline had read the `unread_records`; `more`: call again."""
 
     blocks: int
     records: int
@@ -48,7 +48,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class ReceiversToCleanUp:
-    """The receivers of one look that have blocks, or segments, to delete now; removed receivers are included.
+    """List the receivers of one look that have blocks, or segments, to delete now; removed receivers are included.
 
     `last_id`: continue after it; None: there are no more.
     """
@@ -60,7 +60,7 @@ class ReceiversToCleanUp:
 
 @dataclass(frozen=True, slots=True)
 class StreamsToCleanUp:
-    """The streams of one look that have links or keys to delete now; removed streams are included.
+    """List the streams of one look that have links or keys to delete now; removed streams are included.
 
     `last_id`: continue after it; None: there are no more.
     """
@@ -71,7 +71,7 @@ class StreamsToCleanUp:
 
 @dataclass(frozen=True, slots=True)
 class DeletableSegment:
-    """A segment whose file may be deleted; `path` is relative to the block store's root."""
+    """Name a segment whose file may be deleted; `path` is relative to the block store's root."""
 
     segment_id: int
     path: str

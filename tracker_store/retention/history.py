@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """How many rows were deleted; `more`: there are more to delete now."""
+    """Count the rows that were deleted; `more`: there are more to delete now."""
 
     rows: int
     more: bool
@@ -100,7 +100,7 @@ def clean_up_history(
 
 @dataclass(frozen=True, slots=True)
 class ForgottenReceivers:
-    """What one call did with removed receivers: sequences that it closed, receivers that it deleted.
+    """Count what one call did with removed receivers: sequences that it closed, receivers that it deleted.
 
     `last_id`: continue after it; null: there are no more.
     """

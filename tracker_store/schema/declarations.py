@@ -18,7 +18,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class StreamDeclaration:
-    """The declaration of a stream; `receivers` is a number, or "per_host"."""
+    """Hold the declaration of a stream; `receivers` is a number, or "per_host"."""
 
     source: Mapping[str, Any]
     settings: Mapping[str, Any]
@@ -32,7 +32,7 @@ class StreamDeclaration:
 
 @dataclass(frozen=True, slots=True)
 class WindowDeclaration:
-    """A window of a stream, named, that an output reads; `slide` is the output's."""
+    """Hold a window of a stream, given by its name, that an output reads; `slide` is the output's."""
 
     stream: str
     length: timedelta
@@ -41,7 +41,7 @@ class WindowDeclaration:
 
 @dataclass(frozen=True, slots=True)
 class OutputDeclaration:
-    """The declaration of an output; `slide` is None if it is computed in every batch."""
+    """Hold the declaration of an output; `slide` is None if it is computed in every batch."""
 
     sink: Mapping[str, Any]
     slide: timedelta | None
@@ -54,7 +54,7 @@ class OutputDeclaration:
 
 @dataclass(frozen=True, slots=True)
 class PipelineDeclaration:
-    """The declaration of a pipeline; `settings` are as written.
+    """Hold the declaration of a pipeline; `settings` are as written.
 
     A batch without records runs if `runs_empty_batches`, or if the content of one of `deciding_windows` has changed.
     """

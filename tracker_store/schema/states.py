@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class DesiredState(StrEnum):
-    """What an operator wants of a receiver; durable."""
+    """Name what an operator wants of a receiver; durable."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -23,7 +23,7 @@ class DesiredState(StrEnum):
 
 
 class ReceiverState(StrEnum):
-    """The state of a receiver (the original's K01, with PAUSED and FAILED added)."""
+    """Name a receiver's state (the original's K01, with PAUSED and FAILED added)."""
 
     INACTIVE = "INACTIVE"  # no process runs it; the tracker places it if it should run
     SCHEDULED = "SCHEDULED"  # assigned to an agent, no claim yet
@@ -47,7 +47,7 @@ RECEIVER_TRANSITIONS: Mapping[ReceiverState, frozenset[ReceiverState]] = {
 
 
 class PipelineState(StrEnum):
-    """Whether a pipeline makes batches; set by an operator, durable (`forebay stop`, `forebay start`)."""
+    """Say whether a pipeline makes batches; set by an operator, durable (`forebay stop`, `forebay start`)."""
 
     RUNNING = "RUNNING"
     STOPPING = "STOPPING"  # its receivers stop and drain; what waits goes into last batches
@@ -62,7 +62,7 @@ PIPELINE_TRANSITIONS: Mapping[PipelineState, frozenset[PipelineState]] = {
 
 
 class BatchState(StrEnum):
-    """The state of a batch. FAILED: between two attempts (also after a LOST one); QUARANTINED: waits for a person."""
+    """Name a batch's state. FAILED: between two attempts (also after a LOST one); QUARANTINED: waits for a person."""
 
     ALLOCATED = "ALLOCATED"
     RUNNING = "RUNNING"
@@ -92,14 +92,14 @@ UNFINISHED_STATES = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED
 
 
 class AttemptKind(StrEnum):
-    """The purpose of an attempt: `run` completes a batch, `replay` runs a COMPLETED or QUARANTINED one again."""
+    """Name an attempt's purpose: `run` completes a batch, `replay` runs a COMPLETED or QUARANTINED one again."""
 
     RUN = "run"
     REPLAY = "replay"
 
 
 class AttemptState(StrEnum):
-    """The state of one attempt at a batch: it runs, and ends in one way."""
+    """Name the state of one attempt at a batch: it runs, and ends in one way."""
 
     RUNNING = "RUNNING"
     SUCCEEDED = "SUCCEEDED"
@@ -120,7 +120,7 @@ ATTEMPT_TRANSITIONS: Mapping[AttemptState, frozenset[AttemptState]] = {
 
 
 class AttemptFailure(StrEnum):
-    """Why an attempt failed; the state in which it ends has the same name."""
+    """Say why an attempt failed; the state in which it ends has the same name."""
 
     FAILED = AttemptState.FAILED.value
     BLOCKED = AttemptState.BLOCKED.value
@@ -128,7 +128,7 @@ class AttemptFailure(StrEnum):
 
 
 class ProcessKind(StrEnum):
-    """The kinds of processes that raise a heartbeat counter."""
+    """Name the kinds of processes that raise a heartbeat counter."""
 
     AGENT = "agent"
     RECEIVER = "receiver"
@@ -137,7 +137,7 @@ class ProcessKind(StrEnum):
 
 
 class BatchDriverState(StrEnum):
-    """Whether a batch driver may be given runs; the state ends with its process."""
+    """Say whether a batch driver may be given runs; the state ends with its process."""
 
     STARTING = "STARTING"  # loads the code and starts Spark
     READY = "READY"  # claims runs
@@ -152,7 +152,7 @@ BATCH_DRIVER_TRANSITIONS: Mapping[BatchDriverState, frozenset[BatchDriverState]]
 
 
 class ReceiverEventKind(StrEnum):
-    """What an operator can read about a receiver, in time order."""
+    """Name the kinds of events that an operator can read about a receiver, in time order."""
 
     SCHEDULED = "SCHEDULED"
     STARTED = "STARTED"
@@ -171,7 +171,7 @@ class ReceiverEventKind(StrEnum):
 
 
 class SegmentState(StrEnum):
-    """The state of a segment: open for the one process that made it, sealed at its final length, then being deleted.
+    """Name a segment's state: open for the one process that made it, sealed at its final length, then being deleted.
 
     Deletion removes the file first.
     """
@@ -189,7 +189,7 @@ SEGMENT_TRANSITIONS: Mapping[SegmentState, frozenset[SegmentState]] = {
 
 
 class LinkKind(StrEnum):
-    """Why a partition's position moved."""
+    """Say why a partition's position moved."""
 
     ORIGIN = "origin"  # where reading begins: first link of a partition or of a new generation
     BLOCK = "block"  # the records went into a block

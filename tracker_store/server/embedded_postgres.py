@@ -65,7 +65,7 @@ _POLL_SECONDS = 0.05
 
 
 class StopMode(StrEnum):
-    """How the server is told to end, by pg_ctl's names."""
+    """Say how the server is told to end, by pg_ctl's names."""
 
     SMART = "smart"
     """Waits for every client to leave by itself."""
@@ -88,7 +88,7 @@ _STOP_SIGNALS = {
 
 
 class EmbeddedPostgresError(DriverLogError):
-    """The embedded Postgres server can't be used: use a server of your own by FOREBAY_DATABASE_URL."""
+    """Use a server of your own by FOREBAY_DATABASE_URL: the embedded Postgres server can't be used."""
 
 
 class BinariesMissingError(EmbeddedPostgresError):
@@ -96,24 +96,24 @@ class BinariesMissingError(EmbeddedPostgresError):
 
 
 class ForeignDataDirectoryError(EmbeddedPostgresError):
-    """What Forebay did not make is left as it is: choose another folder by FOREBAY_HOME."""
+    """Choose another folder by FOREBAY_HOME: Forebay leaves as it is what it did not make."""
 
 
 class InitialiseError(EmbeddedPostgresError):
-    """The data directory could not be made: make room or grant access as initdb says, and start again."""
+    """Make room or grant access as initdb says, and start again: the data directory could not be made."""
 
 
 class ServerNotReadyError(EmbeddedPostgresError):
-    """The embedded server did not answer in time: its log file says why."""
+    """Look into the embedded server's log file for the cause: it did not answer in time."""
 
 
 class ServerNotStoppedError(EmbeddedPostgresError):
-    """The embedded server did not end in time: end the named process by hand."""
+    """End the named process by hand: the embedded server did not end in time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Own:
-    """The contents of `_OWN_FILE`: the superuser's password, and that of the login of services."""
+    """Hold the contents of `_OWN_FILE`: the superuser's password, and that of the login of services."""
 
     password: str
     services_password: str

@@ -21,7 +21,7 @@ _DESCRIBED_COLUMN = re.compile(r'^COMMENT ON COLUMN forebay\.\w+\."?(\w+)"? IS',
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view: the text of its file, and the columns that the file describes, in their order."""
+    """Hold a view: the text of its file, and the columns that the file describes, in their order."""
 
     source: str
     columns: tuple[str, ...]

@@ -157,4 +157,4 @@ def test_the_desired_state_of_a_streams_receivers_can_be_changed_and_changed_bac
     advance_stops(log.connection, term=term)
     refused = forebay("receivers", "start", "lines/1")
     assert refused.exit_code == 1
-    assert "`forebay start` lets both run" in said(refused)
+    assert "`forebay start`, which lets both run" in said(refused)
