@@ -1,4 +1,4 @@
-"""The pipeline of `benchmarks.batch_latency`: lines counted by their key, in Spark, to Parquet."""
+"""Count lines by their key, in Spark, to Parquet: the pipeline of `benchmarks.batch_latency`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The source of `benchmarks.batch_latency`: lines of 100 bytes at a steady pace, to one connection after the other."""
+"""Send lines of 100 bytes at a steady pace, to one connection after the other: `benchmarks.batch_latency`'s source."""
 
 from __future__ import annotations
 

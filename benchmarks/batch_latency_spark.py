@@ -1,4 +1,4 @@
-"""The peer of `benchmarks.batch_latency`: the same batches in pyspark's own Spark Streaming, with its write-ahead log.
+"""Run the same batches in pyspark's own Spark Streaming, with its write-ahead log: `benchmarks.batch_latency`'s peer.
 
 It runs in a separate process with its own JVM: `python -m benchmarks.batch_latency_spark ORDER` prints a line for each
 batch, with its batch time and the time at which its output was written.

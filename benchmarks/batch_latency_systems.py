@@ -1,4 +1,4 @@
-"""The two systems that `benchmarks.batch_latency` measures, as users run them: `forebay up` and Spark Streaming."""
+"""Run the two systems of `benchmarks.batch_latency`, as users run them: `forebay up` and Spark Streaming."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _PARTS = ("singles", "groups", "history", "steady", "original")
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured. `seconds`: of one round; `minutes`: simulated; waiting, live, original_*: blocks."""
+    """Set how much is measured. `seconds`: of one round; `minutes`: simulated; waiting, live, original_*: blocks."""
 
     seconds: float
     rounds: int

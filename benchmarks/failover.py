@@ -53,7 +53,7 @@ _STOPPED_SECONDS = _LEASE_SECONDS - 0.05
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """A figure: its name in the report, and the seconds that its median should not exceed."""
+    """Describe a figure: its name in the report, and the seconds that its median should not exceed."""
 
     name: str
     aim: float
@@ -156,7 +156,7 @@ class _Processes:
 
 
 class _Failover:
-    """The rounds, on one system that recovers after each."""
+    """Run the rounds, on one system that recovers after each."""
 
     def __init__(self, server: Server, processes: _Processes) -> None:
         self._connection = server.connect()

@@ -1,4 +1,4 @@
-"""A driver log of a chosen size: receivers with a number of blocks, some of which wait for a pipeline.
+"""Fill a driver log to a chosen size: receivers with a number of blocks, some of which wait for a pipeline.
 
 Rows go straight into the tables, in sorted order, as fast as the server takes them. They are what `add_block` would
 have written, except for their times, which are one second apart in the past.

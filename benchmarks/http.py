@@ -22,7 +22,7 @@ from receiver_runtime.sources.declarations.http import Http
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The requests of one sender."""
+    """Describe the requests of one sender."""
 
     name: str
     connections: int

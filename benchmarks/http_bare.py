@@ -1,4 +1,4 @@
-"""A bare uvicorn application that reads the body and answers 200: the limit that other benchmarks compare with.
+"""Serve a bare uvicorn application that reads the body and answers 200: the limit that other benchmarks compare with.
 
 Run as ``python -m benchmarks.http_bare``; prints its port. It keeps idle connections as long as an ``Http`` source does
 by default, and may have as many as the system allows.

@@ -1,6 +1,6 @@
-"""The processes that the benchmarks of HTTP compare: a receiver of an ``Http`` source, and the bare application.
+"""Start and end the processes that the benchmarks of HTTP compare, and measure nothing.
 
-Starts and ends them, and measures nothing.
+They are a receiver of an ``Http`` source, and the bare application.
 """
 
 from __future__ import annotations

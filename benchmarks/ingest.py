@@ -55,7 +55,7 @@ _PARTS = ("receive", "read")
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured; seconds are for one measurement in one round."""
+    """Set how much is measured; seconds are for one measurement in one round."""
 
     rounds: int
     warm_up: float
@@ -91,7 +91,7 @@ _QUICK = Sizes(
 
 @dataclass(frozen=True, slots=True)
 class _Peers:
-    """The peers' figures of each round."""
+    """Hold the peers' figures of each round."""
 
     spark: Sequence[SparkIngested]
     counting: Sequence[SparkIngested]

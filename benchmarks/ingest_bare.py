@@ -1,4 +1,4 @@
-"""A bare loop that does the least that a receiver must do: the limit for `benchmarks.ingest` on this machine.
+"""Run a bare loop that does the least that a receiver must do: the limit for `benchmarks.ingest` on this machine.
 
 It reads bytes from the same sender, counts newlines, and writes 16 MiB at a time past the page cache, synced. It makes
 no records, blocks or checksums, registers nothing, and nothing can be read again. One thread reads and counts, a second
@@ -30,7 +30,7 @@ _SEGMENT_BYTES = 128 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Bare:
-    """The figures of the loop while it was measured; CPU of both threads in seconds."""
+    """Hold the figures of the loop while it was measured; CPU of both threads in seconds."""
 
     records_per_second: float
     cpu_per_million: float

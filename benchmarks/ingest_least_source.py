@@ -1,4 +1,4 @@
-"""The least that a Python data source of Spark can do: the floor of `benchmarks.ingest`'s reading back.
+"""Do the least that a Python data source of Spark can do: the floor of `benchmarks.ingest`'s reading back.
 
 It reads the same rows from uncompressed Arrow files, which lie in the page cache, without any check, and hands the
 batches on as they are. What remains is Spark's own part: planning in a Python worker, tasks, and turning columns into

@@ -54,7 +54,7 @@ class Reads:
 
 @dataclass(frozen=True, slots=True)
 class ReadBack:
-    """How many rows were read, and the figures of each way."""
+    """Count the rows that were read, and hold the figures of each way."""
 
     rows: int
     ours: Reads = field(default_factory=Reads)

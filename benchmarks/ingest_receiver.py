@@ -30,7 +30,7 @@ _START_SECONDS = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """The figures of one receiver while it was measured. CPU of its process in seconds; sizes in bytes."""
+    """Hold the figures of one receiver while it was measured. CPU of its process in seconds; sizes in bytes."""
 
     records_per_second: float
     stored_bytes_per_record: float
@@ -41,7 +41,7 @@ class Ingested:
 
 
 class Receiver:
-    """A receiver of its own stream."""
+    """Run and measure a receiver of its own stream."""
 
     def __init__(
         self, server: Server, directory: Path, port: int, name: str, *, block_key: str | None = None, **settings: object

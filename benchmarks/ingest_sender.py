@@ -1,4 +1,4 @@
-"""The sender of `benchmarks.ingest`: lines of 100 bytes, as fast as the connected process reads them.
+"""Send lines of 100 bytes, as fast as the connected process reads them: the sender of `benchmarks.ingest`.
 
 One process serves all that is measured. It sends a prepared file by `sendfile`, again and again: no line passes
 through Python, and the file is far larger than any codec's window.

@@ -1,4 +1,4 @@
-"""The peer of `benchmarks.ingest`: pyspark's own `socketTextStream`, with its receiver's write-ahead log.
+"""Run the peer of `benchmarks.ingest`: pyspark's own `socketTextStream`, with its receiver's write-ahead log.
 
 Each measurement starts a new process with a new JVM: it runs with Spark's usual Java settings whatever else the
 benchmark starts, and its CPU time is its own. Spark flushes its log to the operating system and does not sync it on a
@@ -43,7 +43,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class SparkIngested:
-    """The figures of Spark's receiver while it was measured; CPU of the JVM in seconds."""
+    """Hold the figures of Spark's receiver while it was measured; CPU of the JVM in seconds."""
 
     records_per_second: float
     cpu_per_million: float

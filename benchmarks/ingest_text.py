@@ -21,7 +21,7 @@ _SCHEMA = pa.schema([("value", pa.string())])
 
 @dataclass(frozen=True, slots=True)
 class TextCost:
-    """The CPU seconds of one thread per million lines."""
+    """Hold the CPU seconds of one thread per million lines."""
 
     check: float
     encode: float

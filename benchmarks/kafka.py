@@ -41,7 +41,7 @@ _DEADLINE_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured."""
+    """Set how much is measured."""
 
     rounds: int
     records: int
@@ -73,7 +73,7 @@ def fill(broker: KafkaBroker, records: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The figures of one reader from its first to its last records; CPU in seconds per million records."""
+    """Hold the figures of one reader from its first to its last records; CPU in seconds per million records."""
 
     records_per_second: float
     cpu_per_million: float

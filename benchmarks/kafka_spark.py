@@ -1,4 +1,4 @@
-"""The peer of `benchmarks.kafka`: Structured Streaming's Kafka source, writing Parquet.
+"""Run the peer of `benchmarks.kafka`: Structured Streaming's Kafka source, writing Parquet.
 
 Its package is available for Spark 4.0.0, so it runs in a separate environment, which is created once in the user's
 cache: pyspark by pip, the source's jars by Maven. This module is also the program that runs there (it then imports
@@ -37,7 +37,7 @@ _OF_SPARK = ("hadoop-", "scala-", "slf4j-", "jsr305-", "lz4-", "snappy-", "spark
 
 @dataclass(frozen=True, slots=True)
 class StructuredStreaming:
-    """The figures from its first batch to its end; CPU of the JVM in seconds."""
+    """Hold the peer's figures from its first batch to its end; CPU of the JVM in seconds."""
 
     records_per_second: float
     cpu_per_million: float

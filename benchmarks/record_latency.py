@@ -52,7 +52,7 @@ _STEPS = """
 
 @dataclass
 class _Reader:
-    """What a reader of the output has seen: each batch's directory, and when; in seconds since the epoch."""
+    """Note what a reader of the output has seen: each batch's directory, and when; in seconds since the epoch."""
 
     output: Path
     pattern: str
@@ -72,7 +72,7 @@ class _Reader:
 
 @dataclass(frozen=True)
 class _Step:
-    """A batch by its times, in seconds since the epoch."""
+    """Hold a batch's times, in seconds since the epoch."""
 
     boundary: float
     allocated: float

@@ -1,4 +1,4 @@
-"""The output of every benchmark: one table, and with ``--json`` one object on the last line.
+"""Print the output of every benchmark: one table, and with ``--json`` one object on the last line.
 
 The figures are in docs/reference/benchmarks.md.
 
@@ -57,7 +57,7 @@ def time_figure(
 
 @dataclass
 class Report:
-    """The figures of one benchmark, printed as they come in."""
+    """Hold the figures of one benchmark, and print them as they come in."""
 
     benchmark: str
     machine: dict[str, str | int]

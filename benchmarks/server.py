@@ -1,4 +1,4 @@
-"""The Postgres server of a benchmark: the embedded one with its default settings, durable, with a driver log in it."""
+"""Run a benchmark's Postgres server: the embedded one with its default settings, durable, with a driver log in it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VALUES (:client_id + 1000000, nextval('public.plain_sequence'), 1, clock_timesta
 
 
 class Server:
-    """A running server with one migrated database, and a table `public.plain` for plain inserts."""
+    """Give access to a running server with one migrated database, and a table `public.plain` for plain inserts."""
 
     def __init__(self, embedded: EmbeddedPostgres, directory: Path) -> None:
         self._embedded = embedded

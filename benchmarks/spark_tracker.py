@@ -1,4 +1,4 @@
-"""The original: Spark's own ReceivedBlockTracker, with its write-ahead log in a local folder, driven through py4j.
+"""Drive the original through py4j: Spark's own ReceivedBlockTracker, with its write-ahead log in a local folder.
 
 Repeated calls are a loop of method handles inside the JVM, built at run time, so no figure includes py4j's call or
 Python's lock. The log's files are flushed and not synced, as Spark does on a local file system.

@@ -44,7 +44,7 @@ _PLAIN_STEP = 1_000_000
 
 
 class Work(StrEnum):
-    """The call that a writer repeats."""
+    """Name the call that a writer repeats."""
 
     PLAIN = "plain insert"
     ADD = "add_block"

@@ -14,7 +14,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class BillOfMaterialsHook(BuildHookInterface):  # type: ignore[misc,type-arg,unused-ignore]
-    """The hook of a wheel; an editable one gets no bill, because its packages change without a build."""
+    """Put the bill into a wheel; an editable one gets none, because its packages change without a build."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Write the bill, and name it to the builder."""

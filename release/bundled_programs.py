@@ -26,7 +26,7 @@ _TIMEOUT_SECONDS = 60
 
 @dataclass(frozen=True, slots=True)
 class BundledProgram:
-    """A program in a package. `command`: prints its version; its first word is a path in the package."""
+    """Describe a program in a package. `command`: prints its version; its first word is a path in the package."""
 
     name: str
     version: str

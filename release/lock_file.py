@@ -26,7 +26,7 @@ class LockFileError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LockedFile:
-    """A file of a package, as the registry serves it. `uploaded`: when, in ISO 8601; None: uv.lock does not say."""
+    """Name a file of a package, as the registry serves it. `uploaded`: when, in ISO 8601; None: not in uv.lock."""
 
     url: str
     hash: str | None
@@ -60,7 +60,7 @@ class LockedPackage:
 
 
 class LockFile:
-    """The packages of a uv.lock."""
+    """Hold the packages of a uv.lock."""
 
     def __init__(self, packages: Iterable[LockedPackage]) -> None:
         """Take all packages. Raises LockFileError if not exactly one of them is this repository."""

@@ -26,7 +26,7 @@ class NotCheckedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Vulnerability:
-    """A known vulnerability of a locked package, by its id in OSV."""
+    """Name a known vulnerability of a locked package, by its id in OSV."""
 
     package: str
     version: str

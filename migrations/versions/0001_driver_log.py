@@ -1,4 +1,4 @@
-"""The driver log's tables; functions, views and roles follow the last migration (see ``env.py``)."""
+"""Create the driver log's tables; functions, views and roles follow the last migration (see ``env.py``)."""
 
 from __future__ import annotations
 
