@@ -241,8 +241,8 @@ def test_a_receiver_with_a_changed_type_fails_with_column_and_types_and_changes_
         assert rig.state() == (
             "FAILED",
             (
-                'column "count" is double, the stream has "count" as int64 since version 1. A column keeps its type '
-                "while the stream lives: give the column another name, or declare another stream."
+                'column "count" is double, the stream has "count" as int64 since version 1. Give the column another '
+                "name, or declare another stream: a column keeps its type while the stream lives."
             ),
         )
         assert rig.execute("SELECT count(*) FROM forebay.blocks") == blocks
