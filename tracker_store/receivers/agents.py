@@ -22,7 +22,7 @@ class NoSuchAgentError(DriverLogError):
 
 
 class HostLivesError(DriverLogError):
-    """Stop the agent that runs on that host first (`forebay agents drain NAME` empties it and gives nothing up)."""
+    """First stop the agent that runs on that host (`forebay agents drain NAME` empties it and gives nothing up)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -533,7 +533,7 @@ def test_an_unknown_or_living_agent_is_exit_code_1_with_the_way_out(url: str, fl
         (("drain", "nobody"), "forebay agents"),
         (("undrain", "nobody"), "'nobody'"),
         (("forget", "nowhere", "--yes"), "'nowhere'"),
-        (("forget", "a", "--yes"), "stop it first"),
+        (("forget", "a", "--yes"), "First stop the agent"),
     ]:
         answer = forebay_agents(*arguments)
         assert answer.exit_code == 1
