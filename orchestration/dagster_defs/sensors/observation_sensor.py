@@ -243,7 +243,7 @@ def observation_sensor(
             with connections.connect(database_url) as connection:
                 events, cursor = observe(connection, pipeline, streams, ObservationCursor.parse(context.cursor))
         except NotAppliedError as error:
-            return dg.SkipReason(f"{error}: run `forebay apply`")
+            return dg.SkipReason(str(error))
         except DriverLogError as error:
             return dg.SkipReason(f"the driver log can't be asked, trying again: {error}")
         return dg.SensorResult(
