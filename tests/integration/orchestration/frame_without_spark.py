@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 WORDS = StructType([StructField("word", StringType()), StructField("n", LongType())])
-_TYPES = {"string": pa.string(), "bigint": pa.int64()}
+_TYPES = {"string": pa.string(), "bigint": pa.int64(), "array<string>": pa.list_(pa.string())}
 
 
 class FrameWithoutSpark:
