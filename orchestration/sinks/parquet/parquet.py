@@ -49,6 +49,10 @@ if TYPE_CHECKING:
     from orchestration.declarations.sink import Check, OutputAttempt
 
 
+#: How often a directory is listed that changes meanwhile.
+_LISTINGS = 20
+
+
 class ParquetSink(Sink):
     """Write an output as Parquet under `path`, partitioned by date, hour and batch time. Exactly once."""
 
@@ -153,7 +157,13 @@ class ParquetSink(Sink):
         import pyarrow.dataset as ds  # noqa: PLC0415  as below
 
         root = self.path if day is None else self.path / f"date={day.isoformat()}"
-        return ds.dataset(root, format="parquet", partitioning="hive", partition_base_dir=str(self.path))
+        for _ in range(_LISTINGS):
+            # Arrow passes over what vanishes while it lists: a batch that is replaced then would have no rows.
+            before = _directories(root)
+            found = ds.dataset(root, format="parquet", partitioning="hive", partition_base_dir=str(self.path))
+            if before is not None and _directories(root) == before:
+                return found
+        raise FileNotFoundError(f"{root} was changed during each of {_LISTINGS} listings: read again")
 
     def hours(self) -> list[datetime]:
         """Return the hours that need `compact_hour`, oldest first: those with several directories or hidden leftovers.
@@ -202,6 +212,26 @@ class ParquetSink(Sink):
             _forget(attempts, attempt)
             with suppress(OSError):
                 attempts.rmdir()
+
+
+def _directories(root: Path) -> set[tuple[str, int]] | None:
+    """Return the directories of hours and batches below a root with their inodes: a replaced one has another.
+
+    None: one vanished meanwhile.
+    """
+    found: set[tuple[str, int]] = set()
+    waiting = [root]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if entry.name.startswith(("date=", "hour=", "batch_time=")):
+                        found.add((entry.path, entry.inode()))
+                        if not entry.name.startswith("batch_time="):
+                            waiting.append(Path(entry.path))
+        except FileNotFoundError:
+            return None
+    return found
 
 
 def _objects(path: str | Path | Secret) -> ParquetObjects | None:

@@ -16,6 +16,7 @@ import pyarrow.dataset as ds
 import pytest
 import sqlalchemy as sa
 
+from forebay import ParquetSink
 from forebay.dagster import build_definitions
 from orchestration.batches import publishing
 from orchestration.batches.batch_run import run_batch
@@ -338,11 +339,12 @@ def test_readers_see_each_row_once_while_hours_are_compacted_and_batches_replaye
     log.close_hour()
     counts: set[int] = set()
     done = threading.Event()
+    files = ParquetSink(log.output, compact=True)
 
     def read() -> Iterator[int]:
         while not done.is_set():
             try:
-                yield ds.dataset(log.output, partitioning="hive", format="parquet").count_rows()
+                yield files.dataset().count_rows()
             except FileNotFoundError:
                 continue
 

@@ -8,6 +8,7 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -86,6 +87,27 @@ def test_another_attempt_replaces_the_published_one_and_adds_nothing(sink: Parqu
     assert visible(sink) == [7]
     [hour] = sink.path.glob("date=*/hour=*")
     assert [entry.name for entry in hour.iterdir() if entry.name[0] != "."] == ["batch_time=20260101T120010Z"]
+
+
+def test_a_directory_that_is_replaced_while_it_is_listed_is_listed_again(
+    sink: ParquetSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check this because Arrow passes over what vanishes while it lists: a reader saw none of an hour's rows."""
+    sink.publish(attempt(sink, 1, [1]), batch_time=TIME)
+    listings = 0
+    found = ds.dataset
+
+    def listed(*arguments: Any, **more: Any) -> ds.Dataset:  # noqa: ANN401
+        nonlocal listings
+        listings += 1
+        if listings > 1:
+            return found(*arguments, **more)
+        sink.publish(attempt(sink, 2, [7]), batch_time=TIME)
+        return found(pa.table({"n": pa.array([], pa.int64())}))
+
+    monkeypatch.setattr("pyarrow.dataset.dataset", listed)
+    assert sink.dataset().to_table()["n"].to_pylist() == [7]
+    assert listings == 2
 
 
 def test_publishing_removes_attempts_that_can_no_longer_be_committed(sink: ParquetSink) -> None:
