@@ -65,7 +65,7 @@ class Totals:
         return {"view": self.view, "by": list(self.key), "sum": list(self.sums)}
 
     def make(self, cursor: Any, schema: str, table: str, *, where: str) -> None:  # noqa: ANN401  psycopg2 has no types
-        """Make the view, or make it anew if it was declared otherwise. Locks: the view alone, and only then.
+        """Make the view, or replace it if it was declared otherwise. Locks: the view alone, and only then.
 
         Raises SinkError if there is a relation of this name that was not made here.
         """
