@@ -6,13 +6,13 @@ task attempt that lost or was run again, because Spark does not pass it on, so i
 
 from __future__ import annotations
 
-import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestration.sinks.batch_column import BATCH_TIME
+from orchestration.sinks.directories import sync
 from orchestration.sinks.refused_rows import check_text
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class ParquetStaging:
         """Finish `stream`, so that `file` is durable on return; return its size in bytes."""
         stream.close()
         for made in (Path(file), Path(file).parent):
-            _sync(made)
+            sync(made)
         return Path(file).stat().st_size
 
     def _with_time(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
@@ -123,7 +123,7 @@ def staged_files(
     staging = ParquetStaging(str(directory), schema.serialize().to_pybytes(), batch_time)
     files = staged_by(result, staging)
     if files:
-        _sync(directory.parent)
+        sync(directory.parent)
     return files
 
 
@@ -133,8 +133,8 @@ def empty_file(directory: Path, schema: pa.Schema) -> StagedFile:
 
     file = directory / f"part-{secrets.token_hex(8)}.parquet"
     pq.write_table(schema.empty_table(), file, compression="zstd")
-    _sync(file)
-    _sync(directory)
+    sync(file)
+    sync(directory)
     return StagedFile(str(file), file.stat().st_size, 0)
 
 
@@ -149,11 +149,3 @@ def with_batch_time(schema: pa.Schema) -> pa.Schema:
     import pyarrow as pa  # noqa: PLC0415
 
     return schema.append(pa.field(BATCH_TIME, pa.timestamp("us", "UTC")))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

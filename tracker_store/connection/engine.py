@@ -83,15 +83,16 @@ def create_engine(
     """
     mode = pool_mode(url)
     settings = SessionSettings(statement_timeout, lock_timeout, IDLE_IN_TRANSACTION_TIMEOUT, search_path)
+    address = psycopg2_url(url)
     how_set: dict[str, object] = {}
     if mode is None:
         # Ours last: they hold. A provider may need its own there, as `endpoint=…`.
-        given = psycopg2_url(url).query.get("options", ())
+        given = address.query.get("options", ())
         how_set["options"] = " ".join([*([given] if isinstance(given, str) else given), settings.start_up_options()])
     elif mode is PoolMode.TRANSACTION:
         how_set["connection_factory"] = TransactionPooledConnection
     engine = sa.create_engine(
-        psycopg2_url(url),
+        address,
         isolation_level="AUTOCOMMIT",
         pool_size=pool_size,
         max_overflow=max_overflow,

@@ -34,7 +34,7 @@ from orchestration.sinks.parquet_names import (
     batch_stamp,
 )
 from orchestration.sinks.parquet_staging import empty_file, staged_files
-from orchestration.sinks.table_columns import arrow_schema, check_names, check_types
+from orchestration.sinks.table_columns import arrow_schema, check_names
 from receiver_runtime.block_store.roots import OBJECT_SCHEMES, without_secrets
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
@@ -90,7 +90,6 @@ class ParquetSink(Sink):
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
         """Write to a directory of this attempt in this process; every file and directory is synced on return."""
         check_names(result.schema, attempt.name, reserved=FOLDERS, folds_case=True)
-        check_types(result.schema, attempt.name)
         if self._objects is not None:
             return self._objects.write(result, attempt)
         directory = self.path / attempt_directory(attempt.batch_time, attempt.attempt)

@@ -32,16 +32,18 @@ def check_host(host: str) -> str:
     """
     if "@" in host:
         raise SecretError("a host has no login in it: give username and password, the password by reference")
-    if not host or (_NOT_IN_HOST.search(host) and not _is_ipv6(host)):
+    if not _is_host(host):
         raise ValueError(
             f"{host!r} is no host: give a name or an address alone, as 'broker' or '127.0.0.1', and a port as port"
         )
     return host
 
 
-def _is_ipv6(host: str) -> bool:
+def _is_host(text: str) -> bool:
+    if not _NOT_IN_HOST.search(text):
+        return bool(text)
     try:
-        return ipaddress.ip_address(host).version == 6  # noqa: PLR2004
+        return ipaddress.ip_address(text).version == 6  # noqa: PLR2004
     except ValueError:
         return False
 
@@ -53,9 +55,11 @@ def check_servers(servers: str) -> str:
     checked = [server.strip() for server in servers.split(",")]
     for server in checked:
         match = _SERVER.fullmatch(server)
-        host = "" if match is None else match["ipv6"] or match["host"]
-        is_host = host and (not _NOT_IN_HOST.search(host) or _is_ipv6(host))
-        if match is None or not is_host or int(match["port"]) not in range(1, _MAX_PORT + 1):
+        if (
+            match is None
+            or not _is_host(match["ipv6"] or match["host"])
+            or int(match["port"]) not in range(1, _MAX_PORT + 1)
+        ):
             raise ValueError(f"{server!r} is no server: give host:port, as '127.0.0.1:9092', with commas between")
     return ",".join(checked)
 
