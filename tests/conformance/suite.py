@@ -7,7 +7,6 @@ not pass it unchanged is left out.
 from __future__ import annotations
 
 import signal
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -16,7 +15,7 @@ import pytest
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy
 from tests.support.postgres.address import through
-from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, eventually
+from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, cut_off_until, eventually
 from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 
 _FIRST_BLOCKS = 20
-_HOLD_SECONDS = 15.0  # how long to wait for blocks that can't be registered: many block intervals
 
 
 class Adapter(Protocol):
@@ -81,27 +79,14 @@ def proxied(database_url: str) -> Iterator[tuple[CuttingProxy, str]]:
 
 
 def hold_unregistered(rig: SourceRig, proxy: CuttingProxy, blocks: int = 2) -> None:
-    """Cut the driver log off until blocks are stored that are not registered.
-
-    A receiver that just then needs an answer before it can read on (whether keys are known, where a file that has
-    rotated goes on) makes no blocks until it has that answer. So the driver log comes back, and is cut off again.
-    """
+    """Cut the driver log off until blocks are stored that are not registered."""
     eventually(lambda: rig.registered_blocks() > _FIRST_BLOCKS, "blocks")
-
-    def holds_some() -> bool:
-        proxy.away = True
-        proxy.cut()
-        deadline = time.monotonic() + _HOLD_SECONDS
-        while time.monotonic() < deadline:
-            if rig.stored_frames() >= rig.registered_blocks() + blocks:
-                return True
-            time.sleep(0.05)
-        proxy.away = False
-        before = rig.registered_blocks()
-        eventually(lambda: rig.registered_blocks() > before, "blocks with the driver log back")
-        return False
-
-    eventually(holds_some, "stored blocks that are not registered")
+    cut_off_until(
+        proxy,
+        lambda: rig.stored_frames() >= rig.registered_blocks() + blocks,
+        rig.registered_blocks,
+        "stored blocks that are not registered",
+    )
 
 
 def check_acknowledged_when_registered(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from typing import TYPE_CHECKING
 
 from receiver_runtime.block_store.frames.frame import FrameKind
@@ -11,7 +10,7 @@ from receiver_runtime.block_store.frames.segment import IntactFrame
 from receiver_runtime.block_store.stores.stores import replicas_of
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import exit_code
-from tests.support.receivers.receiver_processes import eventually
+from tests.support.receivers.receiver_processes import cut_off_until, eventually
 from tracker_store.connection.engine import connect
 from tracker_store.reports.checks import check_data
 from tracker_store.schema.states import ReceiverEventKind
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
 
     from receiver_runtime.block_store.stores.interface import BlockStore
     from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource, ReceiverRig
-
-
-_HOLD_SECONDS = 15.0  # how long to wait for blocks that can't be registered: many block intervals
 
 
 def segment_paths(store: BlockStore) -> list[str]:
@@ -56,27 +52,14 @@ def holds_unregistered(rig: ReceiverRig, blocks: int) -> bool:
 
 
 def hold_unregistered(rig: ReceiverRig, between: CuttingProxy, blocks: int = 3) -> None:
-    """Receive some records, and cut the driver log off until blocks are stored that are not registered.
-
-    A receiver that just then needs an answer before it can go on makes no blocks until it has that answer. So the
-    driver log comes back, and is cut off again.
-    """
+    """Receive some records, and cut the driver log off until blocks are stored that are not registered."""
     eventually(lambda: rig.records() > 50, "50 records")
-
-    def holds_some() -> bool:
-        between.away = True
-        between.cut()
-        deadline = time.monotonic() + _HOLD_SECONDS
-        while time.monotonic() < deadline:
-            if holds_unregistered(rig, blocks):
-                return True
-            time.sleep(0.05)
-        between.away = False
-        before = rig.records()
-        eventually(lambda: rig.records() > before, "records with the driver log back")
-        return False
-
-    eventually(holds_some, f"{blocks} blocks that are stored and not registered")
+    cut_off_until(
+        between,
+        lambda: holds_unregistered(rig, blocks),
+        rig.records,
+        f"{blocks} blocks that are stored and not registered",
+    )
 
 
 def check_each_stored_record_came_out_once(rig: ReceiverRig) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import sqlalchemy as sa
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 # A process needs 1 s of CPU to start: on a machine that gives it a fiftieth of a core, most of this time.
 DEADLINE_SECONDS = 90.0
+_HOLD_SECONDS = 15.0  # how long to wait for blocks that can't be registered: many block intervals
 
 _RUN = """
 import sys
@@ -34,6 +36,39 @@ sys.exit(run([(int(receiver_id), int(assignment))], database_url=database_url, b
 def eventually(predicate: Callable[[], object], what: str, *, seconds: float = DEADLINE_SECONDS) -> None:
     """Poll until `predicate` holds; fail the test at a deadline that is far off normal times."""
     polling.eventually(predicate, what, seconds=seconds, step=0.02)
+
+
+class Cuttable(Protocol):
+    """Name what a proxy to the driver log must have: `away` refuses new connections, `cut` breaks all."""
+
+    away: bool
+
+    def cut(self) -> None: ...
+
+
+def cut_off_until(
+    proxy: Cuttable, holds_unregistered: Callable[[], bool], registered: Callable[[], int], what: str
+) -> None:
+    """Cut the driver log off until a receiver holds what `what` names: stored blocks that are not registered.
+
+    A receiver that just then needs an answer before it can go on (whether keys are known, where a file that has rotated
+    goes on) makes no blocks until it has that answer. So the driver log comes back, and is cut off again.
+    """
+
+    def holds_some() -> bool:
+        proxy.away = True
+        proxy.cut()
+        deadline = time.monotonic() + _HOLD_SECONDS
+        while time.monotonic() < deadline:
+            if holds_unregistered():
+                return True
+            time.sleep(0.05)
+        proxy.away = False
+        before = registered()
+        eventually(lambda: registered() > before, "something is registered with the driver log back")
+        return False
+
+    eventually(holds_some, what)
 
 
 @dataclass
