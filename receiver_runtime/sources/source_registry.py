@@ -1,4 +1,8 @@
-"""Turn a stored declaration back into its source: look up the kind of source by name."""
+"""Find the kinds of source that installed packages register, and turn a stored declaration back into its source.
+
+A kind is an entry point of the group ``forebay.sources``: its name is the declarations' ``kind``, its value the class.
+Forebay's own kinds are registered in the same way, and listed nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from receiver_runtime.sources import kinds
+from receiver_runtime.sources import plugins
 from receiver_runtime.sources.declarations.base import Source, SourceError
 from receiver_runtime.sources.fields.secret import SecretError
 
@@ -15,10 +19,23 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-#: Kinds of source, by the name in their declarations.
-KINDS: Mapping[str, type[Source]] = {
-    source.model_fields["kind"].default: source for source in map(vars(kinds).__getitem__, kinds.__all__)
-}
+#: A package registers its kinds of source in this entry point group: ``KIND = "package.module:Class"``.
+GROUP = "forebay.sources"
+
+
+def source_kinds() -> list[str]:
+    """Return the names of all registered kinds, in order, without importing any."""
+    return list(plugins.registered(GROUP))
+
+
+def source_class(kind: object) -> type[Source]:
+    """Import the class of a kind. Raises SourceError if no package registers it, or it can't be used."""
+    if not isinstance(kind, str) or kind not in plugins.registered(GROUP):
+        raise SourceError(f"kind: {kind!r} is no kind of source: use one of {', '.join(source_kinds())}")
+    try:
+        return plugins.load(GROUP, kind, Source)
+    except plugins.PluginError as error:
+        raise SourceError(f"kind: {error}") from error
 
 
 def parse_source(declaration: Mapping[str, Any]) -> Source:
@@ -27,21 +44,20 @@ def parse_source(declaration: Mapping[str, Any]) -> Source:
     Raises:
         SourceError: the kind is missing or unknown, or a field is wrong; names field, value and way out.
     """
-    kind = declaration.get("kind")
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise SourceError(f"kind: {kind!r} is no kind of source: use one of {', '.join(sorted(KINDS))}")
+    source = source_class(declaration.get("kind"))
     try:
-        return KINDS[kind].model_validate(dict(declaration))
+        return source.model_validate(dict(declaration))
     except ValidationError as error:
-        raise SourceError("; ".join(_sentence(kind, detail) for detail in error.errors())) from error
+        raise SourceError("; ".join(_sentence(source, detail) for detail in error.errors())) from error
 
 
-def _sentence(kind: str, detail: ErrorDetails) -> str:
+def _sentence(source: type[Source], detail: ErrorDetails) -> str:
+    kind = source.model_fields["kind"].default
     field = ".".join(str(part) for part in detail["loc"]) or kind
     message = detail["msg"].removeprefix("Value error, ")
     match detail["type"]:
         case "extra_forbidden":
-            fields = ", ".join(KINDS[kind].model_fields)
+            fields = ", ".join(source.model_fields)
             return f"{field}: {kind} has no such field (found {detail['input']!r}): use {fields}"
         case "missing":
             return f"{field}: {kind} needs it and it is missing: give it"

@@ -29,7 +29,12 @@ def test_the_server_follows_its_openapi_document(
     make_rig: Callable[..., SourceRig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FUZZING_TOKEN", TOKEN)
-    source = Http(listen="127.0.0.1:0", tokens=("env:FUZZING_TOKEN",), webhook_origins=("*",), opentelemetry=True)
+    source = Http(
+        listen="127.0.0.1:0",
+        tokens=("env:FUZZING_TOKEN",),
+        webhook_origins=("*",),
+        protocols=("cloudevents", "opentelemetry"),
+    )
     rig = make_rig(source)
     process = rig.start()
     eventually(lambda: rig.said("listening on"), "the receiver to listen")

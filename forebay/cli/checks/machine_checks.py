@@ -19,7 +19,7 @@ from forebay.cli.checks.findings import Finding, Health
 from forebay.cli.instance.dagster_home import URL_FILE
 from forebay.cli.services.supervisor_lock import lock_holder
 from orchestration.tracker.http.listen_address import ListenAddressError, listen_address
-from receiver_runtime.sources.source_registry import KINDS
+from receiver_runtime.sources.source_registry import source_class, source_kinds
 from tracker_store.connection.server_clock import server_time
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def check_extras(streams: Mapping[str, str]) -> Iterator[Finding]:
     installed = [extra for extra in extras if is_installed(extra)]
     missing: dict[str, list[str]] = {}
     for stream, kind in sorted(streams.items()):
-        extra = KINDS[kind].needs_extra if kind in KINDS else None
+        extra = source_class(kind).needs_extra if kind in source_kinds() else None
         if extra is not None and extra not in installed:
             missing.setdefault(extra, []).append(stream)
     for extra, names in missing.items():

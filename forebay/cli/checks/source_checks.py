@@ -19,9 +19,9 @@ import pydantic
 from forebay.cli.checks.extras import is_installed
 from forebay.cli.checks.findings import Finding, Health
 from receiver_runtime.sources.declarations.base import SourceError
-from receiver_runtime.sources.declarations.custom import CustomSource
 from receiver_runtime.sources.declarations.tcp import parse_listen
 from receiver_runtime.sources.fields.secret import Secret, SecretError
+from receiver_runtime.sources.plugins import registered
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -53,7 +53,11 @@ def check_declaration(stream: Stream) -> Iterator[Finding]:
     if source.needs_extra is not None and not is_installed(source.needs_extra):
         found = f"{source.kind} needs the extra {source.needs_extra}, which is not installed in this environment"
         yield Finding(name, Health.WARNING, found, f"Where its agent runs: pip install 'forebay[{source.needs_extra}]'")
-    if isinstance(source, CustomSource):
+    for group, names in source.plugins.items():
+        for missing in set(names) - set(registered(group)):
+            found = f"{missing!r} is registered under {group} by no package in this environment"
+            yield Finding(name, Health.FAILED, found, f"Use some of {', '.join(registered(group))}, or install it.")
+    if not source.columns:
         try:
             source.load()
         except SourceError as error:

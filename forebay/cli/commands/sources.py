@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +15,8 @@ from forebay.cli.checks.extras import is_installed
 from forebay.cli.terminal.console import Console
 from receiver_runtime.sources.declarations.base import Guarantee, SourceError, SourceRule
 from receiver_runtime.sources.declarations.custom import CustomSource, named_receivers
-from receiver_runtime.sources.source_registry import KINDS
+from receiver_runtime.sources.plugins import package_of, registered
+from receiver_runtime.sources.source_registry import GROUP, source_class
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -52,32 +52,37 @@ class Kind:
 
 
 def known_kinds() -> list[Kind]:
-    """Return Forebay's own kinds by name, then the receivers by entry point. Imports those, to read their options."""
-    package = _package("forebay")
-    own = [
-        Kind(
-            kind,
-            None,
-            source.__name__,
-            {
-                name: _shown(found.get_default(call_default_factory=True))
-                for name, found in source.model_fields.items()
-                if name != "kind"
-            },
-            None if source is CustomSource else source.guarantees()[0].words,
-            package,
-            guarantees=() if source is CustomSource else tuple(one.words for one in source.guarantees()),
-            columns=dict(source.columns),
-            extra=source.needs_extra,
-            installed=source.needs_extra is None or is_installed(source.needs_extra),
-        )
-        for kind, source in sorted(KINDS.items())
-    ]
-    return own + [_named(name, entry) for name, entry in sorted(named_receivers().items())]
+    """Return the registered kinds by name, then the receivers by entry point. Imports both, to read their fields."""
+    kinds = [_kind(name, entry) for name, entry in registered(GROUP).items()]
+    return kinds + [_named(name, entry) for name, entry in sorted(named_receivers().items())]
+
+
+def _kind(name: str, entry: EntryPoint) -> Kind:
+    try:
+        source = source_class(name)
+    except SourceError as error:
+        return Kind(name, None, entry.attr, {}, None, package_of(entry), str(error))
+    guarantees = tuple(one.words for one in source.guarantees()) if source.columns else ()
+    return Kind(
+        name,
+        None,
+        source.__name__,
+        {
+            field_name: _shown(found.get_default(call_default_factory=True))
+            for field_name, found in source.model_fields.items()
+            if field_name != "kind"
+        },
+        guarantees[0] if guarantees else None,
+        package_of(entry),
+        guarantees=guarantees,
+        columns=dict(source.columns),
+        extra=source.needs_extra,
+        installed=source.needs_extra is None or is_installed(source.needs_extra),
+    )
 
 
 def _named(name: str, entry: EntryPoint) -> Kind:
-    package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "unknown"
+    package = package_of(entry)
     declaration = f'CustomSource(receiver="{name}")'
     try:
         found = CustomSource(receiver=name).load()
@@ -106,13 +111,6 @@ def _shown(default: object) -> str | None:
     return None if default is PydanticUndefined else repr(default)
 
 
-def _package(name: str) -> str:
-    try:
-        return f"{name} {version(name)}"
-    except PackageNotFoundError:
-        return name
-
-
 def _lines(kind: Kind) -> Table:
     """Return a kind's lines, as wide as the terminal. One table of all kinds would be too wide."""
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
@@ -133,12 +131,12 @@ def _lines(kind: Kind) -> Table:
 def sources(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
-    """List the kinds of source: Forebay's own, and the receivers that installed packages bring by entry point.
+    """List the kinds of source and the receivers that installed packages register: Forebay's own, and others.
 
     Fields are shown with their defaults. The guarantee holds from the source to a registered block, also when a process
     is killed. An extra must be installed where the agent runs, for example by `pip install 'forebay[mqtt]'`; this list
     says whether it is installed in this environment. If your own package is missing from the list, it is not installed
-    in this environment; docs/how-to/custom-receiver.md says how to make one.
+    in this environment; docs/how-to/add-a-source.md says how to make one.
 
     For example:
 

@@ -8,7 +8,6 @@ from orchestration.declarations.settings import Settings
 from receiver_runtime.block_store.frames.columns import arrow_schema, columns_of, union
 from receiver_runtime.block_store.roots import root_names
 from receiver_runtime.sources.declarations.base import SourceError
-from receiver_runtime.sources.declarations.custom import CustomSource
 from receiver_runtime.sources.source_registry import parse_source
 from tracker_store.batches.pipelines import StreamRow, get_pipeline, list_streams
 from tracker_store.batches.received_block_tracker import AllocatedBlock, ReceivedBlockTracker
@@ -93,14 +92,14 @@ def columns_of_row(connection: sa.Connection, row: StreamRow) -> Sequence[tuple[
     """Return the columns as ``columns_of_stream`` does, for a stream row that was already read."""
     registered = [schema.columns for schema in schemas_of_stream(connection, row.stream_id)]
     source = parse_source(StreamDeclaration.of(row.declaration).source)
-    if not registered and isinstance(source, CustomSource):
+    if not registered and not source.columns:
         return declared_columns(source, row.name)
     return union(*registered, source.columns)
 
 
 def declared_columns(source: Source, stream: str) -> Sequence[tuple[str, str]]:
     """Return a stream's columns before any receiver has started, without the driver log. Raises SourceError."""
-    if not isinstance(source, CustomSource):
+    if source.columns:
         return source.columns
     try:
         receiver_class = source.load()

@@ -36,10 +36,10 @@ from receiver_runtime.receivers.http.admission import Admission
 from receiver_runtime.receivers.http.body_reader import BodyReader, RequestBody
 from receiver_runtime.receivers.http.connections.deadlines import Deadlines
 from receiver_runtime.receivers.http.direct import DirectRequests
-from receiver_runtime.receivers.http.protocols.cloud_events import permission
 from receiver_runtime.receivers.http.requests.framing_checks import body_framing, check_framing
 from receiver_runtime.receivers.http.requests.idempotency_key import key_of
 from receiver_runtime.receivers.http.requests.peer_checks import check_origin, missing_host
+from receiver_runtime.receivers.http.requests.protocol import STREAM_PATH
 from receiver_runtime.receivers.http.requests.pushed import MOST_REJECTED, Pushed, PushRefusedError, header
 from receiver_runtime.receivers.http.requests.records import Plain
 from receiver_runtime.receivers.http.requests.refusal_counts import RefusalCounts
@@ -51,7 +51,7 @@ from receiver_runtime.receivers.http.requests.refusals import (
     release,
 )
 from receiver_runtime.receivers.http.requests.route import Answered, Refused, Reply, refuse_by_problem, with_retry
-from receiver_runtime.receivers.http.routes import STREAM_PATH
+from receiver_runtime.receivers.http.requests.web_hooks import permission
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence

@@ -6,24 +6,18 @@ A fuzzer in the tests checks that a running server behaves as the document says 
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from receiver_runtime.receivers.http.protocols.cloud_events import BATCHED, STRUCTURED
-from receiver_runtime.receivers.http.protocols.otlp_answers import PROTOBUF
-from receiver_runtime.receivers.http.routes import STREAM_PATH
+from receiver_runtime.receivers.http.requests.protocol import STREAM_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from receiver_runtime.receivers.http.requests.route import Route
+    from receiver_runtime.receivers.http.requests.route import Json, Route
     from receiver_runtime.sources.declarations.http import Http
-
-Json = dict[str, Any]
 
 PATH = "/openapi.json"
 
-_TEXT = r"^[^\x00-\x1f\x7f-\x9f]+$"
-_BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _KEY = r"^[\x21-\x7e]([\x20-\x7e]{0,253}[\x21-\x7e])?$"
 
 #: The statuses of refusals, besides 401 and 403.
@@ -37,12 +31,6 @@ _REFUSALS: Mapping[int, str] = {
 }
 _RETRYABLE = frozenset({429, 503})
 
-
-def _nullable(schema: Json) -> Json:
-    return {**schema, "type": [schema["type"], "null"]}
-
-
-_ATTRIBUTE: Json = {"type": "string", "pattern": _TEXT}
 
 _SCHEMAS: Mapping[str, Json] = {
     "Problem": {
@@ -72,145 +60,6 @@ _SCHEMAS: Mapping[str, Json] = {
         "required": ["status"],
         "properties": {"status": {"type": "string"}, "reason": {"type": "string"}},
     },
-    "CloudEvent": {
-        "description": "An event of CloudEvents 1.0 in the JSON format. `source` and `id` are its key.",
-        "type": "object",
-        "required": ["id", "source", "specversion", "type"],
-        "properties": {
-            "id": _ATTRIBUTE,
-            "source": _ATTRIBUTE,
-            "specversion": {"const": "1.0"},
-            "type": _ATTRIBUTE,
-            "datacontenttype": _nullable(_ATTRIBUTE),
-            "dataschema": _nullable(_ATTRIBUTE),
-            "subject": _nullable(_ATTRIBUTE),
-            "time": _nullable({"type": "string", "format": "date-time"}),
-            "data": {"description": "Of any type. Text that is no JSON, by datacontenttype, is a string."},
-            "data_base64": _nullable({"type": "string", "contentEncoding": "base64", "pattern": _BASE64}),
-        },
-        "propertyNames": {"pattern": "^([a-z0-9]+|data_base64)$"},
-        "additionalProperties": {
-            "type": ["string", "integer", "boolean", "null"],
-            "pattern": r"^[^\x00-\x1f\x7f-\x9f]*$",
-        },
-        # Null is as if it were absent.
-        "not": {"required": ["data", "data_base64"], "properties": {"data_base64": {"type": "string"}}},
-    },
-}
-
-_LOGS_SCHEMAS: Mapping[str, Json] = {
-    "ExportLogsServiceRequest": {
-        "description": "As OpenTelemetry defines it, with ids in hexadecimal. Unknown fields are ignored.",
-        "type": "object",
-        "properties": {
-            "resourceLogs": {"type": "array", "items": {"$ref": "#/components/schemas/ResourceLogs"}},
-        },
-        "anyOf": [{"required": ["resourceLogs"]}, {"maxProperties": 0}],
-    },
-    "ResourceLogs": {
-        "type": "object",
-        "properties": {
-            "resource": {"type": "object", "properties": {"attributes": {"$ref": "#/components/schemas/Attributes"}}},
-            "scopeLogs": {"type": "array", "items": {"$ref": "#/components/schemas/ScopeLogs"}},
-            "schemaUrl": {"type": "string"},
-        },
-    },
-    "ScopeLogs": {
-        "type": "object",
-        "properties": {
-            "scope": {
-                "type": "object",
-                "properties": {
-                    "name": {"type": "string"},
-                    "version": {"type": "string"},
-                    "attributes": {"$ref": "#/components/schemas/Attributes"},
-                },
-            },
-            "logRecords": {"type": "array", "items": {"$ref": "#/components/schemas/LogRecord"}},
-            "schemaUrl": {"type": "string"},
-        },
-    },
-    "LogRecord": {
-        "type": "object",
-        "properties": {
-            "timeUnixNano": {"type": "string", "pattern": "^[0-9]{1,19}$"},
-            "observedTimeUnixNano": {"type": "string", "pattern": "^[0-9]{1,19}$"},
-            "severityNumber": {"type": "integer", "minimum": 0, "maximum": 24},
-            "severityText": {"type": "string"},
-            "eventName": {"type": "string"},
-            "body": {"$ref": "#/components/schemas/AnyValue"},
-            "attributes": {"$ref": "#/components/schemas/Attributes"},
-            "droppedAttributesCount": {"type": "integer", "minimum": 0, "maximum": 2**32 - 1},
-            "flags": {"type": "integer", "minimum": 0, "maximum": 2**32 - 1},
-            "traceId": {"type": "string", "pattern": "^([0-9A-Fa-f]{32})?$"},
-            "spanId": {"type": "string", "pattern": "^([0-9A-Fa-f]{16})?$"},
-        },
-    },
-    "Attributes": {
-        "type": "array",
-        "items": {
-            "type": "object",
-            "properties": {"key": {"type": "string"}, "value": {"$ref": "#/components/schemas/AnyValue"}},
-        },
-    },
-    "AnyValue": {
-        "oneOf": [
-            {
-                "type": "object",
-                "required": [name],
-                "properties": {name: schema},
-                "additionalProperties": False,
-            }
-            for name, schema in (
-                ("stringValue", {"type": "string"}),
-                ("boolValue", {"type": "boolean"}),
-                ("intValue", {"type": "string", "pattern": "^-?[0-9]{1,18}$"}),
-                ("doubleValue", {"type": "number"}),
-                ("bytesValue", {"type": "string", "pattern": _BASE64}),
-                (
-                    "arrayValue",
-                    {
-                        "type": "object",
-                        "properties": {"values": {"type": "array", "items": {"$ref": "#/components/schemas/AnyValue"}}},
-                    },
-                ),
-                (
-                    "kvlistValue",
-                    {"type": "object", "properties": {"values": {"$ref": "#/components/schemas/Attributes"}}},
-                ),
-            )
-        ]
-    },
-    "ExportLogsServiceResponse": {
-        "type": "object",
-        "properties": {
-            "partialSuccess": {
-                "type": "object",
-                "required": ["rejectedLogRecords", "errorMessage"],
-                "properties": {
-                    "rejectedLogRecords": {"type": "string", "pattern": "^[0-9]+$"},
-                    "errorMessage": {"type": "string"},
-                },
-            }
-        },
-    },
-    "Status": {"type": "object", "required": ["message"], "properties": {"message": {"type": "string"}}},
-}
-
-#: The schema of each media type of a stream's path.
-_BODIES: Mapping[str, Json] = {
-    "application/json": {
-        "description": "One record, or an array of records.",
-        "anyOf": [
-            {"type": "array", "minItems": 1},
-            {"type": ["object", "string", "number", "boolean", "null"]},
-        ],
-    },
-    "application/x-ndjson": {"description": "A record of JSON a line.", "type": "string", "minLength": 1},
-    "text/plain": {"description": "A record a line.", "type": "string", "pattern": r"[^ \t\r\n]"},
-    "application/octet-stream": {"description": "One record.", "type": "string", "format": "binary", "minLength": 1},
-    STRUCTURED: {"$ref": "#/components/schemas/CloudEvent"},
-    BATCHED: {"type": "array", "items": {"$ref": "#/components/schemas/CloudEvent"}},
 }
 
 
@@ -219,14 +68,12 @@ def describe(source: Http, stream: str, routes: Sequence[Route]) -> Json:
     paths: Json = {}
     schemas = dict(_SCHEMAS)
     for route in routes:
+        schemas |= route.described.schemas
         if route.path == STREAM_PATH:
             path = paths.setdefault(f"/v1/{stream}" if stream else route.path, _stream_path(source, stream))
-            path["post"]["requestBody"]["content"] |= {
-                media_type: {"schema": _BODIES[media_type]} for media_type in route.media_types
-            }
+            path["post"]["requestBody"]["content"] |= _content(route.described.bodies)
         else:
-            schemas |= _LOGS_SCHEMAS
-            paths[route.path] = _logs_path(source)
+            paths[route.path] = _own_path(source, route)
     paths["/health"] = {"get": _asked("Ask whether the server runs.", HTTPStatus.OK)}
     paths["/ready"] = {
         "get": _asked("Ask whether records are taken.", HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE),
@@ -301,27 +148,27 @@ def _stream_path(source: Http, stream: str) -> Json:
     return path
 
 
-def _logs_path(source: Http) -> Json:
-    def both(name: str) -> Json:
-        schema = {"$ref": f"#/components/schemas/{name}"}
-        return {"application/json": {"schema": schema}, PROTOBUF: {"schema": {"type": "string", "format": "binary"}}}
-
+def _own_path(source: Http, route: Route) -> Json:
+    described = route.described
     return {
         "post": {
-            "operationId": "exportLogs",
-            "summary": "OTLP/HTTP: export logs of OpenTelemetry.",
-            "description": "The answer has the request's media type.",
-            "requestBody": {"required": True, "content": both("ExportLogsServiceRequest")},
+            "operationId": described.operation,
+            "summary": described.summary,
+            "requestBody": {"required": True, "content": _content(described.bodies)},
             "responses": {
                 "200": {
-                    "description": "The records are in a registered block, except those of partialSuccess.",
-                    "content": both("ExportLogsServiceResponse"),
+                    "description": "The records are in a registered block, except those that the answer names.",
+                    "content": _content(described.taken),
                 },
-                **_refusals(source, both("Status")),
+                **_refusals(source, _content(described.refused)),
             },
             **_security(source),
         }
     }
+
+
+def _content(schemas: Mapping[str, Json]) -> Json:
+    return {media_type: {"schema": schema} for media_type, schema in schemas.items()}
 
 
 def _refusals(source: Http, content: Json) -> Json:

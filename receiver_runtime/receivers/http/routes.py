@@ -1,35 +1,46 @@
-"""Chooses a request's route by its path and headers: a table of parsers, and of how each kind's senders are answered.
+"""Choose the kinds of request that a source takes: plain bodies, and those of the protocols that packages register.
 
-To take another kind of request, write a parser: a function of a request's headers (names in lower case), its
-decompressed body, the source, and the limits that it checks before it makes objects. It returns ``Pushed`` or
-``Plain``, or raises ``PushRefusedError``. Let ``routes_of`` return a ``Route`` with it. The server does everything
-else: authorization, limits, acknowledgement. Of a path's routes, the first one whose ``matches`` is true takes the
-request; if none of a path without ``{stream}`` does, those of ``/v1/{stream}`` are tried.
+Of a path's routes, the first one whose ``matches`` is true takes the request; if none of a path without ``{stream}``
+does, those of ``/v1/{stream}`` are tried. Plain bodies are taken last. No protocol is known here by its name.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from receiver_runtime.receivers.http.protocols.cloud_events import (
-    BATCHED,
-    STRUCTURED,
-    is_cloud_event,
-    parse_cloud_events,
-)
+from receiver_runtime.receivers.http.requests.protocol import STREAM_PATH, HttpProtocol
 from receiver_runtime.receivers.http.requests.records import Plain, lines_at_once, parse_plain
-from receiver_runtime.receivers.http.requests.route import Route
-from receiver_runtime.receivers.missing_client import missing_client
+from receiver_runtime.receivers.http.requests.route import Described, Route
+from receiver_runtime.sources.declarations.base import SourceError
+from receiver_runtime.sources.declarations.http import HTTP_PROTOCOLS
+from receiver_runtime.sources.plugins import PluginError, load, registered
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
-    from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
+    from receiver_runtime.receivers.http.requests.pushed import Headers
     from receiver_runtime.sources.declarations.http import Http
 
-STREAM_PATH = "/v1/{stream}"
-_PLAIN_TYPES = ("application/json", "application/x-ndjson", "text/plain", "application/octet-stream")
+_PLAIN = Described(
+    {
+        "application/json": {
+            "description": "One record, or an array of records.",
+            "anyOf": [
+                {"type": "array", "minItems": 1},
+                {"type": ["object", "string", "number", "boolean", "null"]},
+            ],
+        },
+        "application/x-ndjson": {"description": "A record of JSON a line.", "type": "string", "minLength": 1},
+        "text/plain": {"description": "A record a line.", "type": "string", "pattern": r"[^ \t\r\n]"},
+        "application/octet-stream": {
+            "description": "One record.",
+            "type": "string",
+            "format": "binary",
+            "minLength": 1,
+        },
+    }
+)
 
 
 def _is_any(_: Headers) -> bool:
@@ -44,28 +55,24 @@ def _lines_at_once(headers: Headers, body: bytes, source: Http) -> Plain | None:
     return lines_at_once(headers, body, most_bytes=source.max_record_bytes, form=source.body)
 
 
-def _parse_events(headers: Headers, body: bytes, source: Http, limits: ParsingLimits) -> Pushed:
-    return parse_cloud_events(headers, body, most_bytes=source.max_record_bytes, limits=limits)
-
-
 def routes_of(source: Http) -> Sequence[Route]:
     """Return the routes of a source's server.
 
     Raises:
-        SourceError: a route needs an extra that is not installed here.
+        SourceError: a protocol is not registered here, or needs an extra that is not installed.
     """
-    routes = [
-        Route(STREAM_PATH, is_cloud_event, _parse_events, media_types=(STRUCTURED, BATCHED)),
-        Route(STREAM_PATH, _is_any, _parse_plain, media_types=_PLAIN_TYPES, parse_at_once=_lines_at_once),
-    ]
-    return [_logs_route(), *routes] if source.opentelemetry else routes
+    of_protocols = [route for protocol in _protocols_of(source) for route in protocol().routes()]
+    return [*of_protocols, Route(STREAM_PATH, _is_any, _parse_plain, _PLAIN, parse_at_once=_lines_at_once)]
 
 
-def _logs_route() -> Route:
-    try:
-        from receiver_runtime.receivers.http.protocols.otlp_route import logs_route  # noqa: PLC0415  it loads an extra
-    except ModuleNotFoundError as error:
-        raise missing_client(
-            error, "opentelemetry", "opentelemetry-proto", "otlp", "opentelemetry", "google"
-        ) from error
-    return logs_route()
+def _protocols_of(source: Http) -> Iterator[type[HttpProtocol]]:
+    known = list(registered(HTTP_PROTOCOLS))
+    for name in known if source.protocols is None else source.protocols:
+        if name not in known:
+            raise SourceError(f"protocols: {name!r} is no protocol: use some of {', '.join(known)}")
+        try:
+            protocol: type[HttpProtocol] = load(HTTP_PROTOCOLS, name, HttpProtocol)  # type: ignore[type-abstract]
+        except PluginError as error:
+            raise SourceError(f"protocols: {error}") from error
+        if protocol.by_default or source.protocols is not None:
+            yield protocol

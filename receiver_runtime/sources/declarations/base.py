@@ -6,12 +6,16 @@ receiver of its kind does (``receiver_runtime.receivers``).
 
 from __future__ import annotations
 
+import importlib
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict
 
 from receiver_runtime.sources.fields.loopback import is_loopback
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 class SourceRule(StrEnum):
@@ -58,7 +62,8 @@ class Source(BaseModel):
     # An error must not show a value that a secret's field refused: it may be the secret itself (``secret``).
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    #: The record's columns as (name, Arrow type by name), fixed per kind of source (docs/how-to/sources).
+    #: The record's columns as (name, Arrow type by name), fixed per kind of source (docs/how-to/sources). Empty: the
+    #: receiver's class declares them.
     columns: ClassVar[tuple[tuple[str, str], ...]]
     #: Its receiver, as ``module:Class``; loaded, with the broker's client, when a receiver is made.
     receiver_class: ClassVar[str] = ""
@@ -69,6 +74,27 @@ class Source(BaseModel):
         guarantee: ClassVar[Guarantee]
 
     kind: str
+
+    @property
+    def plugins(self) -> Mapping[str, Sequence[str]]:
+        """Return the names of what packages must have registered for its receivers, by entry point group."""
+        return {}
+
+    def load(self) -> type:
+        """Import the receiver's class, with the client that it needs, and return it. Raises SourceError."""
+        if not self.receiver_class:
+            raise SourceError(f"kind: nothing here receives from {self.kind!r}: upgrade this host's Forebay")
+        module, _, name = self.receiver_class.partition(":")
+        loaded: type = getattr(importlib.import_module(module), name)
+        return loaded
+
+    def make_receiver(self) -> object:
+        """Return a receiver, not yet attached.
+
+        Raises:
+            SourceError: its client is not installed here, or a user's class is missing or can't be made.
+        """
+        return self.load()(self)
 
     @property
     def source_rule(self) -> SourceRule:

@@ -111,6 +111,17 @@ class CustomSource(Source):
             ) from error
         return None if host is None else str(host)
 
+    def make_receiver(self) -> object:
+        """See ``Source``: the class is made with the options."""
+        receiver_class = self.load()
+        try:
+            return receiver_class(**self.options)
+        except Exception as error:  # a user's code
+            raise SourceError(
+                f"receiver: {self.receiver!r} can't be made with the options {self.options!r}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
     def load(self) -> type:
         """Import the class and return it. The working directory is importable, as it is for ``python -m``.
 

@@ -6,7 +6,7 @@ Only the declaration and its checks; ``receiver_runtime.receivers.http.receiver`
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -15,6 +15,12 @@ from receiver_runtime.sources.declarations.tcp import Tls, parse_listen, parse_t
 from receiver_runtime.sources.fields.secret import Secret  # noqa: TC001  pydantic evaluates it
 from receiver_runtime.sources.fields.several import Several  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+#: A package registers its protocols of HTTP senders in this entry point group: ``NAME = "package.module:Class"``.
+HTTP_PROTOCOLS = "forebay.http_protocols"
 
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _ORIGIN = re.compile(r"[A-Za-z0-9._-]+(:\d{1,5})?")
@@ -48,8 +54,9 @@ class Http(Source):
         query_parameters: names of query parameters that are kept with each record, likewise. Others are passed over.
         webhook_origins: the origins whose web hooks may send, if they ask first by OPTIONS as CloudEvents defines it:
             their names, or ``"*"`` for all. Without tokens, web pages of these origins may send too. None by default.
-        opentelemetry: take OpenTelemetry's logs too, by ``POST /v1/logs``; needs the extra ``forebay[otlp]``. A
-            stream that is itself called ``logs`` then takes nothing else.
+        protocols: what senders may speak beside plain bodies, by the names under which packages register protocols:
+            ``"cloudevents"``, and ``"opentelemetry"`` for ``POST /v1/logs``, which needs the extra ``forebay[otlp]``.
+            By default those that need nothing else, which is ``"cloudevents"``.
         max_body_bytes: the largest body of a request, after decompression; a larger one is refused with 413.
         max_body_values: the most JSON values (names count too), lines that are cut one by one, or messages of protobuf
             in one body; one with more is refused with 413 before it is parsed.
@@ -88,7 +95,7 @@ class Http(Source):
     headers: Several = ()
     query_parameters: Several = ()
     webhook_origins: Several = ()
-    opentelemetry: bool = False
+    protocols: Several | None = None
     max_body_bytes: Size = 16 * 2**20
     max_body_values: Annotated[int, Field(ge=1)] = 2_000_000
     max_record_bytes: Size = 16 * 2**20
@@ -100,6 +107,11 @@ class Http(Source):
     parse_timeout: Seconds = 10.0
     idle_timeout: Seconds = 75.0
     acknowledgement_timeout: Seconds = 30.0
+
+    @property
+    def plugins(self) -> Mapping[str, Sequence[str]]:
+        """See ``Source``."""
+        return {HTTP_PROTOCOLS: self.protocols or ()}
 
     @property
     def source_rule(self) -> SourceRule:

@@ -10,8 +10,7 @@ import pytest
 from forebay.cli.instance import withheld
 from forebay.cli.instance.dagster_home import DATABASE_VARIABLE
 from orchestration.declarations.settings import Settings
-from receiver_runtime.sources import kinds
-from receiver_runtime.sources.declarations.base import Source
+from receiver_runtime.sources.source_registry import source_class, source_kinds
 from tests.support.machine.open_sockets import OpenSocket, Protocol
 from tests.support.pages.listening import ALWAYS, PAGE, compare, listening_table
 
@@ -23,9 +22,8 @@ WEBSERVER = "python -m orchestration.dagster_instance.dagster_webserver --port 3
 
 def test_each_kind_of_source_that_listens_is_in_the_table_and_has_no_default_address() -> None:
     listening = set()
-    for name in kinds.__all__:
-        kind = getattr(kinds, name)
-        assert issubclass(kind, Source)
+    kinds = {kind.__name__: kind for kind in map(source_class, source_kinds())}
+    for name, kind in kinds.items():
         field = kind.model_fields.get("listen")
         if field is not None:
             assert field.is_required() or field.default is None, name
@@ -36,7 +34,7 @@ def test_each_kind_of_source_that_listens_is_in_the_table_and_has_no_default_add
     declared = [row for row in listening_table() if row.when == "if declared"]
     named = {word for row in declared for address in row.addresses for word in address.split()}
     assert listening <= named
-    assert {word for word in named if word in kinds.__all__} == listening
+    assert {word for word in named if word in kinds} == listening
 
 
 def test_a_port_that_is_not_in_the_table_is_found_and_so_is_a_wider_address() -> None:

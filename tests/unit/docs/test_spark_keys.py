@@ -18,13 +18,13 @@ import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
+import forebay.sources
 from forebay import Pipeline
 from forebay.cli.main import app
 from orchestration.declarations.pipeline_settings import PipelineSettings
 from orchestration.declarations.settings import Settings
 from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
-from receiver_runtime.sources.source_registry import KINDS
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -145,8 +145,7 @@ def default_of(setting: str) -> Any:  # noqa: ANN401  of any setting
     if where == "pipeline":
         own = inspect.signature(Pipeline.__init__).parameters
         return own[name].default if name in own else field(PipelineSettings, name).default
-    [kind] = [kind for kind in KINDS.values() if kind.__name__ == where]
-    return field(kind, name).default
+    return field(getattr(forebay.sources, where), name).default
 
 
 @pytest.mark.parametrize(

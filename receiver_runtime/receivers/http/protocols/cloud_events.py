@@ -1,4 +1,4 @@
-"""CloudEvents 1.0 over HTTP: makes records of requests in binary, structured or batched mode; a web hook's handshake.
+"""CloudEvents 1.0 over HTTP: makes records of requests in binary, structured or batched mode.
 
 An event's ``source`` and ``id`` together are its key: the specification says that no two events share them. Its data
 are the record's body, byte for byte as they were sent. Its other attributes are the record's attributes; in every mode
@@ -28,7 +28,7 @@ from receiver_runtime.receivers.http.requests.pushed import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from receiver_runtime.receivers.http.requests.pushed import Headers
 
@@ -112,19 +112,6 @@ def parse_cloud_events(headers: Headers, body: bytes, *, most_bytes: int, limits
     for event in events:
         first.setdefault(event.key, event)
     return Pushed(list(first.values()), rejected)
-
-
-def permission(headers: Headers, origins: Sequence[str]) -> dict[str, str] | None:
-    """Return the headers that answer a web hook's validation request (OPTIONS), or None if its origin is not allowed.
-
-    ``"*"`` among ``origins`` allows every origin. The allowed rate is unlimited: too many requests are answered 429.
-    """
-    origin = header(headers, b"webhook-request-origin")
-    if not origin or not ("*" in origins or origin.lower() in {allowed.lower() for allowed in origins}):
-        return None
-    if _FORBIDDEN.search(origin) or not origin.isascii():
-        return None
-    return {"WebHook-Allowed-Origin": origin, "WebHook-Allowed-Rate": "*"}
 
 
 def _check_size(event: PushedRecord, most_bytes: int) -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.http.protocols.otlp_answers import JSON, PROTOBUF, answer_type, exported, status
 from receiver_runtime.receivers.http.protocols.otlp_logs import parse_logs
+from receiver_runtime.receivers.http.protocols.otlp_schemas import SCHEMAS
 from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed, media_type
-from receiver_runtime.receivers.http.requests.route import Reply, Route
+from receiver_runtime.receivers.http.requests.route import Described, Json, Reply, Route
 
 if TYPE_CHECKING:
     from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
@@ -18,9 +19,24 @@ if TYPE_CHECKING:
 LOGS_PATH = "/v1/logs"
 
 
+def _both(name: str) -> dict[str, Json]:
+    schema = {"$ref": f"#/components/schemas/{name}"}
+    return {JSON: schema, PROTOBUF: {"type": "string", "format": "binary"}}
+
+
+_DESCRIBED = Described(
+    _both("ExportLogsServiceRequest"),
+    SCHEMAS,
+    "exportLogs",
+    "OTLP/HTTP: export logs of OpenTelemetry. The answer has the request's media type.",
+    _both("ExportLogsServiceResponse"),
+    _both("Status"),
+)
+
+
 def logs_route() -> Route:
     """Return the route of OTLP logs."""
-    return Route(LOGS_PATH, _is_any, _parse, _answer, _refuse, (PROTOBUF, JSON))
+    return Route(LOGS_PATH, _is_any, _parse, _DESCRIBED, _answer, _refuse)
 
 
 def _is_any(_: Headers) -> bool:

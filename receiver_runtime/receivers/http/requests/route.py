@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
 from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
 from receiver_runtime.receivers.http.requests.records import Plain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from receiver_runtime.sources.declarations.http import Http
 
@@ -84,11 +84,31 @@ def with_retry(reply: Reply, refused: Refused) -> Reply:
     return Reply(reply.status, reply.content_type, reply.body, more)
 
 
+#: A JSON schema, or another part of an OpenAPI document.
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """Describe a route in the OpenAPI document (``description``), by JSON schemas; the parser decides what is taken.
+
+    ``bodies`` are the request's, by media type. A route of the stream's own path says only them, and the ``schemas`` to
+    which they refer. One with a path of its own also says the id and summary of its operation, and the bodies of its
+    answers.
+    """
+
+    bodies: Mapping[str, Json]
+    schemas: Mapping[str, Json] = field(default_factory=dict)
+    operation: str = ""
+    summary: str = ""
+    taken: Mapping[str, Json] = field(default_factory=dict)
+    refused: Mapping[str, Json] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """One kind of request. ``refuse`` makes the answer to a refused request of this route.
 
-    ``media_types`` are those that the OpenAPI document names (``description``); the parser decides what is taken.
     ``parse_at_once`` takes well under a millisecond for 256 KiB, and returns None where it can't say
     so soon what the body is.
     """
@@ -96,7 +116,7 @@ class Route:
     path: str
     matches: Callable[[Headers], bool]
     parse: Parser
+    described: Described
     answer: Callable[[Headers, Answered], Reply] = answer_json
     refuse: Callable[[Headers, Refused], Reply] = refuse_by_problem
-    media_types: Sequence[str] = ()
     parse_at_once: QuickParser | None = None

@@ -21,13 +21,14 @@ from forebay.cli.main import app
 from receiver_runtime.block_path.records import schema_of
 from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.sources.declarations.base import SourceRule
-from receiver_runtime.sources.source_registry import KINDS, parse_source
+from receiver_runtime.sources.source_registry import parse_source, source_class, source_kinds
 from tests.unit.receiver_runtime.sources.least_declarations import LEAST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROOT = Path(__file__).parents[4]
+KINDS = {kind: source_class(kind) for kind in source_kinds()}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 #: The extras of all kinds, and the one that HTTP uses if it is installed.
 EXTRAS = {source.needs_extra for source in KINDS.values() if source.needs_extra is not None} | {"otlp"}

@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from forebay import Stream
+from forebay.cli.checks.findings import Health
+from forebay.cli.checks.source_checks import check_declaration
 from receiver_runtime.receivers.http.description import describe
-from receiver_runtime.receivers.http.routes import STREAM_PATH, routes_of
+from receiver_runtime.receivers.http.requests.protocol import STREAM_PATH
+from receiver_runtime.receivers.http.routes import routes_of
+from receiver_runtime.sources.declarations.base import SourceError
 from receiver_runtime.sources.declarations.http import Http
 
 if TYPE_CHECKING:
@@ -36,24 +41,33 @@ def references(part: object) -> Iterator[str]:
 
 @pytest.mark.parametrize("opentelemetry", [False, True])
 def test_each_route_is_described_with_its_media_types(opentelemetry: bool) -> None:
-    source = Http(listen="127.0.0.1:0", opentelemetry=opentelemetry)
-    document = described(opentelemetry=opentelemetry)
+    protocols = ("cloudevents", "opentelemetry") if opentelemetry else None
+    source = Http(listen="127.0.0.1:0", protocols=protocols)
+    document = described(protocols=protocols)
     for route in routes_of(source):
         path = "/v1/orders" if route.path == STREAM_PATH else route.path
-        assert route.media_types
-        assert set(route.media_types) <= set(document["paths"][path]["post"]["requestBody"]["content"])
+        assert route.described.bodies
+        assert set(route.described.bodies) <= set(document["paths"][path]["post"]["requestBody"]["content"])
     assert ("/v1/logs" in document["paths"]) is opentelemetry
     json.dumps(document, allow_nan=False)
 
 
+def test_a_protocol_that_no_package_registers_is_refused_and_found_before_it_is_applied() -> None:
+    source = Http(listen="127.0.0.1:0", protocols="smoke_signals")
+    with pytest.raises(SourceError, match="'smoke_signals' is no protocol: use some of cloudevents, opentelemetry"):
+        routes_of(source)
+    [found] = check_declaration(Stream("orders", source))
+    assert (found.health, "'smoke_signals'" in found.found) == (Health.FAILED, True)
+
+
 def test_every_reference_has_a_target() -> None:
-    document = described(opentelemetry=True, webhook_origins="*")
+    document = described(protocols=("cloudevents", "opentelemetry"), webhook_origins="*")
     for reference in references(document):
         assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
 
 
 def test_tokens_are_required_but_not_revealed() -> None:
-    document = described(tokens="env:A_SECRET", opentelemetry=True)
+    document = described(tokens="env:A_SECRET", protocols=("cloudevents", "opentelemetry"))
     for path in ("/v1/orders", "/v1/logs"):
         assert document["paths"][path]["post"]["security"] == [{"token": []}]
         assert "401" in document["paths"][path]["post"]["responses"]
@@ -76,7 +90,7 @@ from receiver_runtime.sources.declarations.base import SourceError
 make_receiver(Http(listen='127.0.0.1:0'))
 assert 'google.protobuf' not in sys.modules
 try:
-    make_receiver(Http(listen='127.0.0.1:0', opentelemetry=True))
+    make_receiver(Http(listen='127.0.0.1:0', protocols=['opentelemetry']))
 except SourceError as error:
     print(error)
 """

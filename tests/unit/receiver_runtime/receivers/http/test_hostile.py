@@ -40,7 +40,9 @@ def request(body: bytes, more: bytes = b"") -> bytes:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
     """Run one server for all tests: none of them harms it."""
-    with listening(tmp_path_factory.mktemp("http"), opentelemetry=True, webhook_origins="*") as one:
+    with listening(
+        tmp_path_factory.mktemp("http"), protocols=("cloudevents", "opentelemetry"), webhook_origins="*"
+    ) as one:
         yield one
 
 

@@ -65,7 +65,7 @@ def test_refused_requests_leave_nothing(
     status: int,
     requests: int,
 ) -> None:
-    with listening(tmp_path, max_body_bytes=MOST, opentelemetry=True) as server:
+    with listening(tmp_path, max_body_bytes=MOST, protocols=("cloudevents", "opentelemetry")) as server:
         assert {send(server, path, headers, body, requests=20)} == {frozenset({status})}
         before = psutil.Process().memory_info().rss
         send(server, path, headers, body, requests=requests)

@@ -17,9 +17,9 @@ from receiver_runtime.receivers.http.protocols.cloud_events import (
     STRUCTURED,
     is_cloud_event,
     parse_cloud_events,
-    permission,
 )
 from receiver_runtime.receivers.http.requests.pushed import Pushed, PushRefusedError
+from receiver_runtime.receivers.http.requests.web_hooks import permission
 
 HEADERS = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "/shop", "ce-type": "order.placed"}
 EVENT = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "order.placed"}

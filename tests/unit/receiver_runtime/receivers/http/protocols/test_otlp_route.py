@@ -29,7 +29,7 @@ def test_retryable_answers_have_retry_after_and_errors_are_status_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("A_TOKEN", "abc")
-    with listening(tmp_path, opentelemetry=True, tokens="env:A_TOKEN", acknowledgement_timeout="300ms") as made:
+    with listening(tmp_path, protocols="opentelemetry", tokens="env:A_TOKEN", acknowledgement_timeout="300ms") as made:
         token = {"Authorization": "Bearer abc"}
         unknown = made.post(request(), PROTOBUF, path="/v1/logs")
         assert (unknown.status, unknown.headers["www-authenticate"]) == (401, "Bearer")
@@ -52,7 +52,7 @@ def test_retryable_answers_have_retry_after_and_errors_are_status_messages(
 
 
 def test_a_repeated_request_is_stored_once(tmp_path: Path) -> None:
-    with listening(tmp_path, opentelemetry=True) as made:
+    with listening(tmp_path, protocols="opentelemetry") as made:
         for body in (request(1), request(1), request(2), request(1)):
             assert made.post(body, PROTOBUF, path="/v1/logs").status == 200
         assert [json.loads(body)["time_unix_nano"] for body in made.bodies()] == [1, 2]
@@ -70,7 +70,7 @@ def test_without_opentelemetry_the_path_belongs_to_a_stream_called_logs(tmp_path
 
 
 def test_with_opentelemetry_the_path_is_opentelemetrys(tmp_path: Path) -> None:
-    with listening(tmp_path, opentelemetry=True) as made:
+    with listening(tmp_path, protocols="opentelemetry") as made:
         refused = made.post(b'{"a": 1}', path="/v1/logs")
         assert (refused.status, "none is resourceLogs" in refused.json()["message"]) == (400, True)
         assert made.bodies() == []

@@ -1,0 +1,33 @@
+"""Define what another kind of request than plain bodies is: a protocol, registered under ``forebay.http_protocols``.
+
+A protocol only says which requests are its own, what records they hold, and how their senders are answered (``Route``).
+The server does everything else for every protocol: authorization, limits, acknowledgement.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from receiver_runtime.receivers.http.requests.route import Route
+
+#: The path of a stream's plain bodies. A route may share it, if its ``matches`` knows its requests by their headers.
+STREAM_PATH = "/v1/{stream}"
+
+
+class HttpProtocol(ABC):
+    """One protocol of HTTP senders. It is made without arguments for each start of a receiver."""
+
+    #: Whether sources take it that name no protocols. It must not need a package that may be missing.
+    by_default: ClassVar[bool] = False
+
+    @abstractmethod
+    def routes(self) -> Sequence[Route]:
+        """Return the kinds of its requests.
+
+        Raises:
+            SourceError: it needs a package that is not installed here (``missing_client``).
+        """
