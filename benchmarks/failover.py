@@ -27,7 +27,7 @@ import psutil
 from benchmarks.failover_system import system_failover
 from benchmarks.report import Report, machine, time_figure
 from benchmarks.server import Server, running_server
-from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from tests.support.systems.steady_source import SteadySource
 from tracker_store.batches.pipelines import apply_stream
 from tracker_store.connection.engine import connect

@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.http_processes import running_bare, running_receiver
 from benchmarks.report import Report, machine, rate_figure, time_figure
 from benchmarks.server import running_server
-from receiver_runtime.sources.declarations.http import Http
+from receiver_runtime.receivers.http.declaration import Http
 
 
 @dataclass(frozen=True, slots=True)

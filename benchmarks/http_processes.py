@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from benchmarks.server import Server
-    from receiver_runtime.sources.declarations.http import Http
+    from receiver_runtime.receivers.http.declaration import Http
 
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.05

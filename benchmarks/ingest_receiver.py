@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import sqlalchemy as sa
 
-from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from tracker_store.batches.pipelines import apply_stream
 from tracker_store.connection.engine import connect

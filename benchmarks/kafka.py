@@ -24,7 +24,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from benchmarks.kafka_spark import CORES, StructuredStreaming, receive_with_spark
 from benchmarks.report import Report, machine, rate_figure, time_figure
 from benchmarks.server import running_server
-from receiver_runtime.sources.declarations.kafka import Kafka
+from receiver_runtime.receivers.kafka.declaration import Kafka
 from tests.conformance.source_rig import SourceRig
 from tests.support.brokers.kafka import KafkaBroker
 

@@ -9,7 +9,7 @@ from receiver_runtime.block_store.frames.columns import ColumnsError
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.positioned_receiver import Fetched, PositionedReceiver
 from receiver_runtime.receivers.positioned_run import PositionError
-from receiver_runtime.sources.declarations.base import SourceRule
+from receiver_runtime.sources.source import SourceRule
 from receiver_runtime.supervisor.receiver import Receiver, ReceiverNotAttachedError
 from tracker_store.connection.errors import DriverLogError, EmptyBlockError, ReceiverFencedError
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from receiver_runtime.sources.declarations.tcp import Tls
+from receiver_runtime.sources.fields.tcp import Tls
 from receiver_runtime.sources.plugins import registered
 from receiver_runtime.sources.source_registry import GROUP, source_class
 

@@ -1,19 +1,19 @@
 # Written by `python -m release.stubs`.
-from receiver_runtime.sources.declarations.amqp import Amqp as Amqp
-from receiver_runtime.sources.declarations.custom import CustomSource as CustomSource
-from receiver_runtime.sources.declarations.files import FileLines as FileLines
-from receiver_runtime.sources.declarations.files import FollowedFiles as FollowedFiles
-from receiver_runtime.sources.declarations.files import WholeFiles as WholeFiles
-from receiver_runtime.sources.declarations.http import Http as Http
-from receiver_runtime.sources.declarations.kafka import Kafka as Kafka
-from receiver_runtime.sources.declarations.mqtt import Mqtt as Mqtt
-from receiver_runtime.sources.declarations.nats_jetstream import NatsJetStream as NatsJetStream
-from receiver_runtime.sources.declarations.raw_socket import RawSocket as RawSocket
-from receiver_runtime.sources.declarations.redis_streams import RedisStreams as RedisStreams
-from receiver_runtime.sources.declarations.socket_text import SocketText as SocketText
-from receiver_runtime.sources.declarations.syslog import Syslog as Syslog
-from receiver_runtime.sources.declarations.tcp import Tls as Tls
-from receiver_runtime.sources.declarations.zeromq import ZeroMQ as ZeroMQ
+from receiver_runtime.receivers.amqp.declaration import Amqp as Amqp
+from receiver_runtime.receivers.custom.declaration import CustomSource as CustomSource
+from receiver_runtime.receivers.files.declaration import FileLines as FileLines
+from receiver_runtime.receivers.files.declaration import FollowedFiles as FollowedFiles
+from receiver_runtime.receivers.files.declaration import WholeFiles as WholeFiles
+from receiver_runtime.receivers.http.declaration import Http as Http
+from receiver_runtime.receivers.kafka.declaration import Kafka as Kafka
+from receiver_runtime.receivers.mqtt.declaration import Mqtt as Mqtt
+from receiver_runtime.receivers.nats.declaration import NatsJetStream as NatsJetStream
+from receiver_runtime.receivers.redis.declaration import RedisStreams as RedisStreams
+from receiver_runtime.receivers.sockets.raw_declaration import RawSocket as RawSocket
+from receiver_runtime.receivers.sockets.text_declaration import SocketText as SocketText
+from receiver_runtime.receivers.syslog.declaration import Syslog as Syslog
+from receiver_runtime.receivers.zeromq.declaration import ZeroMQ as ZeroMQ
+from receiver_runtime.sources.fields.tcp import Tls as Tls
 
 __all__ = [
     "Amqp",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 STUB = ROOT / "forebay" / "sources.pyi"
-_TLS = "receiver_runtime.sources.declarations.tcp:Tls"
+_TLS = "receiver_runtime.sources.fields.tcp:Tls"
 
 
 def stub() -> str:

@@ -12,7 +12,7 @@ import structlog
 
 from orchestration.declarations.pipeline import PER_HOST
 from orchestration.declarations.sink_places import place_of
-from receiver_runtime.sources.declarations.base import SourceError
+from receiver_runtime.sources.source import SourceError
 from tracker_store.batches import pipelines as store
 from tracker_store.connection.errors import SharedPlaceError, StrandingChangeError
 from tracker_store.schema.declarations import PipelineDeclaration

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
     from orchestration.declarations.sink import Sink
-    from receiver_runtime.sources.declarations.base import Source
+    from receiver_runtime.sources.source import Source
 
 CatchUp = Literal["each", "merge"]
 Start = Literal["earliest", "latest"]

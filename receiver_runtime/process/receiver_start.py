@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from receiver_runtime.block_store.frames.columns import ColumnsError, columns_of, fingerprint_of
 from receiver_runtime.process.receiver_registry import make_receiver
-from receiver_runtime.sources.declarations.base import SourceError
+from receiver_runtime.sources.source import SourceError
 from tracker_store.blocks.stream_schemas import register_schema
 from tracker_store.connection.errors import SchemaConflictError
 from tracker_store.receivers.receivers import set_preferred_location
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from receiver_runtime.sources.declarations.base import Source
+    from receiver_runtime.sources.source import Source
     from receiver_runtime.supervisor.receiver import Receiver
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from receiver_runtime.sources.declarations.base import SourceError
+from receiver_runtime.sources.source import SourceError
 
 
 def missing_client(error: ModuleNotFoundError, kind: str, package: str, extra: str, *modules: str) -> SourceError:

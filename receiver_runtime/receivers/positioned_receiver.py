@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from receiver_runtime.block_path.records import many_of, to_batches
 from receiver_runtime.receivers.positioned_run import PositionedRun, PositionError, checked_position
 from receiver_runtime.receivers.run_receiver import RunReceiver
-from receiver_runtime.sources.declarations.base import SourceRule
+from receiver_runtime.sources.source import SourceRule
 from receiver_runtime.supervisor.receiver import ReceiverNotAttachedError
 from tracker_store.connection.errors import EmptyBlockError
 

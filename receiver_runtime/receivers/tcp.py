@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 from receiver_runtime.sources.fields.secret import SecretError
 
 if TYPE_CHECKING:
-    from receiver_runtime.sources.declarations.tcp import Tls
+    from receiver_runtime.sources.fields.tcp import Tls
 
 #: The most bytes of one read.
 READ_BYTES = 2**20

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from receiver_runtime.sources import plugins
-from receiver_runtime.sources.declarations.base import Source, SourceError
 from receiver_runtime.sources.fields.secret import SecretError
+from receiver_runtime.sources.source import Source, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from receiver_runtime.block_path.block_handler import DeadLetter
-    from receiver_runtime.sources.declarations.base import SourceRule
+    from receiver_runtime.sources.source import SourceRule
     from receiver_runtime.supervisor.attached_supervisor import AttachedSupervisor
 
 

@@ -15,7 +15,7 @@ from forebay.sources import FollowedFiles, Http, Kafka, SocketText
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from receiver_runtime.sources.declarations.base import Source
+    from receiver_runtime.sources.source import Source
 
 _REPLICAS = int(os.environ["CHAOS_REPLICAS"])
 _WINDOW = "15s"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pika
 from pika.exceptions import AMQPError
 
-from receiver_runtime.sources.declarations.amqp import Amqp
+from receiver_runtime.receivers.amqp.declaration import Amqp
 from tests.conformance.sending import Sending
 from tests.support.polling import eventually
 

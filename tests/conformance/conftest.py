@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from receiver_runtime.sources.declarations.base import Source
+    from receiver_runtime.sources.source import Source
     from tests.support.brokers.kafka import AnyKafka, KafkaBroker, KafkaCluster
 
 _MOCKED = pytest.StashKey[str]()

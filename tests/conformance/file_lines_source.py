@@ -6,7 +6,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from receiver_runtime.sources.declarations.files import FileLines
+from receiver_runtime.receivers.files.declaration import FileLines
 from tests.conformance.sending import Sending
 
 if TYPE_CHECKING:

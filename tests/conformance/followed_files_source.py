@@ -7,7 +7,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from receiver_runtime.sources.declarations.files import FollowedFiles
+from receiver_runtime.receivers.files.declaration import FollowedFiles
 from tests.conformance.sending import Sending
 
 if TYPE_CHECKING:

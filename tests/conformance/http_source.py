@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 import zstandard
 
-from receiver_runtime.sources.declarations.http import Http
+from receiver_runtime.receivers.http.declaration import Http
 from tests.conformance.sending import Sending
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy
 from tests.support.polling import eventually

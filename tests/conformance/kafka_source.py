@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
 
-from receiver_runtime.sources.declarations.kafka import Kafka
+from receiver_runtime.receivers.kafka.declaration import Kafka
 from tests.conformance.sending import Sending
 from tests.support.brokers.kafka import MockKafka
 

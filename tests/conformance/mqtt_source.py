@@ -12,7 +12,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from receiver_runtime.sources.declarations.mqtt import Mqtt
+from receiver_runtime.receivers.mqtt.declaration import Mqtt
 from tests.conformance.sending import Sending
 from tests.support.polling import eventually
 

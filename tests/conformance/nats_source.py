@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nats.aio.client import Client
 from nats.errors import Error, NoRespondersError
 
-from receiver_runtime.sources.declarations.nats_jetstream import NatsJetStream
+from receiver_runtime.receivers.nats.declaration import NatsJetStream
 from tests.conformance.sending import Sending
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from receiver_runtime.sources.declarations.redis_streams import RedisStreams
+from receiver_runtime.receivers.redis.declaration import RedisStreams
 from tests.conformance.sending import Sending
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from receiver_runtime.sources.declarations.base import Source
+    from receiver_runtime.sources.source import Source
     from tests.conformance.source_rig import SourceRig
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from receiver_runtime.sources.declarations.syslog import Syslog
+from receiver_runtime.receivers.syslog.declaration import Syslog
 from tests.conformance.forwarding_sender import ForwardingSender
 from tracker_store.connection.engine import connect
 

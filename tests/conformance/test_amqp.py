@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.sources.declarations.tcp import Tls
+from receiver_runtime.sources.fields.tcp import Tls
 from tests.conformance.amqp_source import AmqpQueue
 from tests.conformance.suite import ConformanceSuite, hold_unregistered, proxied, stop
 from tests.support.brokers.rabbitmq import RabbitMq

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.sources.declarations.http import Http
+from receiver_runtime.receivers.http.declaration import Http
 from tests.conformance.suite import stop
 from tests.support.receivers.receiver_processes import eventually
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from receiver_runtime.sources.declarations.http import Http
+from receiver_runtime.receivers.http.declaration import Http
 from tests.conformance.suite import proxied, stop
 from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, eventually
 

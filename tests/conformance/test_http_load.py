@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.sources.declarations.http import Http
+from receiver_runtime.receivers.http.declaration import Http
 from tests.conformance.suite import stop
 from tests.conformance.test_http_hazards import port_of
 from tests.support.receivers.receiver_processes import eventually

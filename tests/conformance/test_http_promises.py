@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from receiver_runtime.sources.declarations.http import Http
+from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.conformance.suite import proxied, stop
 from tests.conformance.test_http_hazards import bodies, port_of, post

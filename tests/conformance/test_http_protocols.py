@@ -30,7 +30,7 @@ from opentelemetry.sdk._logs.export import (
     LogRecordExportResult,
 )
 
-from receiver_runtime.sources.declarations.http import Http
+from receiver_runtime.receivers.http.declaration import Http
 from tests.conformance.source_rig import SourceRig
 from tests.conformance.suite import stop
 from tests.support.machine.held_ports import held_port

@@ -22,10 +22,10 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from receiver_runtime.receivers.keyed_hand_over import HandedOver
 from receiver_runtime.receivers.mqtt import reader as mqtt_reader
+from receiver_runtime.receivers.mqtt.declaration import Mqtt
 from receiver_runtime.receivers.mqtt.receiver import MqttReceiver
 from receiver_runtime.receivers.mqtt.session import MqttSession
-from receiver_runtime.sources.declarations.mqtt import Mqtt
-from receiver_runtime.sources.declarations.tcp import Tls
+from receiver_runtime.sources.fields.tcp import Tls
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from tests.conformance.mqtt_source import MqttTopic
 from tests.support.brokers.mosquitto import Mosquitto

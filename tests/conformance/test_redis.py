@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forebay import Stream
-from receiver_runtime.sources.declarations.tcp import Tls
 from receiver_runtime.sources.fields.secret import EnvVar
+from receiver_runtime.sources.fields.tcp import Tls
 from tests.conformance.redis_source import RedisKeys
 from tests.conformance.suite import (
     ConformanceSuite,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from receiver_runtime.process.receiver_registry import make_receiver
-from receiver_runtime.sources.declarations.syslog import Syslog
-from receiver_runtime.sources.declarations.tcp import Tls
+from receiver_runtime.receivers.syslog.declaration import Syslog
+from receiver_runtime.sources.fields.tcp import Tls
 from tests.support.machine.held_ports import held_port
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 from tests.unit.receiver_runtime.rig import Rig, rig

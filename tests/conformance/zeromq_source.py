@@ -15,7 +15,7 @@ import sqlalchemy as sa
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from receiver_runtime.sources.declarations.zeromq import ZeroMQ
+from receiver_runtime.receivers.zeromq.declaration import ZeroMQ
 from tests.conformance.forwarding_sender import ForwardingSender
 from tracker_store.connection.engine import connect
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.sources.declarations.http import Http
-from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.receivers.http.declaration import Http
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
 from tests.support.receivers.receiver_processes import eventually

@@ -8,9 +8,9 @@ from receiver_runtime.block_path.text_check import TextCheck
 from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.receivers.http.acknowledgement import batch_of
 from receiver_runtime.receivers.http.app import HttpApp
+from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
 from receiver_runtime.receivers.http.requests.pushed import MOST_REJECTED, PushRefusedError
-from receiver_runtime.sources.declarations.http import Http
 
 if TYPE_CHECKING:
     import pyarrow as pa

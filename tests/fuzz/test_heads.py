@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.http.app import _is_buffered, _parameters
+from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.receivers.http.requests.framing_checks import body_framing, check_framing
 from receiver_runtime.receivers.http.requests.idempotency_key import key_of
 from receiver_runtime.receivers.http.requests.peer_checks import check_origin, missing_host
@@ -12,7 +13,6 @@ from receiver_runtime.receivers.http.requests.pushed import PushRefusedError
 from receiver_runtime.receivers.http.requests.refusals import RefusedError
 from receiver_runtime.receivers.http.requests.web_hooks import permission
 from receiver_runtime.receivers.keyed_hand_over import _short, _storable
-from receiver_runtime.sources.declarations.http import Http
 from tests.fuzz.http_bodies import check_refusal
 from tests.fuzz.target import fuzzed
 

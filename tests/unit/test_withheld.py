@@ -15,7 +15,7 @@ from forebay.sources import Http
 from orchestration.declarations.settings import Settings
 from receiver_runtime.agent.agent import Agent
 from receiver_runtime.agent.batch_drivers import BatchDrivers
-from receiver_runtime.sources.declarations.custom import CustomSource
+from receiver_runtime.receivers.custom.declaration import CustomSource
 from receiver_runtime.supervisor.receiver import Receiver
 from tests.support.polling import eventually
 from tracker_store.connection.engine import create_engine
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from receiver_runtime.sources.declarations.base import Source
+    from receiver_runtime.sources.source import Source
 
 # Prints the names of its variables, and waits for the end of its standard input.
 _CHILD = [sys.executable, "-uc", "import os, sys; print(*os.environ, 'end'); sys.stdin.read()"]

@@ -18,16 +18,16 @@ import pydantic
 
 from forebay.cli.checks.extras import is_installed
 from forebay.cli.checks.findings import Finding, Health
-from receiver_runtime.sources.declarations.base import SourceError
-from receiver_runtime.sources.declarations.tcp import parse_listen
 from receiver_runtime.sources.fields.secret import Secret, SecretError
+from receiver_runtime.sources.fields.tcp import parse_listen
 from receiver_runtime.sources.plugins import registered
+from receiver_runtime.sources.source import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from orchestration.declarations.pipeline import Stream
-    from receiver_runtime.sources.declarations.base import Source
+    from receiver_runtime.sources.source import Source
 
 _CONNECT_SECONDS = 3.0
 _PATTERN = re.compile(r"[*?\[]")

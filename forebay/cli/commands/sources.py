@@ -13,9 +13,9 @@ from rich.table import Table
 
 from forebay.cli.checks.extras import is_installed
 from forebay.cli.terminal.console import Console
-from receiver_runtime.sources.declarations.base import Guarantee, SourceError, SourceRule
-from receiver_runtime.sources.declarations.custom import CustomSource, named_receivers
+from receiver_runtime.receivers.custom.declaration import CustomSource, named_receivers
 from receiver_runtime.sources.plugins import package_of, registered
+from receiver_runtime.sources.source import Guarantee, SourceError, SourceRule
 from receiver_runtime.sources.source_registry import GROUP, source_class
 
 if TYPE_CHECKING:

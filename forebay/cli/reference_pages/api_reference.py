@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from orchestration.declarations.sink import Sink
-from receiver_runtime.sources.declarations.base import Source
+from receiver_runtime.sources.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

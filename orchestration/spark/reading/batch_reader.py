@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from orchestration.declarations.settings import Settings
 from receiver_runtime.block_store.frames.columns import arrow_schema, columns_of, union
 from receiver_runtime.block_store.roots import root_names
-from receiver_runtime.sources.declarations.base import SourceError
+from receiver_runtime.sources.source import SourceError
 from receiver_runtime.sources.source_registry import parse_source
 from tracker_store.batches.pipelines import StreamRow, get_pipeline, list_streams
 from tracker_store.batches.received_block_tracker import AllocatedBlock, ReceivedBlockTracker
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from receiver_runtime.sources.declarations.base import Source
+    from receiver_runtime.sources.source import Source
 
 APPLICATION = "forebay spark planner"
 

@@ -87,7 +87,7 @@ class FrameKind(IntEnum):
 class SourceRule(IntEnum):
     """Say whether the sender sends the records again, which decides how a dead process's segments are salvaged.
 
-    It has the names of ``receiver_runtime.sources.declarations.base.SourceRule``, which declarations use.
+    It has the names of ``receiver_runtime.sources.source.SourceRule``, which declarations use.
     """
 
     NOT_SENT_AGAIN = 1  # sockets: the successor registers what was stored and never registered

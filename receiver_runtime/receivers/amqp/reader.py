@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from pika.spec import Basic
 
     from receiver_runtime.receivers.amqp.client import DecodedProperties
+    from receiver_runtime.receivers.amqp.declaration import Amqp
     from receiver_runtime.receivers.keyed_hand_over import HandedOver
-    from receiver_runtime.sources.declarations.amqp import Amqp
     from receiver_runtime.supervisor.receiver import Receiver
 
 _log = structlog.get_logger(__name__)

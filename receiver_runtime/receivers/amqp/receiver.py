@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from receiver_runtime.receivers.amqp.declaration import Amqp
 from receiver_runtime.receivers.missing_client import missing_client
 from receiver_runtime.receivers.run_receiver import RunReceiver
-from receiver_runtime.sources.declarations.amqp import Amqp
 
 try:
     from receiver_runtime.receivers.amqp.reader import AmqpReader

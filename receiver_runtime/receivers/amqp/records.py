@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from receiver_runtime.block_path.records import schema_of
-from receiver_runtime.sources.declarations.amqp import Amqp
+from receiver_runtime.receivers.amqp.declaration import Amqp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -32,20 +32,20 @@ from receiver_runtime.receivers.files.content import (
     OpenedFile,
     open_compressed,
 )
+from receiver_runtime.receivers.files.declaration import FileLines, is_unfinished
 from receiver_runtime.receivers.files.file_kinds import KIND_BYTES, UnreadableKindError, codec_of, unread_files
 from receiver_runtime.receivers.files.local_tree import LocalTree, SymlinkRefusedError
 from receiver_runtime.receivers.files.records import LineReader, Part, Reading, read_whole
-from receiver_runtime.sources.declarations.files import FileLines, is_unfinished
 from receiver_runtime.watching.clock import SystemClock
 from tracker_store.blocks.blocks import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from receiver_runtime.receivers.files.declaration import WholeFiles
     from receiver_runtime.receivers.files.file_kinds import Codec
     from receiver_runtime.receivers.files.records import Limits
     from receiver_runtime.receivers.files.sharing import Sharing
-    from receiver_runtime.sources.declarations.files import WholeFiles
     from receiver_runtime.supervisor.receiver import Receiver
     from receiver_runtime.watching.clock import Clock
     from tracker_store.blocks.blocks import OffsetLink

@@ -10,9 +10,9 @@ from urllib.parse import quote, urlencode
 
 from receiver_runtime.block_store.stores.objects import open_objects
 from receiver_runtime.receivers.files.arriving import ArrivingCatalog, LocalFolder, ObjectFolder
+from receiver_runtime.receivers.files.declaration import FileLines, WholeFiles
 from receiver_runtime.receivers.files.reader import FilesReader
 from receiver_runtime.receivers.run_receiver import RunReceiver
-from receiver_runtime.sources.declarations.files import FileLines, WholeFiles
 
 if TYPE_CHECKING:
     from receiver_runtime.receivers.files.arriving import Folder

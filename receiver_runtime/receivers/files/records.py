@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from receiver_runtime.block_path.records import schema_of
+from receiver_runtime.receivers.files.declaration import FileLines, WholeFiles
 from receiver_runtime.receivers.files.holes import LONG_RUN, Hole, Text, without_holes
 from receiver_runtime.receivers.framing import LETTER_BYTES, PART_BYTES, Piece, too_large
 from receiver_runtime.receivers.lines import LineFraming
 from receiver_runtime.receivers.wide_lines import WideLineFraming
-from receiver_runtime.sources.declarations.files import FileLines, WholeFiles
 from receiver_runtime.sources.fields.text_encoding import MARK_BYTES, by_mark, is_one_byte, unit_of
 from tracker_store.blocks.blocks import ORIGIN, OffsetLink
 from tracker_store.schema.states import LinkKind

@@ -25,8 +25,8 @@ import pyarrow as pa
 import structlog
 
 from receiver_runtime.block_store.frames.columns import arrow_schema
+from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
-from receiver_runtime.sources.declarations.http import Http
 
 if TYPE_CHECKING:
     import asyncio

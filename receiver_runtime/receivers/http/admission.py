@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from receiver_runtime.receivers.http.acknowledgement import Acknowledgement
     from receiver_runtime.receivers.http.connections.buffering import BufferedHandOver
-    from receiver_runtime.sources.declarations.http import Http
+    from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.supervisor.attached_supervisor import AttachedSupervisor
 
 # Seconds for which waiting records may wait for a rate limit's permits: beyond that, senders are told to wait.

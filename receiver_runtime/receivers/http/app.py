@@ -61,9 +61,9 @@ if TYPE_CHECKING:
 
     from receiver_runtime.receivers.http.acknowledgement import Acknowledgement
     from receiver_runtime.receivers.http.connections.buffering import BufferedHandOver
+    from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.requests.pushed import Headers
     from receiver_runtime.receivers.http.requests.route import Route
-    from receiver_runtime.sources.declarations.http import Http
     from receiver_runtime.supervisor.receiver import Receiver
 
     #: The parameters of a request's query, each with its values in order.

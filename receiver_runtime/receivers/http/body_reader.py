@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from receiver_runtime.receivers.http.admission import Admission
     from receiver_runtime.receivers.http.connections.deadlines import Deadlines
+    from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.requests.framing_checks import BodyFraming
     from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
     from receiver_runtime.receivers.http.requests.records import Plain
     from receiver_runtime.receivers.http.requests.route import Route
-    from receiver_runtime.sources.declarations.http import Http
 
 #: Bytes up to which a body that is not compressed is parsed on the loop: handing it to a thread would take longer.
 PARSE_ON_LOOP_BYTES = 64 * 1024

@@ -13,8 +13,8 @@ from receiver_runtime.receivers.http.requests.protocol import STREAM_PATH
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.requests.route import Json, Route
-    from receiver_runtime.sources.declarations.http import Http
 
 PATH = "/openapi.json"
 

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.http.acknowledgement import Acknowledgement, WaitingRequest
     from receiver_runtime.receivers.http.admission import Admission
     from receiver_runtime.receivers.http.connections.connections import Exchange
+    from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
     from receiver_runtime.receivers.http.requests.records import Plain
     from receiver_runtime.receivers.http.requests.refusals import RefusedError
     from receiver_runtime.receivers.http.requests.route import Reply, Route
-    from receiver_runtime.sources.declarations.http import Http
 
 # Bytes up to which a body is taken directly: as much as one read brings. Above ``PARSE_ON_LOOP_BYTES`` only what is
 # parsed at once.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.receivers.http.routes import routes_of
 from receiver_runtime.receivers.http.server import HttpServer
 from receiver_runtime.receivers.run_receiver import RunReceiver
-from receiver_runtime.sources.declarations.http import Http
 
 if TYPE_CHECKING:
     import socket

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from receiver_runtime.receivers.http.declaration import HTTP_PROTOCOLS
 from receiver_runtime.receivers.http.requests.protocol import STREAM_PATH, HttpProtocol
 from receiver_runtime.receivers.http.requests.records import Plain, lines_at_once, parse_plain
 from receiver_runtime.receivers.http.requests.route import Described, Route
-from receiver_runtime.sources.declarations.base import SourceError
-from receiver_runtime.sources.declarations.http import HTTP_PROTOCOLS
 from receiver_runtime.sources.plugins import PluginError, load, registered
+from receiver_runtime.sources.source import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
     from receiver_runtime.receivers.http.requests.pushed import Headers
-    from receiver_runtime.sources.declarations.http import Http
 
 _PLAIN = Described(
     {

@@ -27,16 +27,16 @@ from receiver_runtime.receivers.http.connections.accepting import Acceptor
 from receiver_runtime.receivers.http.connections.buffering import BufferedHandOver
 from receiver_runtime.receivers.http.connections.connections import ConnectionLimits, limited_protocol
 from receiver_runtime.receivers.tcp import server_context
-from receiver_runtime.sources.declarations.tcp import address_of, most_per_peer
 from receiver_runtime.sources.fields.secret import SecretError
+from receiver_runtime.sources.fields.tcp import address_of, most_per_peer
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
 
     from receiver_runtime.receivers.http.connections.accepting import AcceptedProtocol
+    from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.requests.route import Route
-    from receiver_runtime.sources.declarations.http import Http
     from receiver_runtime.sources.fields.secret import Secret
     from receiver_runtime.supervisor.receiver import Receiver
 

@@ -30,7 +30,7 @@ from tracker_store.schema.states import LinkKind
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from receiver_runtime.sources.declarations.kafka import Kafka, Option
+    from receiver_runtime.receivers.kafka.declaration import Kafka, Option
     from receiver_runtime.supervisor.receiver import Receiver
     from tracker_store.blocks.blocks import Position
 

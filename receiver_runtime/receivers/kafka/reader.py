@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from receiver_runtime.sources.declarations.kafka import Kafka, Option
+    from receiver_runtime.receivers.kafka.declaration import Kafka, Option
     from receiver_runtime.supervisor.receiver import Receiver
 
 _log = structlog.get_logger(__name__)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from receiver_runtime.receivers.kafka.declaration import Kafka
 from receiver_runtime.receivers.missing_client import missing_client
 from receiver_runtime.receivers.run_receiver import RunReceiver
-from receiver_runtime.sources.declarations.kafka import Kafka
 
 try:
     from receiver_runtime.receivers.kafka.library import open_library

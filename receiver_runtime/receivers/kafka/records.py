@@ -13,7 +13,7 @@ import pyarrow as pa
 from confluent_kafka import Message
 
 from receiver_runtime.block_path.records import schema_of
-from receiver_runtime.sources.declarations.kafka import Kafka
+from receiver_runtime.receivers.kafka.declaration import Kafka
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

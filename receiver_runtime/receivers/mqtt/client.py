@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import socket
     import ssl
 
-    from receiver_runtime.sources.declarations.mqtt import Mqtt
+    from receiver_runtime.receivers.mqtt.declaration import Mqtt
 
 # The methods that we replace, and the fields that we read. If a newer paho named them differently, its own handling of
 # QoS 2 would silently apply.

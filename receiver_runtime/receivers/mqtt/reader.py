@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from paho.mqtt.reasoncodes import ReasonCode
 
     from receiver_runtime.receivers.keyed_hand_over import HandedOver
+    from receiver_runtime.receivers.mqtt.declaration import Mqtt
     from receiver_runtime.receivers.mqtt.session import Held, MqttSession
-    from receiver_runtime.sources.declarations.mqtt import Mqtt
     from receiver_runtime.supervisor.receiver import Receiver
 
 _log = structlog.get_logger(__name__)

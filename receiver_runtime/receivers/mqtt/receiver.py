@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from receiver_runtime.receivers.missing_client import missing_client
+from receiver_runtime.receivers.mqtt.declaration import Mqtt
 from receiver_runtime.receivers.mqtt.session import MqttSession
 from receiver_runtime.receivers.run_receiver import RunReceiver
-from receiver_runtime.sources.declarations.mqtt import Mqtt
 
 try:
     from receiver_runtime.receivers.mqtt.reader import MqttReader

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from receiver_runtime.block_path.records import schema_of
-from receiver_runtime.sources.declarations.mqtt import Mqtt
+from receiver_runtime.receivers.mqtt.declaration import Mqtt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

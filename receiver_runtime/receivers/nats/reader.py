@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from nats.js.api import ConsumerInfo
 
     from receiver_runtime.receivers.keyed_hand_over import HandedOver
+    from receiver_runtime.receivers.nats.declaration import NatsJetStream
     from receiver_runtime.receivers.nats.session import KnownConsumer
-    from receiver_runtime.sources.declarations.nats_jetstream import NatsJetStream
     from receiver_runtime.supervisor.receiver import Receiver
 
 _log = structlog.get_logger(__name__)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from receiver_runtime.receivers.missing_client import missing_client
+from receiver_runtime.receivers.nats.declaration import NatsJetStream
 from receiver_runtime.receivers.nats.session import KnownConsumer
 from receiver_runtime.receivers.run_receiver import RunReceiver
-from receiver_runtime.sources.declarations.nats_jetstream import NatsJetStream
 
 try:
     from receiver_runtime.receivers.nats.reader import NatsReader

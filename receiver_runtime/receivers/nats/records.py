@@ -10,7 +10,7 @@ import pyarrow as pa
 from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_path.records import schema_of
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
-from receiver_runtime.sources.declarations.nats_jetstream import NatsJetStream
+from receiver_runtime.receivers.nats.declaration import NatsJetStream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

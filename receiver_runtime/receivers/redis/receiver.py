@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from receiver_runtime.receivers.missing_client import missing_client
+from receiver_runtime.receivers.redis.declaration import RedisStreams
 from receiver_runtime.receivers.run_receiver import RunReceiver
-from receiver_runtime.sources.declarations.redis_streams import RedisStreams
 
 try:
     from receiver_runtime.receivers.redis.reader import RedisReader

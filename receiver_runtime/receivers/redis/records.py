@@ -12,7 +12,7 @@ import pyarrow as pa
 from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_path.records import schema_of
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
-from receiver_runtime.sources.declarations.redis_streams import RedisStreams
+from receiver_runtime.receivers.redis.declaration import RedisStreams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

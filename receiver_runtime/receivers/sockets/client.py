@@ -27,7 +27,7 @@ from receiver_runtime.supervisor.reading_loop import ReadingLoopClosedError
 if TYPE_CHECKING:
     from receiver_runtime.block_path.block_handler import DeadLetter
     from receiver_runtime.receivers.framing import Framing, Taken
-    from receiver_runtime.sources.declarations.tcp import TcpSource
+    from receiver_runtime.receivers.sockets.tcp_source import TcpSource
     from receiver_runtime.supervisor.receiver import Receiver
 
 _QUIET_BYTES = 4096  # a connection is quiet while a read gives less than this

@@ -16,7 +16,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.sockets.listening_thread import ListeningThread
-from receiver_runtime.sources.declarations.tcp import address_of
+from receiver_runtime.sources.fields.tcp import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

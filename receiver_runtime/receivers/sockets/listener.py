@@ -33,13 +33,13 @@ import pyarrow as pa
 from receiver_runtime.receivers.connection_places import ConnectionPlaces, peer_of
 from receiver_runtime.receivers.sockets.listening_thread import ListeningThread
 from receiver_runtime.receivers.tcp import READ_BYTES, check_peer, keep_alive, server_context
-from receiver_runtime.sources.declarations.tcp import address_of, most_per_peer
+from receiver_runtime.sources.fields.tcp import address_of, most_per_peer
 from receiver_runtime.watching.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from receiver_runtime.block_path.block_handler import DeadLetter
     from receiver_runtime.receivers.framing import Framing, Piece, Splitter, Taken
-    from receiver_runtime.sources.declarations.tcp import Tls
+    from receiver_runtime.sources.fields.tcp import Tls
     from receiver_runtime.supervisor.receiver import Receiver
 
 # A turn reads about READ_BYTES in all, but from each connection up to at least this much.

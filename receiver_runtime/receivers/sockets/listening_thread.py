@@ -9,7 +9,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.reading_thread import ReadingThread
-from receiver_runtime.sources.declarations.tcp import address_of
+from receiver_runtime.sources.fields.tcp import address_of
 
 if TYPE_CHECKING:
     import socket

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from receiver_runtime.receivers.sockets.length_prefixed import LengthPrefixedFraming
+from receiver_runtime.receivers.sockets.raw_declaration import RawSocket
 from receiver_runtime.receivers.sockets.receiver import SocketReceiver
-from receiver_runtime.sources.declarations.raw_socket import RawSocket
 
 
 class RawSocketReceiver(SocketReceiver):

@@ -10,7 +10,7 @@ from receiver_runtime.receivers.sockets.listener import SocketListener
 
 if TYPE_CHECKING:
     from receiver_runtime.receivers.framing import Framing
-    from receiver_runtime.sources.declarations.tcp import TcpSource
+    from receiver_runtime.receivers.sockets.tcp_source import TcpSource
 
 
 class SocketReceiver(RunReceiver):

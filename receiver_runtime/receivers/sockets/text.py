@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from receiver_runtime.receivers.lines import LineFraming
 from receiver_runtime.receivers.sockets.receiver import SocketReceiver
-from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
 
 
 class SocketTextReceiver(SocketReceiver):

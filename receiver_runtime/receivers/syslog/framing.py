@@ -25,9 +25,9 @@ from receiver_runtime.block_path.records import schema_of
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.connection_places import peer_of
 from receiver_runtime.receivers.framing import LETTER_BYTES, PART_BYTES, Cut, Piece, Taken, too_large
+from receiver_runtime.receivers.syslog.declaration import Syslog
 from receiver_runtime.receivers.syslog.parsing import Places, parse
 from receiver_runtime.receivers.syslog.short_frames import walk_short_frames
-from receiver_runtime.sources.declarations.syslog import Syslog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 from receiver_runtime.receivers.run_receiver import RunReceiver
 from receiver_runtime.receivers.sockets.datagram_listener import DatagramListener
 from receiver_runtime.receivers.sockets.listener import SocketListener
+from receiver_runtime.receivers.syslog.declaration import Syslog
 from receiver_runtime.receivers.syslog.framing import SyslogFraming
-from receiver_runtime.sources.declarations.syslog import Syslog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,7 +22,7 @@ from receiver_runtime.sources.fields.secret import SecretError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from receiver_runtime.sources.declarations.zeromq import ZeroMQ
+    from receiver_runtime.receivers.zeromq.declaration import ZeroMQ
 
 # The largest frame that is taken from the network at all, in bytes: a sender of more is disconnected by the library.
 # As large as ``max_record_bytes`` may be, so that what is larger than that still becomes a dead letter.

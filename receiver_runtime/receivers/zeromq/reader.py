@@ -20,7 +20,7 @@ from receiver_runtime.receivers.zeromq.records import cut
 from receiver_runtime.sources.fields.secret import SecretError
 
 if TYPE_CHECKING:
-    from receiver_runtime.sources.declarations.zeromq import ZeroMQ
+    from receiver_runtime.receivers.zeromq.declaration import ZeroMQ
     from receiver_runtime.supervisor.receiver import Receiver
 
 # What is read before it is handed on, at most.

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from receiver_runtime.receivers.missing_client import missing_client
 from receiver_runtime.receivers.run_receiver import RunReceiver
-from receiver_runtime.sources.declarations.zeromq import ZeroMQ
+from receiver_runtime.receivers.zeromq.declaration import ZeroMQ
 
 try:
     from receiver_runtime.receivers.zeromq.reader import ZeroMQReader

@@ -10,7 +10,7 @@ import pyarrow as pa
 from receiver_runtime.block_path.records import schema_of
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.framing import Cut, aside
-from receiver_runtime.sources.declarations.zeromq import ZeroMQ
+from receiver_runtime.receivers.zeromq.declaration import ZeroMQ
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

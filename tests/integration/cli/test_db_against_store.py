@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from forebay.cli.commands.driver_log.db import app
 from receiver_runtime.block_store.stores.local import LocalBlockStore
-from receiver_runtime.sources.declarations.base import SourceRule
+from receiver_runtime.sources.source import SourceRule
 from tests.integration.receiver_runtime.salvage_rig import SalvagedReceiver
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from forebay import Stream
-from receiver_runtime.sources.declarations.amqp import Amqp
+from receiver_runtime.receivers.amqp.declaration import Amqp
 from tests.support.driver_log.log import make_log
 from tracker_store.connection.engine import connect
 

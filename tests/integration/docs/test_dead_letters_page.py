@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
 from tests.support.machine.held_ports import held_port
 from tests.support.pages.runbook import blocks, page_environment, run_commands, sections

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from receiver_runtime.sources.declarations.files import FollowedFiles
+from receiver_runtime.receivers.files.declaration import FollowedFiles
 from tests.conformance.source_rig import SourceRig
 from tests.conformance.suite import stop
 from tests.support.receivers.receiver_processes import eventually

@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from forebay import Stream
-from receiver_runtime.sources.declarations.http import Http
+from receiver_runtime.receivers.http.declaration import Http
 from tests.support.driver_log.log import make_log
 from tests.unit.receiver_runtime.receivers.http.http_client import listening
 from tracker_store.connection.engine import connect

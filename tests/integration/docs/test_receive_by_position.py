@@ -14,7 +14,7 @@ import pytest
 
 from forebay import Stream
 from receiver_runtime.process.receiver_registry import make_receiver
-from receiver_runtime.sources.declarations.custom import CustomSource
+from receiver_runtime.receivers.custom.declaration import CustomSource
 from tests.conformance.source_rig import SourceRig
 from tests.conformance.suite import hold_unregistered, proxied, stop
 from tests.integration.docs.paged_orders import PagedOrders

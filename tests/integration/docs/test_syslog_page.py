@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from forebay import Stream
 from receiver_runtime.process.receiver_registry import make_receiver
-from receiver_runtime.sources.declarations.syslog import Syslog
+from receiver_runtime.receivers.syslog.declaration import Syslog
 from tests.support.driver_log.log import make_log
 from tests.unit.receiver_runtime.rig import rig
 from tests.unit.receiver_runtime.support import eventually

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from forebay import Stream
 from receiver_runtime.process.receiver_registry import make_receiver
-from receiver_runtime.sources.declarations.zeromq import ZeroMQ
+from receiver_runtime.receivers.zeromq.declaration import ZeroMQ
 from tests.support.machine.held_ports import held_port
 from tests.unit.receiver_runtime.rig import rig
 from tests.unit.receiver_runtime.support import eventually

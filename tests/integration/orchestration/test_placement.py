@@ -15,7 +15,7 @@ from orchestration.declarations.apply import apply
 from orchestration.declarations.pipeline import Pipeline, Stream
 from orchestration.tracker.placement_rules import PlacementRules
 from orchestration.tracker.receiver_placement import HAND_OVER_SECONDS
-from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from tests.integration.orchestration.fleet import Fleet, NoSink
 from tests.support.driver_log.log import claim_anew, make_log
 from tests.support.postgres.counted_statements import counted

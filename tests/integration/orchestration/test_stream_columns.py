@@ -24,7 +24,7 @@ from receiver_runtime.block_store.frames.columns import columns_of, fingerprint_
 from receiver_runtime.block_store.frames.frame import SourceRule
 from receiver_runtime.block_store.stores.stores import open_block_store
 from receiver_runtime.reporting.driver_log import DriverLog, ReceiverDriverLog
-from receiver_runtime.sources.declarations.base import SourceError
+from receiver_runtime.sources.source import SourceError
 from tests.support.driver_log.log import claim_anew
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from receiver_runtime.agent.agent import Agent
 from receiver_runtime.block_store.stores.local import LocalBlockStore
-from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource
 from tests.support.polling import joined
 from tests.support.receivers.receiver_processes import eventually

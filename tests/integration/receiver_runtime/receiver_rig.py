@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from receiver_runtime.block_store.frames.encryption import BlockKeys
 from receiver_runtime.block_store.frames.reading import letters_of
 from receiver_runtime.block_store.stores.stores import open_block_store
-from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from receiver_runtime.sources.fields.secret import Secret
 from tests.support.postgres.address import connect_to
 from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, ReceiverProcesses

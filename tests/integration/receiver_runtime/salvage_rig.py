@@ -19,7 +19,7 @@ from receiver_runtime.block_store.frames.reading import letters_of
 from receiver_runtime.block_store.frames.segment import IntactFrame
 from receiver_runtime.block_store.stores.local import LocalBlockStore
 from receiver_runtime.reporting.driver_log import DriverLog, ReceiverDriverLog
-from receiver_runtime.sources.declarations.base import SourceRule
+from receiver_runtime.sources.source import SourceRule
 from tests.support.driver_log.log import claim_anew, make_log
 from tracker_store.blocks.blocks import AddOutcome, Claim, NewBlock, add_blocks
 from tracker_store.connection.engine import connect

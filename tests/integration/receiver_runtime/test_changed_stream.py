@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestration.tracker.receiver_placement import ReceiverPlacement
-from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, ReceiverRig, exit_code
 from tests.support.machine.unread_bytes import unread_bytes

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.sources.declarations.raw_socket import RawSocket
-from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.receivers.sockets.raw_declaration import RawSocket
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, exit_code
 from tests.support.machine.held_ports import held_port
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from receiver_runtime.sources.declarations.tcp import TcpSource
+    from receiver_runtime.receivers.sockets.tcp_source import TcpSource
 
 
 @pytest.fixture

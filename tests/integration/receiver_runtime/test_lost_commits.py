@@ -8,7 +8,7 @@ import pytest
 
 from receiver_runtime.block_store.frames.frame import FrameKind
 from receiver_runtime.reporting.driver_log import DriverLog
-from receiver_runtime.sources.declarations.base import SourceRule
+from receiver_runtime.sources.source import SourceRule
 from tests.integration.receiver_runtime.salvage_rig import SalvagedReceiver
 from tracker_store.connection.errors import LostCommitsError
 

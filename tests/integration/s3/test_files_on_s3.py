@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from receiver_runtime.block_store.stores.objects import open_objects
-from receiver_runtime.sources.declarations.files import FileLines
+from receiver_runtime.receivers.files.declaration import FileLines
 from tests.conformance.source_rig import SourceRig
 from tests.conformance.suite import stop
 from tests.support.receivers.receiver_processes import eventually

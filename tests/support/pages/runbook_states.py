@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from receiver_runtime.block_store.frames.errors import BlockCorruptError
 from receiver_runtime.block_store.stores.identity import make_identity
 from receiver_runtime.block_store.stores.stores import open_block_store, replicas_of
-from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from tests.support.driver_log.eventful_log import COMPLETED, QUARANTINED, backdate_completion, make_eventful_log
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tests.support.driver_log.placing import schedule_receiver

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 import structlog
 
 from receiver_runtime.block_store.stores.stores import open_block_store
-from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from tests.support.systems.steady_source import SteadySource
 from tracker_store.batches.pipelines import apply_stream
 from tracker_store.connection.engine import connect, create_engine

@@ -10,7 +10,7 @@ from typing import Any
 from forebay import Stream
 from receiver_runtime.agent import agent
 from receiver_runtime.process import receiver_process
-from receiver_runtime.sources.declarations.http import Http
+from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.watching.descriptors import explain
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"

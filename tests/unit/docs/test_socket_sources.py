@@ -14,9 +14,10 @@ import pytest
 
 from orchestration.declarations.pipeline import Stream
 from receiver_runtime.process.receiver_registry import make_receiver
-from receiver_runtime.sources.declarations.raw_socket import RawSocket
-from receiver_runtime.sources.declarations.socket_text import SocketText
-from receiver_runtime.sources.declarations.tcp import TcpSource, Tls
+from receiver_runtime.receivers.sockets.raw_declaration import RawSocket
+from receiver_runtime.receivers.sockets.tcp_source import TcpSource
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
+from receiver_runtime.sources.fields.tcp import Tls
 from tests.unit.receiver_runtime.rig import Rig, rig
 from tests.unit.receiver_runtime.support import eventually
 

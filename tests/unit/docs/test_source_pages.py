@@ -13,15 +13,15 @@ import pytest
 from pydantic_core import PydanticUndefined
 
 from forebay import Stream
-from receiver_runtime.sources.declarations.files import FileLines, FollowedFiles, WholeFiles
-from receiver_runtime.sources.declarations.kafka import Kafka
-from receiver_runtime.sources.declarations.mqtt import Mqtt
-from receiver_runtime.sources.declarations.nats_jetstream import NatsJetStream
-from receiver_runtime.sources.declarations.redis_streams import RedisStreams
-from receiver_runtime.sources.declarations.zeromq import ZeroMQ
+from receiver_runtime.receivers.files.declaration import FileLines, FollowedFiles, WholeFiles
+from receiver_runtime.receivers.kafka.declaration import Kafka
+from receiver_runtime.receivers.mqtt.declaration import Mqtt
+from receiver_runtime.receivers.nats.declaration import NatsJetStream
+from receiver_runtime.receivers.redis.declaration import RedisStreams
+from receiver_runtime.receivers.zeromq.declaration import ZeroMQ
 
 if TYPE_CHECKING:
-    from receiver_runtime.sources.declarations.base import Source
+    from receiver_runtime.sources.source import Source
 
 PAGES = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "sources"
 

@@ -22,10 +22,10 @@ from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.console import Console
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.framing import PART_BYTES
-from receiver_runtime.sources.declarations.base import SourceError
-from receiver_runtime.sources.declarations.socket_text import SocketText
-from receiver_runtime.sources.declarations.tcp import address_of, parse_listen
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from receiver_runtime.sources.fields.loopback import is_written_as_loopback
+from receiver_runtime.sources.fields.tcp import address_of, parse_listen
+from receiver_runtime.sources.source import SourceError
 from receiver_runtime.sources.source_registry import parse_source
 from tracker_store.blocks.dead_letters import mark_replayed, restore_replayed
 from tracker_store.receivers.receivers import NoSuchReceiverError, get_receiver, process_of_receiver
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from receiver_runtime.sources.declarations.base import Source
+    from receiver_runtime.sources.source import Source
     from tracker_store.blocks.dead_letters import DeadLetterRow
 
 _CONNECT_SECONDS = 10.0

@@ -33,10 +33,10 @@ from receiver_runtime.watching.clock import SystemClock
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from receiver_runtime.receivers.files.declaration import FollowedFiles
     from receiver_runtime.receivers.files.followed.contents.followed_file import FollowedFile
     from receiver_runtime.receivers.files.records import Limits, Part, Reading
     from receiver_runtime.receivers.files.sharing import Sharing
-    from receiver_runtime.sources.declarations.files import FollowedFiles
     from receiver_runtime.supervisor.receiver import Receiver
     from receiver_runtime.watching.clock import Clock
     from tracker_store.blocks.blocks import OffsetLink, Position

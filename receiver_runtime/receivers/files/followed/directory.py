@@ -18,9 +18,9 @@ from receiver_runtime.receivers.files.local_tree import LocalTree, SymlinkRefuse
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from receiver_runtime.receivers.files.declaration import FollowedFiles
     from receiver_runtime.receivers.files.followed.contents.followed_file import Key
     from receiver_runtime.receivers.files.followed.reports import Reports
-    from receiver_runtime.sources.declarations.files import FollowedFiles
 
     #: The path and the status of each file.
     Listing = Mapping[Key, tuple[str, os.stat_result]]

@@ -33,6 +33,7 @@ from receiver_runtime.receivers.files.records import Reading
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from receiver_runtime.receivers.files.declaration import FollowedFiles
     from receiver_runtime.receivers.files.followed.bindings import Bindings
     from receiver_runtime.receivers.files.followed.changes import ChangeDetector
     from receiver_runtime.receivers.files.followed.contents.followed_file import FollowedFile
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.files.followed.reconciliation import Reconciliation
     from receiver_runtime.receivers.files.followed.reports import Reports
     from receiver_runtime.receivers.files.followed.retirement import Retirement
-    from receiver_runtime.sources.declarations.files import FollowedFiles
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from receiver_runtime.receivers.files.content import Content
+    from receiver_runtime.receivers.files.declaration import FollowedFiles
     from receiver_runtime.receivers.files.followed.contents.followed_file import FollowedFile
     from receiver_runtime.receivers.files.followed.directory import LookSchedule
     from receiver_runtime.receivers.files.records import Limits, Part, Reading
-    from receiver_runtime.sources.declarations.files import FollowedFiles
     from receiver_runtime.watching.clock import Clock
 
     #: Returns the bytes at an offset, up to a size. Raises OSError.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from receiver_runtime.receivers.files.declaration import FollowedFiles
 from receiver_runtime.receivers.files.followed.catalog import FollowedCatalog
 from receiver_runtime.receivers.files.receiver import FilesReceiver
-from receiver_runtime.sources.declarations.files import FollowedFiles
 
 if TYPE_CHECKING:
     from receiver_runtime.receivers.files.reader import Catalog

@@ -16,9 +16,9 @@ from receiver_runtime.receivers.http.requests.route import Described, Json, Rout
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
     from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
-    from receiver_runtime.sources.declarations.http import Http
 
 _ATTRIBUTE: Json = {"type": "string", "pattern": r"^[^\x00-\x1f\x7f-\x9f]+$"}
 _BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"

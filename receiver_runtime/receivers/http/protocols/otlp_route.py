@@ -12,9 +12,9 @@ from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed, med
 from receiver_runtime.receivers.http.requests.route import Described, Json, Reply, Route
 
 if TYPE_CHECKING:
+    from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
     from receiver_runtime.receivers.http.requests.route import Answered, Refused
-    from receiver_runtime.sources.declarations.http import Http
 
 LOGS_PATH = "/v1/logs"
 

@@ -14,8 +14,8 @@ from receiver_runtime.receivers.http.requests.route import Refused
 from receiver_runtime.sources.fields.loopback import host_name, is_written_as_loopback
 
 if TYPE_CHECKING:
+    from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.requests.pushed import Headers
-    from receiver_runtime.sources.declarations.http import Http
 
 _WITHOUT_HOST = "1.0"  # the version of HTTP in which Host was not defined yet
 

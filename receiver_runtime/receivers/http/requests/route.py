@@ -15,7 +15,7 @@ from receiver_runtime.receivers.http.requests.records import Plain
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from receiver_runtime.sources.declarations.http import Http
+    from receiver_runtime.receivers.http.declaration import Http
 
 
 @dataclass(frozen=True, slots=True)

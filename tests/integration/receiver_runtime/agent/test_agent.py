@@ -16,7 +16,7 @@ from receiver_runtime.agent.agent import Agent
 from receiver_runtime.agent.left_processes import LeftProcesses
 from receiver_runtime.block_store.frames.segment import IntactFrame
 from receiver_runtime.block_store.stores.local import LocalBlockStore
-from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from tests.integration.receiver_runtime.host_rig import HostRig, host_rig
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource
 from tests.support.machine.unread_bytes import unread_bytes

@@ -13,7 +13,7 @@ import pytest
 from orchestration.tracker.clean_up.cleaner import Cleaner
 from receiver_runtime.block_store.frames.files import Files
 from receiver_runtime.block_store.stores.local import LocalBlockStore
-from receiver_runtime.sources.declarations.base import SourceRule
+from receiver_runtime.sources.source import SourceRule
 from tests.integration.receiver_runtime.salvage_rig import KilledError, MortalDriverLog, SalvagedReceiver
 from tracker_store.blocks.blocks import AddOutcome
 from tracker_store.connection.engine import connect

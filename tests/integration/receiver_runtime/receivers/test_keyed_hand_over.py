@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.sources.declarations.custom import CustomSource
+from receiver_runtime.receivers.custom.declaration import CustomSource
 from tests.conformance.source_rig import SourceRig
 from tests.conformance.suite import proxied, stop
 from tests.integration.receiver_runtime.keyed_receiver import KeyedReceiver, Sender

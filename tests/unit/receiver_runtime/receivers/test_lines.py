@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.lines import LineFraming
-from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -17,7 +17,7 @@ import pytest
 from receiver_runtime.block_path.records import RecordTypeError
 from receiver_runtime.receivers.positioned_receiver import Fetched, PositionedReceiver
 from receiver_runtime.receivers.positioned_run import SOURCE, PositionError
-from receiver_runtime.sources.declarations.base import SourceRule
+from receiver_runtime.sources.source import SourceRule
 from receiver_runtime.supervisor.receiver import ReceiverNotAttachedError
 from receiver_runtime.supervisor.receiver_supervisor import Ending
 from receiver_runtime.watching.exit_codes import ExitCode

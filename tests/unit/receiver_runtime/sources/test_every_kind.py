@@ -20,7 +20,7 @@ from forebay import Stream
 from forebay.cli.main import app
 from receiver_runtime.block_path.records import schema_of
 from receiver_runtime.process.receiver_registry import make_receiver
-from receiver_runtime.sources.declarations.base import SourceRule
+from receiver_runtime.sources.source import SourceRule
 from receiver_runtime.sources.source_registry import parse_source, source_class, source_kinds
 from tests.unit.receiver_runtime.sources.least_declarations import LEAST
 
@@ -65,7 +65,7 @@ _MAKE = (
     + """
 import json
 from receiver_runtime.process.receiver_registry import make_receiver
-from receiver_runtime.sources.declarations.base import SourceError
+from receiver_runtime.sources.source import SourceError
 from receiver_runtime.sources.source_registry import parse_source
 said = {}
 for kind, fields in json.loads(sys.argv[1]).items():

@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from receiver_runtime.sources.declarations.base import Guarantee, SourceRule
-from receiver_runtime.sources.declarations.custom import CustomSource
-from receiver_runtime.sources.declarations.kafka import Kafka
+from receiver_runtime.receivers.custom.declaration import CustomSource
+from receiver_runtime.receivers.kafka.declaration import Kafka
+from receiver_runtime.sources.source import Guarantee, SourceRule
 from receiver_runtime.sources.source_registry import parse_source, source_class, source_kinds
 from tests.unit.receiver_runtime.sources.least_declarations import LEAST
 

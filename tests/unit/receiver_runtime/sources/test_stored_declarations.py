@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from receiver_runtime.sources.declarations.amqp import Amqp
-from receiver_runtime.sources.declarations.base import SourceRule
-from receiver_runtime.sources.declarations.files import FileLines, FollowedFiles, WholeFiles
-from receiver_runtime.sources.declarations.kafka import Kafka
-from receiver_runtime.sources.declarations.mqtt import Mqtt
-from receiver_runtime.sources.declarations.nats_jetstream import NatsJetStream
-from receiver_runtime.sources.declarations.raw_socket import RawSocket
-from receiver_runtime.sources.declarations.redis_streams import RedisStreams
-from receiver_runtime.sources.declarations.socket_text import SocketText
-from receiver_runtime.sources.declarations.syslog import Syslog
-from receiver_runtime.sources.declarations.tcp import Tls
-from receiver_runtime.sources.declarations.zeromq import ZeroMQ
+from receiver_runtime.receivers.amqp.declaration import Amqp
+from receiver_runtime.receivers.files.declaration import FileLines, FollowedFiles, WholeFiles
+from receiver_runtime.receivers.kafka.declaration import Kafka
+from receiver_runtime.receivers.mqtt.declaration import Mqtt
+from receiver_runtime.receivers.nats.declaration import NatsJetStream
+from receiver_runtime.receivers.redis.declaration import RedisStreams
+from receiver_runtime.receivers.sockets.raw_declaration import RawSocket
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
+from receiver_runtime.receivers.syslog.declaration import Syslog
+from receiver_runtime.receivers.zeromq.declaration import ZeroMQ
 from receiver_runtime.sources.fields.secret import EnvVar
+from receiver_runtime.sources.fields.tcp import Tls
+from receiver_runtime.sources.source import SourceRule
 from receiver_runtime.sources.source_registry import parse_source
 
 if TYPE_CHECKING:
-    from receiver_runtime.sources.declarations.base import Source
+    from receiver_runtime.sources.source import Source
 
 S3 = {"access_key": EnvVar("KEY"), "secret_key": "env:SECRET", "endpoint_override": "127.0.0.1:9000", "scheme": "http"}
 TLS = Tls(certificate_file="/etc/tls/a.pem", key_file="/etc/tls/a.key", ca_file="/etc/tls/ca.pem")

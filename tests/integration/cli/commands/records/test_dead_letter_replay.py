@@ -16,8 +16,8 @@ from forebay.cli.main import app
 from orchestration.declarations.settings import Settings
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.framing import PART_BYTES
-from receiver_runtime.sources.declarations.socket_text import SocketText
-from receiver_runtime.sources.declarations.tcp import Tls
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
+from receiver_runtime.sources.fields.tcp import Tls
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
 from tests.support.driver_log.log import make_log
 from tests.support.driver_log.stored_letters import Letters

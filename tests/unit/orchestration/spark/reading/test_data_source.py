@@ -31,7 +31,7 @@ from receiver_runtime.block_store.frames.errors import (
 from receiver_runtime.block_store.stores import stores
 from receiver_runtime.block_store.stores.local import LocalBlockStore
 from receiver_runtime.block_store.stores.object_store import ObjectBlockStore
-from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tracker_store.batches.received_block_tracker import AllocatedBlock
 from tracker_store.blocks.blocks import BlockHandle

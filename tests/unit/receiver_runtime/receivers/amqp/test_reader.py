@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 from receiver_runtime.receivers.amqp.client import DecodedProperties
+from receiver_runtime.receivers.amqp.declaration import Amqp
 from receiver_runtime.receivers.amqp.receiver import AmqpReceiver
 from receiver_runtime.receivers.amqp.records import Message
-from receiver_runtime.sources.declarations.amqp import Amqp
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 
 if TYPE_CHECKING:

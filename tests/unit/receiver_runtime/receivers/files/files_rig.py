@@ -6,8 +6,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from receiver_runtime.receivers.files.declaration import FileLines
 from receiver_runtime.receivers.files.reader import FilesReader
-from receiver_runtime.sources.declarations.files import FileLines
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.supervisor.receiver import Receiver
 from tests.unit.receiver_runtime.support import ManualClock

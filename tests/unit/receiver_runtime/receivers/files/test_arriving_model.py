@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from receiver_runtime.receivers.files.arriving import ArrivingCatalog, LocalFolder
-from receiver_runtime.sources.declarations.files import FileLines
+from receiver_runtime.receivers.files.declaration import FileLines
 from tests.support.searches import examples
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log, Reader
 

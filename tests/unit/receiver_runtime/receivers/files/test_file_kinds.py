@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from receiver_runtime.receivers.files.content import DecompressedFile
+from receiver_runtime.receivers.files.declaration import FileLines, FollowedFiles
 from receiver_runtime.receivers.files.file_kinds import Codec, UnreadableKindError, codec_of
-from receiver_runtime.sources.declarations.files import FileLines, FollowedFiles
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log
 from tests.unit.receiver_runtime.receivers.files.followed.followed_rig import follow, write
 from tests.unit.receiver_runtime.receivers.files.test_arriving import arriving, put

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.files import sharing as file_sharing
+from receiver_runtime.receivers.files.declaration import FileLines, FollowedFiles
 from receiver_runtime.receivers.files.followed.receiver import FollowedFilesReceiver
 from receiver_runtime.receivers.files.receiver import FileLinesReceiver
 from receiver_runtime.receivers.files.sharing import Sharing
-from receiver_runtime.sources.declarations.files import FileLines, FollowedFiles
 from tests.support.polling import eventually
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log, Supervisor
 from tracker_store.blocks.source_positions import Peer

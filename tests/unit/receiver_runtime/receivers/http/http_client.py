@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.receivers.http.acknowledgement import Acknowledgement, Stored, WaitingRequest
-from receiver_runtime.sources.declarations.http import Http
+from receiver_runtime.receivers.http.declaration import Http
 from tests.unit.receiver_runtime.receivers.test_keyed_hand_over import KeyedBlockLog
 from tests.unit.receiver_runtime.rig import Rig, rig
 from tests.unit.receiver_runtime.support import eventually

@@ -12,11 +12,11 @@ import pytest
 from forebay import Stream
 from forebay.cli.checks.findings import Health
 from forebay.cli.checks.source_checks import check_declaration
+from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.receivers.http.description import describe
 from receiver_runtime.receivers.http.requests.protocol import STREAM_PATH
 from receiver_runtime.receivers.http.routes import routes_of
-from receiver_runtime.sources.declarations.base import SourceError
-from receiver_runtime.sources.declarations.http import Http
+from receiver_runtime.sources.source import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,8 +85,8 @@ def test_a_missing_extra_is_reported_in_one_sentence_and_only_if_needed() -> Non
 import sys
 sys.modules['opentelemetry'] = None
 from receiver_runtime.process.receiver_registry import make_receiver
-from receiver_runtime.sources.declarations.http import Http
-from receiver_runtime.sources.declarations.base import SourceError
+from receiver_runtime.receivers.http.declaration import Http
+from receiver_runtime.sources.source import SourceError
 make_receiver(Http(listen='127.0.0.1:0'))
 assert 'google.protobuf' not in sys.modules
 try:

@@ -13,7 +13,7 @@ import pytest
 from receiver_runtime.receivers.connection_places import ConnectionPlaces, peer_of
 from receiver_runtime.receivers.http.connections import accepting
 from receiver_runtime.receivers.http.connections import connections as http_connections
-from receiver_runtime.sources.declarations.tcp import Tls, most_per_peer
+from receiver_runtime.sources.fields.tcp import Tls, most_per_peer
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 from tests.unit.receiver_runtime.receivers.http.http_client import SECONDS, Listening, listening
 from tests.unit.receiver_runtime.receivers.sockets.test_listener import is_closed

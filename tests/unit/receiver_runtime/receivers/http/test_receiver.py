@@ -21,9 +21,9 @@ import zstandard
 from receiver_runtime.block_store.frames.frame import FrameKind, SourceRule
 from receiver_runtime.block_store.frames.segment import IntactFrame
 from receiver_runtime.process.receiver_registry import make_receiver
+from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.receivers.http.requests import refusal_counts
-from receiver_runtime.sources.declarations.http import Http
-from receiver_runtime.sources.declarations.tcp import Tls
+from receiver_runtime.sources.fields.tcp import Tls
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.support.machine.held_ports import held_port
 from tests.unit.receiver_runtime.receivers.certificates import Authority
@@ -291,7 +291,7 @@ def test_401_without_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_missing_token_is_reported(tmp_path: Path) -> None:
     from receiver_runtime.process.receiver_registry import make_receiver  # noqa: PLC0415
-    from receiver_runtime.sources.declarations.http import Http  # noqa: PLC0415
+    from receiver_runtime.receivers.http.declaration import Http  # noqa: PLC0415
     from tests.unit.receiver_runtime.rig import rig  # noqa: PLC0415
 
     with rig(tmp_path, make_receiver(Http(listen="127.0.0.1:0", tokens=("env:NOT_THERE",)))) as made:
@@ -643,7 +643,7 @@ class TestStop:
 
     def test_a_taken_port_is_reported_and_tried_again(self, tmp_path: Path) -> None:
         from receiver_runtime.process.receiver_registry import make_receiver  # noqa: PLC0415
-        from receiver_runtime.sources.declarations.http import Http  # noqa: PLC0415
+        from receiver_runtime.receivers.http.declaration import Http  # noqa: PLC0415
         from tests.unit.receiver_runtime.rig import rig  # noqa: PLC0415
 
         with socket.create_server(("127.0.0.1", 0)) as taken:

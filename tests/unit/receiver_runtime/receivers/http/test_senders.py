@@ -137,7 +137,7 @@ def test_dead_letters_of_a_known_request_are_not_stored_again(two: Listening) ->
 
 def test_a_secret_without_a_token_is_reported(tmp_path: Path) -> None:
     from receiver_runtime.process.receiver_registry import make_receiver  # noqa: PLC0415
-    from receiver_runtime.sources.declarations.http import Http  # noqa: PLC0415
+    from receiver_runtime.receivers.http.declaration import Http  # noqa: PLC0415
     from tests.unit.receiver_runtime.rig import rig  # noqa: PLC0415
     from tests.unit.receiver_runtime.support import eventually  # noqa: PLC0415
 

@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("confluent_kafka")
 
 from receiver_runtime.receivers.kafka import places as kafka_places
+from receiver_runtime.receivers.kafka.declaration import Kafka
 from receiver_runtime.receivers.kafka.places import KafkaPlaces, Look
 from receiver_runtime.receivers.kafka.receiver import KafkaReceiver
-from receiver_runtime.sources.declarations.kafka import Kafka
 from tests.unit.receiver_runtime.rig import rig
 from tracker_store.blocks.blocks import Position
 

@@ -11,13 +11,13 @@ pytest.importorskip("confluent_kafka")
 from confluent_kafka import KafkaError
 from structlog.testing import capture_logs
 
+from receiver_runtime.receivers.kafka.declaration import Kafka
 from receiver_runtime.receivers.kafka.library import Fault, FetchedColumns
 from receiver_runtime.receivers.kafka.partition_rates import PartitionRates
 from receiver_runtime.receivers.kafka.places import Look, Partition
 from receiver_runtime.receivers.kafka.reader import KafkaReader, _ClientLog
 from receiver_runtime.receivers.kafka.receiver import KafkaReceiver
 from receiver_runtime.receivers.kafka.records import BadRecord, Records
-from receiver_runtime.sources.declarations.kafka import Kafka
 from tests.unit.receiver_runtime.receivers.kafka.test_partition_rates import records
 from tests.unit.receiver_runtime.rig import rig
 from tests.unit.receiver_runtime.support import ManualClock, eventually

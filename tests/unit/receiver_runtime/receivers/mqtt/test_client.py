@@ -7,7 +7,7 @@ pytest.importorskip("paho.mqtt.client")
 from paho.mqtt.client import Client, MQTTMessage
 
 from receiver_runtime.receivers.mqtt.client import MqttClient, UndecodableMessage, UnknownPahoError
-from receiver_runtime.sources.declarations.mqtt import Mqtt
+from receiver_runtime.receivers.mqtt.declaration import Mqtt
 
 SOURCE = Mqtt(host="127.0.0.1", topics=("a",), client_id="c")
 

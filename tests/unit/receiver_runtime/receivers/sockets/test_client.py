@@ -13,9 +13,9 @@ import pytest
 from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.receivers.sockets import client as socket_client
 from receiver_runtime.receivers.sockets.client import NO_MORE_DATA
-from receiver_runtime.sources.declarations.raw_socket import RawSocket
-from receiver_runtime.sources.declarations.socket_text import SocketText
-from receiver_runtime.sources.declarations.tcp import Tls
+from receiver_runtime.receivers.sockets.raw_declaration import RawSocket
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
+from receiver_runtime.sources.fields.tcp import Tls
 from tests.unit.receiver_runtime.receivers.certificates import Authority, Certificate
 from tests.unit.receiver_runtime.rig import Rig, rig
 from tests.unit.receiver_runtime.support import eventually

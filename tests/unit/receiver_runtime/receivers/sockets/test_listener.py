@@ -20,9 +20,9 @@ import pytest
 from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.receivers.framing import LETTER_BYTES
 from receiver_runtime.receivers.sockets import listener as socket_listener
-from receiver_runtime.sources.declarations.raw_socket import RawSocket
-from receiver_runtime.sources.declarations.socket_text import SocketText
-from receiver_runtime.sources.declarations.tcp import Tls
+from receiver_runtime.receivers.sockets.raw_declaration import RawSocket
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
+from receiver_runtime.sources.fields.tcp import Tls
 from tests.support.machine.held_ports import held_port
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 from tests.unit.receiver_runtime.rig import Rig, rig

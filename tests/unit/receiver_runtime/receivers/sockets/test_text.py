@@ -13,9 +13,9 @@ import pytest
 from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.receivers.sockets.client import NO_MORE_DATA
 from receiver_runtime.receivers.sockets.text import SocketTextReceiver
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from receiver_runtime.receivers.tcp import READ_BYTES
-from receiver_runtime.sources.declarations.base import Source, SourceError
-from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.sources.source import Source, SourceError
 from tests.unit.receiver_runtime.rig import rig
 from tests.unit.receiver_runtime.support import eventually
 from tracker_store.schema.states import DesiredState, ReceiverEventKind

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from receiver_runtime.sources.declarations.base import Source, SourceError
 from receiver_runtime.sources.fields import dialects
+from receiver_runtime.sources.source import Source, SourceError
 from receiver_runtime.sources.source_registry import parse_source
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from receiver_runtime.receivers.files.records import Limits, LineReader, Reading
-from receiver_runtime.sources.declarations.socket_text import SocketText
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from receiver_runtime.sources.fields.text_encoding import (
     LEAST_TRAIL_BYTE,
     by_mark,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from receiver_runtime.receivers.files.declaration import FollowedFiles
 from receiver_runtime.receivers.files.followed.catalog import FollowedCatalog
-from receiver_runtime.sources.declarations.files import FollowedFiles
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log, Reader
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from receiver_runtime.receivers.files.declaration import FollowedFiles
 from receiver_runtime.receivers.files.followed.catalog import FollowedCatalog
-from receiver_runtime.sources.declarations.files import FollowedFiles
 from tests.support.searches import examples
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log, Reader
 

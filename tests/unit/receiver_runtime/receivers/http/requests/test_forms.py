@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
+from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.receivers.http.requests.decompression import decompressed
 from receiver_runtime.receivers.http.requests.pushed import PushRefusedError
 from receiver_runtime.receivers.http.requests.records import lines_at_once, parse_plain
-from receiver_runtime.sources.declarations.http import Http
 from tests.support.searches import examples
 
 MOST = 2**20

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from receiver_runtime.sources.declarations.base import Guarantee, SourceError
-from receiver_runtime.sources.declarations.files import FileLines, FollowedFiles, WholeFiles
+from receiver_runtime.receivers.files.declaration import FileLines, FollowedFiles, WholeFiles
 from receiver_runtime.sources.fields.secret import EnvVar, SecretError
+from receiver_runtime.sources.source import Guarantee, SourceError
 from receiver_runtime.sources.source_registry import parse_source
 
 S3 = {"access_key": EnvVar("KEY"), "secret_key": "env:SECRET", "endpoint_override": "127.0.0.1:9000", "scheme": "http"}
@@ -61,5 +61,5 @@ def test_secrets_are_read_only_when_needed(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_declaring_a_source_does_not_load_pyarrow() -> None:
-    program = "import sys, receiver_runtime.sources.declarations.files; assert 'pyarrow' not in sys.modules"
+    program = "import sys, receiver_runtime.receivers.files.declaration; assert 'pyarrow' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

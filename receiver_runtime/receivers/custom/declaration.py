@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from receiver_runtime.sources.declarations.base import Guarantee, Source, SourceError
+from receiver_runtime.sources.source import Guarantee, Source, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from receiver_runtime.sources.declarations.base import Guarantee
-from receiver_runtime.sources.declarations.http import Http
-from receiver_runtime.sources.declarations.tcp import Tls
+from receiver_runtime.receivers.http.declaration import Http
+from receiver_runtime.sources.fields.tcp import Tls
+from receiver_runtime.sources.source import Guarantee
 from receiver_runtime.sources.source_registry import parse_source
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, PlainSerializer, ValidationInfo, field_validator, model_validator
 
-from receiver_runtime.sources.declarations.tcp import TcpSource
+from receiver_runtime.receivers.sockets.tcp_source import TcpSource
 from receiver_runtime.sources.fields.text_encoding import (
     LEAST_TRAIL_BYTE,
     check_byte_encoding,

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from forebay import Stream
 from receiver_runtime.process.receiver_registry import make_receiver
-from receiver_runtime.sources.declarations.base import SourceError
-from receiver_runtime.sources.declarations.custom import CustomSource
+from receiver_runtime.receivers.custom.declaration import CustomSource
+from receiver_runtime.sources.source import SourceError
 from receiver_runtime.sources.source_registry import parse_source
 from receiver_runtime.supervisor.receiver import Receiver
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from receiver_runtime.sources.declarations.base import Guarantee, Source, SourceRule
-from receiver_runtime.sources.declarations.tcp import Tls, parse_listen, parse_tls
 from receiver_runtime.sources.fields.secret import Secret  # noqa: TC001  pydantic evaluates it
 from receiver_runtime.sources.fields.several import Several  # noqa: TC001  pydantic reads it
+from receiver_runtime.sources.fields.tcp import Tls, parse_listen, parse_tls
 from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
+from receiver_runtime.sources.source import Guarantee, Source, SourceRule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

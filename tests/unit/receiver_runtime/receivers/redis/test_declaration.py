@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from receiver_runtime.sources.declarations.base import SourceError
+from receiver_runtime.sources.source import SourceError
 from receiver_runtime.sources.source_registry import parse_source
 
 GIVEN: dict[str, Any] = {"kind": "redis_streams", "host": "127.0.0.1", "streams": ["orders"], "group": "g"}

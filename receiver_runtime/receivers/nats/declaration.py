@@ -12,12 +12,12 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from receiver_runtime.sources.declarations.base import Guarantee, Source
-from receiver_runtime.sources.declarations.tcp import Servers, Tls, parse_tls
 from receiver_runtime.sources.fields.dialects import NATS_SUBJECTS
 from receiver_runtime.sources.fields.loopback import are_loopback
 from receiver_runtime.sources.fields.secret import Secret  # noqa: TC001  pydantic reads it
+from receiver_runtime.sources.fields.tcp import Servers, Tls, parse_tls
 from receiver_runtime.sources.fields.units import parse_duration
+from receiver_runtime.sources.source import Guarantee, Source
 
 _NAME = re.compile(r"[^\s.*>/\\]+")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from receiver_runtime.sources.declarations.tcp import TcpSource
+from receiver_runtime.receivers.sockets.tcp_source import TcpSource
 
 
 class RawSocket(TcpSource):

@@ -7,11 +7,11 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from receiver_runtime.sources.declarations.base import SourceError
-from receiver_runtime.sources.declarations.raw_socket import RawSocket
-from receiver_runtime.sources.declarations.socket_text import SocketText
-from receiver_runtime.sources.declarations.tcp import Tls
+from receiver_runtime.receivers.sockets.raw_declaration import RawSocket
+from receiver_runtime.receivers.sockets.text_declaration import SocketText
+from receiver_runtime.sources.fields.tcp import Tls
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
+from receiver_runtime.sources.source import SourceError
 from receiver_runtime.sources.source_registry import parse_source
 
 

@@ -6,7 +6,7 @@ import pika
 import pytest
 
 from receiver_runtime.receivers.amqp.records import Message, batch_of, keys_of
-from receiver_runtime.sources.declarations.base import SourceError
+from receiver_runtime.sources.source import SourceError
 from receiver_runtime.sources.source_registry import parse_source
 
 GIVEN: dict[str, Any] = {"kind": "amqp", "host": "a", "queues": ["orders"]}

@@ -10,9 +10,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from receiver_runtime.sources.declarations.base import Guarantee, Source
-from receiver_runtime.sources.declarations.tcp import Tls, parse_listen, parse_tls
+from receiver_runtime.sources.fields.tcp import Tls, parse_listen, parse_tls
 from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
+from receiver_runtime.sources.source import Guarantee, Source
 
 
 class Syslog(Source):

@@ -12,13 +12,13 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from receiver_runtime.sources.declarations.base import Guarantee, Source
-from receiver_runtime.sources.declarations.tcp import check_host
 from receiver_runtime.sources.fields.dialects import ZEROMQ_TOPICS
 from receiver_runtime.sources.fields.loopback import is_loopback
 from receiver_runtime.sources.fields.secret import Secret  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.fields.several import Several  # noqa: TC001  pydantic reads it
+from receiver_runtime.sources.fields.tcp import check_host
 from receiver_runtime.sources.fields.units import parse_bytes
+from receiver_runtime.sources.source import Guarantee, Source
 
 _TCP = re.compile(r"tcp://(?P<host>\[[^\]\s/;]+\]|[^:\[\]\s/;]+):(?P<port>\*|\d{1,5})")
 # A path from the root, or a name in Linux's abstract namespace.

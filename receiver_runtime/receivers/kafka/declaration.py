@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from receiver_runtime.sources.declarations.base import Source
-from receiver_runtime.sources.declarations.tcp import Servers  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.fields.dialects import check_librdkafka_numbers
 from receiver_runtime.sources.fields.loopback import are_loopback
 from receiver_runtime.sources.fields.secret import Secret
 from receiver_runtime.sources.fields.several import Several  # noqa: TC001  pydantic reads it
+from receiver_runtime.sources.fields.tcp import Servers  # noqa: TC001  pydantic reads it
+from receiver_runtime.sources.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from forebay import DeclarationError, Stream
-from receiver_runtime.sources.declarations.base import Guarantee, SourceError
-from receiver_runtime.sources.declarations.mqtt import Mqtt
+from receiver_runtime.receivers.mqtt.declaration import Mqtt
+from receiver_runtime.sources.source import Guarantee, SourceError
 from receiver_runtime.sources.source_registry import parse_source
 
 GIVEN: dict[str, Any] = {"kind": "mqtt", "host": "127.0.0.1", "topics": ["a/#"], "client_id": "c"}

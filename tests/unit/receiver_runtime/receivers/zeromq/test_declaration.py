@@ -7,7 +7,7 @@ import pytest
 from forebay import Stream
 from forebay.sources import ZeroMQ
 from orchestration.declarations.pipeline import DeclarationError
-from receiver_runtime.sources.declarations.base import SourceError
+from receiver_runtime.sources.source import SourceError
 from receiver_runtime.sources.source_registry import parse_source
 
 GIVEN: dict[str, Any] = {"kind": "zeromq", "endpoints": "tcp://127.0.0.1:5556", "socket": "sub"}

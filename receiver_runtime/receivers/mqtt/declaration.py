@@ -11,12 +11,12 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from receiver_runtime.sources.declarations.base import Guarantee, Source, SourceRule
-from receiver_runtime.sources.declarations.tcp import Host, Tls, address_of, parse_tls
 from receiver_runtime.sources.fields.dialects import MQTT_FILTERS
 from receiver_runtime.sources.fields.secret import Secret  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.fields.several import Several  # noqa: TC001  pydantic reads it
+from receiver_runtime.sources.fields.tcp import Host, Tls, address_of, parse_tls
 from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
+from receiver_runtime.sources.source import Guarantee, Source, SourceRule
 
 _PORT = 1883
 _TLS_PORT = 8883

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from receiver_runtime.sources.declarations.base import Guarantee, Source
 from receiver_runtime.sources.fields.dialects import FILE_NAMES, FILE_PATHS, PLAIN_PATHS, PLAIN_URLS, READ_FILE_NAMES
 from receiver_runtime.sources.fields.secret import Secret
 from receiver_runtime.sources.fields.text_encoding import TextEncoding  # noqa: TC001  pydantic evaluates it
 from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
+from receiver_runtime.sources.source import Guarantee, Source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from receiver_runtime.sources.declarations.base import SourceError
-from receiver_runtime.sources.declarations.kafka import Kafka
+from receiver_runtime.receivers.kafka.declaration import Kafka
 from receiver_runtime.sources.fields.secret import SecretError
+from receiver_runtime.sources.source import SourceError
 from receiver_runtime.sources.source_registry import parse_source
 from tests.support.searches import examples
 
