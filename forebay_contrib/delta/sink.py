@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from orchestration.declarations.sink import Committed, SinkError, Written
 from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.declared_directory import declared_directory
+from orchestration.sinks.file_table import FileTableSink, batch_folder
 from orchestration.sinks.parquet_staging import with_batch_time
 from orchestration.sinks.table_columns import check_fit
-from orchestration.sinks.tables.file_table import FileTableSink, batch_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.sink import Committed, SinkError, Written
 from orchestration.sinks.batch_column import BATCH_TIME
+from orchestration.sinks.file_table import FileTableSink
 from orchestration.sinks.parquet_staging import with_batch_time
 from orchestration.sinks.table_columns import check_fit
-from orchestration.sinks.tables.file_table import FileTableSink
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 
