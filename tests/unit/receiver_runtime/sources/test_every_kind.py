@@ -51,7 +51,7 @@ _IMPORT_ALL = (
     + """
 import importlib, os, pkgutil
 os.environ["FOREBAY_MODULE"] = "forebay.demo.pipeline"
-for package in ("tracker_store", "receiver_runtime", "orchestration", "forebay"):
+for package in ("tracker_store", "receiver_runtime", "orchestration", "forebay", "forebay_contrib"):
     for found in pkgutil.walk_packages([package], package + "."):
         if not found.name.startswith("receiver_runtime.receivers.") and not found.name.endswith("__main__"):
             importlib.import_module(found.name)
