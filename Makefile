@@ -147,7 +147,7 @@ wheel-demo: $(STAMP) ## build the wheel and run its demo in an empty environment
 
 clean: ## remove environments, caches and build results; your data in .forebay stays
 	rm -rf $(VENV) .venv-* $(UV_VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	find benchmarks forebay migrations orchestration receiver_runtime release tests tracker_store -name __pycache__ -prune -exec rm -rf {} +
+	find benchmarks examples forebay forebay_contrib migrations orchestration receiver_runtime release tests tracker_store -name __pycache__ -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml uv.lock $(ANOTHER_PYTHON)
 	@set -eu; \

@@ -9,7 +9,7 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGES = ("orchestration", "receiver_runtime", "tracker_store")
+PACKAGES = ("forebay_contrib", "orchestration", "receiver_runtime", "tracker_store")
 
 
 class ShadowedPackageError(ImportError):

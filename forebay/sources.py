@@ -1,25 +1,25 @@
-"""For your streams: the kinds of source that come with Forebay. Importing this loads no broker's client.
+"""For your streams: the kinds of source that packages register. Importing this loads no broker's client.
 
-``sources.pyi`` names them for type checkers. A kind of another package is imported from there.
+Each is imported when it is asked for. Type checkers read `sources.pyi`.
 """
 
 from __future__ import annotations
 
+from receiver_runtime.sources import source_registry
 from receiver_runtime.sources.fields.tcp import Tls
-from receiver_runtime.sources.plugins import registered
-from receiver_runtime.sources.source_registry import GROUP, source_class
 
-_KINDS = {
-    entry.attr: kind
-    for kind, entry in registered(GROUP).items()
-    if entry.dist is not None and entry.dist.name == "forebay"
-}
-
-__all__ = ["Tls", *sorted(_KINDS)]  # noqa: PLE0604  each is a name
+__all__ = ["Tls"]
 
 
 def __getattr__(name: str) -> object:
-    """Import a kind of source when it is named."""
-    if name not in _KINDS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}: use one of {', '.join(__all__)}")
-    return source_class(_KINDS[name])
+    """Return the registered source of this name. Raises AttributeError, and SourceError if its package is broken."""
+    kind = None if name.startswith("_") else source_registry.class_names().get(name)
+    if kind is None:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    return source_registry.source_class(kind)
+
+
+def __dir__() -> list[str]:
+    """Return every public name, those of registered sources among them."""
+    return sorted({*__all__, *source_registry.class_names()})

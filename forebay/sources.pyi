@@ -1,4 +1,4 @@
-# Written by `python -m release.stubs`.
+# Written by `python -m release.stub`.
 from receiver_runtime.receivers.amqp.declaration import Amqp as Amqp
 from receiver_runtime.receivers.custom.declaration import CustomSource as CustomSource
 from receiver_runtime.receivers.files.declaration import FileLines as FileLines
@@ -14,21 +14,3 @@ from receiver_runtime.receivers.sockets.text_declaration import SocketText as So
 from receiver_runtime.receivers.syslog.declaration import Syslog as Syslog
 from receiver_runtime.receivers.zeromq.declaration import ZeroMQ as ZeroMQ
 from receiver_runtime.sources.fields.tcp import Tls as Tls
-
-__all__ = [
-    "Amqp",
-    "CustomSource",
-    "FileLines",
-    "FollowedFiles",
-    "Http",
-    "Kafka",
-    "Mqtt",
-    "NatsJetStream",
-    "RawSocket",
-    "RedisStreams",
-    "SocketText",
-    "Syslog",
-    "Tls",
-    "WholeFiles",
-    "ZeroMQ",
-]

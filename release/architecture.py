@@ -90,7 +90,8 @@ def picture_of_rooms() -> str:
             lines.append(f"        {short}_{room}[{room}]{f' --> {arrows}' if arrows else ''}")
         lines.append("    end")
     lines += [
-        "    forebay_cli --> orchestration --> receiver_runtime_block_store & receiver_runtime_sources & tracker_store",
+        "    forebay_cli & forebay_contrib --> orchestration",
+        "    orchestration --> receiver_runtime_block_store & receiver_runtime_sources & tracker_store",
         "    receiver_runtime --> tracker_store",
         "```",
     ]

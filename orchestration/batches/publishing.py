@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import structlog
 
 from orchestration.declarations.sink import SinkError
-from orchestration.sinks.parquet.parquet import ParquetSink
 from orchestration.spark.patience import patiently
 from tracker_store.batches import outputs
 from tracker_store.connection.engine import connect, named_failures
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from orchestration.declarations.pipeline import Output, Pipeline
+    from orchestration.declarations.sink import Sink
 
 # Seconds between statements: well below the server's time-out for an idle transaction.
 _STILL_HERE_SECONDS = 2.0
@@ -81,8 +81,6 @@ def compact(engine: sa.Engine, pipeline: Pipeline, pipeline_id: int, *, most_sec
     give_up_at = time.monotonic() + most_seconds
     done: list[HourResult] = []
     for name, output in pipeline.outputs.items():
-        if not isinstance(output.sink, ParquetSink):
-            continue
         try:
             hours = output.sink.hours()
         except (SinkError, OSError) as error:
@@ -104,9 +102,7 @@ def compact(engine: sa.Engine, pipeline: Pipeline, pipeline_id: int, *, most_sec
     return done
 
 
-def _compact_hour(
-    pipeline_id: int, output: str, sink: ParquetSink, hour: datetime, connection: sa.Connection
-) -> int | None:
+def _compact_hour(pipeline_id: int, output: str, sink: Sink, hour: datetime, connection: sa.Connection) -> int | None:
     with held(connection, pipeline_id, output, hour):
         committed = outputs.commits_of_closed_hour(connection, pipeline_id, output, hour)
         if committed is None:

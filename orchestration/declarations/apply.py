@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from orchestration.declarations.pipeline import PER_HOST
-from orchestration.declarations.sink_places import place_of
+from orchestration.declarations.sink_kinds import place_of
+from receiver_runtime.sources.plugins import PluginError
 from receiver_runtime.sources.source import SourceError
 from tracker_store.batches import pipelines as store
 from tracker_store.connection.errors import SharedPlaceError, StrandingChangeError
@@ -162,7 +163,12 @@ def refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.Pi
     ]
     owners: dict[tuple[str, ...], tuple[str, str]] = {}
     for pipeline, name, output in outputs:
-        place = place_of(output.sink)
+        try:
+            place = place_of(output.sink)
+        except PluginError as error:
+            # It may be another pipeline's, which is not to keep this one from being applied.
+            log.warning("an output's place is not compared with others", output=f"{pipeline}.{name}", error=str(error))
+            continue
         if place is None:
             continue
         owner = owners.setdefault(place.key, (pipeline, name))

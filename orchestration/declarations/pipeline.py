@@ -43,7 +43,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-_PACKAGES = ("forebay", "orchestration", "receiver_runtime", "tracker_store")
+_PACKAGES = ("forebay", "forebay_contrib", "orchestration", "receiver_runtime", "tracker_store")
 _ROOT = Path(__file__).parents[2]
 
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from datetime import UTC
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -106,6 +106,26 @@ class OutputAttempt:
         return self.runs.get(attempt) == run_id or (attempt, run_id) == (self.attempt, self.run_id)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Name where a sink writes: `key` is equal for sinks that write to one place; `shown` is for people."""
+
+    key: tuple[str, ...]
+    shown: str
+
+
+@dataclass(frozen=True, slots=True)
+class TargetCheck:
+    """Say whether a target can be written to, what was found, and how to fix it; neither text holds a secret.
+
+    A warning is for what batches may survive, or what can't be known from here.
+    """
+
+    health: Literal["ok", "warning", "failed"]
+    found: str
+    way_out: str = ""
+
+
 def unchecked() -> None:
     """Check nothing: no other process publishes."""
 
@@ -118,10 +138,28 @@ class Sink(ABC):
     publishes: ClassVar[bool] = False
     #: Whether the target has its own commits, which decide (`committed`).
     commits: ClassVar[bool] = False
+    #: Whether the hours that are over are merged by `compact_hour`.
+    compact: bool = False
 
     @abstractmethod
     def declaration(self) -> dict[str, Any]:
-        """Return the declaration that `forebay apply` writes, with secrets as references."""
+        """Return the declaration that `forebay apply` writes, with secrets as references.
+
+        Its `kind` is the name under which a package registers the class in the entry point group `forebay.sinks`.
+        """
+
+    @classmethod
+    def place(cls, declaration: Mapping[str, Any]) -> Place | None:  # noqa: ARG003  subclasses need it
+        """Return where a sink of this declaration writes, because two outputs at one place would replace each other.
+
+        The declaration may be an older one from the driver log. Never access the target. None: any number of outputs
+        may have this declaration.
+        """
+        return None
+
+    def check_target(self) -> TargetCheck | None:
+        """Return whether this user could write to the target from here, without changing it; None: not known."""
+        return None
 
     def committed(self, attempt: OutputAttempt) -> Committed | None:  # noqa: ARG002  subclasses need it
         """Return what an attempt at this batch has committed in the target, for a later attempt to adopt.
@@ -141,6 +179,23 @@ class Sink(ABC):
 
         `check` is called before each step that readers see, and raises if this process may no longer publish.
         """
+
+    def hours(self) -> list[datetime]:
+        """Return the hours that need `compact_hour`, oldest first."""
+        return []
+
+    def compact_hour(
+        self,
+        time: datetime,
+        committed: Mapping[datetime, int],
+        *,
+        check: Check = unchecked,
+    ) -> int | None:
+        """Merge the batches of one of the `hours`, which is over; return its rows, or None if nothing was merged.
+
+        Called under the lock of `publish`. `committed` are the attempts of the hour's batches, all published.
+        """
+        raise NotImplementedError((time, committed, check))
 
     def reached(self, step: Step) -> None:  # noqa: B027
         """Do nothing; tests override it to stop or kill the process at a step."""

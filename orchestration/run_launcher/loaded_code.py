@@ -7,7 +7,7 @@ import sysconfig
 from pathlib import Path
 
 # A change of these packages is an upgrade of Forebay, which restarts every process anyway.
-_OWN_PACKAGES = ("forebay", "orchestration", "receiver_runtime", "tracker_store", "migrations")
+_OWN_PACKAGES = ("forebay", "forebay_contrib", "orchestration", "receiver_runtime", "tracker_store", "migrations")
 
 
 class LoadedCode:

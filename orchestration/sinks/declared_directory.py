@@ -1,10 +1,15 @@
-"""Take a directory as a sink's declaration names it; refuse what would become a local directory of that odd name."""
+"""Take a directory as a sink's declaration names it; refuse what would become a local directory of that odd name.
+
+Also names and checks the place of such a declaration. Creates and writes nothing.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from orchestration.declarations.pipeline import DeclarationError
+from orchestration.declarations.sink import Place, TargetCheck
 from receiver_runtime.block_store.roots import not_a_directory, without_secrets
 
 
@@ -23,3 +28,21 @@ def declared_directory(path: str | Path, sink: str, *, otherwise: str = "") -> P
         message = f"{sink}: path {without_secrets(str(path))!r}: {why}{otherwise}"
         raise DeclarationError(message)
     return Path(path).absolute()
+
+
+def directory_place(path: str) -> Place:
+    """Return the place of a declared path or URL: its options and other spellings make no difference."""
+    if "://" in path:
+        return Place(("files", path.partition("?")[0].rstrip("/")), repr(path))
+    return Place(("files", os.path.normpath(path) if path.startswith("/") else path), repr(path))
+
+
+def check_directory(path: Path) -> TargetCheck:
+    """Check whether this user could write in a directory, or create it."""
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not there.is_dir():
+        return TargetCheck("failed", f"{there} is no directory", "Declare another path, or move the file.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        way_out = "Let the account that runs batches write there, or declare another path."
+        return TargetCheck("failed", f"{there} can't be written by this user", way_out)
+    return TargetCheck("ok", f"{path} can be written" if there == path else f"{path} can be created")

@@ -1,4 +1,4 @@
-"""The Spark session that the tests of a process share, driver logs, and a database that sinks write to."""
+"""Driver logs and block stores that batches run on, and a newer version of the schema."""
 
 from __future__ import annotations
 
@@ -15,33 +15,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from pyspark.sql import SparkSession
 
-    from tests.integration.orchestration.target_database import Target
-    from tests.support.postgres.server import TestServer
     from tests.support.spark.batch_rig import System
-    from tests.support.spark.shared_session import SharedSession
-
-
-@pytest.fixture(scope="session")
-def shared_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedSession]:
-    """Return the holder of this process's session."""
-    from tests.support.spark.shared_session import SharedSession  # noqa: PLC0415  most tests load no Spark
-
-    made = SharedSession(tmp_path_factory.mktemp("spark"))
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def session(shared_session: SharedSession) -> Iterator[SparkSession]:
-    """Return the shared session, without what another test has changed in it."""
-    yield shared_session.get()
-    shared_session.reset()
-
-
-@pytest.fixture(scope="module")
-def no_shared_session(shared_session: SharedSession) -> None:
-    """End the shared session, for a module whose sessions have settings of their own."""
-    shared_session.stop()
 
 
 @pytest.fixture
@@ -60,17 +34,6 @@ def settings_in_environment(database_url: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     monkeypatch.setenv("FOREBAY_HOME", str(tmp_path))
     monkeypatch.setenv("FOREBAY_SPARK_MASTER", "local[2]")
-
-
-@pytest.fixture
-def target(postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
-    """Return a user's database that sinks write to, named by TARGET_URL."""
-    from tests.integration.orchestration.target_database import Target  # noqa: PLC0415  as above
-
-    with postgres_server.database(migrated=False) as url:
-        made = Target(url)
-        monkeypatch.setenv("TARGET_URL", made.url)
-        yield made
 
 
 @pytest.fixture

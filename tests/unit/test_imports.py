@@ -126,7 +126,7 @@ def test_check_of_loaded_modules_can_fail() -> None:
 @pytest.mark.parametrize(
     "package",
     [
-        *("orchestration", "receiver_runtime", "tracker_store"),
+        *("forebay_contrib", "orchestration", "receiver_runtime", "tracker_store"),
         *("receiver_runtime.block_store", "receiver_runtime.sources"),
     ],
 )

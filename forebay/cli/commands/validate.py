@@ -11,7 +11,7 @@ import sqlalchemy as sa
 import typer
 
 from forebay.cli.checks.findings import Finding, Health, all_well, findings_table
-from forebay.cli.checks.sink_checks import APPLICATION, check_sink
+from forebay.cli.checks.sink_checks import check_sink
 from forebay.cli.checks.source_checks import check_declaration, check_source
 from forebay.cli.instance.database import database_url, naming_the_log
 from forebay.cli.terminal.console import Console
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from orchestration.declarations.pipeline import Pipeline, Stream
+
+_APPLICATION = "forebay validate"
 
 
 def validate(
@@ -96,7 +98,7 @@ def _examine(module: str, *, offline: bool) -> Iterator[Finding]:
         return
     running: set[str] = set()
     try:
-        with naming_the_log(url), connect_once(url, application_name=APPLICATION) as connection:
+        with naming_the_log(url), connect_once(url, application_name=_APPLICATION) as connection:
             running = {row.stream for row in receiver_status(connection) if row.state == ReceiverState.ACTIVE}
             yield from _compare(connection, pipelines, streams)
     except (DriverLogError, sa.exc.SQLAlchemyError) as error:
@@ -104,7 +106,7 @@ def _examine(module: str, *, offline: bool) -> Iterator[Finding]:
     for stream in streams:
         yield from check_source(stream, running=running)
     for output in outputs:
-        yield from check_sink(output)
+        yield check_sink(output)
 
 
 def _conflicts(pipelines: Sequence[Pipeline], streams: Sequence[Stream]) -> Iterator[Finding]:

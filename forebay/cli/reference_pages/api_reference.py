@@ -36,7 +36,7 @@ MODULES = (
     "forebay.components",
     "forebay.spark",
 )
-_PACKAGES = ("forebay", "orchestration", "receiver_runtime", "tracker_store")
+_PACKAGES = ("forebay", "forebay_contrib", "orchestration", "receiver_runtime", "tracker_store")
 # Methods of a receiver that its process calls.
 _INTERNAL = {"attach_supervisor", "make_run", "supervisor"}
 _WIDTH = 100
@@ -61,8 +61,14 @@ def python_api() -> Iterator[str]:
         yield f"## {name}"
         yield ""
         yield from _markdown(module.__doc__)
-        for exported in sorted(module.__all__):
+        for exported in public_names(module):
             yield from _described(module, exported)
+
+
+def public_names(module: ModuleType) -> list[str]:
+    """Return what a module exports, with what packages register there: a module that has such names lists them."""
+    listed = vars(module).get("__dir__")
+    return sorted(module.__all__ if listed is None else listed())
 
 
 def _described(module: ModuleType, name: str) -> Iterator[str]:

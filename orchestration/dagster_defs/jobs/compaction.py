@@ -26,7 +26,6 @@ from orchestration.batches.following import (
 from orchestration.batches.publishing import compact, publish_what_is_left
 from orchestration.declarations.pipeline import Output, Pipeline
 from orchestration.declarations.settings import DatabaseUrlMissingError, Settings
-from orchestration.sinks.parquet.parquet import ParquetSink
 from tracker_store.batches.outputs import commits_to_publish
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.connection.engine import connect, create_engine
@@ -55,9 +54,7 @@ def has_compaction(pipeline: Pipeline) -> bool:
 
 def compacted_outputs(pipeline: Pipeline) -> list[Output]:
     """Return the outputs whose closed hours are merged into one directory."""
-    return [
-        output for output in pipeline.outputs.values() if isinstance(output.sink, ParquetSink) and output.sink.compact
-    ]
+    return [output for output in pipeline.outputs.values() if output.sink.compact]
 
 
 @contextmanager

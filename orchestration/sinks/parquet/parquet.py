@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.sink import DeliveryGuarantee, Sink, Step, Written, unchecked
-from orchestration.sinks.declared_directory import declared_directory
+from orchestration.sinks.declared_directory import check_directory, declared_directory, directory_place
 from orchestration.sinks.directories import hidden_beside, recover, replace, sweep, sync
 from orchestration.sinks.parquet.parquet_hours import batches_of, compacted_directory, rewrite_hour
 from orchestration.sinks.parquet.parquet_objects import ParquetObjects
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
     from pyspark.sql import DataFrame
 
-    from orchestration.declarations.sink import Check, OutputAttempt
+    from orchestration.declarations.sink import Check, OutputAttempt, Place, TargetCheck
 
 
 #: How often a directory is listed that changes meanwhile.
@@ -86,6 +86,15 @@ class ParquetSink(Sink):
         """Return the declaration that `forebay apply` writes."""
         path = str(self.path) if self._objects is None else str(self._objects.url)
         return {"kind": "parquet", "path": path, **({"compact": True} if self.compact else {})}
+
+    @classmethod
+    def place(cls, declaration: Mapping[str, Any]) -> Place:
+        """Return the directory or prefix."""
+        return directory_place(declaration["path"])
+
+    def check_target(self) -> TargetCheck | None:
+        """Check the directory; an object store is not asked."""
+        return check_directory(self.path) if self._objects is None else None
 
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
         """Write to a directory of this attempt in this process; every file and directory is synced on return."""
@@ -165,10 +174,7 @@ class ParquetSink(Sink):
         raise FileNotFoundError(f"{root} was changed during each of {_LISTINGS} listings: read again")
 
     def hours(self) -> list[datetime]:
-        """Return the hours that need `compact_hour`, oldest first: those with several directories or hidden leftovers.
-
-        The driver log decides whether an hour is over.
-        """
+        """Return the hours with several directories or hidden leftovers; the driver log decides whether one is over."""
         if self._objects is not None:
             return self._objects.hours() if self.compact else []
         hidden = [left.with_name(left.name.split(".")[1]) for left in self.path.glob("date=*/.hour=*")]

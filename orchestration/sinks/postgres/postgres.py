@@ -31,7 +31,7 @@ from orchestration.declarations.sink import (
     Written,
 )
 from orchestration.sinks.batch_column import BATCH_TIME
-from orchestration.sinks.postgres.postgres_access import changes_rows, unsupported
+from orchestration.sinks.postgres.postgres_access import changes_rows, check_access, unsupported
 from orchestration.sinks.postgres.postgres_columns import (
     MOST_NAME_BYTES,
     Column,
@@ -40,6 +40,7 @@ from orchestration.sinks.postgres.postgres_columns import (
     columns_of,
     fitted,
 )
+from orchestration.sinks.postgres.postgres_place import table_place
 from orchestration.sinks.postgres.postgres_staging import ANSWER, REFUSED, Address, Staging, TargetError
 from orchestration.sinks.table_columns import refuse_table
 from receiver_runtime.block_store.secret_url import SecretUrl
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
+    from orchestration.declarations.sink import Place, TargetCheck
     from orchestration.sinks.postgres.postgres_totals import Totals
 
 Mode = Literal["append", "overwrite", "merge"]
@@ -152,6 +154,15 @@ class PostgresSink(Sink):
             **({} if self.on_bad_rows == "fail" else {"on_bad_rows": self.on_bad_rows}),
             **({} if self.totals is None else {"totals": self.totals.declaration()}),
         }
+
+    @classmethod
+    def place(cls, declaration: Mapping[str, Any]) -> Place:
+        """Return the table, by the URL as it is written."""
+        return table_place(declaration)
+
+    def check_target(self) -> TargetCheck:
+        """Ask the target for the login's rights, and for what the table has that this sink does not write."""
+        return check_access(self.declaration())
 
     def committed(self, attempt: OutputAttempt) -> Committed | None:
         """Return the batch's commit in the target's `forebay_commits`, if the driver log knows its attempt."""

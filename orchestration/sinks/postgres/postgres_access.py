@@ -9,13 +9,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orchestration.sinks.postgres.postgres_staging import Address
+from orchestration.declarations.sink import TargetCheck
+from orchestration.sinks.postgres.postgres_staging import Address, TargetError
 from receiver_runtime.block_store.secret_url import SecretUrl
-from receiver_runtime.sources.fields.secret import Secret
+from receiver_runtime.sources.fields.secret import Secret, SecretError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_APPLICATION = "forebay validate"
 _REFERENCES = ("env:", "file:")
 _KINDS = {
     "v": "a view",
@@ -38,7 +40,27 @@ class Access:
     warnings: list[str]
 
 
-def access(sink: Mapping[str, Any], application_name: str) -> Access:
+def check_access(sink: Mapping[str, Any]) -> TargetCheck:
+    """Check what `access` finds for a declaration of a `PostgresSink`, and say how to fix it."""
+    try:
+        found = access(sink)
+    except SecretError as error:
+        way_out = "Set it where batches run; to check the target from here, set it here too."
+        return TargetCheck("warning", f"{sink['table']}: {error}", way_out)
+    except TargetError as error:
+        return TargetCheck("failed", str(error), "Start the target, or correct the URL.")
+    if found.missing_rights:
+        way_out = "Grant it to the login of the sink's URL."
+        return TargetCheck("failed", "; ".join(found.missing_rights + found.misfits), way_out)
+    if found.misfits:
+        return TargetCheck("failed", "; ".join(found.misfits), "Give the output a table of its own.")
+    if found.warnings:
+        way_out = "If it was made by mode='merge', go back to that, or drop the constraint."
+        return TargetCheck("warning", "; ".join(found.warnings), way_out)
+    return TargetCheck("ok", f"{sink['table']}: its Postgres answers, and may be written to")
+
+
+def access(sink: Mapping[str, Any]) -> Access:
     """Return what would be in the way of an output's batches.
 
     `sink`: the declaration of a `PostgresSink`. Raises TargetError if there is no connection, and SecretError.
@@ -46,7 +68,7 @@ def access(sink: Mapping[str, Any], application_name: str) -> Access:
     url = Secret(sink["url"]).resolve() if sink["url"].startswith(_REFERENCES) else sink["url"]
     password = None if sink["password"] is None else Secret(sink["password"]).resolve()
     schema, _, table = sink["table"].partition(".")
-    with closing(Address(SecretUrl(url), password, application_name).connect()) as connection:
+    with closing(Address(SecretUrl(url), password, _APPLICATION).connect()) as connection:
         connection.set_session(readonly=True, autocommit=True)
         with connection.cursor() as cursor:
             cursor.execute(

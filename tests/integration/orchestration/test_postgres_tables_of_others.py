@@ -94,8 +94,8 @@ def test_the_check_before_a_batch_names_each_right_that_is_missing_and_what_the_
         sink = {**PostgresSink(EnvVar("TARGET_URL"), "counts").declaration(), "url": url}
         rule = "the table public.counts has the rule away, which PostgresSink does not write"
         may_not = f"{role} may not create tables in the schema public, which every attempt does"
-        assert access(sink, "test") == Access([may_not, f"{role} lacks DELETE on public.counts"], [rule], [])
-        merges = access({**sink, "mode": "merge", "key": ["word"]}, "test")
+        assert access(sink) == Access([may_not, f"{role} lacks DELETE on public.counts"], [rule], [])
+        merges = access({**sink, "mode": "merge", "key": ["word"]})
         assert merges.missing_rights[1] == f"{role} lacks DELETE and UPDATE on public.counts"
         assert "no unique constraint on its key (word)" in merges.misfits[1]
     finally:
@@ -104,10 +104,10 @@ def test_the_check_before_a_batch_names_each_right_that_is_missing_and_what_the_
 
 def test_the_check_warns_of_append_on_a_table_that_merge_made(target: Target) -> None:
     merge = PostgresSink(EnvVar("TARGET_URL"), "counts", mode="merge", key="word")
-    assert access(merge.declaration(), "test") == Access([], [], [])
+    assert access(merge.declaration()) == Access([], [], [])
     merge.write(words(("a", 1)), attempt())
-    assert access(merge.declaration(), "test") == Access([], [], [])
-    [warning] = access(PostgresSink(EnvVar("TARGET_URL"), "counts").declaration(), "test").warnings
+    assert access(merge.declaration()) == Access([], [], [])
+    [warning] = access(PostgresSink(EnvVar("TARGET_URL"), "counts").declaration()).warnings
     assert warning.startswith("counts_pkey of public.counts lets no two batches have a row of the same word")
 
 

@@ -15,8 +15,8 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from forebay import DeclarationError, DeltaSink, IcebergSink, ParquetSink
+from forebay_contrib.iceberg.sink import _directory
 from orchestration.declarations.sink import SinkError
-from orchestration.sinks.tables.iceberg import _directory
 from tests.integration.orchestration.frame_without_spark import words
 from tests.integration.orchestration.target_database import attempt
 

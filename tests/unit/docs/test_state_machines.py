@@ -63,7 +63,7 @@ def test_the_page_names_exactly_the_functions_that_move_a_state(machine: str) ->
 def test_no_statement_outside_tracker_store_moves_a_state() -> None:
     texts = [
         file.read_text(encoding="utf-8")
-        for package in ("forebay", "orchestration", "receiver_runtime")
+        for package in ("forebay", "forebay_contrib", "orchestration", "receiver_runtime")
         for file in (ROOT / package).rglob("*.py")
     ]
     assert [text for text in texts if re.search(r"\bUPDATE forebay\.", text)] == []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from receiver_runtime.sources.plugins import PluginError, load, registered
+from tests.support.installed_package import install_package
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,17 +23,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _package(folder: Path, name: str, entry: str, module: str = "") -> None:
-    metadata = folder / f"{name}-1.5.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n")
-    (metadata / "entry_points.txt").write_text(f"[{_GROUP}]\n{entry}\n")
-    (folder / f"{name}_code.py").write_text(module)
-
-
 def test_a_registered_class_is_imported_when_it_is_asked_for(install: Path) -> None:
-    _package(install, "good", "boom = good_code:Boom", "class Boom(ValueError): pass")
-    _package(install, "bad", "apart = bad_code:Apart", "raise RuntimeError('unplugged')")
+    install_package(install, "good", _GROUP, "boom = good_code:Boom", "class Boom(ValueError): pass")
+    install_package(install, "bad", _GROUP, "apart = bad_code:Apart", "raise RuntimeError('unplugged')")
     assert list(registered(_GROUP)) == ["apart", "boom"]
     assert load(_GROUP, "boom", ValueError).__name__ == "Boom"
 
@@ -52,13 +45,13 @@ def test_what_cannot_be_loaded_names_its_package(
     install: Path, monkeypatch: pytest.MonkeyPatch, entry: str, module: str, words: str
 ) -> None:
     monkeypatch.delitem(sys.modules, "p_code", raising=False)
-    _package(install, "p", entry, module)
+    install_package(install, "p", _GROUP, entry, module)
     with pytest.raises(PluginError, match=words):
         load(_GROUP, "x", ValueError)
 
 
 def test_a_name_that_two_packages_register_is_refused(install: Path) -> None:
-    _package(install, "one", "x = one_code:X", "class X(ValueError): pass")
-    _package(install, "two", "x = two_code:X", "class X(ValueError): pass")
+    install_package(install, "one", _GROUP, "x = one_code:X", "class X(ValueError): pass")
+    install_package(install, "two", _GROUP, "x = two_code:X", "class X(ValueError): pass")
     with pytest.raises(PluginError, match=r"one 1.5 and two 1.5 both register 'x'"):
         load(_GROUP, "x", ValueError)

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from orchestration.declarations.pipeline import DeclarationError
-from orchestration.declarations.sink import Committed, SinkError, Written
+from orchestration.declarations.sink import Committed, Place, SinkError, Written
 from orchestration.sinks.batch_column import BATCH_TIME
+from orchestration.sinks.file_table import FileTableSink
 from orchestration.sinks.parquet_staging import with_batch_time
 from orchestration.sinks.table_columns import check_fit
-from orchestration.sinks.tables.file_table import FileTableSink
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 
@@ -82,6 +82,16 @@ class IcebergSink(FileTableSink):
             "catalog": self.name,
             "properties": {key: str(value) for key, value in self._catalog.items()},
         }
+
+    @classmethod
+    def place(cls, declaration: Mapping[str, Any]) -> Place:
+        """Return the table in its catalog: a SQL catalog has its own name in its tables."""
+        properties, name = declaration["properties"], declaration["catalog"]
+        catalog = [str(properties.get(key, "")) for key in ("type", "uri", "warehouse")]
+        if catalog[0] in ("", "sql") or not catalog[1]:
+            catalog.append(name)
+        table = declaration["table"]
+        return Place(("iceberg", table, *catalog), f"Iceberg table {table} of catalog {name}")
 
     def committed(self, attempt: OutputAttempt) -> Committed | None:
         """Return the newest attempt at this batch in the table's snapshots, if the driver log knows its run."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import psycopg2.extensions
 import pytest
 
-from orchestration.declarations.sink_places import place_of
+from forebay import PostgresSink
 
 
 def key(url: str) -> tuple[str, ...]:
-    found = place_of({"kind": "postgres", "url": url, "table": "public.t"})
-    assert found is not None
-    return found.key
+    return PostgresSink.place({"url": url, "table": "public.t"}).key
 
 
 @pytest.mark.parametrize(

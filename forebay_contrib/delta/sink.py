@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from orchestration.declarations.sink import Committed, SinkError, Written
 from orchestration.sinks.batch_column import BATCH_TIME
-from orchestration.sinks.declared_directory import declared_directory
+from orchestration.sinks.declared_directory import check_directory, declared_directory, directory_place
+from orchestration.sinks.file_table import FileTableSink, batch_folder
 from orchestration.sinks.parquet_staging import with_batch_time
 from orchestration.sinks.table_columns import check_fit
-from orchestration.sinks.tables.file_table import FileTableSink, batch_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
-    from orchestration.declarations.sink import OutputAttempt
+    from orchestration.declarations.sink import OutputAttempt, Place, TargetCheck
     from orchestration.sinks.parquet_staging import StagedFile
 
 _CONSTRAINTS = "delta.constraints."
@@ -68,6 +68,15 @@ class DeltaSink(FileTableSink):
     def declaration(self) -> dict[str, Any]:
         """Return the declaration that `forebay apply` writes."""
         return {"kind": "delta", "path": str(self.path)}
+
+    @classmethod
+    def place(cls, declaration: Mapping[str, Any]) -> Place:
+        """Return the table's directory."""
+        return directory_place(declaration["path"])
+
+    def check_target(self) -> TargetCheck:
+        """Check the table's directory."""
+        return check_directory(self.path)
 
     def committed(self, attempt: OutputAttempt) -> Committed | None:
         """Return the newest attempt at this batch in the table, if the driver log knows its run."""

@@ -1,4 +1,7 @@
-"""Fixtures for all tests. Unused fixtures cost nothing: the server is started with the first database."""
+"""Fixtures for all tests, those of `forebay_contrib` among them.
+
+Unused ones cost nothing: the server is started with the first database, Spark with the first session.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import sqlalchemy as sa
+    from pyspark.sql import SparkSession
 
+    from tests.integration.orchestration.target_database import Target
     from tests.support.postgres.server import TestServer
+    from tests.support.spark.shared_session import SharedSession
 
 
 # An example may take long on a busy machine; in CI hypothesis has no deadline anyway.
@@ -75,3 +81,37 @@ def home() -> Iterator[Path]:
     """Make an empty FOREBAY_HOME."""
     with state_directory() as directory:
         yield directory
+
+
+@pytest.fixture(scope="session")
+def shared_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedSession]:
+    """Return the holder of this process's session."""
+    from tests.support.spark.shared_session import SharedSession  # noqa: PLC0415  most tests load no Spark
+
+    made = SharedSession(tmp_path_factory.mktemp("spark"))
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def session(shared_session: SharedSession) -> Iterator[SparkSession]:
+    """Return the shared session, without what another test has changed in it."""
+    yield shared_session.get()
+    shared_session.reset()
+
+
+@pytest.fixture(scope="module")
+def no_shared_session(shared_session: SharedSession) -> None:
+    """End the shared session, for a module whose sessions have settings of their own."""
+    shared_session.stop()
+
+
+@pytest.fixture
+def target(postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
+    """Return a user's database that sinks write to, named by TARGET_URL."""
+    from tests.integration.orchestration.target_database import Target  # noqa: PLC0415  as above
+
+    with postgres_server.database(migrated=False) as url:
+        made = Target(url)
+        monkeypatch.setenv("TARGET_URL", made.url)
+        yield made

@@ -1,0 +1,16 @@
+# Written by `python -m release.stub`.
+from forebay_contrib.delta.sink import DeltaSink as DeltaSink
+from forebay_contrib.iceberg.sink import IcebergSink as IcebergSink
+from orchestration.declarations.batch import Batch as Batch
+from orchestration.declarations.pipeline import DeclarationError as DeclarationError
+from orchestration.declarations.pipeline import Output as Output
+from orchestration.declarations.pipeline import Pipeline as Pipeline
+from orchestration.declarations.pipeline import Stream as Stream
+from orchestration.declarations.pipeline import Window as Window
+from orchestration.sinks.console import ConsoleSink as ConsoleSink
+from orchestration.sinks.foreach_batch import ForeachBatchSink as ForeachBatchSink
+from orchestration.sinks.parquet.parquet import ParquetSink as ParquetSink
+from orchestration.sinks.postgres.postgres import PostgresSink as PostgresSink
+from orchestration.sinks.postgres.postgres_totals import Totals as Totals
+from receiver_runtime.sources.fields.secret import EnvVar as EnvVar
+from receiver_runtime.sources.fields.secret import Secret as Secret
