@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-postgres outage cluster systems alone e2e screenshots deploy image docs s3 kafka brokers namespaces stress chaos fuzz searches slow full check audit wheel-demo clean
+.PHONY: help setup demo up test contrib test-postgres outage cluster systems alone e2e screenshots deploy image docs s3 kafka brokers namespaces stress chaos fuzz searches slow full check audit wheel-demo clean
 
 # A Python of your choice: make PYTHON=/path/to/python3. Arguments for a target's command: make demo ARGS=--help.
 PYTHON ?=
@@ -51,8 +51,12 @@ test: $(STAMP) ## each behaviour that needs no broker, cluster or browser; ARGS=
 	@$(if $(filter tests/unit%,$(ARGS)),,$(BIN)/python -m tests.support.spark.class_archive)
 	@$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
+contrib: $(STAMP) ## the contributed kinds of source and sink (forebay_contrib), as far as they need no broker
+	@$(BIN)/python -m tests.support.spark.class_archive
+	@$(BIN)/python -m pytest $(IN_PARALLEL) forebay_contrib $(ARGS)
+
 searches: $(STAMP) ## the property searches of `make test`, each with all of its examples and not a quarter
-	FOREBAY_TEST_SEARCH=whole $(BIN)/python -m pytest $(IN_PARALLEL) -m "search and not slow" $(ARGS)
+	FOREBAY_TEST_SEARCH=whole $(BIN)/python -m pytest $(IN_PARALLEL) -m "search and not slow" forebay_contrib tests $(ARGS)
 
 slow: $(STAMP) ## tests that take long and need nothing else: whole systems, kills, instances of Dagster
 	@$(BIN)/python -m tests.support.spark.class_archive
@@ -116,7 +120,7 @@ kafka: $(STAMP) ## the Kafka source on Apache Kafka, downloaded by Maven into ~/
 	$(BIN)/python -m pytest -m kafka tests/conformance $(ARGS)
 
 brokers: $(STAMP) ## the other sources on their brokers, from Debian: mosquitto, RabbitMQ, nats-server, Redis, rsyslog; and pgbouncer
-	$(BIN)/python -m pytest $(IN_PARALLEL) -m brokers tests/conformance $(ARGS)
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m brokers forebay_contrib tests/conformance $(ARGS)
 
 namespaces: $(STAMP) ## three hosts as network namespaces, one cut off for 30 s and reconnected; needs root and Go
 	$(BIN)/python -m pytest -m namespaces tests/namespaces $(ARGS)

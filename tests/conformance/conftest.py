@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conformance.source_rig import SourceRig
+from tests.conformance.source_rig import make_rig as make_rig  # noqa: PLC0414  a fixture
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from receiver_runtime.sources.source import Source
     from tests.support.brokers.kafka import AnyKafka, KafkaBroker, KafkaCluster
 
 _MOCKED = pytest.StashKey[str]()
@@ -72,19 +71,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if why is not None:
         terminalreporter.section("Kafka")
         terminalreporter.line(f"NOT on Apache Kafka, but on librdkafka's mock cluster, and in part only: {why}")
-
-
-@pytest.fixture
-def make_rig(database_url: str, tmp_path: Path) -> Iterator[Callable[..., SourceRig]]:
-    """Return a function that makes a stream of a source with its receivers; it takes `SourceRig.make`'s arguments."""
-    made: list[SourceRig] = []
-
-    def make(source: Source, **settings: Any) -> SourceRig:  # noqa: ANN401  of the stream
-        rig = SourceRig.make(database_url, tmp_path / f"rig-{len(made)}", source, stream=f"s{len(made)}", **settings)
-        made.append(rig)
-        return rig
-
-    yield make
-    for rig in made:
-        rig.close()
-        print(rig.logs()[-6000:])  # noqa: T201  shown if the test fails

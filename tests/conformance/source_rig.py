@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pytest
 
 from receiver_runtime.block_store.frames.frame import FrameKind
 from receiver_runtime.block_store.frames.segment import IntactFrame
@@ -18,7 +19,7 @@ from tracker_store.reports.checks import check_data
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from receiver_runtime.sources.source import Source
@@ -160,3 +161,19 @@ class SourceRig(ReceiverProcesses):
     def failed_checks(self) -> list[object]:
         with connect(self.engine) as connection:
             return [result for result in check_data(connection) if not result.passed]
+
+
+@pytest.fixture
+def make_rig(database_url: str, tmp_path: Path) -> Iterator[Callable[..., SourceRig]]:
+    """Return a function that makes a stream of a source with its receivers; it takes `SourceRig.make`'s arguments."""
+    made: list[SourceRig] = []
+
+    def make(source: Source, **settings: Any) -> SourceRig:  # noqa: ANN401  of the stream
+        rig = SourceRig.make(database_url, tmp_path / f"rig-{len(made)}", source, stream=f"s{len(made)}", **settings)
+        made.append(rig)
+        return rig
+
+    yield make
+    for rig in made:
+        rig.close()
+        print(rig.logs()[-6000:])  # noqa: T201  shown if the test fails

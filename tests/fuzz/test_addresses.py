@@ -7,14 +7,14 @@ from contextlib import suppress
 
 from pydantic import ValidationError
 
+from forebay_contrib.nats.declaration import NatsJetStream
+from forebay_contrib.syslog.declaration import Syslog
 from receiver_runtime.block_store.frames.errors import BlockStoreError
 from receiver_runtime.block_store.roots import root_names, split_roots
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.block_store.stores.stores import open_block_store
 from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.receivers.kafka.declaration import Kafka
-from receiver_runtime.receivers.nats.declaration import NatsJetStream
-from receiver_runtime.receivers.syslog.declaration import Syslog
 from receiver_runtime.sources.fields.loopback import host_name
 from receiver_runtime.sources.fields.tcp import address_of, parse_listen
 from receiver_runtime.sources.fields.units import parse_bytes, parse_duration

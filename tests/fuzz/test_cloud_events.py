@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 
-from receiver_runtime.receivers.http.protocols.cloud_events import (
+from forebay_contrib.cloud_events.events import (
     BATCHED,
     STRUCTURED,
     is_cloud_event,

@@ -9,8 +9,8 @@ from google.protobuf.json_format import Parse
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 
-from receiver_runtime.receivers.http.protocols.otlp_answers import JSON, PROTOBUF, exported, status
-from receiver_runtime.receivers.http.protocols.otlp_logs import _from_json, parse_logs
+from forebay_contrib.opentelemetry.answers import JSON, PROTOBUF, exported, status
+from forebay_contrib.opentelemetry.logs import _from_json, parse_logs
 from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED
 from receiver_runtime.receivers.http.requests.pushed import Pushed
 from tests.fuzz.http_bodies import MOST_BYTES, check_taken, limits, refused

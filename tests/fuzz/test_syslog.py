@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from forebay_contrib.syslog.framing import SyslogFraming
+from forebay_contrib.syslog.parsing import _ERRORS
 from receiver_runtime.block_path.text_check import TextCheck
-from receiver_runtime.receivers.syslog.framing import SyslogFraming
-from receiver_runtime.receivers.syslog.parsing import _ERRORS
 from tests.fuzz.splits import splits
 from tests.fuzz.target import fuzzed
 

@@ -13,12 +13,12 @@ import pytest
 from pydantic_core import PydanticUndefined
 
 from forebay import Stream
+from forebay_contrib.mqtt.declaration import Mqtt
+from forebay_contrib.nats.declaration import NatsJetStream
+from forebay_contrib.redis.declaration import RedisStreams
+from forebay_contrib.zeromq.declaration import ZeroMQ
 from receiver_runtime.receivers.files.declaration import FileLines, FollowedFiles, WholeFiles
 from receiver_runtime.receivers.kafka.declaration import Kafka
-from receiver_runtime.receivers.mqtt.declaration import Mqtt
-from receiver_runtime.receivers.nats.declaration import NatsJetStream
-from receiver_runtime.receivers.redis.declaration import RedisStreams
-from receiver_runtime.receivers.zeromq.declaration import ZeroMQ
 
 if TYPE_CHECKING:
     from receiver_runtime.sources.source import Source

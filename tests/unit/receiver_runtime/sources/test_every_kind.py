@@ -54,8 +54,11 @@ import importlib, os, pkgutil
 os.environ["FOREBAY_MODULE"] = "forebay.demo.pipeline"
 for package in ("tracker_store", "receiver_runtime", "orchestration", "forebay", "forebay_contrib"):
     for found in pkgutil.walk_packages([package], package + "."):
-        if not found.name.startswith("receiver_runtime.receivers.") and not found.name.endswith("__main__"):
-            importlib.import_module(found.name)
+        room, _, module = found.name.rpartition(".")
+        is_kind = room.startswith(("receiver_runtime.receivers", "forebay_contrib."))
+        if not is_kind or module.endswith(("declaration", "protocol", "sink")):
+            if module != "__main__":
+                importlib.import_module(found.name)
 sources = sys.modules["forebay.sources"]
 print(*(getattr(sources, name).__name__ for name in dir(sources)))
 """

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from receiver_runtime.receivers.amqp.declaration import Amqp
+from forebay_contrib.amqp.declaration import Amqp
+from forebay_contrib.mqtt.declaration import Mqtt
+from forebay_contrib.nats.declaration import NatsJetStream
+from forebay_contrib.redis.declaration import RedisStreams
+from forebay_contrib.syslog.declaration import Syslog
+from forebay_contrib.zeromq.declaration import ZeroMQ
 from receiver_runtime.receivers.files.declaration import FileLines, FollowedFiles, WholeFiles
 from receiver_runtime.receivers.kafka.declaration import Kafka
-from receiver_runtime.receivers.mqtt.declaration import Mqtt
-from receiver_runtime.receivers.nats.declaration import NatsJetStream
-from receiver_runtime.receivers.redis.declaration import RedisStreams
 from receiver_runtime.receivers.sockets.raw_declaration import RawSocket
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
-from receiver_runtime.receivers.syslog.declaration import Syslog
-from receiver_runtime.receivers.zeromq.declaration import ZeroMQ
 from receiver_runtime.sources.fields.secret import EnvVar
 from receiver_runtime.sources.fields.tcp import Tls
 from receiver_runtime.sources.source import SourceRule

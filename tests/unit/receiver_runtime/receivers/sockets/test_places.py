@@ -6,9 +6,9 @@ import contextlib
 import socket
 from typing import TYPE_CHECKING
 
+from forebay_contrib.syslog.declaration import Syslog
 from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
-from receiver_runtime.receivers.syslog.declaration import Syslog
 from tests.unit.receiver_runtime.receivers.sockets.test_listener import is_closed, port_of
 from tests.unit.receiver_runtime.rig import Rig, rig
 from tests.unit.receiver_runtime.support import eventually

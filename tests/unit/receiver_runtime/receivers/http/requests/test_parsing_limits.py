@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay_contrib.opentelemetry import logs as otlp_logs
 from receiver_runtime.receivers.http import body_reader
-from receiver_runtime.receivers.http.protocols import otlp_logs
 from receiver_runtime.receivers.http.requests import records
 from receiver_runtime.receivers.http.requests.decompression import decompressed
 from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits, ParsingStoppedError

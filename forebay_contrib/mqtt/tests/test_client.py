@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("paho.mqtt.client")
+
+from paho.mqtt.client import Client, MQTTMessage
+
+from forebay_contrib.mqtt.client import MqttClient, UndecodableMessage, UnknownPahoError
+from forebay_contrib.mqtt.declaration import Mqtt
+
+SOURCE = Mqtt(host="127.0.0.1", topics=("a",), client_id="c")
+
+
+@pytest.mark.parametrize("name", ["_send_pubrec", "_handle_publish", "_handle_pubrel"])
+def test_a_paho_with_other_internals_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Paho's own handling of QoS 2 loses what a killed process had in memory."""
+    monkeypatch.delattr(Client, name)
+    with pytest.raises(UnknownPahoError, match=f"install paho-mqtt 2.1. It has no {name}"):
+        MqttClient(SOURCE, "c-1")
+
+
+def test_the_installed_paho_is_accepted() -> None:
+    assert MqttClient(SOURCE, "c-1").is_v5
+
+
+def pair(key: bytes, value: bytes) -> bytes:
+    """Encode a user property as it is sent."""
+    return b"\x26" + b"".join(len(text).to_bytes(2, "big") + text for text in (key, value))
+
+
+def publish(properties: bytes) -> bytes:
+    """Encode a QoS 1 message with the id 7 as it is sent."""
+    return b"\0\x01t\0\x07" + bytes([len(properties)]) + properties + b"payload"
+
+
+@pytest.mark.parametrize(
+    ("properties", "found"),
+    [
+        (pair(b"id", b"1"), [("id", "1")]),
+        # Paho refuses the first two; no broker should pass on the others.
+        (b"\x03\0\x03\xef\xbb\xbf" + pair(b"id", "\ufeff2".encode()), [("id", "\ufeff2")]),
+        (pair(b"id", b"a\0b"), [("id", "a\0b")]),
+        (pair(b"id", b"\xff"), None),
+        (b"\x7f\x7f", None),
+        (b"\x26\0\xffa", None),
+        (b"\x03\0\x01a" * 2, None),
+    ],
+)
+@pytest.mark.parametrize("dup", [0, 8])
+def test_a_message_is_passed_on_whatever_its_properties_are(
+    properties: bytes, found: list[tuple[str, str]] | None, dup: int
+) -> None:
+    """Otherwise the broker would send it again on each connection, for ever, and nothing behind it."""
+    client = MqttClient(SOURCE, "c-1")
+    came: list[MQTTMessage] = []
+    client.on_message = lambda *arguments: came.append(arguments[2])
+    client._in_packet |= {"command": 0x32 | dup, "packet": bytearray(publish(properties))}
+    client._handle_publish()
+    (message,) = came
+    assert (message.mid, message.qos, message.dup, message.retain) == (7, 1, bool(dup), False)
+    assert (message.topic, bytes(message.payload)) == ("t", b"payload")
+    assert isinstance(message, UndecodableMessage) is (found is None)
+    assert getattr(message.properties, "UserProperty", None) == found
+
+
+def test_truncated_properties_end_the_connection() -> None:
+    client = MqttClient(SOURCE, "c-1")
+    client._in_packet |= {"command": 0x32, "packet": bytearray(publish(b"\x01\x01")[:7])}
+    with pytest.raises(ValueError, match="a PUBLISH of 7 bytes"):
+        client._handle_publish()

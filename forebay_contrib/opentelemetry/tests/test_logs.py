@@ -1,0 +1,391 @@
+"""Check OTLP/HTTP logs, from requests to records and answers, with protobuf's own classes and those of the SDK."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+
+from forebay_contrib.opentelemetry import answers as otlp_answers
+from forebay_contrib.opentelemetry.logs import parse_logs
+from receiver_runtime.receivers.http.requests.pushed import Pushed, PushRefusedError
+
+PROTOBUF = b"application/x-protobuf"
+JSON = b"application/json"
+TIME = 1_767_225_600_123_456_789
+TRACE = "5b8efff798038103d269b633813fc60c"
+SPAN = "eee19b7ec3c1b174"
+
+
+def request(**changes: Any) -> ExportLogsServiceRequest:  # noqa: ANN401  fields of the record
+    made = ExportLogsServiceRequest()
+    of_resource = made.resource_logs.add()
+    of_resource.resource.attributes.add(key="service.name").value.string_value = "shop"
+    of_resource.schema_url = "https://example.com/schema"
+    of_scope = of_resource.scope_logs.add()
+    of_scope.scope.name, of_scope.scope.version = "checkout", "1.2"
+    fields: dict[str, Any] = {
+        "time_unix_nano": TIME,
+        "observed_time_unix_nano": TIME + 1,
+        "severity_number": 9,
+        "severity_text": "INFO",
+        "body": AnyValue(string_value="grün"),
+        "attributes": [KeyValue(key="user", value=AnyValue(int_value=2**53 + 1))],
+        "trace_id": bytes.fromhex(TRACE),
+        "span_id": bytes.fromhex(SPAN),
+        "flags": 1,
+        "event_name": "order",
+    }
+    of_scope.log_records.add(**{**fields, **changes})
+    return made
+
+
+def parsed(body: bytes, kind: bytes = PROTOBUF, *, most_bytes: int = 10_000) -> Pushed:
+    return parse_logs([(b"content-type", kind)], body, most_bytes=most_bytes, most_bytes_in_all=100_000)
+
+
+def only(body: bytes, kind: bytes = PROTOBUF) -> dict[str, Any]:
+    [record] = parsed(body, kind).records
+    assert record.body is not None
+    found: dict[str, Any] = json.loads(record.body)
+    return found
+
+
+WHOLE = {
+    "time_unix_nano": TIME,
+    "observed_time_unix_nano": TIME + 1,
+    "severity_number": 9,
+    "severity_text": "INFO",
+    "event_name": "order",
+    "body": "grün",
+    "attributes": {"user": 2**53 + 1},
+    "dropped_attributes_count": 0,
+    "trace_id": TRACE,
+    "span_id": SPAN,
+    "flags": 1,
+    "resource": {"attributes": {"service.name": "shop"}, "schema_url": "https://example.com/schema"},
+    "scope": {"name": "checkout", "version": "1.2", "attributes": {}, "schema_url": None},
+}
+
+OTLP_JSON = {
+    "resourceLogs": [
+        {
+            "resource": {"attributes": [{"key": "service.name", "value": {"stringValue": "shop"}}]},
+            "schemaUrl": "https://example.com/schema",
+            "scopeLogs": [
+                {
+                    "scope": {"name": "checkout", "version": "1.2"},
+                    "logRecords": [
+                        {
+                            "timeUnixNano": str(TIME),
+                            "observedTimeUnixNano": TIME + 1,
+                            "severityNumber": 9,
+                            "severityText": "INFO",
+                            "eventName": "order",
+                            "body": {"stringValue": "grün"},
+                            "attributes": [{"key": "user", "value": {"intValue": str(2**53 + 1)}}],
+                            "traceId": TRACE.upper(),
+                            "spanId": SPAN,
+                            "flags": 1,
+                            "aFieldToCome": {"a": 1},
+                        }
+                    ],
+                }
+            ],
+        }
+    ]
+}
+
+
+def test_a_protobuf_record_keeps_every_field() -> None:
+    assert only(request().SerializeToString()) == WHOLE
+
+
+def test_a_json_record_gives_the_same() -> None:
+    assert only(json.dumps(OTLP_JSON).encode(), JSON + b"; charset=utf-8") == WHOLE
+
+
+def test_an_empty_record_has_all_fields() -> None:
+    made = ExportLogsServiceRequest()
+    made.resource_logs.add().scope_logs.add().log_records.add()
+    record = only(made.SerializeToString())
+    assert set(record) == set(WHOLE)
+    assert {record[name] for name in ("time_unix_nano", "severity_number", "body", "trace_id")} == {None}
+
+
+@pytest.mark.parametrize("kind", [PROTOBUF, JSON])
+def test_an_empty_request_has_no_records(kind: bytes) -> None:
+    assert parsed(b"" if kind == PROTOBUF else b"{}", kind) == Pushed([], [])
+
+
+def test_values_of_each_type_are_converted() -> None:
+    values = AnyValue()
+    for value in (
+        AnyValue(bool_value=True),
+        AnyValue(double_value=1.5),
+        AnyValue(double_value=float("nan")),
+        AnyValue(double_value=float("-inf")),
+        AnyValue(bytes_value=b"\xff\x00"),
+        AnyValue(),
+    ):
+        values.array_value.values.append(value)
+    values.array_value.values.add().kvlist_value.values.add(key="k").value.int_value = -1
+    record = only(request(body=values).SerializeToString())
+    assert record["body"] == [True, 1.5, "NaN", "-Infinity", "/wA=", None, {"k": -1}]
+
+
+def test_records_of_several_resources_and_scopes_keep_theirs() -> None:
+    made = request()
+    made.resource_logs[0].scope_logs.add().log_records.add(severity_text="b")
+    second = made.resource_logs.add()
+    second.resource.attributes.add(key="service.name").value.string_value = "till"
+    second.scope_logs.add().log_records.add(severity_text="c")
+    records = [json.loads(record.body or b"") for record in parsed(made.SerializeToString()).records]
+    assert [(r["severity_text"], r["resource"]["attributes"]["service.name"], r["scope"]["name"]) for r in records] == [
+        ("INFO", "shop", "checkout"),
+        ("b", "shop", None),
+        ("c", "till", None),
+    ]
+
+
+def test_the_key_is_the_requests_bytes_if_a_time_is_fine_enough() -> None:
+    first, same, other = (
+        parsed(made.SerializeToString()).records[0].key for made in (request(), request(), request(flags=0))
+    )
+    assert first is not None
+    assert first == same != other
+
+
+def test_requests_that_may_be_equal_by_chance_have_no_key() -> None:
+    coarse = {"time_unix_nano": TIME // 10**6 * 10**6, "observed_time_unix_nano": 0}
+    assert parsed(request(**coarse).SerializeToString()).records[0].key is None
+
+
+def test_the_server_handles_an_idempotency_key() -> None:
+    headers = [(b"content-type", PROTOBUF), (b"idempotency-key", b"k")]
+    assert (
+        parse_logs(headers, request().SerializeToString(), most_bytes=10_000, most_bytes_in_all=10_000).records[0].key
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"trace_id": b"short"}, "trace_id has 5 bytes"),
+        ({"span_id": b"x" * 16}, "span_id has 16 bytes"),
+        ({"body": AnyValue(string_value="y" * 2000)}, "max_record_bytes is 1000"),
+    ],
+)
+def test_an_error_in_a_record_rejects_only_that_record(changes: dict[str, Any], words: str) -> None:
+    made = request()
+    made.MergeFrom(request(**changes))
+    pushed = parsed(made.SerializeToString(), most_bytes=1000)
+    [record], [rejected] = pushed.records, pushed.rejected
+    assert json.loads(record.body or b"") == WHOLE
+    assert words in rejected.why
+    assert json.loads(rejected.data)["severity_text"] == "INFO"
+
+
+def test_too_large_a_result_is_413() -> None:
+    made = request()
+    scope = made.resource_logs[0].scope_logs[0]
+    for _ in range(1000):
+        scope.log_records.add()
+    with pytest.raises(PushRefusedError, match="max_waiting_bytes") as raised:
+        parsed(made.SerializeToString())
+    assert raised.value.status == 413
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (PROTOBUF, b"\xff\xff"),
+        (PROTOBUF, request().SerializeToString()[:-1]),
+        (JSON, b""),
+        (JSON, b"[]"),
+        (JSON, b'{"resource_logs": []}'),
+        (JSON, b"\xff"),
+        (JSON, b'{"resourceLogs": 1}'),
+        (JSON, b'{"resourceLogs": [1]}'),
+        (JSON, b'{"resourceLogs": [{"scopeLogs": [{"logRecords": [7]}]}]}'),
+        (JSON, b'{"resourceLogs": [{"scopeLogs": [{"logRecords": [{"traceId": "xyz"}]}]}]}'),
+        (JSON, b'{"resourceLogs": [{"scopeLogs": [{"logRecords": [{"traceId": 12}]}]}]}'),
+        (JSON, b'{"resourceLogs": [{"scopeLogs": [{"logRecords": [{"flags": NaN}]}]}]}'),
+        (JSON, b'{"resourceLogs": [{"scopeLogs": [{"logRecords": [{"severityText": "\\ud800"}]}]}]}'),
+        (JSON, b'{"resourceLogs": [{"scopeLogs": [{"logRecords": [{"timeUnixNano": "1e999999999"}]}]}]}'),
+        (JSON, b'{"a":' * 100_000),
+        (JSON, b'{"resourceLogs": [{"scopeLogs": [{"logRecords": [{"flags": ' + b"9" * 5000 + b"}]}]}]}"),
+    ],
+)
+def test_an_invalid_request_is_400(kind: bytes, body: bytes) -> None:
+    with pytest.raises(PushRefusedError, match=r"ExportLogsServiceRequest|nested") as raised:
+        parsed(body, kind)
+    assert raised.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        rb'{"\ud800": 1, "resourceLogs": []}',
+        rb'{"resourceLogs": [{"\uDFFF": 1}]}',
+        rb'{"resourceLogs": [{"scopeLogs": [{"logRecords": [{"body": {"stringValue": "\ud800x"}}]}]}]}',
+        rb'{"resourceLogs": [{"scopeLogs": [{"logRecords": [{"severityText": "\udc00\ud800"}]}]}]}',
+    ],
+)
+def test_half_a_surrogate_pair_anywhere_is_400(body: bytes) -> None:
+    with pytest.raises(PushRefusedError, match="no ExportLogsServiceRequest in JSON") as refused:
+        parsed(body, JSON)
+    assert refused.value.status == 400
+    # What is said of it can be written to any log.
+    str(refused.value).encode()
+
+
+def test_a_whole_surrogate_pair_is_one_character() -> None:
+    body = json.dumps(OTLP_JSON | {"\U0001f600": 1}).encode()
+    assert b"\\ud83d\\ude00" in body
+    assert only(body, JSON) == WHOLE
+
+
+def test_another_media_type_is_415() -> None:
+    with pytest.raises(PushRefusedError, match="application/x-protobuf or application/json") as raised:
+        parsed(b"", b"text/plain")
+    assert raised.value.status == 415
+
+
+@given(st.binary(max_size=300), st.sampled_from([PROTOBUF, JSON]))
+def test_any_bytes_are_logs_or_refused(body: bytes, kind: bytes) -> None:
+    with suppress(PushRefusedError):
+        parsed(body, kind)
+
+
+def deep(levels: int) -> bytes:
+    """Encode a record's body of nested arrays as bytes, because protobuf's own classes refuse to make it."""
+    made: bytes = AnyValue(string_value="x").SerializeToString()
+    for field in [b"\x0a", b"\x2a"] * levels + [b"\x2a", b"\x12", b"\x12", b"\x0a"]:
+        length, size = len(made), b""
+        while length > 127:
+            size += bytes([length & 127 | 128])
+            length >>= 7
+        made = field + size + bytes([length]) + made
+    return made
+
+
+def test_nested_values_are_taken_up_to_a_depth() -> None:
+    assert only(deep(40))["body"] == json.loads("[" * 40 + '"x"' + "]" * 40)
+    with pytest.raises(PushRefusedError):
+        parsed(deep(400))
+
+
+@pytest.mark.parametrize("rejected", [0, 1, 200, 70_000])
+def test_protobuf_reads_the_answer(rejected: int) -> None:
+    expected = ExportLogsServiceResponse()
+    if rejected:
+        expected.partial_success.rejected_log_records = rejected
+        expected.partial_success.error_message = "grün " * 100
+    binary = otlp_answers.exported("application/x-protobuf", rejected=rejected, message="grün " * 100)
+    assert ExportLogsServiceResponse.FromString(binary) == expected
+    assert binary == expected.SerializeToString()
+    text = otlp_answers.exported("application/json", rejected=rejected, message="grün " * 100)
+    assert json_format.Parse(text, ExportLogsServiceResponse()) == expected
+
+
+def test_an_error_is_a_status_message() -> None:
+    expected = Status(message="grün")
+    assert Status.FromString(otlp_answers.status("application/x-protobuf", "grün")) == expected
+    assert json_format.Parse(otlp_answers.status("application/json", "grün"), Status()) == expected
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"body": {"stringValue": "ok\ud83d"}},
+        {"body": {"intValue": "9223372036854775808"}},
+        {"body": {"arrayValue": {"values": [None]}}},
+        {"attributes": [None]},
+        {"timeUnixNano": -1},
+        {"traceId": "xyz"},
+        {"traceId": 12},
+        7,
+        None,
+    ],
+)
+def test_an_odd_log_record_in_json_refuses_no_other_and_is_kept(odd: object) -> None:
+    good = [{"timeUnixNano": "1767225600123456789", "body": {"stringValue": text}} for text in ("first", "third")]
+    request = {"resourceLogs": [{"resource": {}, "scopeLogs": [{"logRecords": [good[0], odd, good[1]]}]}]}
+    found = parse_logs(
+        [(b"content-type", b"application/json")],
+        json.dumps(request).encode(),
+        most_bytes=10_000,
+        most_bytes_in_all=10**6,
+    )
+    assert [json.loads(record.body or b"")["body"] for record in found.records] == ["first", "third"]
+    [rejected] = found.rejected
+    assert json.loads(rejected.data) == odd
+
+
+def test_an_odd_resource_refuses_no_other() -> None:
+    logs = [{"logRecords": [{"body": {"stringValue": "a"}}]}]
+    odd = {"resource": {"attributes": 7}, "scopeLogs": logs}
+    body = json.dumps({"resourceLogs": [odd, {"resource": {}, "scopeLogs": logs}]}).encode()
+    found = parse_logs([(b"content-type", b"application/json")], body, most_bytes=10_000, most_bytes_in_all=10**6)
+    assert (len(found.records), len(found.rejected)) == (1, 1)
+
+
+BAD = b"BAD!"
+
+
+def _broken(body: bytes) -> bytes:
+    """Return a request whose strings with the mark are no UTF-8: only its bytes can be such."""
+    return body.replace(BAD, b"\xff\xfe\xfd\xfc")
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=5), min_size=1, max_size=4), st.booleans())
+def test_a_record_in_protobuf_that_is_none_refuses_no_other_and_is_kept(bad: list[list[bool]], unknown: bool) -> None:
+    made = ExportLogsServiceRequest()
+    number = 0
+    for of_one in bad:
+        scope = made.resource_logs.add().scope_logs.add()
+        for is_bad in of_one:
+            number += 1
+            body = AnyValue(string_value=f"{number} BAD!" if is_bad else f"{number}")
+            scope.log_records.add(time_unix_nano=TIME, body=body)
+    # A field of a later version, of each wire type, is passed over.
+    more = b"\xf8\x07\x05\xf9\x07" + bytes(8) + b"\xfa\x07\x02ab\xfd\x07" + bytes(4) if unknown else b""
+    data = _broken(made.SerializeToString()) + more
+    if all(all(of_one) for of_one in bad):
+        with pytest.raises(PushRefusedError) as raised:
+            parsed(data)
+        assert raised.value.status == 400
+        return
+    found = parsed(data)
+    all_of_them = [is_bad for of_one in bad for is_bad in of_one]
+    good = [str(n) for n, is_bad in enumerate(all_of_them, 1) if not is_bad]
+    assert [json.loads(record.body or b"")["body"] for record in found.records] == good
+    assert len(found.rejected) == sum(all_of_them)
+    assert all(b"\xff\xfe\xfd\xfc" in one.data for one in found.rejected)
+
+
+def test_a_resource_in_protobuf_that_is_none_refuses_no_other() -> None:
+    bad, good = request(), request()
+    bad.resource_logs[0].resource.attributes[0].value.string_value = "BAD!"
+    bad.resource_logs[0].scope_logs[0].log_records.add(time_unix_nano=TIME)
+    good.resource_logs[0].scope_logs.add().scope.name = "BAD!"
+    good.resource_logs[0].scope_logs[1].log_records.add(time_unix_nano=TIME)
+    found = parsed(_broken(bad.SerializeToString() + good.SerializeToString()))
+    assert [json.loads(record.body or b"")["scope"]["name"] for record in found.records] == ["checkout"]
+    assert len(found.rejected) == 3
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_behind_a_request_are_read_or_refused(more: bytes) -> None:
+    with suppress(PushRefusedError):
+        parsed(_broken(request(body=AnyValue(string_value="BAD!")).SerializeToString()) + more)

@@ -1,0 +1,61 @@
+"""Receives syslog messages from any number of senders, by one listener for each transport of the source."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from forebay_contrib.syslog.declaration import Syslog
+from forebay_contrib.syslog.framing import SyslogFraming
+from receiver_runtime.receivers.run_receiver import RunReceiver
+from receiver_runtime.receivers.sockets.datagram_listener import DatagramListener
+from receiver_runtime.receivers.sockets.listener import SocketListener
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+# Seconds between turns with little data: parsing one message takes as long as parsing a hundred, so that messages of
+# one pause are parsed together.
+_PAUSE = 0.01
+
+
+class SyslogReceiver(RunReceiver):
+    """Receive the messages of a ``Syslog`` source. At most once: syslog has no acknowledgement."""
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = Syslog.columns
+
+    def __init__(self, source: Syslog) -> None:
+        super().__init__()
+        self._source = source
+        self._framing = SyslogFraming(timezone=source.timezone, max_record_bytes=source.max_record_bytes)
+
+    def make_run(self) -> _Listeners:
+        """Return the listeners. Their ``stop`` returns when every whole message that was read is handed on."""
+        listeners: list[DatagramListener | SocketListener] = []
+        if "udp" in self._source.transports:
+            listeners.append(
+                DatagramListener(
+                    self,
+                    self._source.listen_address,
+                    self._framing.cut_datagrams,
+                    receive_buffer=self._source.receive_buffer,
+                )
+            )
+        if "tcp" in self._source.transports:
+            listeners.append(SocketListener(self, self._source, self._framing, pause=_PAUSE))
+        return _Listeners(listeners)
+
+
+class _Listeners:
+    """Run several listeners as one."""
+
+    def __init__(self, listeners: Sequence[DatagramListener | SocketListener]) -> None:
+        self._listeners = listeners
+
+    def start(self) -> None:
+        for listener in self._listeners:
+            listener.start()
+
+    def stop(self) -> None:
+        for listener in self._listeners:
+            listener.stop()

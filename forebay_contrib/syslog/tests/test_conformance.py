@@ -1,0 +1,28 @@
+"""Syslog in the conformance suite, over TCP with both framings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forebay_contrib.syslog.tests.syslog_source import SyslogSender
+from tests.conformance.suite import ConformanceSuite
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# In seconds. A test waits for several things in turn, each for as long as a process start takes on a busy machine.
+pytestmark = pytest.mark.timeout(240, func_only=True)
+
+
+class TestSyslog(ConformanceSuite):
+    """At most once."""
+
+    asks_for_records = False
+
+    @pytest.fixture
+    def adapter(self, database_url: str) -> Iterator[SyslogSender]:
+        made = SyslogSender(database_url)
+        yield made
+        made.close()

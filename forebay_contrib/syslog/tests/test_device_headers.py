@@ -1,0 +1,293 @@
+"""Check the headers of messages as devices send them: each line has the form that its vendor writes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay_contrib.syslog.parsing import NO_TIME, parse
+from tests.support.searches import examples
+
+NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
+
+
+def rows(*messages: bytes, zone: str = "UTC") -> list[dict[str, Any]]:
+    data = b"\n".join(messages)
+    lengths = np.array([len(message) for message in messages], dtype=np.int64)
+    ends = np.cumsum(lengths + 1) - 1
+    columns = parse(data, ends - lengths, ends, received_at=int(NOW.timestamp()) * 1_000_000, timezone=zone)
+    for column in columns.values():
+        column.validate(full=True)
+    made = [
+        dict(zip(columns, row, strict=True)) for row in zip(*(c.to_pylist() for c in columns.values()), strict=True)
+    ]
+    assert [row["raw"] for row in made] == list(messages)
+    return made
+
+
+def at(text: str) -> datetime:
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+# Behind the priority: what came; then time, host, application, process, message.
+DEVICES: dict[str, tuple[str, str | None, str | None, str | None, str | None, str]] = {
+    "IOS, a fraction": (
+        "Mar 10 10:01:02.663: %SYS-5-CONFIG_I: Configured from console",
+        *("2026-03-10T10:01:02.663Z", None, "%SYS-5-CONFIG_I", None, "Configured from console"),
+    ),
+    "IOS, a number and a clock that is not set": (
+        "43: *Mar 10 10:01:02.663 UTC: %LINK-3-UPDOWN: Interface Gi1/0/4, changed state to up",
+        *("2026-03-10T10:01:02.663Z", None, "%LINK-3-UPDOWN", None, "Interface Gi1/0/4, changed state to up"),
+    ),
+    "IOS, two numbers, a year and a zone": (
+        "148883: 148879: .Mar  1 2026 20:25:25.123 CET: %SYS-6-LOGGINGHOST_STARTSTOP: Logging to host",
+        *("2026-03-01T19:25:25.123Z", None, "%SYS-6-LOGGINGHOST_STARTSTOP", None, "Logging to host"),
+    ),
+    "IOS, a name in front": (
+        "2361044: sw01: Mar 10 2026 12:59:59.398 UTC: %FOO-6-BAR: text",
+        *("2026-03-10T12:59:59.398Z", "sw01", "%FOO-6-BAR", None, "text"),
+    ),
+    "IOS, since its start": (
+        "12: 00:00:46: %LINK-3-UPDOWN: Interface up",
+        *(None, None, "%LINK-3-UPDOWN", None, "Interface up"),
+    ),
+    "IOS, weeks since its start": ("9: 3w2d: %SYS-5-RESTART: up", None, None, "%SYS-5-RESTART", None, "up"),
+    "IOS XR": (
+        "7: RP/0/RSP0/CPU0:Mar 10 10:01:02.663 : config[65749]: %MGBL-CONFIG-6-DB_COMMIT : Configuration committed",
+        *("2026-03-10T10:01:02.663Z", None, "config", "65749"),
+        "%MGBL-CONFIG-6-DB_COMMIT : Configuration committed",
+    ),
+    "IOS XR, with its host": (
+        "7: core1 RP/0/RSP0/CPU0:Mar 10 10:01:02.663 UTC: bgp[1052]: %ROUTING-BGP-5-ADJCHANGE : neighbor up",
+        *("2026-03-10T10:01:02.663Z", "core1", "bgp", "1052", "%ROUTING-BGP-5-ADJCHANGE : neighbor up"),
+    ),
+    "NX-OS": (
+        ": 2026 Mar 10 10:01:02 UTC: %ETHPORT-5-IF_DOWN: Interface Ethernet1/1 is down",
+        *("2026-03-10T10:01:02Z", None, "%ETHPORT-5-IF_DOWN", None, "Interface Ethernet1/1 is down"),
+    ),
+    "NX-OS, with a host": (
+        "2026 Mar 10 10:01:02.345 nx1 %VSHD-5-VSHD_SYSLOG_CONFIG_I: Configured from vty",
+        *("2026-03-10T10:01:02.345Z", "nx1", "%VSHD-5-VSHD_SYSLOG_CONFIG_I", None, "Configured from vty"),
+    ),
+    "ASA, no time": ("%ASA-6-302013: Built outbound", None, None, "%ASA-6-302013", None, "Built outbound"),
+    "ASA, a year": (
+        "Mar 10 2026 10:01:02: %ASA-6-302013: Built outbound",
+        *("2026-03-10T10:01:02Z", None, "%ASA-6-302013", None, "Built outbound"),
+    ),
+    "ASA, a year and its name": (
+        "Mar 10 2026 10:01:02 fw-1 : %ASA-6-302013: Built outbound",
+        *("2026-03-10T10:01:02Z", "fw-1", "%ASA-6-302013", None, "Built outbound"),
+    ),
+    "ASA, no year and its name": (
+        "Mar 10 10:01:02 fw-1 : %ASA-6-302013: Built outbound",
+        *("2026-03-10T10:01:02Z", "fw-1", "%ASA-6-302013", None, "Built outbound"),
+    ),
+    "ASA, a colon in front": (
+        ":Mar 10 10:01:02 UTC: %ASA-session-6-302015: Built inbound",
+        *("2026-03-10T10:01:02Z", None, "%ASA-session-6-302015", None, "Built inbound"),
+    ),
+    "FTD": (
+        "2026-03-10T10:01:02Z firepower : %FTD-6-305011: Built dynamic",
+        *("2026-03-10T10:01:02Z", "firepower", "%FTD-6-305011", None, "Built dynamic"),
+    ),
+    "ISE": (
+        "Mar 10 10:01:02 ise1 CISE_Passed_Authentications 0000012345 1 0 2026-03-10 10:01:02.345 +01:00 5200 NOTICE",
+        *("2026-03-10T10:01:02Z", "ise1", None, None),
+        "CISE_Passed_Authentications 0000012345 1 0 2026-03-10 10:01:02.345 +01:00 5200 NOTICE",
+    ),
+    "Junos": (
+        "Mar 10 10:01:02  mx1 mgd[1234]: UI_COMMIT: User 'lab'",
+        *("2026-03-10T10:01:02Z", "mx1", "mgd", "1234", "UI_COMMIT: User 'lab'"),
+    ),
+    "Junos, milliseconds and a year": (
+        "Mar 10 10:01:02.345 2026 mx1 sshd[77]: Accepted",
+        *("2026-03-10T10:01:02.345Z", "mx1", "sshd", "77", "Accepted"),
+    ),
+    "ArubaOS": (
+        "Mar 10 10:01:02 2026 aruba-1 authmgr[1234]: <522008> <NOTI> text",
+        *("2026-03-10T10:01:02Z", "aruba-1", "authmgr", "1234", "<522008> <NOTI> text"),
+    ),
+    "FortiGate": (
+        'date=2026-03-10 time=10:01:02 devname="FGT" logid="0000000013"',
+        *(None, None, None, None, 'date=2026-03-10 time=10:01:02 devname="FGT" logid="0000000013"'),
+    ),
+    "PAN-OS": (
+        "Mar 10 10:01:02 PA-220 1,2026/03/10 10:01:02,001234,TRAFFIC,end",
+        *("2026-03-10T10:01:02Z", "PA-220", None, None, "1,2026/03/10 10:01:02,001234,TRAFFIC,end"),
+    ),
+    "BIG-IP": (
+        "Mar 10 10:01:02 bigip1.example.com info tmm[1234]: Rule fired",
+        *("2026-03-10T10:01:02Z", "bigip1.example.com", None, None, "info tmm[1234]: Rule fired"),
+    ),
+    "EdgeOS": (
+        "Mar 10 10:01:02 gw kernel: [WAN_LOCAL-default-D]IN=eth0",
+        *("2026-03-10T10:01:02Z", "gw", "kernel", None, "[WAN_LOCAL-default-D]IN=eth0"),
+    ),
+    "RouterOS, as it is": (
+        "dhcp,info dhcp1 assigned 10.0.0.1",
+        *(None, None, None, None, "dhcp,info dhcp1 assigned 10.0.0.1"),
+    ),
+    "RouterOS, BSD": (
+        "Mar 10 10:01:02 MikroTik dhcp1 assigned 10.0.0.1",
+        *("2026-03-10T10:01:02Z", "MikroTik", None, None, "dhcp1 assigned 10.0.0.1"),
+    ),
+    "ESXi": (
+        "2026-03-10T10:01:02.345Z esx1.example.com Hostd: info hostd[2099921] text",
+        *("2026-03-10T10:01:02.345Z", "esx1.example.com", "Hostd", None, "info hostd[2099921] text"),
+    ),
+    "DSM": (
+        "Mar 10 10:01:02 NAS Connection: User [admin] logged in",
+        *("2026-03-10T10:01:02Z", "NAS", "Connection", None, "User [admin] logged in"),
+    ),
+    "HAProxy": (
+        "Mar 10 10:01:02 haproxy[1234]: 10.0.0.1:5000 fe be/srv 0/0/1/2/3 200",
+        *("2026-03-10T10:01:02Z", None, "haproxy", "1234", "10.0.0.1:5000 fe be/srv 0/0/1/2/3 200"),
+    ),
+    "kubelet by journald": (
+        "Mar 10 10:01:02 node1 kubelet[123]: I0310 10:01:02.345678     123 kubelet.go:12] text",
+        *("2026-03-10T10:01:02Z", "node1", "kubelet", "123", "I0310 10:01:02.345678     123 kubelet.go:12] text"),
+    ),
+    "logger": ("Mar 10 10:01:02 me: text", "2026-03-10T10:01:02Z", None, "me", None, "text"),
+    "cron, without a host": (
+        "Mar 10 10:01:02 CRON[5]: (root) CMD x",
+        *("2026-03-10T10:01:02Z", None, "CRON", "5", "(root) CMD x"),
+    ),
+    "pfSense, a fraction": (
+        "Mar 10 12:59:59.250 edge-fw01 pf[412]: block in on em0",
+        *("2026-03-10T12:59:59.250Z", "edge-fw01", "pf", "412", "block in on em0"),
+    ),
+    "a day of one digit": ("Mar 2 10:01:02 h app: text", "2026-03-02T10:01:02Z", "h", "app", None, "text"),
+    "an offset": ("Mar 10 10:01:02 +0100 h app: text", "2026-03-10T09:01:02Z", "h", "app", None, "text"),
+    "a zone, then a host": ("Mar 10 10:01:02 CEST h app: text", "2026-03-10T08:01:02Z", "h", "app", None, "text"),
+    "an address": ("Mar 10 10:01:02 10.0.0.99 app: text", "2026-03-10T10:01:02Z", "10.0.0.99", "app", None, "text"),
+    "a year that is the host's first digits": (
+        *("Mar 10 10:01:02 2026-host app: text", "2026-03-10T10:01:02Z", "2026-host", "app", None, "text"),
+    ),
+    "IPv6": ("Mar 10 10:01:02 2001:db8::1 app: text", "2026-03-10T10:01:02Z", "2001:db8::1", "app", None, "text"),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_devices_header_is_read(device: str) -> None:
+    line, time, host, app, process, message = DEVICES[device]
+    [row] = rows(f"<189>{line}".encode())
+    assert row["parse_error"] is None
+    assert row["timestamp"] == (None if time is None else at(time))
+    assert (row["hostname"], row["app_name"], row["proc_id"]) == (host, app, process)
+    assert row["message"] == message
+
+
+def test_the_same_lines_side_by_side_do_not_affect_each_other() -> None:
+    lines = [f"<189>{line}".encode() for line, *_ in DEVICES.values()]
+    assert rows(*lines) == [row for line in lines for row in rows(line)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        # The name of the zone has several meanings, or none.
+        "Mar 10 10:01:02 IST: %SYS-5-RESTART: up",
+        "Feb 30 2026 10:01:02: %ASA-6-302013: Built",
+        "Mar 10 2026 25:01:02 h app: text",
+        # Something that is no fraction and no zone right behind the time.
+        "Mar 10 10:01:02#7 h app: text",
+    ],
+)
+def test_a_time_that_is_not_understood_is_said(line: str) -> None:
+    [row] = rows(f"<189>{line}".encode())
+    assert row["parse_error"] == NO_TIME
+    assert row["timestamp"] is None
+
+
+def test_what_stands_behind_an_unknown_time_is_left_as_it_is() -> None:
+    [row] = rows(b"<189>Mar 10 10:01:02#7 h app: text")
+    assert (row["hostname"], row["app_name"], row["message"]) == (None, None, "Mar 10 10:01:02#7 h app: text")
+
+
+def test_a_number_in_front_of_a_text_is_no_application() -> None:
+    [row] = rows(b"<189>43: something else")
+    assert (row["app_name"], row["message"]) == (None, "43: something else")
+
+
+def test_the_declared_zone_counts_where_a_time_names_none() -> None:
+    lines = [b"<189>Mar 10 10:01:02.5: %A-1-B: c", b"<189>Mar 10 10:01:02.5 UTC: %A-1-B: c"]
+    [here, there] = rows(*lines, zone="America/New_York")
+    assert (here["timestamp"], there["timestamp"]) == (at("2026-03-10T14:01:02.5Z"), at("2026-03-10T10:01:02.5Z"))
+
+
+# -- RFC 5424's grammar ----------------------------------------------------------------------------------------------
+
+_PRINTABLE = "".join(map(chr, range(33, 127)))
+_NAME = st.text([one for one in _PRINTABLE if one not in '="]'], min_size=1, max_size=32)
+_VALUE = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).map(
+    lambda text: text.replace("\\", "\\\\").replace('"', '\\"').replace("]", "\\]")
+)
+_ELEMENT = st.tuples(_NAME, st.lists(st.tuples(_NAME, _VALUE), max_size=3)).map(
+    lambda one: "[" + " ".join([one[0], *(f'{name}="{value}"' for name, value in one[1])]) + "]"
+)
+_DATA = st.one_of(st.just("-"), st.lists(_ELEMENT, min_size=1, max_size=3).map("".join))
+
+
+def _word(most: int) -> st.SearchStrategy[str]:
+    return st.one_of(st.just("-"), st.text(_PRINTABLE, min_size=1, max_size=most))
+
+
+_TIMES = st.builds(
+    lambda moment, digits, minutes: (
+        moment.replace(microsecond=moment.microsecond // 10 ** (6 - digits) * 10 ** (6 - digits)).astimezone(
+            timezone(timedelta(minutes=minutes))
+        ),
+        digits,
+    ),
+    st.datetimes(datetime(1970, 1, 3), datetime(2999, 12, 28), timezones=st.just(UTC)),  # noqa: DTZ001  naive bounds
+    st.integers(0, 6),
+    st.integers(-23 * 60, 23 * 60),
+)
+
+
+def _written(time: datetime, digits: int) -> str:
+    fraction = f".{time.microsecond:06}"[: digits + 1] if digits else ""
+    zone = f"{time:%z}"
+    return f"{time:%Y-%m-%dT%H:%M:%S}{fraction}" + ("Z" if zone == "+0000" else f"{zone[:3]}:{zone[3:]}")
+
+
+@pytest.mark.search
+@settings(max_examples=examples(400), deadline=None)
+@given(
+    priority=st.integers(0, 191),
+    time=st.one_of(st.none(), _TIMES),
+    host=_word(255),
+    app=_word(48),
+    process=_word(128),
+    kind=_word(32),
+    data=_DATA,
+    message=st.one_of(
+        st.none(),
+        st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r\n"), min_size=1, max_size=40),
+    ),
+)
+def test_every_message_of_rfc_5424_is_read(
+    priority: int,
+    time: tuple[datetime, int] | None,
+    host: str,
+    app: str,
+    process: str,
+    kind: str,
+    data: str,
+    message: str | None,
+) -> None:
+    written = "-" if time is None else _written(*time)
+    head = f"<{priority}>1 {written} {host} {app} {process} {kind} {data}"
+    [row] = rows((head if message is None else f"{head} {message}").encode())
+    assert row["parse_error"] is None
+    assert (row["priority"], row["version"]) == (priority, 1)
+    assert row["timestamp"] == (None if time is None else time[0].astimezone(UTC))
+    words = [None if word == "-" else word for word in (host, app, process, kind, data)]
+    assert [row[name] for name in ("hostname", "app_name", "proc_id", "msg_id", "structured_data")] == words
+    expected = None if message is None else message.removeprefix("\ufeff")
+    assert row["message"] == expected

@@ -1,0 +1,442 @@
+"""Check how streams become syslog messages, and messages become columns."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from forebay_contrib.syslog import framing as syslog_framing
+from forebay_contrib.syslog import short_frames
+from forebay_contrib.syslog.framing import SyslogFraming
+from forebay_contrib.syslog.parsing import parse
+from receiver_runtime.block_path.block_handler import DeadLetter
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
+from tests.support.searches import examples
+
+if TYPE_CHECKING:
+    from receiver_runtime.receivers.framing import Taken
+
+TOO_LARGE = DeadLetterReason.RECORD_TOO_LARGE
+TRUNCATED = DeadLetterReason.TRUNCATED
+LIMIT = 20
+NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
+
+
+def micros(when: datetime) -> int:
+    return int(when.timestamp()) * 1_000_000
+
+
+def counted(message: bytes) -> bytes:
+    return b"%d %b" % (len(message), message)
+
+
+def run(pieces: list[bytes], *, clean: bool = True, limit: int = LIMIT) -> tuple[list[bytes], list[DeadLetter]]:
+    framing = SyslogFraming(timezone="UTC", max_record_bytes=limit, now=lambda: micros(NOW))
+    splitter = framing.open()
+    # Bytes behind the piece in the buffer are left over from an earlier read.
+    takens: list[Taken] = [splitter.take(bytearray(piece + b"\n<1>old\n"), len(piece)) for piece in pieces]
+    takens.append(splitter.finish(clean=clean))
+    records: list[bytes] = []
+    letters: list[DeadLetter] = []
+    for taken in takens:
+        letters += taken.before
+        if taken.piece is not None:
+            cut = framing.cut([taken.piece])
+            assert cut.records is not None
+            cut.records.validate(full=True)
+            records += cut.records.column("raw").to_pylist()
+        letters += taken.after
+    return records, letters
+
+
+def model(stream: bytes, *, clean: bool = True, limit: int = LIMIT) -> tuple[list[bytes], int]:
+    """Do the same in plain Python: return the messages, and how many became dead letters."""
+    records: list[bytes] = []
+    aside = 0
+    was_counted = False
+    ended_by = b""
+    while stream:
+        match = re.match(rb"([1-9][0-9]{0,8}) (.)", stream, re.DOTALL)
+        if match is not None and (match[2] == b"<" or was_counted):
+            was_counted, ended_by = True, b""
+            begin, size = match.end(1) + 1, int(match[1])
+            if len(stream) < begin + size:
+                return records, aside + 1
+            if size > limit:
+                aside += 1
+            else:
+                records.append(stream[begin : begin + size])
+            stream = stream[begin + size :]
+        elif was_counted and stream[:1] in (b"\n", b"\0"):
+            stream = stream[1:]
+        else:
+            # A NUL is an end only of a message, or before one.
+            ends = rb"(\n|\0)" if stream[:1] == b"<" else rb"(\n|\0(?=<))"
+            [line, newline, rest] = (*re.split(ends, stream, maxsplit=1), b"", b"")[:3]
+            may_be_count = re.fullmatch(rb"[1-9][0-9]{0,8} ?", stream)
+            if not newline and (not clean or (may_be_count and was_counted)):
+                return records, aside + 1
+            was_counted = False
+            stream = rest
+            if newline and not line and ended_by not in (b"", newline):
+                ended_by = newline
+                continue
+            ended_by = newline
+            line = line.removesuffix(b"\r")
+            if len(line) > limit:
+                aside += 1
+            else:
+                records.append(line)
+    return records, aside
+
+
+FRAMES = st.one_of(
+    st.sampled_from(
+        [
+            b"<1>a\n",
+            b"<1>a\0",
+            b"<1>a\0\n",
+            b"<1>a\n\0",
+            b"\0",
+            b"<1>" + b"x" * 30 + b"\0",
+            b"<13>a b\r\n",
+            b"12 monkeys\n",
+            b"\n",
+            b"7\n",
+            b"123456789012 <1>\n",
+            b"<1>" + b"x" * 30 + b"\n",
+        ]
+    ),
+    st.sampled_from(
+        [counted(b"<1>a"), counted(b"<1>a\nb"), counted(b"no"), counted(b"<1>" + b"y" * 30), counted(b"<1>z") + b"\n"]
+    ),
+    st.binary(max_size=6),
+)
+
+
+@given(st.lists(FRAMES, max_size=8).map(b"".join), st.lists(st.integers(0, 150), max_size=6), st.booleans())
+@example(b"5 <1>a", [1, 2, 3], True)  # noqa: FBT003
+@example(b"4 <1>a4 <1>b\n<1>c\n12", [], False)  # noqa: FBT003
+@example(b"x" * (LIMIT + 1), [], True)  # noqa: FBT003
+@example(counted(b"<1>a") + b"x" * (LIMIT + 9) + b"\n\n", [LIMIT + 10], True)  # noqa: FBT003
+@pytest.mark.search
+@settings(max_examples=examples(400), deadline=None)
+def test_a_stream_cut_in_any_way_gives_the_same(stream: bytes, cuts: list[int], clean: bool) -> None:
+    places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    pieces = [stream[begin:end] for begin, end in pairwise(places) if begin < end]
+    records, letters = run(pieces, clean=clean)
+    wanted, aside = model(stream, clean=clean)
+    assert records == wanted
+    assert len(letters) == aside
+
+
+SHORT = st.sampled_from(
+    [
+        b"1 <",
+        b"2 <1",
+        b"1 x",
+        counted(b"<1>a"),
+        counted(b"a\n"),
+        b"\n",
+        counted(b"<" * 12),
+        counted(b"y" * 120),
+        b"<1>l\n",
+    ]
+)
+
+
+@given(st.lists(SHORT, max_size=60).map(b"".join), st.integers(0, 200), st.integers(1, 40))
+@pytest.mark.search
+@settings(max_examples=examples(400), deadline=None)
+def test_short_counted_frames_are_the_same_in_bulk(stream: bytes, cut: int, table: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(syslog_framing, "_DENSE_FRAMES", 2)
+        patch.setattr(syslog_framing, "_DENSE_BYTES", 2**20)
+        patch.setattr(short_frames, "_TABLE_BYTES", table)
+        records, letters = run([piece for piece in (stream[:cut], stream[cut:]) if piece], limit=200)
+    wanted, aside = model(stream, limit=200)
+    assert records == wanted
+    assert len(letters) == aside
+
+
+@pytest.mark.parametrize("frames", [b"1 <", b"1 x", b"1 <\n", b"1 <2 <a", b"9 123456789"])
+def test_a_megabyte_of_tiny_counted_frames_is_read_in_bulk(frames: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look at a time, they would take half a second of the thread that reads for all senders."""
+    looked_at = 0
+    look = syslog_framing._COUNTED
+
+    def counting(data: bytes, place: int) -> re.Match[bytes] | None:
+        nonlocal looked_at
+        looked_at += 1
+        return look(data, place)
+
+    monkeypatch.setattr(syslog_framing, "_COUNTED", counting)
+    splitter = SyslogFraming(timezone="UTC", max_record_bytes=LIMIT).open()
+    stream = b"1 <" + frames * (2**20 // len(frames))
+    taken = splitter.take(bytearray(stream), len(stream))
+    assert taken.piece is not None
+    assert taken.piece.ends is not None
+    per_pattern = 2 if frames == b"1 <2 <a" else 1
+    assert taken.piece.ends.size == 1 + 2**20 // len(frames) * per_pattern
+    assert looked_at < 1000
+
+
+def test_one_connection_may_mix_framings_and_a_counted_message_may_have_newlines() -> None:
+    stream = b"<1>a\r\n" + counted(b"<2>b\nc") + counted(b"<3>d") + b"<4>e\n9 lives\n" + counted(b"<5>f") + b"\n<6>g"
+    assert run([stream]) == ([b"<1>a", b"<2>b\nc", b"<3>d", b"<4>e", b"9 lives", b"<5>f", b"<6>g"], [])
+
+
+def test_a_nul_in_other_text_is_a_character() -> None:
+    assert run([b"\xff\0 x\n<1>a\0no\0pe\0<2>b\n"]) == ([b"\xff\0 x", b"<1>a", b"no\0pe", b"<2>b"], [])
+
+
+def test_each_message_may_end_with_a_nul_or_a_newline() -> None:
+    stream = b"<1>a\0<2>b\n<3>c\0\n<4>d\0" + counted(b"<5>e\0f") + b"<6>g\0<7>h"
+    assert run([stream]) == ([b"<1>a", b"<2>b", b"<3>c", b"<4>d", b"<5>e\0f", b"<6>g", b"<7>h"], [])
+
+
+def test_too_large_and_truncated_messages_become_dead_letters_and_the_rest_is_kept() -> None:
+    large = b"<1>" + b"x" * 40
+    records, letters = run([b"<1>a\n" + large + b"\n<1>b\n" + counted(large) + counted(b"<1>c") + b"9 <1>d"])
+    assert records == [b"<1>a", b"<1>b", b"<1>c"]
+    assert letters == [DeadLetter(TOO_LARGE, large), DeadLetter(TOO_LARGE, large), DeadLetter(TRUNCATED, b"9 <1>d")]
+
+
+def test_memory_is_bounded_by_the_limit() -> None:
+    splitter = SyslogFraming(timezone="UTC", max_record_bytes=1000).open()
+    for begin in (b"<1>", b"100000000 <1>"):
+        splitter.take(bytearray(begin), len(begin))
+        for _ in range(1000):
+            splitter.take(bytearray(b"x" * 500), 500)
+            assert len(splitter._held) <= 1500
+        splitter.finish(clean=False)
+
+
+def rows(*messages: bytes, timezone: str = "UTC", now: datetime = NOW) -> list[dict[str, Any]]:
+    data = b"\n".join(messages)
+    lengths = np.array([len(message) for message in messages], dtype=np.int64)
+    ends = np.cumsum(lengths + 1) - 1
+    columns = parse(data, ends - lengths, ends, received_at=micros(now), timezone=timezone)
+    for column in columns.values():
+        column.validate(full=True)
+    made: list[dict[str, Any]] = [
+        dict(zip(columns, values, strict=True))
+        for values in zip(*(column.to_pylist() for column in columns.values()), strict=True)
+    ]
+    assert [row.pop("raw") for row in made] == list(messages)
+    assert {row.pop("received_at") for row in made} == {now}
+    return [{name: value for name, value in row.items() if value is not None} for row in made]
+
+
+def named(priority: int, **values: object) -> dict[str, object]:
+    return {"priority": priority, "facility": priority // 8, "severity": priority % 8, **values}
+
+
+def test_examples_of_rfc_5424() -> None:
+    data = '[exampleSDID@32473 iut="3" eventSource="Application" eventID="1011"][examplePriority@32473 class="high"]'
+    assert rows(
+        b"<34>1 2003-10-11T22:14:15.003Z mymachine.example.com su - ID47 - \xef\xbb\xbf'su root' failed",
+        b"<165>1 2003-08-24T05:14:15.000003-07:00 192.0.2.1 myproc 8710 - - %% It's time to make the do-nuts.",
+        b"<165>1 2003-10-11T22:14:15.003Z mymachine.example.com evntslog - ID47 " + data.encode(),
+        b'<0>1 - - - - - [a b="]\\" [x] "] two\nlines',
+        b"<191>1 - - - - - -",
+    ) == [
+        named(
+            34,
+            version=1,
+            timestamp=datetime(2003, 10, 11, 22, 14, 15, 3000, tzinfo=UTC),
+            hostname="mymachine.example.com",
+            app_name="su",
+            msg_id="ID47",
+            message="'su root' failed",
+        ),
+        named(
+            165,
+            version=1,
+            timestamp=datetime(2003, 8, 24, 12, 14, 15, 3, tzinfo=UTC),
+            hostname="192.0.2.1",
+            app_name="myproc",
+            proc_id="8710",
+            message="%% It's time to make the do-nuts.",
+        ),
+        named(
+            165,
+            version=1,
+            timestamp=datetime(2003, 10, 11, 22, 14, 15, 3000, tzinfo=UTC),
+            hostname="mymachine.example.com",
+            app_name="evntslog",
+            msg_id="ID47",
+            structured_data=data,
+        ),
+        named(0, version=1, structured_data='[a b="]\\" [x] "]', message="two\nlines"),
+        named(191, version=1),
+    ]
+
+
+def test_examples_of_rfc_3164_and_common_deviations() -> None:
+    def at(*place: int) -> datetime:
+        return datetime(*place, tzinfo=UTC)  # type: ignore[arg-type, misc]
+
+    assert rows(
+        b"<34>Oct 11 22:14:15 mymachine su: 'su root' failed for lonvick on /dev/pts/8",
+        b"<13>Feb  5 17:32:18 10.0.0.99 Use the BFG!",
+        b"<13>Mar 10 11:59:59 host cron[77]: (root) CMD x: y",
+        b"<13>Mar 10 11:59:59 cron[77]: no host",
+        b"<13>2026-03-10T12:59:59.5+01:00 host app: by rsyslog",
+        b"<13>tag: nothing else",
+        b"<13>only text [1]: here\r\n",
+        b"<13>\0",
+    ) == [
+        named(
+            34,
+            timestamp=at(2025, 10, 11, 22, 14, 15),
+            hostname="mymachine",
+            app_name="su",
+            message="'su root' failed for lonvick on /dev/pts/8",
+        ),
+        named(13, timestamp=at(2026, 2, 5, 17, 32, 18), hostname="10.0.0.99", message="Use the BFG!"),
+        named(
+            13,
+            timestamp=at(2026, 3, 10, 11, 59, 59),
+            hostname="host",
+            app_name="cron",
+            proc_id="77",
+            message="(root) CMD x: y",
+        ),
+        named(13, timestamp=at(2026, 3, 10, 11, 59, 59), app_name="cron", proc_id="77", message="no host"),
+        named(
+            13,
+            timestamp=at(2026, 3, 10, 11, 59, 59).replace(microsecond=500_000),
+            hostname="host",
+            app_name="app",
+            message="by rsyslog",
+        ),
+        named(13, app_name="tag", message="nothing else"),
+        named(13, message="only text [1]: here"),
+        named(13, message=""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("now", "text", "wanted"),
+    [
+        ((2026, 1, 1), b"Dec 31 23:59:59", (2025, 12, 31, 23, 59, 59)),
+        ((2025, 12, 31), b"Jan  1 00:00:01", (2026, 1, 1, 0, 0, 1)),
+        ((2026, 3, 10), b"Apr  1 00:00:00", (2026, 4, 1, 0, 0, 0)),
+        ((2026, 3, 10), b"May  1 00:00:00", (2025, 5, 1, 0, 0, 0)),
+        ((2028, 3, 1), b"Feb 29 10:00:00", (2028, 2, 29, 10, 0, 0)),
+    ],
+)
+def test_the_year_of_a_time_without_one(now: tuple[int, int, int], text: bytes, wanted: tuple[int, ...]) -> None:
+    [row] = rows(b"<13>" + text + b" h t: m", now=datetime(*now, 12, tzinfo=UTC))
+    assert row["timestamp"] == datetime(*wanted, tzinfo=UTC)  # type: ignore[arg-type, misc]
+
+
+def test_the_zone_of_a_time_without_one() -> None:
+    [summer, twice] = rows(
+        b"<13>Jul  1 12:00:00 h t: m",
+        b"<13>Oct 25 02:30:00 h t: m",
+        timezone="Europe/Berlin",
+        now=datetime(2026, 10, 26, tzinfo=UTC),
+    )
+    assert summer["timestamp"] == datetime(2026, 7, 1, 10, tzinfo=UTC)
+    assert twice["timestamp"] == datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
+
+
+def test_an_unparsable_message_is_a_row_with_the_reason() -> None:
+    assert rows(
+        b"",
+        b"no priority",
+        b"<192>x",
+        b"<1x>y",
+        b"<13>1 2026-01-01T00:00:00Z host app",
+        b'<13>1 - h a p m [x y="z] m',
+        b"<13>1 2026-02-30T00:00:00Z h a p m - text",
+        b"<13>1 yesterday h a p m - text",
+        b"<13>Feb 30 10:00:00 h t: m",
+        b"<13>Mar  1 10:00:00 h t: \xff\xfe m",
+        "<13>Mar  1 10:00:00 h t: ü".encode(),
+    ) == [
+        {"message": "", "parse_error": "no priority"},
+        {"message": "no priority", "parse_error": "no priority"},
+        {"message": "<192>x", "parse_error": "no priority"},
+        {"message": "<1x>y", "parse_error": "no priority"},
+        named(13, message="1 2026-01-01T00:00:00Z host app", parse_error="no RFC 5424 header"),
+        named(13, message='1 - h a p m [x y="z] m', parse_error="no RFC 5424 header"),
+        *(
+            named(
+                13,
+                version=1,
+                hostname="h",
+                app_name="a",
+                proc_id="p",
+                msg_id="m",
+                message="text",
+                parse_error="no such time",
+            )
+            for _ in range(2)
+        ),
+        named(13, hostname="h", app_name="t", message="m", parse_error="no such time"),
+        named(
+            13,
+            timestamp=datetime(2026, 3, 1, 10, tzinfo=UTC),
+            hostname="h",
+            app_name="t",
+            message="\ufffd\ufffd m",
+            parse_error="not UTF-8",
+        ),
+        named(13, timestamp=datetime(2026, 3, 1, 10, tzinfo=UTC), hostname="h", app_name="t", message="ü"),
+    ]
+
+
+def test_a_count_that_ends_inside_a_character_makes_two_messages_of_valid_text() -> None:
+    framing = SyslogFraming(timezone="UTC", max_record_bytes=LIMIT, now=lambda: micros(NOW))
+    stream = b"8 <14>caf\xc3\xa9<14>x\n"
+    piece = framing.open().take(bytearray(stream), len(stream)).piece
+    assert piece is not None
+    records = framing.cut([piece]).records
+    assert records is not None
+    records.validate(full=True)
+    assert records.column("raw").to_pylist() == [b"<14>caf\xc3", b"\xa9<14>x"]
+    assert records.column("message").to_pylist() == ["caf\ufffd", "\ufffd<14>x"]
+    assert records.column("parse_error").to_pylist() == ["not UTF-8", "not UTF-8"]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=40),
+            st.text(alphabet='<>1 -[]:"\\=aJn0T', max_size=60).map(lambda text: ("<13>" + text).encode()),
+            st.text(alphabet='<>1 -[]:"\\=aJn0T\n', max_size=60).map(lambda text: ("<13>1 - " + text).encode()),
+            st.text(alphabet="0123456789: -", max_size=20).map(lambda text: ("<13>Jan " + text).encode()),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+@pytest.mark.search
+@settings(max_examples=examples(300), deadline=None)
+def test_any_bytes_are_parsed_and_messages_do_not_affect_each_other(messages: list[bytes]) -> None:
+    together = rows(*messages)
+    assert together == [row for message in messages for row in rows(message)]
+    for message, row in zip(messages, together, strict=True):
+        assert row.get("message", "") in message.decode("utf-8", "replace")
+
+
+def test_each_datagram_is_a_message_and_a_too_large_one_becomes_a_dead_letter() -> None:
+    framing = SyslogFraming(timezone="UTC", max_record_bytes=LIMIT)
+    cut = framing.cut_datagrams([b"<13>a\n", b"<13>b\0", b"x" * 21, b"<13>c\nd"], ["::ffff:1.2.3.4", "::1", "h", "h"])
+    assert cut.records is not None
+    assert cut.records.select(["sender", "raw"]).to_pylist() == [
+        {"sender": "1.2.3.4", "raw": b"<13>a\n"},
+        {"sender": "::1", "raw": b"<13>b\0"},
+        {"sender": "h", "raw": b"<13>c\nd"},
+    ]
+    assert cut.dead_letters == [DeadLetter(TOO_LARGE, b"x" * 21, peer="h")]
