@@ -40,8 +40,13 @@ _FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+)(?P<language>[\w+-]+)(?P<wor
 _FILE = re.compile(r"\bfile=(\S+)")
 
 
-def navigation(docs: Path = DOCS, generated: Sequence[str] = ()) -> list[Any]:
-    """Return MkDocs' `nav`: each page of `docs` once, and the `generated` ones of the reference.
+def contributed_pages() -> list[Path]:
+    """Return the page of each contributed kind, in its folder."""
+    return sorted((ROOT / "forebay_contrib").glob("*/README.md"))
+
+
+def navigation(docs: Path = DOCS, generated: Sequence[str] = (), contributed: Sequence[Path] = ()) -> list[Any]:
+    """Return MkDocs' `nav`: each page of `docs` once, and the `generated` and `contributed` ones.
 
     A page without a title here has the title of its heading.
     """
@@ -55,6 +60,8 @@ def navigation(docs: Path = DOCS, generated: Sequence[str] = ()) -> list[Any]:
             names += generated
         seen.update(names)
         entries.append({title: names})
+    if contributed:
+        entries.append({"Contributed": [site_path(page) for page in contributed]})
     entries.append({"Comparison": COMPARISON})
     rest = sorted(_name(path, docs) for path in docs.rglob("*.md"))
     entries.append({"More": [name for name in rest if name not in seen]})
@@ -150,7 +157,8 @@ def _written(page: str) -> str:
 
 def on_config(config: Any) -> Any:  # noqa: ANN401  MkDocs' own type
     """Set the navigation."""
-    config["nav"] = navigation(generated=[f"reference/{page}.md" for page in GENERATED])
+    generated = [f"reference/{page}.md" for page in GENERATED]
+    config["nav"] = navigation(generated=generated, contributed=contributed_pages())
     return config
 
 
@@ -160,9 +168,11 @@ def on_files(files: Any, config: Any) -> Any:  # noqa: ANN401
 
     for name in GENERATED:
         files.append(File.generated(config, f"reference/{name}.md", content=_written(name)))
+    contributed = contributed_pages()
     for path, target in outside_files().items():
         page = File.generated(config, path, content=text_of(target))
-        page.inclusion = InclusionLevel.NOT_IN_NAV
+        if target not in contributed:
+            page.inclusion = InclusionLevel.NOT_IN_NAV
         files.append(page)
     return files
 

@@ -21,7 +21,7 @@ class Syslog(Source):
     **At most once.** Syslog has no acknowledgements: a sender does not learn what has arrived, and sends nothing again.
 
     A message that can't be parsed is a row too, with ``parse_error`` and its raw bytes; the rules are in
-    ``docs/how-to/sources/syslog.md``.
+    ``forebay_contrib/syslog/README.md``.
 
     Args:
         listen: the address, as ``"0.0.0.0:514"`` or ``"[::]:6514"``.

@@ -2,7 +2,7 @@
 
 RFC 5424 and RFC 3164 are told apart message by message. A message that can't be read as either still becomes a row,
 with its raw bytes and the reason in ``parse_error``: nothing is refused here. The rules are in
-``docs/how-to/sources/syslog.md``. Knows no sockets and no framing.
+``forebay_contrib/syslog/README.md``. Knows no sockets and no framing.
 """
 
 from __future__ import annotations

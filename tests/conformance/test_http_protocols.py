@@ -1,6 +1,6 @@
 """Send CloudEvents and OpenTelemetry logs through a real receiver, and read the registered blocks.
 
-They are sent with curl, as in docs/how-to/sources/opentelemetry-and-cloudevents.md, and with OpenTelemetry's own SDK.
+They are sent with curl, as in the pages of both, and with OpenTelemetry's own SDK.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk._logs import ReadableLogRecord
 
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "sources" / "opentelemetry-and-cloudevents.md").read_text(
-    encoding="utf-8"
-)
+CONTRIB = Path(__file__).parents[2] / "forebay_contrib"
+PAGES = [(CONTRIB / kind / "README.md").read_text(encoding="utf-8") for kind in ("cloud_events", "opentelemetry")]
 
 
 def blocks(language: str) -> list[str]:
-    """Return the page's code blocks in a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    """Return the pages' code blocks in a language."""
+    return [
+        block for page in PAGES for block in re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    ]
 
 
 @pytest.fixture
@@ -60,12 +61,14 @@ def port() -> Iterator[int]:
 
 @pytest.fixture
 def rig(database_url: str, tmp_path: Path, port: int) -> Iterator[SourceRig]:
-    """Start a receiver of the page's stream ``orders`` at its own port; it listens."""
-    names: dict[str, Any] = {}
-    exec(compile(blocks("python")[0], "how-to", "exec"), names)
-    declared = names["orders"]
-    source = Http.model_validate({**declared.source.model_dump(mode="json"), "listen": f"127.0.0.1:{port}"})
-    made = SourceRig.make(database_url, tmp_path / "rig", source, stream=declared.name)
+    """Start a receiver at its own port, with what both pages declare of the stream ``orders``; it listens."""
+    declared: dict[str, Any] = {}
+    for block in blocks("python"):
+        names: dict[str, Any] = {}
+        exec(compile(block, "README.md", "exec"), names)
+        declared |= names["orders"].source.model_dump(mode="json", exclude_unset=True)
+    source = Http.model_validate({**declared, "listen": f"127.0.0.1:{port}"})
+    made = SourceRig.make(database_url, tmp_path / "rig", source, stream="orders")
     try:
         start(made, port)
         yield made

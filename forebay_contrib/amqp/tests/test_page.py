@@ -17,7 +17,7 @@ from tracker_store.connection.engine import connect
 if TYPE_CHECKING:
     import pytest
 
-TEXT = (Path(__file__).parents[3] / "docs" / "how-to" / "sources" / "amqp.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
 def block(language: str) -> str:

@@ -311,7 +311,7 @@ def test_tls_and_a_password_by_reference(
 
 
 def test_the_pages_commands_and_its_declaration(redis_server: RedisServer, make_rig: Callable[..., SourceRig]) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "sources" / "redis.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     commands = [
         line.replace("redis-cli", f"redis-cli -p {redis_server.port}")
         for block in re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
@@ -319,7 +319,7 @@ def test_the_pages_commands_and_its_declaration(redis_server: RedisServer, make_
     ]
     [declaration] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     names: dict[str, object] = {}
-    exec(compile(declaration, "redis.md", "exec"), names)
+    exec(compile(declaration, "README.md", "exec"), names)
     orders = names["orders"]
     assert isinstance(orders, Stream)
     subprocess.run(commands[0], shell=True, check=True, timeout=120)

@@ -24,7 +24,7 @@ from tracker_store.connection.engine import connect
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "sources" / "syslog.md"
+PAGE = Path(__file__).parents[1] / "README.md"
 
 
 def blocks(language: str) -> list[str]:

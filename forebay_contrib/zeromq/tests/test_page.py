@@ -14,7 +14,7 @@ from tests.support.machine.held_ports import held_port
 from tests.unit.receiver_runtime.rig import rig
 from tests.unit.receiver_runtime.support import eventually
 
-PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "sources" / "zeromq.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:

@@ -16,12 +16,12 @@ from tracker_store.schema.states import ReceiverEventKind
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-PAGES = Path(__file__).parents[3] / "docs" / "how-to" / "sources"
+CONTRIB = Path(__file__).parents[3] / "forebay_contrib"
 
 
-@pytest.mark.parametrize(("page", "stream"), [("redis.md", "orders"), ("nats.md", "orders"), ("zeromq.md", "prices")])
-def test_its_statement_shows_the_streams_errors(engine: sa.Engine, page: str, stream: str) -> None:
-    text = (PAGES / page).read_text(encoding="utf-8")
+@pytest.mark.parametrize(("kind", "stream"), [("redis", "orders"), ("nats", "orders"), ("zeromq", "prices")])
+def test_its_statement_shows_the_streams_errors(engine: sa.Engine, kind: str, stream: str) -> None:
+    text = (CONTRIB / kind / "README.md").read_text(encoding="utf-8")
     [statement] = re.findall(r"^```sql\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     with connect(engine) as connection:
         log = make_log(connection, stream=stream)

@@ -23,11 +23,15 @@ from receiver_runtime.receivers.kafka.declaration import Kafka
 if TYPE_CHECKING:
     from receiver_runtime.sources.source import Source
 
-PAGES = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "sources"
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = ROOT / "docs" / "how-to" / "sources"
+#: The pages of contributed kinds stand with them; they are named here by their folders.
+CONTRIB = ROOT / "forebay_contrib"
 
 
 def text_of(page: str) -> str:
-    return (PAGES / page).read_text(encoding="utf-8")
+    path = CONTRIB / page / "README.md" if (CONTRIB / page).is_dir() else PAGES / page
+    return path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -35,10 +39,10 @@ def text_of(page: str) -> str:
     [
         ("files.md", [{"logs": FollowedFiles}, {"orders": FileLines, "scans": WholeFiles}]),
         ("kafka.md", [{"orders": Kafka}, {"clicks": Kafka}, {"payments": Kafka}]),
-        ("mqtt.md", [{"temperatures": Mqtt}, {"orders": Mqtt}]),
-        ("nats.md", [{"orders": NatsJetStream}]),
-        ("redis.md", [{"orders": RedisStreams}]),
-        ("zeromq.md", [{"prices": ZeroMQ}, {"jobs": ZeroMQ}]),
+        ("mqtt", [{"temperatures": Mqtt}, {"orders": Mqtt}]),
+        ("nats", [{"orders": NatsJetStream}]),
+        ("redis", [{"orders": RedisStreams}]),
+        ("zeromq", [{"prices": ZeroMQ}, {"jobs": ZeroMQ}]),
     ],
 )
 def test_the_declarations_are_valid(page: str, declared: list[dict[str, type[Source]]]) -> None:
@@ -57,10 +61,10 @@ def test_the_declarations_are_valid(page: str, declared: list[dict[str, type[Sou
         ("files.md", 0, FollowedFiles),
         ("files.md", 1, FileLines),
         ("kafka.md", 0, Kafka),
-        ("mqtt.md", 0, Mqtt),
-        ("nats.md", 0, NatsJetStream),
-        ("redis.md", 0, RedisStreams),
-        ("zeromq.md", 0, ZeroMQ),
+        ("mqtt", 0, Mqtt),
+        ("nats", 0, NatsJetStream),
+        ("redis", 0, RedisStreams),
+        ("zeromq", 0, ZeroMQ),
     ],
 )
 def test_the_table_matches_the_fields(page: str, table: int, source: type[Source]) -> None:
@@ -83,4 +87,4 @@ def test_whole_files_have_the_same_fields_except_encoding() -> None:
 
 
 def test_the_columns_of_mqtt_are_named() -> None:
-    assert [name for name, _ in Mqtt.columns if f"`{name}`" not in text_of("mqtt.md")] == []
+    assert [name for name, _ in Mqtt.columns if f"`{name}`" not in text_of("mqtt")] == []
