@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from pyspark.sql import SparkSession
 
+    from forebay.testing.postgres import TestServer
     from tests.integration.orchestration.target_database import Target
-    from tests.support.postgres.server import TestServer
     from tests.support.spark.shared_session import SharedSession
 
 
@@ -48,13 +48,15 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[TestServer]:
     """Start the embedded Postgres of this run, without a database of ours."""
-    from tests.support.postgres.server import TestServer  # noqa: PLC0415 - unit tests load no database driver
+    # Unit tests load no database driver.
+    from forebay.testing.postgres import TestServer  # noqa: PLC0415
+    from tests.support.postgres.server import embedded_server  # noqa: PLC0415
 
     with server_directory() as directory:
         if "FOREBAY_TEST_POSTGRES_BINARIES" in os.environ:
             # Programs before Postgres 16 change their directory and back: their account must reach it by its path.
             directory.chmod(0o711)
-        server = TestServer(directory)
+        server = TestServer(embedded_server(directory / "postgres"))
         with server.process:
             yield server
 

@@ -12,7 +12,7 @@ import psycopg2
 import sqlalchemy as sa
 
 import tracker_store.install.migrate
-from tests.support.postgres.server import PostgresProcess
+from forebay.testing.postgres import PostgresProcess
 from tracker_store.connection.engine import create_engine
 from tracker_store.server.embedded_postgres import EmbeddedPostgres
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.conformance.source_rig import SourceRig
+    from forebay.testing.source_rig import SourceRig
 
 _FILES = 4
 _ROTATE_BYTES = 40_000

@@ -11,8 +11,8 @@ from collections import Counter, deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from forebay.testing.receiver_processes import eventually
 from tests.conformance.sending import Sending
-from tests.support.receivers.receiver_processes import eventually
 from tracker_store.connection.engine import create_engine
 
 if TYPE_CHECKING:

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 import zstandard
 
+from forebay.testing.cutting_proxy import CuttingProxy
 from receiver_runtime.receivers.http.declaration import Http
 from tests.conformance.sending import Sending
-from tests.integration.receiver_runtime.receiver_rig import CuttingProxy
 from tests.support.polling import eventually
 from tracker_store.connection.engine import connect, create_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tests.conformance.source_rig import SourceRig
+    from forebay.testing.source_rig import SourceRig
 
 # How long a sender waits for an answer, in seconds, before it tries another receiver: one that is paused never answers.
 # Not shorter: a request repeated while the receiver was only slow makes the receiver look up keys before it stores,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
-    from tests.conformance.source_rig import SourceRig
+    from forebay.testing.source_rig import SourceRig
     from tests.support.brokers.kafka import AnyKafka
 
 # Short timeouts, so that the group soon drops a member that was killed.

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forebay.testing.sources import SourceConformance
 from tests.conformance.file_lines_source import Incoming
-from tests.conformance.suite import ConformanceSuite
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(240, func_only=True)
 
 
-class TestFileLines(ConformanceSuite):
+class TestFileLines(SourceConformance):
     """Exactly once."""
 
     @pytest.fixture

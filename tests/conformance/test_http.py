@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forebay.testing.sources import SourceConformance
 from tests.conformance.http_source import HttpSenders
-from tests.conformance.suite import ConformanceSuite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(240, func_only=True)
 
 
-class TestHttp(ConformanceSuite):
+class TestHttp(SourceConformance):
     """At least once, deduplicated: with keys each record comes once."""
 
     asks_for_records = False

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forebay.testing.receiver_processes import eventually
+from forebay.testing.sources import stop
 from receiver_runtime.receivers.http.declaration import Http
-from tests.conformance.suite import stop
-from tests.support.receivers.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.conformance.source_rig import SourceRig
+    from forebay.testing.source_rig import SourceRig
 
 HERE = Path(__file__).parent
 TOKEN = "no-secret"

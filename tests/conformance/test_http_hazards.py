@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from forebay.testing.receiver_processes import DEADLINE_SECONDS, eventually
+from forebay.testing.sources import proxied, stop
 from receiver_runtime.receivers.http.declaration import Http
-from tests.conformance.suite import proxied, stop
-from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.conformance.source_rig import SourceRig
+    from forebay.testing.source_rig import SourceRig
 
 JSON = {"Content-Type": "application/json"}
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forebay.testing.receiver_processes import eventually
+from forebay.testing.sources import stop
 from receiver_runtime.receivers.http.declaration import Http
-from tests.conformance.suite import stop
 from tests.conformance.test_http_hazards import port_of
-from tests.support.receivers.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.conformance.source_rig import SourceRig
+    from forebay.testing.source_rig import SourceRig
 
 # In seconds. A test waits for several things in turn, each for as long as a process start takes on a busy machine.
 pytestmark = pytest.mark.timeout(240, func_only=True)

@@ -13,16 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from forebay.testing.receiver_processes import DEADLINE_SECONDS, eventually
+from forebay.testing.sources import proxied, stop
 from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.watching.exit_codes import ExitCode
-from tests.conformance.suite import proxied, stop
 from tests.conformance.test_http_hazards import bodies, port_of, post
-from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.conformance.source_rig import SourceRig
+    from forebay.testing.source_rig import SourceRig
 
 _CONNECTIONS = 60
 _AGAIN_SECONDS = 0.05

@@ -30,11 +30,11 @@ from opentelemetry.sdk._logs.export import (
     LogRecordExportResult,
 )
 
+from forebay.testing.receiver_processes import eventually
+from forebay.testing.sources import stop
 from receiver_runtime.receivers.http.declaration import Http
 from tests.conformance.source_rig import SourceRig
-from tests.conformance.suite import stop
 from tests.support.machine.held_ports import held_port
-from tests.support.receivers.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forebay.testing.sources import SourceConformance
 from tests.conformance.kafka_source import KafkaTopic
-from tests.conformance.suite import ConformanceSuite
 
 if TYPE_CHECKING:
     from tests.support.brokers.kafka import AnyKafka
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # In seconds. The mock cluster is slow to complete each change of a group.
 @pytest.mark.timeout(300)
 @pytest.mark.kafka
-class TestKafka(ConformanceSuite):
+class TestKafka(SourceConformance):
     """Exactly once."""
 
     @pytest.fixture

@@ -18,17 +18,17 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     UserScramCredentialUpsertion,
 )
 
+from forebay.testing.receiver_processes import eventually
+from forebay.testing.sources import stop
 from tests.conformance.kafka_raw import send_raw_headers
 from tests.conformance.kafka_source import KafkaTopic, links_of
-from tests.conformance.suite import stop
 from tests.support.brokers.kafka import PASSWORD, USER
-from tests.support.receivers.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.conformance.source_rig import SourceRig
+    from forebay.testing.source_rig import SourceRig
     from tests.support.brokers.kafka import AnyKafka, KafkaBroker, KafkaCluster
 
 # In seconds. Each of a test's waits may take long on a busy machine.

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from forebay.testing.receiver_processes import DEADLINE_SECONDS, eventually
+from forebay.testing.sources import hold_unregistered, proxied, stop
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.conformance.kafka_source import KafkaTopic, check_dense, check_places, links_of
-from tests.conformance.suite import hold_unregistered, proxied, stop
 from tests.support.brokers.kafka_load import KafkaLoad
 from tests.support.polling import eventually as soon
-from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, eventually
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
 
-    from tests.conformance.source_rig import SourceRig
+    from forebay.testing.source_rig import SourceRig
     from tests.support.brokers.kafka import AnyKafka, KafkaBroker
 
 # In seconds. Each of a test's waits may take long on a busy machine.

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forebay.testing.receiver_processes import eventually
+from forebay.testing.sources import stop
 from tests.conformance.kafka_source import KafkaTopic
-from tests.conformance.suite import stop
-from tests.support.receivers.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.conformance.source_rig import SourceRig
+    from forebay.testing.source_rig import SourceRig
     from tests.support.brokers.kafka import KafkaBroker
 
 # In seconds. Each of a test's waits may take long on a busy machine.

@@ -12,14 +12,15 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
+from forebay.testing.postgres import PostgresProcess
+from forebay.testing.receiver_processes import eventually
 from orchestration.tracker.tracker import Tracker
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
 from tests.support.driver_log.log import block, claim_anew, give_segments
 from tests.support.machine.state_directory import state_directory
 from tests.support.polling import joined
 from tests.support.postgres.pgbouncer import Pgbouncer
-from tests.support.postgres.server import PostgresProcess, TcpPostgres
-from tests.support.receivers.receiver_processes import eventually
+from tests.support.postgres.server import TcpPostgres
 from tracker_store.batches.pipelines import apply_stream
 from tracker_store.batches.run_queue import Notifications
 from tracker_store.blocks.blocks import AddOutcome, add_blocks

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forebay.testing.receiver_processes import eventually
 from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
-from tests.support.receivers.receiver_processes import eventually
 from tests.support.systems.driver_log_server import MountRefusedError, fill, small_file_system
 from tracker_store.batches.pipelines import apply_stream
 from tracker_store.connection.engine import connect

@@ -32,11 +32,11 @@ import psycopg2
 import psycopg2.extensions
 import sqlalchemy as sa
 
+from forebay.testing.postgres import PostgresProcess
 from tests.stress.checker import WITNESS, Acknowledged, check, is_at_rest
 from tests.support.driver_log.log import block, claim_anew, oldest_unfinished_batch
 from tests.support.machine.state_directory import state_directory
 from tests.support.postgres.cutting_proxy import Cut, CuttingProxy, is_call
-from tests.support.postgres.server import PostgresProcess
 from tracker_store.batches import batches, outputs, pipelines
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker, batch_times
 from tracker_store.blocks import segments

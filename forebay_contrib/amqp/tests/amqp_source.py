@@ -19,8 +19,8 @@ from tests.support.polling import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from forebay.testing.source_rig import SourceRig
     from forebay_contrib.amqp.tests.rabbitmq import RabbitMq
-    from tests.conformance.source_rig import SourceRig
 
 _SECONDS = 120.0
 

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forebay.testing.receiver_processes import eventually
+from forebay.testing.sources import SourceConformance, hold_unregistered, proxied, stop
 from forebay_contrib.amqp.tests.amqp_source import AmqpQueue
 from forebay_contrib.amqp.tests.rabbitmq import RabbitMq
 from receiver_runtime.sources.fields.tcp import Tls
-from tests.conformance.suite import ConformanceSuite, hold_unregistered, proxied, stop
-from tests.support.receivers.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.conformance.source_rig import SourceRig
+    from forebay.testing.source_rig import SourceRig
 
 # In seconds. On a busy machine the node takes long to start; its start has a deadline of its own.
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240, func_only=True)]
@@ -57,7 +57,7 @@ KeyedHandOver._begin = _fails
 """
 
 
-class TestQuorumQueue(ConformanceSuite):
+class TestQuorumQueue(SourceConformance):
     """With keys in message_id: at least once, deduplicated."""
 
     @pytest.fixture
@@ -67,7 +67,7 @@ class TestQuorumQueue(ConformanceSuite):
         made.close()
 
 
-class TestClassicQueue(ConformanceSuite):
+class TestClassicQueue(SourceConformance):
     """A classic queue without keys: at least once."""
 
     @pytest.fixture

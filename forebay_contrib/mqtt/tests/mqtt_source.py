@@ -19,7 +19,7 @@ from tests.support.polling import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.conformance.source_rig import SourceRig
+    from forebay.testing.source_rig import SourceRig
     from tests.support.brokers.mosquitto import Mosquitto
 
 _SECONDS = 60.0

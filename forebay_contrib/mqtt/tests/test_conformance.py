@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forebay.testing.receiver_processes import eventually
+from forebay.testing.sources import SourceConformance, stop
 from forebay_contrib.mqtt.tests.mqtt_source import MqttTopic
-from tests.conformance.suite import ConformanceSuite, stop
 from tests.support.brokers.mosquitto import Mosquitto
-from tests.support.receivers.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.conformance.source_rig import SourceRig
+    from forebay.testing.source_rig import SourceRig
 
 # In seconds. A test waits for several things in turn, each for as long as a process start takes on a busy machine.
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240, func_only=True)]
@@ -38,7 +38,7 @@ def needs_sharing(request: pytest.FixtureRequest) -> bool:
     return "receivers_come_and_go" in request.node.name
 
 
-class TestMqtt(ConformanceSuite):
+class TestMqtt(SourceConformance):
     """MQTT 5, QoS 1, keys in a user property: at least once, deduplicated."""
 
     moves_to_others = False
@@ -50,7 +50,7 @@ class TestMqtt(ConformanceSuite):
         made.close()
 
 
-class TestMqtt311(ConformanceSuite):
+class TestMqtt311(SourceConformance):
     """MQTT 3.1.1, QoS 2, keys in the payload."""
 
     moves_to_others = False

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from nats.js import JetStreamContext
 
+    from forebay.testing.source_rig import SourceRig
     from forebay_contrib.nats.tests.nats import NatsServer
-    from tests.conformance.source_rig import SourceRig
 
 T = TypeVar("T")
 _SECONDS = 60.0

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forebay_contrib.nats.tests.nats import NatsServer
-from forebay_contrib.nats.tests.nats_source import NatsStream
-from receiver_runtime.sources.fields.secret import EnvVar
-from tests.conformance.suite import (
-    ConformanceSuite,
+from forebay.testing.receiver_processes import eventually
+from forebay.testing.sources import (
+    SourceConformance,
     check_acknowledged_when_registered,
     check_taken_over_from_a_live_receiver,
     proxied,
     stop,
 )
-from tests.support.receivers.receiver_processes import eventually
+from forebay_contrib.nats.tests.nats import NatsServer
+from forebay_contrib.nats.tests.nats_source import NatsStream
+from receiver_runtime.sources.fields.secret import EnvVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
-    from tests.conformance.source_rig import SourceRig
+    from forebay.testing.source_rig import SourceRig
 
 
 # In seconds. A test waits for several things in turn, each for as long as a process start takes on a busy machine.
@@ -50,7 +50,7 @@ def stream(nats_server: NatsServer) -> Iterator[NatsStream]:
     made.close()
 
 
-class TestNatsJetStream(ConformanceSuite):
+class TestNatsJetStream(SourceConformance):
     """At least once, deduplicated."""
 
     @pytest.fixture

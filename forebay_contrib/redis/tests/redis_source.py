@@ -15,8 +15,8 @@ from tests.conformance.sending import Sending
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from forebay.testing.source_rig import SourceRig
     from forebay_contrib.redis.tests.redis import RedisServer
-    from tests.conformance.source_rig import SourceRig
 
 Fields = dict[bytes, bytes]
 

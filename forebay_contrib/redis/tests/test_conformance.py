@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forebay import Stream
-from forebay_contrib.redis.tests.redis import RedisServer
-from forebay_contrib.redis.tests.redis_source import RedisKeys
-from receiver_runtime.sources.fields.secret import EnvVar
-from receiver_runtime.sources.fields.tcp import Tls
-from tests.conformance.suite import (
-    ConformanceSuite,
+from forebay.testing.receiver_processes import eventually
+from forebay.testing.sources import (
+    SourceConformance,
     check_acknowledged_when_registered,
     check_taken_over_from_a_live_receiver,
     proxied,
     stop,
 )
-from tests.support.receivers.receiver_processes import eventually
+from forebay_contrib.redis.tests.redis import RedisServer
+from forebay_contrib.redis.tests.redis_source import RedisKeys
+from receiver_runtime.sources.fields.secret import EnvVar
+from receiver_runtime.sources.fields.tcp import Tls
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.conformance.source_rig import SourceRig
+    from forebay.testing.source_rig import SourceRig
 
 
 # In seconds. A test waits for several things in turn, each for as long as a process start takes on a busy machine.
@@ -69,7 +69,7 @@ redis_reader.redis.Redis = LosingRedis
 """
 
 
-class TestRedisStreams(ConformanceSuite):
+class TestRedisStreams(SourceConformance):
     """At least once, deduplicated."""
 
     @pytest.fixture

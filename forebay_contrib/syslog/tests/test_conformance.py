@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forebay.testing.sources import SourceConformance
 from forebay_contrib.syslog.tests.syslog_source import SyslogSender
-from tests.conformance.suite import ConformanceSuite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(240, func_only=True)
 
 
-class TestSyslog(ConformanceSuite):
+class TestSyslog(SourceConformance):
     """At most once."""
 
     asks_for_records = False

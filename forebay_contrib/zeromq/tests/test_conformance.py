@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forebay.testing.sources import SourceConformance
 from forebay_contrib.zeromq.tests.zeromq_source import ZeroMQSender
-from tests.conformance.suite import ConformanceSuite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(240, func_only=True)
 
 
-class TestPull(ConformanceSuite):
+class TestPull(SourceConformance):
     """At most once."""
 
     asks_for_records = False
@@ -28,7 +28,7 @@ class TestPull(ConformanceSuite):
         made.close()
 
 
-class TestSub(ConformanceSuite):
+class TestSub(SourceConformance):
     """At most once, with topics."""
 
     asks_for_records = False

@@ -20,7 +20,7 @@ from tests.conformance.forwarding_sender import ForwardingSender
 from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
-    from tests.conformance.source_rig import SourceRig
+    from forebay.testing.source_rig import SourceRig
 
 _LOOK_SECONDS = 0.02
 _MESSAGES_AT_ONCE = 25

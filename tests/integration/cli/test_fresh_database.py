@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from typer.testing import Result
 
-    from tests.support.postgres.server import TestServer
+    from forebay.testing.postgres import TestServer
 
 COMMANDS = [
     ("apply", "forebay.demo.pipeline"),

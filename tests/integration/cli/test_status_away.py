@@ -16,13 +16,13 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
+from forebay.testing.postgres import PostgresProcess
 from orchestration.tracker.system_status import system_status
 from tests.support.commands.forked_command import forebay
 from tests.support.driver_log.log import make_log
 from tests.support.machine.hanging_mount import HangingMountRefusedError, hanging_mount
 from tests.support.polling import joined
 from tests.support.postgres.cutting_proxy import CuttingProxy
-from tests.support.postgres.server import PostgresProcess
 from tracker_store.blocks.block_stores import attach_block_store
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.leadership import read_leadership, take_leadership

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from tests.support.postgres.server import TestServer
+    from forebay.testing.postgres import TestServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(500)]
 

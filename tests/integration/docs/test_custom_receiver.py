@@ -15,6 +15,7 @@ import pytest
 
 from forebay import Stream
 from forebay.sources import CustomSource
+from forebay.testing.receiver_processes import eventually
 from orchestration.declarations.modules import load_pipelines
 from receiver_runtime.block_store.frames.columns import FINGERPRINT_KEY, fingerprint_of
 from receiver_runtime.block_store.stores.local import LocalBlockStore
@@ -22,7 +23,6 @@ from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, exit_code
 from tests.support.commands.forked_command import programs
 from tests.support.driver_log.log import make_log
-from tests.support.receivers.receiver_processes import eventually
 from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
+from forebay.testing.receiver_processes import eventually
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
 from tests.support.machine.held_ports import held_port
 from tests.support.pages.runbook import blocks, page_environment, run_commands, sections
-from tests.support.receivers.receiver_processes import eventually
 from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:

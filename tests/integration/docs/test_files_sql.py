@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from forebay.testing.receiver_processes import eventually
+from forebay.testing.sources import stop
 from receiver_runtime.receivers.files.declaration import FollowedFiles
 from tests.conformance.source_rig import SourceRig
-from tests.conformance.suite import stop
-from tests.support.receivers.receiver_processes import eventually
 from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from tests.integration.orchestration.target_database import TIME, Target, attemp
 if TYPE_CHECKING:
     import pytest
 
-    from tests.support.postgres.server import TestServer
+    from forebay.testing.postgres import TestServer
 
 DOCS = Path(__file__).parents[3] / "docs"
 HOW_TO = (DOCS / "how-to" / "outputs.md").read_text(encoding="utf-8")

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forebay import Stream
+from forebay.testing.receiver_processes import eventually
+from forebay.testing.sources import hold_unregistered, proxied, stop
 from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.receivers.custom.declaration import CustomSource
 from tests.conformance.source_rig import SourceRig
-from tests.conformance.suite import hold_unregistered, proxied, stop
 from tests.integration.docs.paged_orders import PagedOrders
 from tests.support.machine.held_ports import held_port
-from tests.support.receivers.receiver_processes import eventually
 from tests.unit.receiver_runtime.memory_positions import MemoryPositions
 from tests.unit.receiver_runtime.rig import rig as memory_rig
 from tests.unit.receiver_runtime.support import MemoryBlockLog, reaches

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from forebay.testing.receiver_processes import eventually
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
 from tests.support.commands.forked_command import programs
 from tests.support.pages.runbook import blocks, page
-from tests.support.receivers.receiver_processes import eventually
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.reports.checks import check_data
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.postgres.server import TestServer
+    from forebay.testing.postgres import TestServer
     from tracker_store.server.embedded_postgres import EmbeddedPostgres
 
 # The stream has the settings of the receiver that the test starts, so that only the pipeline changes.

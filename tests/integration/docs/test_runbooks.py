@@ -22,7 +22,7 @@ from tracker_store.connection.engine import connect
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from tests.support.postgres.server import TestServer
+    from forebay.testing.postgres import TestServer
 
 TESTS = Path(__file__).parents[2]
 DOCS = TESTS.parent / "docs"

@@ -19,18 +19,17 @@ import pytest
 import sqlalchemy as sa
 from dagster_postgres import PostgresRunStorage
 
+from forebay.testing.cutting_proxy import CuttingProxy, through
 from orchestration.declarations.apply import apply
 from orchestration.declarations.modules import load_pipelines
-from tests.integration.receiver_runtime.receiver_rig import CuttingProxy
 from tests.support.polling import eventually
-from tests.support.postgres.address import through
 from tests.support.spark.batch_rig import System
 from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.postgres.server import TestServer
+    from forebay.testing.postgres import TestServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 

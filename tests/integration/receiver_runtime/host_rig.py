@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import sqlalchemy as sa
 
+from forebay.testing.receiver_processes import eventually
 from receiver_runtime.agent.agent import Agent
 from receiver_runtime.block_store.stores.local import LocalBlockStore
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource
 from tests.support.polling import joined
-from tests.support.receivers.receiver_processes import eventually
 from tracker_store.batches.pipelines import apply_stream
 from tracker_store.connection.engine import connect, create_engine
 

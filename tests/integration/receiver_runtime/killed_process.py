@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+from forebay.testing.receiver_processes import cut_off_until, eventually
 from receiver_runtime.block_store.frames.frame import FrameKind
 from receiver_runtime.block_store.frames.segment import IntactFrame
 from receiver_runtime.block_store.stores.stores import replicas_of
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import exit_code
-from tests.support.receivers.receiver_processes import cut_off_until, eventually
 from tracker_store.connection.engine import connect
 from tracker_store.reports.checks import check_data
 from tracker_store.schema.states import ReceiverEventKind
@@ -18,8 +18,9 @@ from tracker_store.schema.states import ReceiverEventKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from forebay.testing.cutting_proxy import CuttingProxy
     from receiver_runtime.block_store.stores.interface import BlockStore
-    from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource, ReceiverRig
+from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig
 
 
 def segment_paths(store: BlockStore) -> list[str]:

@@ -10,13 +10,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from forebay.testing.receiver_processes import DEADLINE_SECONDS
 from receiver_runtime.block_store.frames.encryption import BlockKeys
 from receiver_runtime.block_store.frames.reading import letters_of
 from receiver_runtime.block_store.stores.stores import open_block_store
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from receiver_runtime.sources.fields.secret import Secret
-from tests.support.postgres.address import connect_to
-from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, ReceiverProcesses
+from tests.support.receivers.forked_receiver import ForkedReceivers
 from tracker_store.batches.pipelines import apply_stream
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.receivers.receivers import placements, receiver_events
@@ -79,92 +79,8 @@ class NumberedSource:
                 self.sent += 1
 
 
-class CuttingProxy:
-    """A proxy between a receiver and Postgres.
-
-    `cut` breaks every connection in mid-message; `away` refuses new ones.
-    """
-
-    def __init__(self, target: str | int) -> None:
-        """Take the database's URL, or a port of another server."""
-        self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        self.away = False
-        self.cuts = 0
-        self._lock = threading.Lock()
-        self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        self._closed = False
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    @property
-    def connections(self) -> int:
-        with self._lock:
-            return len(self._pairs)
-
-    def cut(self) -> None:
-        with self._lock:
-            pairs, self._pairs = self._pairs, []
-        self.cuts += len(pairs)
-        for pair in pairs:
-            for side in pair:
-                with contextlib.suppress(OSError):
-                    side.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._closed = True
-        with contextlib.suppress(OSError):
-            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-        self._thread.join(20)
-        self._listener.close()
-        self.cut()
-
-    def _connect(self) -> socket.socket:
-        if isinstance(self._target, int):
-            connection = socket.create_connection(("127.0.0.1", self._target), timeout=60)
-            connection.settimeout(None)
-            return connection
-        return connect_to(self._target)
-
-    def _serve(self) -> None:
-        while True:
-            client, _ = self._listener.accept()
-            if self._closed or self.away:
-                client.close()
-                if self._closed:
-                    return
-                continue
-            try:
-                server = self._connect()
-            except OSError:
-                # No server is listening.
-                client.close()
-                continue
-            with self._lock:
-                # Check again: a cut that happened meanwhile did not know of this connection.
-                let_in = not self.away
-                if let_in:
-                    self._pairs.append((client, server))
-            if not let_in:
-                client.close()
-                server.close()
-                continue
-            for source, target in ((client, server), (server, client)):
-                threading.Thread(target=self._pump, args=(source, target), daemon=True).start()
-
-    def _pump(self, source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                target.sendall(data)
-        for side in (source, target):
-            with contextlib.suppress(OSError):
-                side.shutdown(socket.SHUT_RDWR)
-        source.close()
-
-
 @dataclass
-class ReceiverRig(ReceiverProcesses):
+class ReceiverRig(ForkedReceivers):
     """One declared receiver, the blocks it registered, and the processes started for it."""
 
     receiver_id: int

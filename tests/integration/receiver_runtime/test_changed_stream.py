@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forebay.testing.cutting_proxy import CuttingProxy, through
+from forebay.testing.receiver_processes import eventually
 from orchestration.tracker.receiver_placement import ReceiverPlacement
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from receiver_runtime.watching.exit_codes import ExitCode
-from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, ReceiverRig, exit_code
+from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, exit_code
 from tests.support.machine.unread_bytes import unread_bytes
-from tests.support.postgres.address import through
-from tests.support.receivers.receiver_processes import eventually
 from tracker_store.batches.pipelines import apply_stream
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.leadership import read_leadership, take_leadership

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forebay.sources import CustomSource
+from forebay.testing.receiver_processes import eventually
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, exit_code
 from tests.support.driver_log.log import claim_anew
-from tests.support.receivers.receiver_processes import eventually
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.receivers import receiver_events
 from tracker_store.schema.states import ReceiverEventKind

@@ -6,8 +6,8 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
+from forebay.testing.receiver_processes import eventually
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
-from tests.support.receivers.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forebay.testing.receiver_processes import eventually
 from receiver_runtime.receivers.sockets.raw_declaration import RawSocket
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, exit_code
 from tests.support.machine.held_ports import held_port
-from tests.support.receivers.receiver_processes import eventually
 from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:

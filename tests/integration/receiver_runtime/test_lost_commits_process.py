@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forebay.testing.receiver_processes import eventually
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
-from tests.support.receivers.receiver_processes import eventually
 from tracker_store.connection.engine import connect
 from tracker_store.reports.checks import check_data
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forebay.sources import CustomSource
+from forebay.testing.receiver_processes import eventually
+from forebay.testing.sources import stop
 from tests.conformance.source_rig import SourceRig
-from tests.conformance.suite import stop
-from tests.support.receivers.receiver_processes import eventually
 from tests.unit.receiver_runtime.support import reaches
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
+from forebay.testing.receiver_processes import eventually
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
-from tests.support.receivers.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forebay.testing.cutting_proxy import CuttingProxy, through
+from forebay.testing.receiver_processes import eventually
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.killed_process import (
     check_each_stored_record_came_out_once,
@@ -16,9 +18,7 @@ from tests.integration.receiver_runtime.killed_process import (
     kill_and_take_over,
     stored,
 )
-from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource, ReceiverRig, exit_code
-from tests.support.postgres.address import through
-from tests.support.receivers.receiver_processes import eventually
+from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
 from tracker_store.connection.engine import connect
 from tracker_store.reports.checks import check_data
 from tracker_store.schema.states import ReceiverEventKind

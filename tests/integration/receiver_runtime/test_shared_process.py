@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forebay.testing.receiver_processes import eventually
 from tests.integration.receiver_runtime.host_rig import HostRig, host_rig
-from tests.support.receivers.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forebay.testing.receiver_processes import eventually
 from receiver_runtime.agent.store_attachment import attach
 from receiver_runtime.block_store.frames.segment import IntactFrame
 from receiver_runtime.block_store.stores.local import LocalBlockStore
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
 from tests.support.machine.mounts import Mount
-from tests.support.receivers.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forebay.testing.receiver_processes import eventually
+from forebay.testing.sources import stop
 from receiver_runtime.block_store.stores.objects import open_objects
 from receiver_runtime.receivers.files.declaration import FileLines
 from tests.conformance.source_rig import SourceRig
-from tests.conformance.suite import stop
-from tests.support.receivers.receiver_processes import eventually
 from tests.support.servers.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forebay.testing.cutting_proxy import CuttingProxy, through
 from tests.integration.receiver_runtime.killed_process import kill_and_take_over
-from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource, ReceiverRig
-from tests.support.postgres.address import through
+from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig
 from tests.support.servers.s3 import S3Server
 
 if TYPE_CHECKING:

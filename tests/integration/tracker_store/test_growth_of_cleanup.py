@@ -27,7 +27,7 @@ from tracker_store.schema.states import BatchState
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tests.support.postgres.server import TestServer
+    from forebay.testing.postgres import TestServer
 
 SMALL = Size(batches=200)
 #: Ten times as much of everything that is history.

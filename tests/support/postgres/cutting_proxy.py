@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 import sqlalchemy as sa
 
-from tests.support.postgres.address import connect_to, through
+from forebay.testing.cutting_proxy import connect_to, through
 
 if TYPE_CHECKING:
     from collections.abc import Callable

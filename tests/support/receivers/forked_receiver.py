@@ -6,20 +6,33 @@ import importlib
 import os
 from typing import TYPE_CHECKING
 
-from tests.support.machine.forked_processes import ForkedProcess, fork
+from forebay.testing.receiver_processes import ReceiverProcesses
+from tests.support.machine.forked_processes import CAN_FORK, ForkedProcess, fork
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Sequence
     from typing import IO
 
+_WITHOUT_KEY = 4  # arguments
 
-def fork_receiver(receiver: tuple[int, int], *, database_url: str, block_store: str, log: IO[bytes]) -> ForkedProcess:
-    """Start a process for a receiver and its assignment; it writes to `log`, and ends when its `stdin` closes."""
+
+class ForkedReceivers(ReceiverProcesses):
+    """Start receiver processes by forking where that does the same, in place of an interpreter and its imports."""
+
+    def _launch(self, first: str, arguments: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        if CAN_FORK and not first and len(arguments) == _WITHOUT_KEY:
+            return fork_receiver(arguments, log)
+        return super()._launch(first, arguments, log)
+
+
+def fork_receiver(arguments: Sequence[str], log: IO[bytes]) -> ForkedProcess:
+    """Start a process with the arguments of ``main``; it writes to `log`, and ends when its `stdin` closes."""
     reading, writing = os.pipe()
     try:
         return fork(
             __name__,
-            [*map(str, receiver), database_url, block_store],
+            arguments,
             descriptors=(reading, log.fileno(), log.fileno()),
             stdin=os.fdopen(writing, "wb"),
         )

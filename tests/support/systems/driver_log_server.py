@@ -18,8 +18,9 @@ import pytest
 import sqlalchemy as sa
 
 import tracker_store.install.migrate
+from forebay.testing.postgres import PostgresProcess
 from tests.support.polling import eventually
-from tests.support.postgres.server import PostgresProcess, TcpPostgres
+from tests.support.postgres.server import TcpPostgres
 from tracker_store.server.embedded_postgres import EmbeddedPostgresError, StopMode
 from tracker_store.server.server_account import directory_as_started
 

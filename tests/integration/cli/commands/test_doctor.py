@@ -21,10 +21,10 @@ from forebay.cli.checks.findings import Health
 from forebay.cli.commands import doctor as doctor_module
 from forebay.cli.commands.doctor import doctor, examine
 from forebay.cli.services.supervisor import Supervisor
+from forebay.testing.postgres import PostgresProcess
 from orchestration.declarations.settings import Settings
 from tests.support.driver_log.log import NOON, make_log
 from tests.support.machine.held_ports import held_port
-from tests.support.postgres.server import PostgresProcess
 from tests.support.receivers.block_keys import key_id, new_key
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tracker_store.batches.pipelines import apply_stream
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from typer.testing import Result
 
     from forebay.cli.checks.findings import Finding
-    from tests.support.postgres.server import TestServer
+    from forebay.testing.postgres import TestServer
 
 
 @pytest.fixture(autouse=True)

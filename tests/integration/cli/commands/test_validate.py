@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from typer.testing import Result
 
-    from tests.support.postgres.server import TestServer
+    from forebay.testing.postgres import TestServer
 
 HEAD = """
 from forebay import EnvVar, ParquetSink, Pipeline, PostgresSink, Stream

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
+from forebay.testing.cutting_proxy import CuttingProxy, through
+from forebay.testing.receiver_processes import eventually
 from receiver_runtime.agent import agent as agent_module
 from receiver_runtime.agent.agent import Agent
 from receiver_runtime.agent.left_processes import LeftProcesses
@@ -18,10 +20,8 @@ from receiver_runtime.block_store.frames.segment import IntactFrame
 from receiver_runtime.block_store.stores.local import LocalBlockStore
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from tests.integration.receiver_runtime.host_rig import HostRig, host_rig
-from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource
+from tests.integration.receiver_runtime.receiver_rig import NumberedSource
 from tests.support.machine.unread_bytes import unread_bytes
-from tests.support.postgres.address import through
-from tests.support.receivers.receiver_processes import eventually
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.errors import DriverLogUnavailableError
 from tracker_store.receivers.leadership import read_leadership, take_leadership

@@ -14,17 +14,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forebay.testing.cutting_proxy import CuttingProxy, through
+from forebay.testing.receiver_processes import DEADLINE_SECONDS, eventually
 from receiver_runtime.watching.exit_codes import ExitCode
-from tests.integration.receiver_runtime.receiver_rig import (
-    CuttingProxy,
-    NumberedSource,
-    ReceiverRig,
-    exit_code,
-)
+from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
 from tests.support.machine.unread_bytes import unread_bytes
 from tests.support.polling import joined
-from tests.support.postgres.address import through
-from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, eventually
 from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forebay.testing.receiver_processes import eventually
+from forebay.testing.sources import proxied, stop
 from receiver_runtime.receivers.custom.declaration import CustomSource
 from tests.conformance.source_rig import SourceRig
-from tests.conformance.suite import proxied, stop
 from tests.integration.receiver_runtime.keyed_receiver import KeyedReceiver, Sender
-from tests.support.receivers.receiver_processes import eventually
 from tests.unit.receiver_runtime.support import reaches
 from tracker_store.blocks.blocks import known_keys
 from tracker_store.connection.engine import connect

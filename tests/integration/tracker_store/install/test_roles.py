@@ -88,7 +88,7 @@ from tracker_store.schema.states import ProcessKind, ReceiverEventKind, Receiver
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.postgres.server import TestServer
+    from forebay.testing.postgres import TestServer
 
 RECEIVER = "forebay_receiver"
 DRIVER = "forebay_driver"

@@ -17,10 +17,11 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
+from forebay.testing.postgres import PostgresProcess
 from tests.support.machine.another_account import as_nobody
 from tests.support.machine.state_directory import state_directory
 from tests.support.polling import eventually
-from tests.support.postgres.server import InstalledPostgres, PostgresProcess, ends_within
+from tests.support.postgres.server import InstalledPostgres, ends_within
 from tracker_store.install import migrate
 from tracker_store.server import server_account, server_socket
 from tracker_store.server.embedded_postgres import (

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
+from forebay.testing.receiver_processes import eventually
 from orchestration.declarations.settings import Settings
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.framing import PART_BYTES
@@ -23,7 +24,6 @@ from tests.support.driver_log.log import make_log
 from tests.support.driver_log.stored_letters import Letters
 from tests.support.machine.held_ports import held_port
 from tests.support.polling import joined
-from tests.support.receivers.receiver_processes import eventually
 from tracker_store.blocks.dead_letters import read_dead_letter_row
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.processes import register_process

@@ -16,7 +16,7 @@ from tracker_store.connection.errors import DriverLogUnavailableError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.postgres.server import TestServer
+    from forebay.testing.postgres import TestServer
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
+from forebay.testing.cutting_proxy import CuttingProxy, through
+from forebay.testing.receiver_processes import eventually
 from receiver_runtime.block_store.frames.frame import FrameKind
 from receiver_runtime.block_store.frames.segment import IntactFrame
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.killed_process import kill_and_take_over
-from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource, ReceiverRig, exit_code
-from tests.support.postgres.address import through
+from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
 from tests.support.receivers.block_keys import dump, files_with, key_file, key_id, spellings
-from tests.support.receivers.receiver_processes import eventually
 from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:

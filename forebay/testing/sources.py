@@ -1,7 +1,8 @@
-"""The conformance suite: what every source must do, whatever it is. A source only contributes its adapter.
+"""Check what every source must do, whatever it is: the conformance suite of sources. Yours contributes its adapter.
 
-A source's tests are a child of ``ConformanceSuite`` with a fixture ``adapter``, on its real broker. A source that does
-not pass it unchanged is left out.
+A source's tests are a child of ``SourceConformance`` with a fixture ``adapter``, on its real broker, and the fixtures
+of ``forebay.testing.fixtures``; docs/how-to/add-a-source.md shows how. Receivers run as processes on a driver log of
+their own; the suite kills them, pauses them and cuts them off.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import pytest
 
+from forebay.testing.cutting_proxy import CuttingProxy, through
+from forebay.testing.receiver_processes import DEADLINE_SECONDS, cut_off_until, eventually
 from receiver_runtime.watching.exit_codes import ExitCode
-from tests.integration.receiver_runtime.receiver_rig import CuttingProxy
-from tests.support.postgres.address import through
-from tests.support.receivers.receiver_processes import DEADLINE_SECONDS, cut_off_until, eventually
 from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
+    from forebay.testing.source_rig import MakeRig, SourceRig
     from receiver_runtime.sources.source import Source
-    from tests.conformance.source_rig import SourceRig
 
 
 _FIRST_BLOCKS = 20
 
 
-class Adapter(Protocol):
-    """Records on a source's broker, and everything that was sent there."""
+class SourceAdapter(Protocol):
+    """Send records to a source's broker, and know everything that was sent there."""
 
     def source(self, **changes: Any) -> Source:  # noqa: ANN401  fields of its own
         """Return the declaration that reads it."""
@@ -90,7 +90,7 @@ def hold_unregistered(rig: SourceRig, proxy: CuttingProxy, blocks: int = 2) -> N
 
 
 def check_acknowledged_when_registered(
-    adapter: Adapter, rig: SourceRig, database_url: str, pending: Callable[[], int]
+    adapter: SourceAdapter, rig: SourceRig, database_url: str, pending: Callable[[], int]
 ) -> None:
     """Check that records are acknowledged once they are registered, on a broker that reports unacknowledged ones."""
     with proxied(database_url) as (proxy, url):
@@ -105,7 +105,7 @@ def check_acknowledged_when_registered(
     adapter.check(rig)
 
 
-def check_taken_over_from_a_live_receiver(adapter: Adapter, rig: SourceRig, database_url: str) -> None:
+def check_taken_over_from_a_live_receiver(adapter: SourceAdapter, rig: SourceRig, database_url: str) -> None:
     """Check redelivery to a second receiver of records that the paused first one still holds in blocks."""
     with proxied(database_url) as (proxy, url):
         first = rig.start(0, database_url=url)
@@ -125,7 +125,7 @@ def check_taken_over_from_a_live_receiver(adapter: Adapter, rig: SourceRig, data
     adapter.check(rig)
 
 
-class ConformanceSuite:
+class SourceConformance:
     """See the module."""
 
     #: Whether other receivers get the records sent to a receiver that is gone; if not, they wait for its restart.
@@ -135,7 +135,7 @@ class ConformanceSuite:
 
     @pytest.mark.core
     def test_reads_existing_and_new_records_and_drains_at_a_stop(
-        self, adapter: Adapter, make_rig: Callable[..., SourceRig]
+        self, adapter: SourceAdapter, make_rig: MakeRig
     ) -> None:
         adapter.send(500)
         rig = make_rig(adapter.source())
@@ -154,7 +154,7 @@ class ConformanceSuite:
         adapter.check(rig)
 
     @pytest.mark.core
-    def test_odd_records_come_and_block_nothing(self, adapter: Adapter, make_rig: Callable[..., SourceRig]) -> None:
+    def test_odd_records_come_and_block_nothing(self, adapter: SourceAdapter, make_rig: MakeRig) -> None:
         rig = make_rig(adapter.source())
         process = rig.start()
         adapter.send(10)
@@ -166,7 +166,7 @@ class ConformanceSuite:
 
     @pytest.mark.core
     def test_killed_between_storing_and_registering(
-        self, adapter: Adapter, make_rig: Callable[..., SourceRig], database_url: str
+        self, adapter: SourceAdapter, make_rig: MakeRig, database_url: str
     ) -> None:
         rig = make_rig(adapter.source())
         with proxied(database_url) as (proxy, url):
@@ -181,9 +181,7 @@ class ConformanceSuite:
         stop(second)
         adapter.check(rig)
 
-    def test_fenced_by_another_process(
-        self, adapter: Adapter, make_rig: Callable[..., SourceRig], database_url: str
-    ) -> None:
+    def test_fenced_by_another_process(self, adapter: SourceAdapter, make_rig: MakeRig, database_url: str) -> None:
         """Pause the first process while it holds blocks; resume it once a second process has the receiver."""
         rig = make_rig(adapter.source())
         with proxied(database_url) as (proxy, url):
@@ -202,7 +200,7 @@ class ConformanceSuite:
         stop(second)
         adapter.check(rig)
 
-    def test_it_loses_its_broker_and_finds_it_again(self, adapter: Adapter, make_rig: Callable[..., SourceRig]) -> None:
+    def test_it_loses_its_broker_and_finds_it_again(self, adapter: SourceAdapter, make_rig: MakeRig) -> None:
         rig = make_rig(adapter.source())
         process = rig.start()
         with adapter.sending():
@@ -218,7 +216,7 @@ class ConformanceSuite:
         adapter.check(rig)
 
     def test_the_driver_log_goes_away_and_comes_back(
-        self, adapter: Adapter, make_rig: Callable[..., SourceRig], database_url: str
+        self, adapter: SourceAdapter, make_rig: MakeRig, database_url: str
     ) -> None:
         rig = make_rig(adapter.source())
         with proxied(database_url) as (proxy, url):
@@ -233,9 +231,7 @@ class ConformanceSuite:
             stop(process)
         adapter.check(rig)
 
-    def test_receivers_come_and_go_while_records_come(
-        self, adapter: Adapter, make_rig: Callable[..., SourceRig]
-    ) -> None:
+    def test_receivers_come_and_go_while_records_come(self, adapter: SourceAdapter, make_rig: MakeRig) -> None:
         rig = make_rig(adapter.source(), receivers=2)
         first = rig.start(0)
         with adapter.sending():

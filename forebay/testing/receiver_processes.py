@@ -1,4 +1,4 @@
-"""Receiver processes as an agent starts them, each for one receiver, with their logs; for the rigs of a stream."""
+"""Start receiver processes as an agent does, each for one receiver, with their logs; for the rigs of a stream."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import sqlalchemy as sa
 
-from tests.support import polling
-from tests.support.machine.forked_processes import CAN_FORK
-from tests.support.receivers.forked_receiver import fork_receiver
 from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 # A process needs 1 s of CPU to start: on a machine that gives it a fiftieth of a core, most of this time.
 DEADLINE_SECONDS = 90.0
+_STEP_SECONDS = 0.02
 _HOLD_SECONDS = 15.0  # how long to wait for blocks that can't be registered: many block intervals
 
 _RUN = """
@@ -35,7 +33,10 @@ sys.exit(run([(int(receiver_id), int(assignment))], database_url=database_url, b
 
 def eventually(predicate: Callable[[], object], what: str, *, seconds: float = DEADLINE_SECONDS) -> None:
     """Poll until `predicate` holds; fail the test at a deadline that is far off normal times."""
-    polling.eventually(predicate, what, seconds=seconds, step=0.02)
+    deadline = time.monotonic() + seconds
+    while not predicate():
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}, in vain"
+        time.sleep(_STEP_SECONDS)
 
 
 class Cuttable(Protocol):
@@ -73,7 +74,7 @@ def cut_off_until(
 
 @dataclass
 class ReceiverProcesses:
-    """Receiver processes of a test; `close` ends all of them."""
+    """Hold the receiver processes of a test; `close` ends all of them."""
 
     database_url: str
     root: Path
@@ -107,22 +108,19 @@ class ReceiverProcesses:
         self.root.mkdir(parents=True, exist_ok=True)
         url = database_url or self.database_url
         with (self.root / f"process-{len(self.processes)}.log").open("wb") as log:
-            process: subprocess.Popen[bytes]
-            if CAN_FORK and not first and block_key is None:
-                process = fork_receiver((receiver_id, assignment), database_url=url, block_store=block_store, log=log)
-            else:
-                process = subprocess.Popen(
-                    [
-                        *(sys.executable, "-c", first + _RUN, str(receiver_id), str(assignment), url, block_store),
-                        *([] if block_key is None else [block_key]),
-                    ],
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
+            arguments = [str(receiver_id), str(assignment), url, block_store]
+            process = self._launch(first, arguments if block_key is None else [*arguments, block_key], log)
         self.processes.append(process)
         return process
+
+    def _launch(self, first: str, arguments: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-c", first + _RUN, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
 
     def close(self) -> None:
         for process in self.processes:
