@@ -79,7 +79,7 @@ def run_batch(
         records=sum(batches[-1].num_rows for batches in tables.values()),
         _blocks={},
     )
-    spark = session or _session()
+    spark = session or local_session()
     return {
         output.name: _result(output, batch, tables, pipeline.interval, spark).toArrow()
         for output in chosen
@@ -189,7 +189,8 @@ def _result(
     return result
 
 
-def _session() -> SparkSession:
+def local_session() -> SparkSession:
+    """Return the active Spark session, or a new local one."""
     from pyspark.sql import SparkSession  # noqa: PLC0415  the light parts load no Spark
 
     from orchestration.declarations.settings import Settings  # noqa: PLC0415

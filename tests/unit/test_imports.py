@@ -21,6 +21,7 @@ _LIGHT_MODULES = (
     "orchestration.tracker.batch_pusher",
     "forebay",
     "forebay.parsing",
+    "forebay.sink",
     "forebay.sources",
     "forebay.testing",
     "orchestration.declarations.pipeline",

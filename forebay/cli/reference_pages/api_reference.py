@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 MODULES = (
     "forebay",
     "forebay.sources",
+    "forebay.sink",
     "forebay.receiver",
     "forebay.parsing",
     "forebay.testing",
@@ -106,8 +107,8 @@ def _class(value: type, exported: Sequence[type]) -> Iterator[str]:
     if constructor is not None and constructor.__doc__ and not dataclasses.is_dataclass(value):
         yield ""
         yield from _markdown(constructor.__doc__)
-    # What Forebay itself calls of a source or a sink is no interface for users.
-    if not issubclass(value, Source | Sink):
+    # What Forebay itself calls of a source or a sink is no interface for users, except for those who write a sink.
+    if value is Sink or not issubclass(value, Source | Sink):
         base = next((base for base in value.__mro__[1:] if base in exported), None)
         if base is not None:
             yield ""

@@ -62,18 +62,6 @@ def test_an_attempt_is_committed_in_the_target_with_its_rows_and_leaves_no_stagi
     assert (found.attempt, found.written) == (1, written)
 
 
-def test_append_keeps_each_batch_and_a_replay_replaces_only_its_own(target: Target) -> None:
-    sink = PostgresSink(EnvVar("TARGET_URL"), "counts")
-    later = TIME + timedelta(seconds=10)
-    sink.write(words(("a", 1), ("b", 1)), attempt())
-    sink.write(words(("a", 5)), attempt(time=later))
-    sink.write(words(("a", 2)), attempt(2))
-    assert target.counts() == [("a", 2), ("a", 5)]
-    sink.write(words(), attempt(3))
-    assert target.counts() == [("a", 5)]
-    assert target.commits() == [(TIME, 3, 0), (later, 1, 1)]
-
-
 def test_old_commits_are_forgotten_and_the_attempts_that_they_would_refuse_stay_refused(target: Target) -> None:
     sink = PostgresSink(EnvVar("TARGET_URL"), "counts")
     now = datetime.now(UTC)
@@ -187,25 +175,6 @@ def test_an_attempt_that_dies_at_any_step_leaves_each_row_once(target: Target, s
     assert target.counts() == sorted(whole)
 
 
-@pytest.mark.parametrize("other", [1, 2], ids=["another process of this attempt", "a newer attempt"])
-def test_a_late_attempt_changes_nothing_in_the_target(target: Target, other: int) -> None:
-    """Check that attempt 1 changes nothing when the other attempt completes while attempt 1 is staged."""
-
-    class Slow(PostgresSink):
-        def reached(self, step: Step) -> None:
-            if step is Step.STAGED:
-                PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(("a", 2)), attempt(other))
-
-    with pytest.raises(SinkError):
-        Slow(EnvVar("TARGET_URL"), "counts").write(words(("a", 1)), attempt(1))
-    assert target.counts() == [("a", 2)]
-    assert target.commits() == [(TIME, other, 1)]
-    with pytest.raises(AttemptOutdatedError, match="changed nothing"):
-        PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(("a", 1)), attempt(1))
-    assert target.counts() == [("a", 2)]
-    assert target.staging() == []
-
-
 def test_a_staging_table_emptied_by_a_crash_of_the_target_is_detected(target: Target) -> None:
     class Crashing(PostgresSink):
         def reached(self, step: Step) -> None:
@@ -215,24 +184,6 @@ def test_a_staging_table_emptied_by_a_crash_of_the_target_is_detected(target: Ta
     with pytest.raises(SinkError, match="staged rows are there"):
         Crashing(EnvVar("TARGET_URL"), "counts").write(words(("a", 1), ("b", 2)), attempt())
     assert target.commits() == []
-
-
-def test_a_commit_of_another_driver_log_is_replaced_and_not_taken_over(target: Target) -> None:
-    """Check as after a restore from a backup: the batch exists again with other blocks; its attempts start over."""
-    sink = PostgresSink(EnvVar("TARGET_URL"), "counts")
-    before = replace(attempt(), run_id="before", runs={1: "before"})
-    sink.write(words(("lost", 1)), before)
-    assert sink.committed(attempt(2)) is None
-    sink.write(words(("a", 1)), attempt(2))
-    assert target.counts() == [("a", 1)]
-
-
-def test_a_pipeline_that_is_added_again_is_a_new_one_and_not_late(target: Target) -> None:
-    sink = PostgresSink(EnvVar("TARGET_URL"), "counts")
-    sink.write(words(("a", 1)), attempt(3))
-    assert sink.committed(attempt(1, pipeline_id=8)) is None
-    sink.write(words(("a", 2)), attempt(1, time=TIME + timedelta(days=1), pipeline_id=8))
-    assert target.counts() == [("a", 1), ("a", 2)]
 
 
 def test_a_users_table_is_filled_as_it_is_declared(target: Target) -> None:

@@ -239,13 +239,15 @@ def test_later_columns_are_null_in_earlier_batches_of_a_compacted_hour(sink: Par
 @pytest.mark.parametrize(
     ("path", "says"),
     [
+        *((path, r": .*(write|give)") for path in ("", "~/out", "$HOME/out", "/data/${DAY}", "file:/data", "dbfs:/x")),
+        (Path("s3://bucket/p"), r": .*(write|give)"),
         ("s3://key:word@bucket/x", r"'s3://bucket/x' has a user or a password.*EnvVar"),
         ("s3://key:pl4/nted@bucket/x", r"'s3://bucket/x' has a user or a password.*EnvVar"),
         ("hdfs://host/x", r"neither a directory nor of an object store"),
         ("s3:///x", r"neither a directory nor of an object store"),
     ],
 )
-def test_invalid_object_store_is_refused_when_declared(path: str, says: str) -> None:
+def test_an_invalid_directory_or_object_store_is_refused_when_declared(path: str | Path, says: str) -> None:
     with pytest.raises(DeclarationError, match=says) as refused:
         ParquetSink(path)
     assert "word" not in str(refused.value).replace("password", "")

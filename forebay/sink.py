@@ -1,0 +1,49 @@
+"""For sinks of your own: the interface, and what sinks share. See ``docs/how-to/add-a-sink.md``.
+
+Importing this loads neither Dagster nor Spark.
+"""
+
+from __future__ import annotations
+
+from orchestration.declarations.pipeline import DeclarationError
+from orchestration.declarations.sink import (
+    AttemptOutdatedError,
+    Committed,
+    DeliveryGuarantee,
+    OutputAttempt,
+    Place,
+    Sink,
+    SinkError,
+    Step,
+    TargetCheck,
+    Written,
+)
+from orchestration.sinks.batch_column import BATCH_TIME
+from orchestration.sinks.declared_directory import check_directory, declared_directory, directory_place
+from orchestration.sinks.file_table import FileTableSink
+from orchestration.sinks.refused_rows import check_text
+from orchestration.sinks.table_columns import arrow_schema, check_fit, check_names, check_types
+
+__all__ = [
+    "BATCH_TIME",
+    "AttemptOutdatedError",
+    "Committed",
+    "DeclarationError",
+    "DeliveryGuarantee",
+    "FileTableSink",
+    "OutputAttempt",
+    "Place",
+    "Sink",
+    "SinkError",
+    "Step",
+    "TargetCheck",
+    "Written",
+    "arrow_schema",
+    "check_directory",
+    "check_fit",
+    "check_names",
+    "check_text",
+    "check_types",
+    "declared_directory",
+    "directory_place",
+]

@@ -1,0 +1,45 @@
+"""Check that an Iceberg table which its owner made otherwise than the sink can write it is refused, before any file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
+
+from forebay import IcebergSink
+from forebay_contrib.iceberg.sink import _directory
+from orchestration.declarations.sink import SinkError
+from tests.integration.orchestration.frame_without_spark import words
+from tests.integration.orchestration.target_database import attempt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("odd", ["file://host/w", "w", "file:///a%20b", "file:///a#b"])
+def test_an_iceberg_location_that_programs_read_in_several_ways_is_refused(odd: str) -> None:
+    with pytest.raises(SinkError, match="programs read in several ways: give the catalog a warehouse of file:///"):
+        _directory(odd, attempt())
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_an_iceberg_table_is_refused(tmp_path: Path, *, required: bool) -> None:
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    schema = Schema(
+        NestedField(1, "word", StringType(), required=required),
+        NestedField(2, "n", LongType(), required=False),
+        NestedField(3, "_batch_time", TimestamptzType(), required=False),
+    )
+    spec = PartitionSpec() if required else PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "word"))
+    loaded = load_catalog("forebay", **catalog)
+    loaded.create_namespace("s")
+    loaded.create_table("s.t", schema=schema, partition_spec=spec)
+    before = {*(tmp_path / "warehouse").rglob("*.parquet")}
+    with pytest.raises(SinkError, match="the required column word" if required else "the partition spec"):
+        IcebergSink("s.t", catalog=catalog).write(words(("a", 1)), attempt())
+    assert {*(tmp_path / "warehouse").rglob("*.parquet")} == before
