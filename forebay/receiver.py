@@ -7,8 +7,12 @@ from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_path.records import RecordTypeError
 from receiver_runtime.block_store.frames.columns import ColumnsError
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
+from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
+from receiver_runtime.receivers.linked_hand_over import LinkedHandOver
 from receiver_runtime.receivers.positioned_receiver import Fetched, PositionedReceiver
 from receiver_runtime.receivers.positioned_run import PositionError
+from receiver_runtime.receivers.reading_thread import ReadingThread
+from receiver_runtime.receivers.run_receiver import Run, RunReceiver
 from receiver_runtime.sources.source import SourceRule
 from receiver_runtime.supervisor.receiver import Receiver, ReceiverNotAttachedError
 from tracker_store.connection.errors import DriverLogError, EmptyBlockError, ReceiverFencedError
@@ -21,11 +25,16 @@ __all__ = [
     "EmptyBlockError",
     "Fetched",
     "GeneratorStateError",
+    "KeyedHandOver",
+    "LinkedHandOver",
     "PositionError",
     "PositionedReceiver",
+    "ReadingThread",
     "Receiver",
     "ReceiverFencedError",
     "ReceiverNotAttachedError",
     "RecordTypeError",
+    "Run",
+    "RunReceiver",
     "SourceRule",
 ]

@@ -6,8 +6,8 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from forebay.testing.sending import Sending
 from receiver_runtime.receivers.files.declaration import FileLines
-from tests.conformance.sending import Sending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

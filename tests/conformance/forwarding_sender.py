@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from forebay.testing.receiver_processes import eventually
-from tests.conformance.sending import Sending
+from forebay.testing.sending import Sending
 from tracker_store.connection.engine import create_engine
 
 if TYPE_CHECKING:

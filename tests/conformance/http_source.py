@@ -22,8 +22,8 @@ import sqlalchemy as sa
 import zstandard
 
 from forebay.testing.cutting_proxy import CuttingProxy
+from forebay.testing.sending import Sending
 from receiver_runtime.receivers.http.declaration import Http
-from tests.conformance.sending import Sending
 from tests.support.polling import eventually
 from tracker_store.connection.engine import connect, create_engine
 

@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
 
+from forebay.testing.sending import Sending
 from receiver_runtime.receivers.kafka.declaration import Kafka
-from tests.conformance.sending import Sending
 from tests.support.brokers.kafka import MockKafka
 
 if TYPE_CHECKING:

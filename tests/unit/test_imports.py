@@ -22,6 +22,7 @@ _LIGHT_MODULES = (
     "forebay",
     "forebay.parsing",
     "forebay.sink",
+    "forebay.source",
     "forebay.sources",
     "forebay.testing",
     "orchestration.declarations.pipeline",

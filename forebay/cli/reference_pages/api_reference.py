@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 MODULES = (
     "forebay",
     "forebay.sources",
+    "forebay.source",
     "forebay.sink",
     "forebay.receiver",
     "forebay.parsing",

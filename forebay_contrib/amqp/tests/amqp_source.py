@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pika
 from pika.exceptions import AMQPError
 
+from forebay.testing.sending import Sending
 from forebay_contrib.amqp.declaration import Amqp
-from tests.conformance.sending import Sending
 from tests.support.polling import eventually
 
 if TYPE_CHECKING:

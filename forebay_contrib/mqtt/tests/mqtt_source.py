@@ -12,8 +12,8 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from forebay.testing.sending import Sending
 from forebay_contrib.mqtt.declaration import Mqtt
-from tests.conformance.sending import Sending
 from tests.support.polling import eventually
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nats.aio.client import Client
 from nats.errors import Error, NoRespondersError
 
+from forebay.testing.sending import Sending
 from forebay_contrib.nats.declaration import NatsJetStream
-from tests.conformance.sending import Sending
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

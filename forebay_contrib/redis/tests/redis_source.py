@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
+from forebay.testing.sending import Sending
 from forebay_contrib.redis.declaration import RedisStreams
-from tests.conformance.sending import Sending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
