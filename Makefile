@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test contrib test-postgres outage cluster systems alone e2e screenshots deploy image docs s3 kafka brokers namespaces stress chaos fuzz searches slow full check audit wheel-demo clean
+.PHONY: help setup demo up test contrib test-postgres outage cluster systems alone e2e screenshots deploy image docs s3 kafka brokers namespaces stress examples chaos fuzz searches slow full check audit wheel-demo clean
 
 # A Python of your choice: make PYTHON=/path/to/python3. Arguments for a target's command: make demo ARGS=--help.
 PYTHON ?=
@@ -148,6 +148,10 @@ audit: $(STAMP) ## hashes and sources in uv.lock, bundled Java and Postgres with
 
 wheel-demo: $(STAMP) ## build the wheel and run its demo in an empty environment, without Java, Postgres and uv
 	@PATH="$(CURDIR)/$(UV_VENV)/bin:$$PATH" .ci/wheel-demo $(BIN)/python
+
+# In an environment of its own: a stranger's package, beside Forebay's wheel.
+examples: $(STAMP) ## install each example of a source or sink as a package of its own, and run the conformance suite on it
+	@PATH="$(CURDIR)/$(UV_VENV)/bin:$$PATH" .ci/examples $(BIN)/python
 
 clean: ## remove environments, caches and build results; your data in .forebay stays
 	rm -rf $(VENV) .venv-* $(UV_VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -13,7 +13,7 @@ _DEADLINE_SECONDS = 90.0
 
 
 class Sending:
-    """A context that calls `send` again and again until it ends, and then raises the error that `send` raised."""
+    """Call `send` again and again until the context ends, and then raise the error that `send` raised."""
 
     def __init__(self, send: Callable[[], None]) -> None:
         self._send = send

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from orchestration.declarations.sink import SinkError
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 
+# Arrow calls what is in a list item, Parquet element, and DuckDB l.
+_IN_A_LIST = re.compile(r"\blist<\w+: ")
 #: Types of Spark that each target has; any other is refused, also one that a later Spark brings.
 _KNOWN = frozenset(
     f"{name}Type"
@@ -142,4 +145,4 @@ def check_fit(result: pa.Schema, table: pa.Schema, *, name: str, where: str) -> 
 def _plain(type_: pa.DataType) -> str:
     """Return the type's name without differences of layout (large_string, string_view) and of names inside a list."""
     spelled = str(type_).replace("large_", "").replace("_view", "").replace(" not null", "")
-    return spelled.replace("list<item:", "list<element:").replace("tz=+00:00", "tz=UTC").replace("tz=Etc/UTC", "tz=UTC")
+    return _IN_A_LIST.sub("list<", spelled).replace("tz=+00:00", "tz=UTC").replace("tz=Etc/UTC", "tz=UTC")

@@ -33,7 +33,7 @@ WITHOUT_TEST = {"H03"}
 POINTS = 36
 POINTS_WITHOUT_TEST = {6}
 
-_TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+_TEST = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
 _LINE = re.compile(r"^\| (?P<rows>[A-Z]\d\d(?:, [A-Z]\d\d)*) \|(?P<cells>.*) \|$", re.MULTILINE)
 
 

@@ -7,21 +7,26 @@ from pathlib import Path
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 import forebay
 from orchestration.declarations.pipeline import Pipeline
 from orchestration.declarations.sink import Sink
+from orchestration.declarations.sink_kinds import GROUP
 from orchestration.sinks.parquet.parquet import ParquetSink
+from receiver_runtime.sources.plugins import registered
 from tests.integration.orchestration.frame_without_spark import words
 from tests.integration.orchestration.target_database import TIME, Target, attempt
 
 if TYPE_CHECKING:
-    import pytest
-
     from forebay.testing.postgres import TestServer
 
 DOCS = Path(__file__).parents[3] / "docs"
 HOW_TO = (DOCS / "how-to" / "outputs.md").read_text(encoding="utf-8")
 REFERENCE = (DOCS / "reference" / "sinks.md").read_text(encoding="utf-8")
+CONTRIBUTED = sorted(
+    entry.module for entry in registered(GROUP).values() if entry.module.startswith("forebay_contrib.")
+)
 
 
 def blocks(language: str) -> list[str]:
@@ -71,12 +76,30 @@ def test_files_are_declared_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert names["anywhere"].declaration()["path"] == "env:RESULTS_URL"
 
 
-def test_the_reference_has_each_sink_with_its_guarantee() -> None:
+def test_the_reference_has_each_sink_with_its_guarantee_and_each_its_section_or_page() -> None:
     sinks = {
         name: found
         for name in dir(forebay)
         if isinstance(found := getattr(forebay, name), type) and issubclass(found, Sink)
     }
-    rows = dict(re.findall(r"^\| `(\w+)` \| ([\w ]+) \|", REFERENCE, re.MULTILINE))
-    assert rows.items() >= {name: sink.guarantee.value for name, sink in sinks.items()}.items()
-    assert all(f"## `{name}(" in REFERENCE for name in sinks)
+    rows = re.findall(r"^\| \[?`(\w+)`(?:\]\(([\w./]+)\))? \| ([\w ]+) \|", REFERENCE, re.MULTILINE)
+    assert {name: guarantee for name, _, guarantee in rows}.items() >= {
+        name: sink.guarantee.value for name, sink in sinks.items()
+    }.items()
+    for name, page, _ in rows:
+        if name in sinks:
+            text = (DOCS / "reference" / page).read_text(encoding="utf-8") if page else REFERENCE
+            assert f"# `{name}(" in text
+
+
+@pytest.mark.parametrize("module", CONTRIBUTED)
+def test_a_contributed_sinks_page_declares_it(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = DOCS.parent.joinpath(*module.split(".")[:-1], "README.md")
+    text = page.read_text(encoding="utf-8")
+    monkeypatch.setenv("CATALOG_URI", f"sqlite:///{tmp_path}/catalog.db")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    [block] = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    exec(compile(block.replace("/tmp/forebay-warehouse", f"{tmp_path}/warehouse"), str(page), "exec"), names)
+    written = names["sink"].write(words(("be", 2)), attempt())
+    assert written.rows == 1
