@@ -33,7 +33,7 @@ import structlog
 from receiver_runtime.block_path.block_threads import BlockThreads
 from receiver_runtime.block_path.records import keep_record, to_batch
 from receiver_runtime.watching.backoff import Backoff
-from receiver_runtime.watching.clock import Clock, SystemClock
+from receiver_runtime.watching.clock import Clock
 from receiver_runtime.watching.progress import LONGEST_PAUSE_SECONDS
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class BlockGenerator:
         self._queue_size = queue_size
         self._max_block_bytes = max_block_bytes
         self._name = name
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._encode = encode
 
         self._owns_threads = threads is None

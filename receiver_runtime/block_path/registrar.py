@@ -36,7 +36,7 @@ import structlog
 
 from receiver_runtime.reporting.driver_log import FIRST_DELAY, LONGEST_DELAY, TELL_AFTER
 from receiver_runtime.watching.backoff import Backoff
-from receiver_runtime.watching.clock import Clock, SystemClock
+from receiver_runtime.watching.clock import Clock
 from receiver_runtime.watching.progress import Progress
 from tracker_store.blocks.blocks import AddOutcome, AddResult, NewBlock, Steering, add_blocks, raise_for_outcome
 from tracker_store.blocks.segments import receivers_of_lost_segments
@@ -304,7 +304,7 @@ class Registrar:
         self._log = log
         self._on_expired = on_expired
         self._interval = heartbeat_interval
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         lock = threading.RLock()
         # One lock, and a condition to wake each of the two threads.
         self._changed = threading.Condition(lock)

@@ -70,7 +70,7 @@ from receiver_runtime.block_store.frames.letter_group import bytes_of_letters
 from receiver_runtime.block_store.frames.segment import DamagedFrame, IntactFrame, TornTail
 from receiver_runtime.block_store.stores.identity import identity_of
 from receiver_runtime.block_store.stores.stores import replicas_of
-from receiver_runtime.watching.clock import Clock, SystemClock
+from receiver_runtime.watching.clock import Clock
 from receiver_runtime.watching.progress import Progress
 from tracker_store.blocks.blocks import AddOutcome, BlockHandle, Claim, NewBlock
 from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
@@ -206,7 +206,7 @@ def salvage(
         SequenceGapError: the driver log lost commits of this process meanwhile; a new claim salvages those blocks.
         GivenUpError: the process is ending. What was done stays done, and the next salvage goes on.
     """
-    work = _Salvage(driver_log, store, claimed, location, clock or SystemClock(), progress or Progress())
+    work = _Salvage(driver_log, store, claimed, location, clock or Clock(), progress or Progress())
     work.give_rows_to_lost_segments()
     segments = driver_log.until_answered(
         "look for segments to salvage",

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from receiver_runtime.block_store.frames.errors import BlockStoreError, StoreUnavailableError
-from receiver_runtime.watching.clock import Clock, SystemClock
+from receiver_runtime.watching.clock import Clock
 from receiver_runtime.watching.descriptors import explain
 from receiver_runtime.watching.progress import Progress
 from tracker_store.blocks.blocks import BlockHandle
@@ -135,7 +135,7 @@ class WriteAheadLog:
         self._max_bytes = max_segment_bytes
         self._max_failures = max_failures
         self._durable = durable
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
 
         self._lock = threading.Lock()
         self._number = 0

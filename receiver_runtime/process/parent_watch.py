@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 import structlog
 
 from receiver_runtime.process.process_control import Lines, Message, encode
-from receiver_runtime.watching.clock import SystemClock
+from receiver_runtime.watching.clock import Clock
 from receiver_runtime.watching.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class ParentWatcher:
         signals = 0
         watched = [self._read_end] if self._parent is None else [self._read_end, self._parent]
         deadline: float | None = None
-        clock = SystemClock()
+        clock = Clock()
         while True:
             left = None if deadline is None else max(0.0, deadline - clock.monotonic())
             ready, _, _ = select.select(watched, [], [], left)

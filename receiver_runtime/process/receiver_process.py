@@ -34,7 +34,7 @@ from receiver_runtime.reporting.driver_log import DriverLog, GivenUpError
 from receiver_runtime.reporting.status_reporter import StatusReporter
 from receiver_runtime.supervisor.reading_loop import ReadingLoop
 from receiver_runtime.supervisor.receiver_supervisor import Ending
-from receiver_runtime.watching.clock import SystemClock
+from receiver_runtime.watching.clock import Clock
 from receiver_runtime.watching.descriptors import raise_descriptor_limit
 from receiver_runtime.watching.exit_codes import ExitCode
 from receiver_runtime.watching.progress import LOOK_SECONDS, ProgressWatchdog
@@ -134,7 +134,7 @@ class _Process:
         self._block_key = block_key
         self._host = host
         self._tell_agent = tell_agent
-        self._clock = SystemClock()
+        self._clock = Clock()
         self._driver_log = DriverLog(engine, clock=self._clock)
         # Guards everything below.
         self._changed = threading.Condition()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import structlog
 
 from receiver_runtime.watching.backoff import Backoff
-from receiver_runtime.watching.clock import Clock, SystemClock
+from receiver_runtime.watching.clock import Clock
 from receiver_runtime.watching.progress import Progress
 from tracker_store.blocks.blocks import known_keys, open_partition
 from tracker_store.blocks.dead_letters import add_dead_letters
@@ -78,7 +78,7 @@ class DriverLog:
         self._engine = engine
         self._progress = progress or Progress()
         self._on_answer = on_answer
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._wakened = threading.Condition()
         self._gave_up = False
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from receiver_runtime.watching.clock import Clock, SystemClock
+from receiver_runtime.watching.clock import Clock
 from tracker_store.connection.errors import TRANSIENT
 from tracker_store.receivers.receivers import NewReceiverEvent, report_events, set_receiver_state
 from tracker_store.schema.states import ReceiverEventKind, ReceiverState
@@ -152,7 +152,7 @@ class StatusReporter:
 
     def __init__(self, driver_log: DriverLog, *, clock: Clock | None = None) -> None:
         self._driver_log = driver_log
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._queues: list[_Queue] = []

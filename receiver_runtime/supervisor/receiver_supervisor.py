@@ -32,7 +32,7 @@ import structlog
 from receiver_runtime.block_path.block_path import BlockPath
 from receiver_runtime.reporting.unfailing_reporter import UnfailingReporter, describe
 from receiver_runtime.watching.backoff import Backoff
-from receiver_runtime.watching.clock import Clock, SystemClock
+from receiver_runtime.watching.clock import Clock
 from receiver_runtime.watching.exit_codes import ExitCode
 from receiver_runtime.watching.progress import Progress
 from receiver_runtime.watching.receiver_calls import WatchedCall, wait_for_calls
@@ -163,7 +163,7 @@ class ReceiverSupervisor:
         self._settings = settings
         self._reporter = UnfailingReporter(reporter, receiver_id=claim.receiver_id)
         self._reading_loop = reading_loop
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._schema = receiver.record_schema
         self._backoff = Backoff(
             settings.receiver_restart_delay,

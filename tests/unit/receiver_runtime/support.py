@@ -16,6 +16,7 @@ from receiver_runtime.block_store.frames.frame import (
     SourceRule,
     encode_frame,
 )
+from receiver_runtime.watching.clock import Clock
 from tests.support import polling
 from tracker_store.blocks.blocks import AddOutcome, AddResult, BlockHandle, NewBlock, Steering
 from tracker_store.connection.errors import OutcomeUnknownError
@@ -42,7 +43,7 @@ def reaches(figure: Callable[[], int], least: int) -> Callable[[], bool]:
     return lambda: figure() >= least
 
 
-class ManualClock:
+class ManualClock(Clock):
     """A clock on which time passes when a test says so."""
 
     def __init__(self) -> None:
