@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from receiver_runtime.block_path.codec_choice import CodecChoice
+from receiver_runtime.block_path.load.codec_choice import CodecChoice
 from receiver_runtime.block_store.frames.columns import stamped
 from receiver_runtime.block_store.frames.frame import DeadLetterReason, FrameKind, SourceRule, encode_frame, random_mark
 from receiver_runtime.block_store.frames.letter_group import encode_letters
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from receiver_runtime.block_path.codec_choice import CompressionSetting
+    from receiver_runtime.block_path.load.codec_choice import CompressionSetting
     from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
     from receiver_runtime.block_store.frames.encryption import FrameEncryptor
     from receiver_runtime.block_store.frames.frame import EncodedFrame

@@ -41,7 +41,7 @@ class AgentLine:
             socket.socket(fileno=os.dup(parent_pipe)) if parent_pipe is not None and _is_socket(parent_pipe) else None
         )
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send the message as a line, unless the agent is gone."""
         with self._lock, contextlib.suppress(OSError):
             if self._socket is not None:

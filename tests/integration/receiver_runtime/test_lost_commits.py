@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from receiver_runtime.reporting.driver_log import OutageListener
+    from receiver_runtime.reporting.receiver_status import ReceiverStatus
 
 T = TypeVar("T")
 
@@ -190,11 +190,11 @@ def test_a_block_lost_between_its_salvage_and_the_seal_is_salvaged_again(receive
         """A driver log that fails over to a standby without what was salvaged."""
 
         def until_answered(
-            self, what: str, statement: Callable[[sa.Connection], T], *, listener: OutageListener | None = None
+            self, what: str, statement: Callable[[sa.Connection], T], *, status: ReceiverStatus | None = None
         ) -> T:
             if what == "seal salvaged segments":
                 lose(receiver, after=2, segments_too=False)
-            return super().until_answered(what, statement, listener=listener)
+            return super().until_answered(what, statement, status=status)
 
     with pytest.raises(LostCommitsError):
         receiver.salvage(receiver.claim(), driver_log=FailsOver(receiver.engine))
@@ -214,12 +214,12 @@ def test_a_file_that_clean_up_deletes_during_a_salvage_is_not_reported_lost(rece
         """Delete a file and its row after the file was listed."""
 
         def until_answered(
-            self, what: str, statement: Callable[[sa.Connection], T], *, listener: OutageListener | None = None
+            self, what: str, statement: Callable[[sa.Connection], T], *, status: ReceiverStatus | None = None
         ) -> T:
             if what == "look for rows of segments":
                 (receiver.root / path).unlink()
                 receiver.execute("DELETE FROM forebay.log_segments WHERE path = :path", path=path)
-            return super().until_answered(what, statement, listener=listener)
+            return super().until_answered(what, statement, status=status)
 
     receiver.salvage(receiver.claim(), driver_log=CleansUp(receiver.engine))
     assert receiver.segments() == []

@@ -8,6 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from receiver_runtime.block_path.registration.block_log import BlockLog
+from receiver_runtime.block_path.registration.registered_through import RegisteredThrough
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
 from receiver_runtime.block_store.frames.files import Files
 from receiver_runtime.block_store.frames.frame import (
     DeadLetterReason,
@@ -16,17 +19,21 @@ from receiver_runtime.block_store.frames.frame import (
     SourceRule,
     encode_frame,
 )
+from receiver_runtime.reporting.receiver_driver_log import ReceiverDriverLog
+from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.watching.clock import Clock
 from tests.support import polling
-from tracker_store.blocks.blocks import AddOutcome, AddResult, BlockHandle, NewBlock, Steering
+from tracker_store.blocks.blocks import AddOutcome, AddResult, BlockHandle, Claim, NewBlock, Steering
 from tracker_store.connection.errors import OutcomeUnknownError
 from tracker_store.schema.states import DesiredState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import PurePath
 
     from receiver_runtime.block_store.frames.encryption import FrameEncryptor
+    from receiver_runtime.block_store.stores.interface import BlockStore
+    from tracker_store.blocks.blocks import Position
     from tracker_store.blocks.dead_letters import StoredDeadLetter
     from tracker_store.blocks.segments import CodecSum
 
@@ -149,10 +156,19 @@ class FaultyFiles(Files):
         super().sync_directory(path, dir_fd=dir_fd)
 
 
-class MemorySegments:
-    """Stands for the rows of segments."""
+class MemoryDriverLog(ReceiverDriverLog):
+    """One epoch's rows of segments and dead letters in memory; a test may add positions and keys."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        claim: Claim | None = None,
+        *,
+        positions: ReceiverDriverLog | None = None,
+        log: MemoryBlockLog | None = None,
+    ) -> None:
+        self.claim = claim or Claim(7, 9, 0)
+        self._positions = positions
+        self._log = log
         self.paths: dict[int, str] = {}
         self.lengths: dict[int, int] = {}
         self.codecs: dict[int, Sequence[CodecSum]] = {}
@@ -179,8 +195,39 @@ class MemorySegments:
         self.dead_letter_calls += 1
         self.dead_letters += letters
 
+    def open_partition(self, source: str, partition: str, start_offset: int) -> Position:
+        assert self._positions is not None
+        return self._positions.open_partition(source, partition, start_offset)
 
-class MemoryBlockLog:
+    def all_of(self, source: str) -> Mapping[str, Position]:
+        assert self._positions is not None
+        return self._positions.all_of(source)
+
+    def known_keys(self, keys: Sequence[str], *, wait: bool = True) -> set[str]:
+        assert self._log is not None
+        return self._log.known_keys(keys, wait=wait)
+
+
+def make_log(
+    store: BlockStore,
+    rows: ReceiverDriverLog | None = None,
+    *,
+    source_rule: SourceRule = SourceRule.NOT_SENT_AGAIN,
+    clock: Clock | None = None,
+    **settings: object,
+) -> WriteAheadLog:
+    """Return a write-ahead log of which nothing is registered yet; settings may be smaller than users' may."""
+    return WriteAheadLog(
+        store,
+        MemoryDriverLog() if rows is None else rows,
+        source_rule=source_rule,
+        registered_through=RegisteredThrough(),
+        settings=ReceiverSettings.model_construct(**settings),  # type: ignore[arg-type]
+        clock=clock,
+    )
+
+
+class MemoryBlockLog(BlockLog):
     """The chain of blocks in memory, as `add_block` keeps it: all or nothing per receiver, outcomes in order.
 
     A test sets these attributes: `lose_answers` (commit, but don't answer), `away` (neither commit nor answer),
@@ -215,6 +262,9 @@ class MemoryBlockLog:
             self.assignments.get(receiver_id, 1),
             server=self.server,
         )
+
+    def known_keys(self, keys: Sequence[str], *, wait: bool = True) -> set[str]:
+        raise NotImplementedError
 
     def chain(self, receiver_id: int) -> list[NewBlock]:
         with self._lock:

@@ -8,14 +8,11 @@ import pyarrow as pa
 import pytest
 
 from receiver_runtime.block_path.block_handler import BlockHandler
-from receiver_runtime.block_path.codec_choice import FIRST_COMPRESSED_BLOCKS
-from receiver_runtime.block_path.registered_through import RegisteredThrough
-from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
+from receiver_runtime.block_path.load.codec_choice import FIRST_COMPRESSED_BLOCKS
 from receiver_runtime.block_store.frames.frame import FrameKind, SourceRule
 from receiver_runtime.block_store.frames.segment import IntactFrame
 from receiver_runtime.block_store.stores.local import LocalBlockStore
-from tests.unit.receiver_runtime.support import ManualClock, MemorySegments
-from tracker_store.blocks.blocks import Claim
+from tests.unit.receiver_runtime.support import ManualClock, MemoryDriverLog, make_log
 from tracker_store.blocks.segments import CodecSum
 
 if TYPE_CHECKING:
@@ -29,16 +26,8 @@ class Setup:
     def __init__(self, root: Path, rule: SourceRule) -> None:
         self.clock = ManualClock()
         self.store = LocalBlockStore(root)
-        self.rows = MemorySegments()
-        log = WriteAheadLog(
-            self.store,
-            self.rows,
-            claim=Claim(7, 9, 0),
-            source_rule=rule,
-            registered_through=RegisteredThrough(),
-            segment_interval=INTERVAL,
-            clock=self.clock,
-        )
+        self.rows = MemoryDriverLog()
+        log = make_log(self.store, self.rows, source_rule=rule, clock=self.clock, segment_interval=INTERVAL)
         self.handler = BlockHandler(log, SCHEMA, compression="auto")
 
     def keep(self, sequence: int, registered_through: int = 0) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from receiver_runtime.block_path.rate_limiter import RateLimiter
+from receiver_runtime.block_path.load.rate_limiter import RateLimiter
 from receiver_runtime.watching.clock import Clock
 from tests.support.polling import joined
 from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually

@@ -19,8 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from receiver_runtime.block_path.block_handler import BlockHandler, DeadLetter
-from receiver_runtime.block_path.registered_through import RegisteredThrough
-from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
 from receiver_runtime.block_store.frames.encryption import (
     KEY_BYTES,
     OVERHEAD_BYTES,
@@ -54,8 +52,7 @@ from receiver_runtime.block_store.stores.object_store import ObjectBlockStore
 from receiver_runtime.block_store.stores.replicated import ReplicatedBlockStore
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
-from tests.unit.receiver_runtime.support import MemorySegments, frame, whole
-from tracker_store.blocks.blocks import Claim
+from tests.unit.receiver_runtime.support import MemoryDriverLog, frame, make_log, whole
 
 if TYPE_CHECKING:
     from receiver_runtime.block_store.frames.frame import EncodedFrame
@@ -433,14 +430,8 @@ def test_every_store_reads_with_the_key_and_scans_and_looks_for_losses_without(t
 def test_a_handler_encrypts_blocks_and_dead_letters_and_knows_their_true_size(tmp_path: Path, compression: str) -> None:
     key = new_key()
     store = LocalBlockStore(tmp_path, keys=BlockKeys([key]))
-    rows = MemorySegments()
-    log = WriteAheadLog(
-        store,
-        rows,
-        claim=Claim(7, 9, 0),
-        source_rule=SourceRule.NOT_SENT_AGAIN,
-        registered_through=RegisteredThrough(),
-    )
+    rows = MemoryDriverLog()
+    log = make_log(store, rows)
     handler = BlockHandler(log, SCHEMA, compression=compression, encryptor=encryptor(key))  # type: ignore[arg-type]
     words = [f"secret words {number}" for number in range(20_000)]
     block = handler.store_block([pa.record_batch([pa.array(words)], schema=SCHEMA)], sequence=1)
