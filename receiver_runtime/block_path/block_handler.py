@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 
 from receiver_runtime.block_path.load.codec_choice import CodecChoice
 from receiver_runtime.block_store.frames.columns import stamped
-from receiver_runtime.block_store.frames.frame import DeadLetterReason, FrameKind, SourceRule, encode_frame, random_mark
+from receiver_runtime.block_store.frames.frame import (
+    DeadLetterReason,
+    FrameFields,
+    FrameKind,
+    SourceRule,
+    encode_frame,
+    random_mark,
+)
 from receiver_runtime.block_store.frames.letter_group import encode_letters
 from receiver_runtime.block_store.frames.payload import DEFAULT_COMPRESSION, encode_parts
 from tracker_store.blocks.blocks import NewBlock
@@ -128,15 +135,17 @@ class BlockHandler:
         through = self.registered_through.sequence
         frame = encode_frame(
             encoded.payload,
-            kind=FrameKind.BLOCK,
-            source_rule=rule,
-            receiver_id=self._claim.receiver_id,
-            epoch=self._claim.epoch,
-            sequence=sequence,
-            registered_through=through,
-            records=encoded.records,
+            FrameFields(
+                kind=FrameKind.BLOCK,
+                source_rule=rule,
+                receiver_id=self._claim.receiver_id,
+                epoch=self._claim.epoch,
+                sequence=sequence,
+                registered_through=through,
+                records=encoded.records,
+                mark=self._mark,
+            ),
             encryptor=self._encryptor,
-            mark=self._mark,
         )
         handle = self._log.write([frame], sequence=sequence, codec=encoded.codec)[0]
         self._newest = sequence
@@ -222,14 +231,16 @@ class BlockHandler:
     def _note_frame(self, sequence: int, through: int | None = None) -> EncodedFrame:
         return encode_frame(
             _NOTE_PAYLOAD,
-            kind=FrameKind.NOTE,
-            source_rule=self._log.source_rule,
-            receiver_id=self._claim.receiver_id,
-            epoch=self._claim.epoch,
-            sequence=sequence,
-            registered_through=self.registered_through.sequence if through is None else through,
-            records=1,
-            mark=self._mark,
+            FrameFields(
+                kind=FrameKind.NOTE,
+                source_rule=self._log.source_rule,
+                receiver_id=self._claim.receiver_id,
+                epoch=self._claim.epoch,
+                sequence=sequence,
+                registered_through=self.registered_through.sequence if through is None else through,
+                records=1,
+                mark=self._mark,
+            ),
         )
 
     def _letter_frame(
@@ -241,18 +252,20 @@ class BlockHandler:
             kind, payload, part, letters = FrameKind.LETTER_GROUP, encode_letters(content), 0, len(content)
         return encode_frame(
             payload,
-            kind=kind,
-            source_rule=self._log.source_rule,
-            receiver_id=self._claim.receiver_id,
-            epoch=self._claim.epoch,
-            sequence=sequence,
-            registered_through=self.registered_through.sequence,
-            records=1,
-            reason=reason,
-            part=part,
+            FrameFields(
+                kind=kind,
+                source_rule=self._log.source_rule,
+                receiver_id=self._claim.receiver_id,
+                epoch=self._claim.epoch,
+                sequence=sequence,
+                registered_through=self.registered_through.sequence,
+                records=1,
+                reason=reason,
+                part=part,
+                mark=self._mark,
+                letters=letters,
+            ),
             encryptor=self._encryptor,
-            mark=self._mark,
-            letters=letters,
         )
 
 

@@ -20,6 +20,7 @@ from receiver_runtime.block_store.frames.frame import (
     HEADER_LENGTH,
     MAGIC,
     DeadLetterReason,
+    FrameFields,
     FrameHeader,
     FrameKind,
     SourceRule,
@@ -57,16 +58,18 @@ def _frame(
 ) -> bytes:
     frame = encode_frame(
         payload,
-        kind=kind,
-        source_rule=SourceRule.NOT_SENT_AGAIN,
-        receiver_id=1,
-        epoch=epoch,
-        sequence=sequence,
-        registered_through=sequence - 1,
-        records=2,
-        reason=DeadLetterReason.UNPARSABLE if kind is FrameKind.DEAD_LETTER else None,
+        FrameFields(
+            kind=kind,
+            source_rule=SourceRule.NOT_SENT_AGAIN,
+            receiver_id=1,
+            epoch=epoch,
+            sequence=sequence,
+            registered_through=sequence - 1,
+            records=2,
+            reason=DeadLetterReason.UNPARSABLE if kind is FrameKind.DEAD_LETTER else None,
+            mark=_MARK,
+        ),
         encryptor=encryptor,
-        mark=_MARK,
     )
     return b"".join(bytes(part) for part in frame.buffers)
 

@@ -117,7 +117,7 @@ def test_l09_w04_what_was_called_failed_and_lands_late_is_behind_the_sealed_leng
     log, rows = log_with_rows(store)
     log.write([frame(sequence=1)])
     objects.answers.clear()
-    wait, open_segment = store._pool.wait, rows.open_segment
+    wait, open_segment = store._objects._pool.wait, rows.open_segment
 
     def wait_briefly_for_hanging_puts(future: Future[T], seconds: float) -> T:
         # A PUT that is given up before it begins is never made, so wait until it hangs.
@@ -131,7 +131,7 @@ def test_l09_w04_what_was_called_failed_and_lands_late_is_behind_the_sealed_leng
         objects.answers.set()
         return open_segment(path, source_rule)
 
-    monkeypatch.setattr(store._pool, "wait", wait_briefly_for_hanging_puts)
+    monkeypatch.setattr(store._objects._pool, "wait", wait_briefly_for_hanging_puts)
     monkeypatch.setattr(rows, "open_segment", open_next_segment)
     [handle] = log.write([frame(sequence=2)])
     assert (handle.segment_id, handle.offset) == (2, 0)

@@ -15,6 +15,7 @@ from receiver_runtime.block_store.frames.files import Files
 from receiver_runtime.block_store.frames.frame import (
     DeadLetterReason,
     EncodedFrame,
+    FrameFields,
     FrameKind,
     SourceRule,
     encode_frame,
@@ -348,15 +349,17 @@ def frame(
     """Encode a block's frame; the payload need not be Arrow if nothing decodes it."""
     return encode_frame(
         payload,
-        kind=FrameKind.BLOCK,
-        source_rule=SourceRule.NOT_SENT_AGAIN,
-        receiver_id=receiver_id,
-        epoch=epoch,
-        sequence=sequence,
-        registered_through=sequence - 1,
-        records=1,
+        FrameFields(
+            kind=FrameKind.BLOCK,
+            source_rule=SourceRule.NOT_SENT_AGAIN,
+            receiver_id=receiver_id,
+            epoch=epoch,
+            sequence=sequence,
+            registered_through=sequence - 1,
+            records=1,
+            mark=mark,
+        ),
         encryptor=encryptor,
-        mark=mark,
     )
 
 
@@ -364,16 +367,18 @@ def dead_letter_frame(data: bytes, *, part: int = 0, mark: int = 1) -> EncodedFr
     """Encode a dead letter's frame."""
     return encode_frame(
         data,
-        kind=FrameKind.DEAD_LETTER,
-        source_rule=SourceRule.NOT_SENT_AGAIN,
-        receiver_id=7,
-        epoch=9,
-        sequence=3,
-        registered_through=2,
-        records=1,
-        reason=DeadLetterReason.RECORD_TOO_LARGE,
-        part=part,
-        mark=mark,
+        FrameFields(
+            kind=FrameKind.DEAD_LETTER,
+            source_rule=SourceRule.NOT_SENT_AGAIN,
+            receiver_id=7,
+            epoch=9,
+            sequence=3,
+            registered_through=2,
+            records=1,
+            reason=DeadLetterReason.RECORD_TOO_LARGE,
+            part=part,
+            mark=mark,
+        ),
     )
 
 

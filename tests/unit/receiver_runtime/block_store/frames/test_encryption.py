@@ -38,6 +38,7 @@ from receiver_runtime.block_store.frames.frame import (
     HEADER_LENGTH,
     MAX_PAYLOAD_LENGTH,
     DeadLetterReason,
+    FrameFields,
     FrameHeader,
     FrameKind,
     SourceRule,
@@ -99,16 +100,18 @@ def with_checksums(header: FrameHeader, payload: bytes) -> tuple[bytes, int]:
     """Frame stored bytes under another header, with checksums that are right, as an attacker could."""
     plain = encode_frame(
         payload,
-        kind=header.kind,
-        source_rule=header.source_rule,
-        receiver_id=header.receiver_id,
-        epoch=header.epoch,
-        sequence=header.sequence,
-        registered_through=header.registered_through,
-        records=header.records,
-        reason=header.reason,
-        part=header.part,
-        mark=header.mark,
+        FrameFields(
+            kind=header.kind,
+            source_rule=header.source_rule,
+            receiver_id=header.receiver_id,
+            epoch=header.epoch,
+            sequence=header.sequence,
+            registered_through=header.registered_through,
+            records=header.records,
+            reason=header.reason,
+            part=header.part,
+            mark=header.mark,
+        ),
     )
     made = bytearray(plain.header)
     made[4] = 2
@@ -128,14 +131,16 @@ def test_what_was_encrypted_comes_out_and_is_nowhere_in_the_frame(payload: bytes
     pieces = [pa.py_buffer(payload[at : at + size]) for at in range(0, len(payload), size)]
     made = encode_frame(
         pieces,
-        kind=FrameKind.BLOCK,
-        source_rule=SourceRule.OFFSETS,
-        receiver_id=1,
-        epoch=2,
-        sequence=3,
-        registered_through=2,
-        records=4,
-        mark=1,
+        FrameFields(
+            kind=FrameKind.BLOCK,
+            source_rule=SourceRule.OFFSETS,
+            receiver_id=1,
+            epoch=2,
+            sequence=3,
+            registered_through=2,
+            records=4,
+            mark=1,
+        ),
         encryptor=encryptor(key),
     )
     data = whole(made)
@@ -367,14 +372,16 @@ def test_a_payload_that_leaves_no_room_for_the_tag_is_refused() -> None:
     with pytest.raises(InvalidFrameError, match="can't be framed"):
         encode_frame(
             [Huge()],
-            kind=FrameKind.BLOCK,
-            source_rule=SourceRule.OFFSETS,
-            receiver_id=1,
-            epoch=1,
-            sequence=1,
-            registered_through=0,
-            records=1,
-            mark=1,
+            FrameFields(
+                kind=FrameKind.BLOCK,
+                source_rule=SourceRule.OFFSETS,
+                receiver_id=1,
+                epoch=1,
+                sequence=1,
+                registered_through=0,
+                records=1,
+                mark=1,
+            ),
             encryptor=encryptor(new_key()),
         )
 
