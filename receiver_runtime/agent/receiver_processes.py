@@ -119,8 +119,8 @@ class ReceiverProcesses:
         for process in list(self.processes):
             # Poll first: then everything that the process said before its end is read.
             code = process.child.process.poll()
-            for message in _hear(process):
-                self._heard(process, message)
+            for message in _receive(process):
+                self._handle(process, message)
             if code is not None:
                 process.line.close()
                 self.processes.remove(process)
@@ -128,7 +128,7 @@ class ReceiverProcesses:
                 self._process_ended(process, code)
         return ended
 
-    def _heard(self, process: StartedProcess, message: Message) -> None:
+    def _handle(self, process: StartedProcess, message: Message) -> None:
         match message:
             case Accepted(receiver_id, assignment):
                 process.begun = True
@@ -244,7 +244,7 @@ class ReceiverProcesses:
             return
         for receiver_id, member in unwanted.items():
             if member.stopping_since is None:
-                if _say(process, Stop(receiver_id)):
+                if _send(process, Stop(receiver_id)):
                     member.stopping_since = now
             elif now - member.stopping_since > STOP_GRACE_SECONDS:
                 log.warning(
@@ -292,7 +292,7 @@ class ReceiverProcesses:
                 and self._alone.isdisjoint(process.members)
                 and any(member.stopping_since is None for member in process.members.values())
                 and all(self._histories[other].suspicion(now) == suspicion for other in process.members)
-                and _say(process, ControlledRun(receiver_id, assignment))
+                and _send(process, ControlledRun(receiver_id, assignment))
             ):
                 process.members[receiver_id] = Member(assignment, now, accepted=False)
                 return True
@@ -317,7 +317,7 @@ class ReceiverProcesses:
         self.processes.append(StartedProcess(child, ours, members))
 
 
-def _say(process: StartedProcess, message: Message) -> bool:
+def _send(process: StartedProcess, message: Message) -> bool:
     """Send a message; return whether it went out. The caller sends a failed one again at its next look."""
     try:
         process.line.send(encode(message))
@@ -326,7 +326,7 @@ def _say(process: StartedProcess, message: Message) -> bool:
     return True
 
 
-def _hear(process: StartedProcess) -> Iterator[Message]:
+def _receive(process: StartedProcess) -> Iterator[Message]:
     """Yield all messages that the process has sent so far."""
     try:
         while data := process.line.recv(65536):

@@ -89,7 +89,7 @@ class BlockCutter:
             if now >= self.tick_at:
                 # Missed ticks are skipped.
                 self.tick_at += self._interval * (1 + (now - self.tick_at) // self._interval)
-            self._queue.keep_house_if_idle(now)
+            self._queue.close_aged_segments_if_idle(now)
             if not self._buffer.records or self.is_cutting or self._queue.held is not None:
                 return self.tick_at
             self.is_cutting = True

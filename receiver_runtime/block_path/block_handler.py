@@ -105,7 +105,7 @@ class BlockHandler:
         self._newest = 0
         self._newest_sent_again = 0
         # The newest sequence that a frame records as registered, and the newest block at the last idle moment.
-        self._said_through = 0
+        self._recorded_through = 0
         self._newest_when_idle = 0
 
     def encode(self, batches: Sequence[pa.RecordBatch], *, queued: bool = False) -> EncodedBlock:
@@ -149,7 +149,7 @@ class BlockHandler:
         )
         handle = self._log.write([frame], sequence=sequence, codec=encoded.codec)[0]
         self._newest = sequence
-        self._said_through = max(self._said_through, through)
+        self._recorded_through = max(self._recorded_through, through)
         if rule is SourceRule.SENT_AGAIN:
             self._newest_sent_again = sequence
         return NewBlock(self._claim.receiver_id, self._claim.epoch, sequence, encoded.records, handle.length, handle)
@@ -196,7 +196,7 @@ class BlockHandler:
         """Say that these dead letters have their rows: until then their segment is not sealed."""
         self._letters_log.recorded([letter.handle for letter in letters])
 
-    def keep_house(self) -> None:
+    def close_aged_segments(self) -> None:
         """Close a segment that has reached its age. Called while nothing is being stored.
 
         If no block was stored since the last idle moment, or the file is about to be closed, write a note of what is
@@ -206,8 +206,8 @@ class BlockHandler:
         before, self._newest_when_idle = self._newest_when_idle, newest
         if before == newest or self._log.is_due:
             self._note()
-        noted = self._newest_sent_again <= self._said_through
-        self._log.roll_if_due(unless_after=newest if noted else self._said_through)
+        noted = self._newest_sent_again <= self._recorded_through
+        self._log.roll_if_due(unless_after=newest if noted else self._recorded_through)
         self._letters_log.roll_if_due()
 
     def close(self) -> None:
@@ -223,10 +223,10 @@ class BlockHandler:
         acknowledged from one that its sender sends again. A note that can't be written is not needed yet.
         """
         through = self.registered_through.sequence
-        if min(self._newest_sent_again, through) <= self._said_through:
+        if min(self._newest_sent_again, through) <= self._recorded_through:
             return
         if self._log.note(self._note_frame(self._newest, through)):
-            self._said_through = through
+            self._recorded_through = through
 
     def _note_frame(self, sequence: int, through: int | None = None) -> EncodedFrame:
         return encode_frame(

@@ -18,7 +18,7 @@ from receiver_runtime.block_path.load.rate_limiter import RateLimiter
 from receiver_runtime.block_path.records import conform, to_batch, to_batches
 from receiver_runtime.block_path.write_ahead_log import WriteAheadLogError
 from receiver_runtime.watching.backoff import store_backoff
-from receiver_runtime.watching.receiver_calls import HandOvers
+from receiver_runtime.watching.receiver_calls import InFlightCalls
 from tracker_store.connection.errors import EmptyBlockError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from receiver_runtime.block_path.block_handler import BlockHandler, DeadLetter
     from receiver_runtime.block_path.load.block_threads import BlockThreads
     from receiver_runtime.block_path.receiver_context import ReceiverContext
-    from tracker_store.blocks.blocks import NewBlock, OffsetLink, Steering
+    from tracker_store.blocks.blocks import ControlResponse, NewBlock, OffsetLink
 
 
 class BlockPath:
@@ -39,7 +39,7 @@ class BlockPath:
         threads: for the block generator, if it shares threads with other receivers.
         rate_limit: the rate that backpressure has set, in records per second.
         on_refused: called when the driver log accepts nothing more of this epoch; see ``BlockWriter``.
-        on_steering: called with what the receiver is to do, possibly before the constructor returns.
+        on_response: called with what the receiver is to do, possibly before the constructor returns.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class BlockPath:
         threads: BlockThreads | None,
         rate_limit: float | None,
         on_refused: Callable[[BaseException], None],
-        on_steering: Callable[[Steering], None],
+        on_response: Callable[[ControlResponse], None],
     ) -> None:
         self._schema = context.schema
         self._receiver_id = context.receiver_id
@@ -81,17 +81,17 @@ class BlockPath:
             threads=threads,
         )
         #: Counts the receiver's threads that wait in a method of this object: a stop gives them time to finish.
-        self.hand_overs = HandOvers(context.clock)
+        self.in_flight = InFlightCalls(context.clock)
         #: Whether a record was accepted since the receiver's last start.
         self.has_accepted = False
         self._interrupted = False
 
-        def steer(steering: Steering) -> None:
-            self.limiter.update_rate(steering.rate_limit)
-            on_steering(steering)
+        def apply(response: ControlResponse) -> None:
+            self.limiter.update_rate(response.rate_limit)
+            on_response(response)
 
-        # Last, because a heartbeat may steer it at once.
-        self.writer.attach(drop_buffer=self.generator.abort, on_steering=steer)
+        # Last, because a heartbeat's response may come at once.
+        self.writer.attach(drop_buffer=self.generator.abort, on_response=apply)
 
     # -- the supervisor's side ---------------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class BlockPath:
 
     def push_single(self, record: object) -> None:
         """Hand one record to the block generator."""
-        with self.hand_overs:
+        with self.in_flight:
             self.generator.add_data(record)
         self.has_accepted = True
 
@@ -149,7 +149,7 @@ class BlockPath:
             conform(records, self._schema) if isinstance(records, pa.RecordBatch) else to_batch(records, self._schema)
         )
         done = 0
-        with self.hand_overs:
+        with self.in_flight:
             while done < batch.num_rows:
                 # Ask again for each piece, so that a new rate takes effect in the middle of a chunk.
                 rest = batch.slice(done)
@@ -176,9 +176,9 @@ class BlockPath:
         batches = to_batches(records, self._schema)
         if not batches:
             raise EmptyBlockError(f"receiver {self._receiver_id} stored many records as one block, and there were 0")
-        with self.hand_overs:
+        with self.in_flight:
             self.limiter.acquire(sum(batch.num_rows for batch in batches), sum(batch.nbytes for batch in batches))
-            batches = self.pusher.put_invalid_aside(batches)
+            batches = self.pusher.store_invalid(batches)
             if batches:
                 self.writer.push(self._handler.encode(batches)).result()
         self.has_accepted = True
@@ -189,8 +189,8 @@ class BlockPath:
         Many of them share one sync and one statement, because a sender with the wrong encoding sends nothing but bad
         records. Those that are over their peer's budget are only counted.
         """
-        with self.hand_overs:
-            self._letters.put_aside(letters)
+        with self.in_flight:
+            self._letters.store(letters)
 
     # -- the receiver's side: blocks that move the positions of their source -----------------------------------------
 
@@ -206,9 +206,9 @@ class BlockPath:
 
         Raises: whatever stopped it. Then nothing of it is stored, or it is not registered.
         """
-        with self.hand_overs:
+        with self.in_flight:
             self.limiter.acquire(batch.num_rows, batch.nbytes)
-            batches = self.pusher.put_invalid_aside([conform(batch, self._schema)])
+            batches = self.pusher.store_invalid([conform(batch, self._schema)])
             future = self.writer.push(self._handler.encode(batches), tuple(links)) if batches else None
         self.has_accepted = True
         return future
@@ -220,7 +220,7 @@ class BlockPath:
 
         ``push_keyed`` does not wait for that, because it may have to push records again that have passed already.
         """
-        with self.hand_overs:
+        with self.in_flight:
             self.limiter.acquire(records, nbytes)
 
     def known_keys(self, keys: Sequence[str], *, wait: bool = True) -> set[str]:
@@ -229,7 +229,7 @@ class BlockPath:
         Without ``wait``, return none of them while the driver log is unavailable: a block that repeats a key will be
         refused.
         """
-        with self.hand_overs:
+        with self.in_flight:
             return self._driver_log.known_keys(keys, wait=wait)
 
     def push_keyed(self, batch: pa.RecordBatch, keys: Sequence[str]) -> Future[NewBlock]:
@@ -244,7 +244,7 @@ class BlockPath:
 
         Raises: whatever stopped it. Then nothing of it is stored, or it is not registered.
         """
-        with self.hand_overs:
+        with self.in_flight:
             encoded = self._handler.encode([batch])
             backoff = store_backoff()
             while True:

@@ -44,7 +44,7 @@ class BlockPusher:
         self._reporter = context.reporter
         self._progress = context.progress
         # The number of the generator's newest block with rows to put aside whose other rows are stored.
-        self._stored_before_aside = 0
+        self._stored_before_letters = 0
 
     # -- the block generator's side ----------------------------------------------------------------------------------
 
@@ -66,19 +66,19 @@ class BlockPusher:
         else:
             valid, letters = self._divide(block.batches)
             # If this fails, the generator calls it again for the same block: its rows must not be stored twice.
-            if valid and self._stored_before_aside != block.number:
+            if valid and self._stored_before_letters != block.number:
                 self._writer.push(self._handler.encode(valid))
-                self._stored_before_aside = block.number
+                self._stored_before_letters = block.number
             # After the block: a failed push would store the dead letters again.
-            self._letters.put_aside(letters)
+            self._letters.store(letters)
         self.report_stored()
 
-    def keep_house(self) -> None:
+    def close_aged_segments(self) -> None:
         """Close a segment that has reached its age, after noting in its file what is acknowledged.
 
         Called on a push thread when nothing was pushed for a second.
         """
-        self._handler.keep_house()
+        self._handler.close_aged_segments()
 
     def report_failure(self, message: str, error: Exception) -> None:
         """Report a failed push, before it is tried again. When the queue is full, reading stops (W05)."""
@@ -102,10 +102,10 @@ class BlockPusher:
         """Show that the disk takes blocks."""
         self._status.clear(_STORE)
 
-    def put_invalid_aside(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    def store_invalid(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
         """Store the rows whose text is not UTF-8 as dead letters; return the others."""
         valid, letters = self._divide(batches)
-        self._letters.put_aside(letters)
+        self._letters.store(letters)
         return valid
 
     def _divide(self, batches: Sequence[pa.RecordBatch]) -> tuple[list[pa.RecordBatch], list[DeadLetter]]:

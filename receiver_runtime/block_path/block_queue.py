@@ -78,11 +78,11 @@ class BlockQueue:
             self._lifecycle.submit(self._run)
         return True
 
-    def keep_house_if_idle(self, now: float) -> None:
+    def close_aged_segments_if_idle(self, now: float) -> None:
         """Have a thread keep house if nothing was pushed for a second. The lock is held."""
         if not self.is_pushing and now - self.pushed_at >= _IDLE_SECONDS:
             self.is_pushing = True
-            self._lifecycle.submit(self._keep_house)
+            self._lifecycle.submit(self._close_aged_segments)
 
     def clear(self) -> None:
         """Drop what is held, at an abort. The lock is held."""
@@ -106,9 +106,9 @@ class BlockQueue:
 
     # -- the push role -----------------------------------------------------------------------------------------------
 
-    def _keep_house(self) -> None:
+    def _close_aged_segments(self) -> None:
         try:
-            self._pusher.keep_house()
+            self._pusher.close_aged_segments()
         except Exception as error:  # noqa: BLE001  the push thread must not end by it
             report_failure(self._pusher, "house-keeping between two blocks failed", error)
         self._run()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from receiver_runtime.block_store.frames.frame import SourceRule
 from receiver_runtime.reporting.acknowledged_blocks import AcknowledgedBlocks
-from receiver_runtime.watching.receiver_calls import HandOvers
+from receiver_runtime.watching.receiver_calls import InFlightCalls
 from tracker_store.connection.errors import DuplicateKeysError, OffsetConflictError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from receiver_runtime.block_path.block_handler import BlockHandler, EncodedBlock
     from receiver_runtime.block_path.receiver_context import ReceiverContext
-    from tracker_store.blocks.blocks import NewBlock, OffsetLink, Steering
+    from tracker_store.blocks.blocks import ControlResponse, NewBlock, OffsetLink
 
 
 class BlockWriter:
@@ -48,7 +48,7 @@ class BlockWriter:
         #: For operators, in case the driver log turns out to have lost some of them.
         self.acknowledged = AcknowledgedBlocks()
         #: Counts the threads that are storing something or wait for their turn to.
-        self.storing = HandOvers(context.clock)
+        self.storing = InFlightCalls(context.clock)
 
         self._push_lock = threading.Lock()
         self._next_sequence = context.claim.sequence + 1
@@ -62,19 +62,19 @@ class BlockWriter:
         self._refused_blocks = 0
         self._refused_records = 0
 
-    def attach(self, *, drop_buffer: Callable[[], None], on_steering: Callable[[Steering], None]) -> None:
+    def attach(self, *, drop_buffer: Callable[[], None], on_response: Callable[[ControlResponse], None]) -> None:
         """Attach to the registrar, once, before the first block.
 
         Args:
             drop_buffer: called after a refusal, to drop what is not stored.
-            on_steering: called with what the receiver is to do, possibly before this returns.
+            on_response: called with what the receiver is to do, possibly before this returns.
         """
         self._drop_buffer = drop_buffer
         self._registration = self._context.registrar.attach(
             self._context.receiver_id,
             registered_through=self._handler.registered_through,
             limit=self._context.settings.block_queue_size,
-            on_steering=on_steering,
+            on_response=on_response,
             status=self._context.status,
             progress=self._progress,
             on_lost=self.refuse,

@@ -46,7 +46,7 @@ class DeadLetterPath:
         # What is dropped and not recorded yet, by reason: the next row of the reason has it.
         self._dropped: dict[DeadLetterReason, Dropped] = {}
 
-    def put_aside(self, letters: Sequence[DeadLetter]) -> None:
+    def store(self, letters: Sequence[DeadLetter]) -> None:
         """Store and record letters; return when all that are kept are durable and recorded.
 
         What is over a budget is recorded with the next letter of its reason that is kept, or by ``close``.

@@ -131,7 +131,7 @@ class ReceiverStart:
             ),
         ):
             raise NotOursError("the driver log has it under another assignment, or not as placed")
-        steering = self._driver_log.until_answered(
+        response = self._driver_log.until_answered(
             "read what the receiver is to do",
             lambda c: heartbeat(c, process_id=shared.process_id, receiver_ids=[self._receiver_id]),
         )[0]
@@ -189,8 +189,8 @@ class ReceiverStart:
             receiver,
             context,
             handler,
-            desired_state=steering.desired_state,
-            rate_limit=steering.rate_limit,
+            desired_state=response.desired_state,
+            rate_limit=response.rate_limit,
             threads=shared.block_threads,
             reading_loop=shared.reading_loop,
         )

@@ -455,7 +455,7 @@ class KeyedHandOver:
     def _recover(self) -> None:
         """Leave out what the driver log has, after a refusal, and have the rest stored again."""
         under_way = [block.future for block in self._blocks if block.future is not None]
-        with self._path.hand_overs:
+        with self._path.in_flight:
             wait(under_way)
         self._path.writer.resume_after_refusal()
         self._careful = _CAREFUL_BLOCKS
@@ -616,7 +616,7 @@ class KeyedHandOver:
                 if self._queue:
                     # What is submitted until then need not wake it; nor if a block must be done first.
                     self._due_with = math.inf if seconds is None else self._messages_of_early_block()
-                with self._path.hand_overs:
+                with self._path.in_flight:
                     self._changed.wait(seconds)
                 self._due_with = 0
             return True
@@ -639,7 +639,7 @@ class KeyedHandOver:
             self._submits = self._bytes = self._rows_waiting = self._bytes_waiting = self._messages_waiting = 0
         for submit in failed.values():
             submit.future.set_exception(error)
-        with self._path.hand_overs:
+        with self._path.in_flight:
             # Blocks in flight may still be refused for a key.
             wait(stored)
         if any(isinstance(future.exception(), DuplicateKeysError) for future in stored):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from receiver_runtime.block_path.receiver_context import ReceiverContext
-    from tracker_store.blocks.blocks import Steering
+    from tracker_store.blocks.blocks import ControlResponse
     from tracker_store.schema.states import DesiredState
 
 
@@ -121,21 +121,21 @@ class ReceiverLifecycle:
             self.wanted_end = Ending(code, str(error), drained=False, again=code is ExitCode.FAILED)
             self.changed.notify_all()
 
-    def steer(self, steering: Steering) -> None:
+    def apply(self, response: ControlResponse) -> None:
         """Note what the receiver is to do."""
         with self.changed:
-            if self.desired is not steering.desired_state:
-                self.desired = steering.desired_state
+            if self.desired is not response.desired_state:
+                self.desired = response.desired_state
                 self.changed.notify_all()
-        if None not in (steering.server, self._claim.server) and steering.server != self._claim.server:
+        if None not in (response.server, self._claim.server) and response.server != self._claim.server:
             # Blocks that the new server lacks are refused, and what this process holds is registered or salvaged.
             error = ServerChangedError(
                 f"the claim of epoch {self._claim.epoch} was answered by {self._claim.server}, and now "
-                f"{steering.server} answers (system identifier/timeline)"
+                f"{response.server} answers (system identifier/timeline)"
             )
             self.end(Ending(ExitCode.FAILED, str(error), drained=True, again=True))
-        if steering.assignment > self._assignment:
-            reason = f"moved: assignment {steering.assignment} replaces ours"
+        if response.assignment > self._assignment:
+            reason = f"moved: assignment {response.assignment} replaces ours"
             self.end(Ending(ExitCode.FENCED, reason, drained=True, moved=True))
 
     # -- the control thread ------------------------------------------------------------------------------------------

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from receiver_runtime.block_path.receiver_context import ReceiverContext
     from receiver_runtime.supervisor.lifecycle import ReceiverLifecycle
     from receiver_runtime.supervisor.receiver import Receiver
-    from receiver_runtime.watching.receiver_calls import HandOvers
+    from receiver_runtime.watching.receiver_calls import InFlightCalls
 
 
 class ReceiverCallbacks:
     """Call one receiver's own code. Only the control thread uses it.
 
     Args:
-        hand_overs: the time in which the receiver waits in one of them does not count against it.
+        in_flight: the time in which the receiver waits in one of them does not count against it.
     """
 
     def __init__(
-        self, receiver: Receiver, context: ReceiverContext, lifecycle: ReceiverLifecycle, *, hand_overs: HandOvers
+        self, receiver: Receiver, context: ReceiverContext, lifecycle: ReceiverLifecycle, *, in_flight: InFlightCalls
     ) -> None:
         self._receiver = receiver
         self._receiver_id = context.receiver_id
@@ -35,7 +35,7 @@ class ReceiverCallbacks:
         self._reporter = context.reporter
         self._clock = context.clock
         self._lifecycle = lifecycle
-        self._hand_overs = hand_overs
+        self._in_flight = in_flight
         # The newest on_start.
         self._on_start: WatchedCall | None = None
         #: Whether an ``on_stop`` did not return: the receiver's code may still do anything.
@@ -60,7 +60,7 @@ class ReceiverCallbacks:
         if was_started and self._on_start is not None:
             calls.append(self._on_start)
         returned = wait_for_calls(
-            calls, self._settings.receiver_stop_timeout, hand_overs=self._hand_overs, clock=self._clock
+            calls, self._settings.receiver_stop_timeout, in_flight=self._in_flight, clock=self._clock
         )
         self.address_kept = pausing and returned
         if not returned:

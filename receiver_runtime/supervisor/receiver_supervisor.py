@@ -100,9 +100,9 @@ class ReceiverSupervisor:
             threads=threads,
             rate_limit=rate_limit,
             on_refused=self.lifecycle.refuse,
-            on_steering=self.lifecycle.steer,
+            on_response=self.lifecycle.apply,
         )
-        self._callbacks = ReceiverCallbacks(receiver, context, self.lifecycle, hand_overs=self.block_path.hand_overs)
+        self._callbacks = ReceiverCallbacks(receiver, context, self.lifecycle, in_flight=self.block_path.in_flight)
         receiver.attach_supervisor(
             AttachedSupervisor(context, self.block_path, self.lifecycle, reading_loop=reading_loop)
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from tracker_store.blocks.blocks import AddResult, NewBlock, Steering, add_blocks
+from tracker_store.blocks.blocks import AddResult, ControlResponse, NewBlock, add_blocks
 from tracker_store.blocks.segments import receivers_of_lost_segments
 from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import LostCommitsError
@@ -52,7 +52,7 @@ class BlockLog:
             self.close()
             raise
 
-    def heartbeat(self, receiver_ids: Sequence[int]) -> list[Steering]:
+    def heartbeat(self, receiver_ids: Sequence[int]) -> list[ControlResponse]:
         """Raise the process's counter; return what its receivers are to do."""
         with connect(self._engine) as connection:
             return heartbeat(connection, process_id=self._process_id, receiver_ids=receiver_ids, queued=self._queued())

@@ -112,7 +112,7 @@ class Heartbeat:
             # meanwhile may rightly know less than before.
             asked = [(queue, queue.registered_through.sequence) for queue in self._queues.values()]
         try:
-            steerings = self._log.heartbeat(receiver_ids)
+            responses = self._log.heartbeat(receiver_ids)
         except ProcessExpiredError as error:
             self._on_expired(error)
         except Exception as error:  # noqa: BLE001  whatever it is, it is tried again
@@ -124,13 +124,13 @@ class Heartbeat:
             if self._backoff.failures:
                 _log.info("the driver log takes heartbeats again", attempts=self._backoff.failures + 1)
                 self._backoff.reset()
-            newest = {steering.receiver_id: steering.newest_sequence for steering in steerings}
+            newest = {response.receiver_id: response.newest_sequence for response in responses}
             # First, because lost blocks say more than another server does, and end the receiver without a drain.
             for queue, registered in asked:
                 self._compare(queue, newest.get(queue.receiver_id), registered)
-            for steering in steerings:
-                if (steered := self._queues.get(steering.receiver_id)) is not None:
-                    steered.steer(steering)
+            for response in responses:
+                if (attached := self._queues.get(response.receiver_id)) is not None:
+                    attached.deliver(response)
 
     def _compare(self, queue: ReceiverQueue, newest: int | None, registered: int) -> None:
         if newest is None or newest >= registered:

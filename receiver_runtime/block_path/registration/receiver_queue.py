@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from receiver_runtime.block_path.registration.registered_through import RegisteredThrough
     from receiver_runtime.reporting.receiver_status import ReceiverStatus
     from receiver_runtime.watching.progress import Progress
-    from tracker_store.blocks.blocks import NewBlock, Steering
+    from tracker_store.blocks.blocks import ControlResponse, NewBlock
     from tracker_store.connection.errors import LostCommitsError
 
 _log = structlog.get_logger(__name__)
@@ -49,7 +49,7 @@ class ReceiverQueue:
 
     receiver_id: int
     limit: int
-    on_steering: Callable[[Steering], None]
+    on_response: Callable[[ControlResponse], None]
     status: ReceiverStatus | None
     registered_through: RegisteredThrough
     progress: Progress
@@ -63,10 +63,10 @@ class ReceiverQueue:
     errors_alone: int = 0
     waits_since: float | None = None
     is_wait_shown: bool = False
-    #: The newest steering that the receiver got, and the server that the newest heartbeat found.
-    steered: Steering | None = None
+    #: The newest response that the receiver got, and the server that the newest heartbeat found.
+    last_response: ControlResponse | None = None
     server: str | None = None
-    steering: threading.Lock = field(default_factory=threading.Lock)
+    response_lock: threading.Lock = field(default_factory=threading.Lock)
     refused: Exception | None = None
     #: Found by a heartbeat; the registrar's thread refuses the receiver with it.
     lost: LostCommitsError | None = None
@@ -143,21 +143,21 @@ class ReceiverQueue:
 
     # -- both of the registrar's threads -----------------------------------------------------------------------------
 
-    def steer(self, steering: Steering) -> None:
+    def deliver(self, response: ControlResponse) -> None:
         """Call the receiver with what it is to do, if that is new."""
         # Two threads call this: the lock makes sure that the value remembered is the newest one that the receiver got.
-        with self.steering:
+        with self.response_lock:
             # Only a heartbeat's answer names the server.
-            server = steering.server or self.server
-            if steering == self.steered and server == self.server:
+            server = response.server or self.server
+            if response == self.last_response and server == self.server:
                 # Nearly always so.
                 return
-            self.steered, self.server = steering, server
+            self.last_response, self.server = response, server
             try:
-                self.on_steering(steering)
+                self.on_response(response)
             except Exception:  # noqa: BLE001  one receiver's fault must not reach the others
-                self.steered, self.server = None, None
-                _log.exception("a receiver could not be steered", receiver_id=self.receiver_id)
+                self.last_response, self.server = None, None
+                _log.exception("a receiver could not take its control response", receiver_id=self.receiver_id)
 
 
 class Registration:

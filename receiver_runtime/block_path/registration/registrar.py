@@ -1,15 +1,16 @@
 """Register stored blocks in the driver log: one thread per process, for any number of receivers.
 
-Blocks that wait go together into one ``add_blocks`` call. A heartbeat goes out each second, so that an idle receiver is
-steered too. It has a thread and a connection of its own: additions that wait for a lock, or that a full disk refuses,
-must not make this process look dead. What the driver log decides, and what may be trusted:
+Blocks that wait go together into one ``add_blocks`` call. A heartbeat (``heartbeat``) goes out each second, so that an
+idle receiver gets its control response too. It has a thread and a connection of its own: additions that wait for a
+lock, or that a full disk refuses, must not make this process look dead. What the driver log decides, and what may be
+trusted:
 
 - ADDED and ALREADY_ADDED hold for ever: the block's future has its result.
 - FENCED, CONFLICT and GAP are final for this epoch: every block of that receiver that is not registered fails with the
   named error, and so does every later one. The other receivers are not affected.
 - A driver log may lose its last commits, when a standby is promoted without them. Three things find that: a GAP (the
   block's predecessor or its segment's row is missing), the newest sequence in a heartbeat's answer, and on every new
-  connection a look for the segments of the blocks to be added. A heartbeat's answer also names the server; another one
+  connection a query for the segments of the blocks to be added. A heartbeat's answer also names the server; another one
   than the claim's ends the receiver, whatever is found (``ReceiverSupervisor``). A loss is final too: what the process
   knows goes into its files' notes, and its successor salvages the files.
 - OFFSET_CONFLICT says that another receiver has moved a source's position, DUPLICATE_KEYS that the log already has some
@@ -36,7 +37,7 @@ from receiver_runtime.reporting.driver_log import FIRST_DELAY, LONGEST_DELAY
 from receiver_runtime.watching.backoff import Backoff
 from receiver_runtime.watching.clock import Clock
 from receiver_runtime.watching.progress import Progress
-from tracker_store.blocks.blocks import AddOutcome, AddResult, Steering, raise_for_outcome
+from tracker_store.blocks.blocks import AddOutcome, AddResult, ControlResponse, raise_for_outcome
 from tracker_store.connection.errors import TRANSIENT, DriverLogError, LostCommitsError
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class Registrar:
         *,
         registered_through: RegisteredThrough,
         limit: int,
-        on_steering: Callable[[Steering], None] = lambda _: None,
+        on_response: Callable[[ControlResponse], None] = lambda _: None,
         status: ReceiverStatus | None = None,
         progress: Progress | None = None,
         on_lost: Callable[[LostCommitsError], None] = lambda _: None,
@@ -130,7 +131,7 @@ class Registrar:
         Args:
             registered_through: the claim's sequence; raised here.
             limit: how many unregistered blocks may be here.
-            on_steering: called with what the receiver is to do, when an answer or a heartbeat brings something new.
+            on_response: called with what the receiver is to do, when an answer or a heartbeat brings something new.
             status: shows it when its blocks have waited long, and again when they are answered.
             progress: counts each call for its blocks, whether it was answered or failed.
             on_lost: called when a heartbeat found that the driver log lost registered blocks of the receiver.
@@ -140,7 +141,7 @@ class Registrar:
         queue = ReceiverQueue(
             receiver_id,
             limit,
-            on_steering,
+            on_response,
             status,
             registered_through,
             progress or Progress(),
@@ -301,7 +302,7 @@ class Registrar:
                     raise_for_outcome(result)
                 except DriverLogError as error:
                     queue.refuse(error)
-            queue.steer(result.steering)
+            queue.deliver(result.response)
         if self._one_by_one:
             self._one_by_one.popleft()
         if again:

@@ -61,8 +61,8 @@ def test_the_newest_acknowledged_block_is_registered_again_without_a_later_block
     if end == "stopped":
         life.close()
     else:
-        life.handler.keep_house()
-        life.handler.keep_house()
+        life.handler.close_aged_segments()
+        life.handler.close_aged_segments()
     lose(receiver, after=2)
     receiver.live()
     assert receiver.blocks() == [["a"], ["b"]]
@@ -90,10 +90,10 @@ def test_a_note_is_written_once_and_only_if_senders_repeat_unacknowledged_record
     for rule in SourceRule:
         life = receiver.live(receiver.claim(), rule=rule)
         life.keep("a")
-        life.handler.keep_house()
+        life.handler.close_aged_segments()
         life.register()
         for _ in range(5):
-            life.handler.keep_house()
+            life.handler.close_aged_segments()
         life.close()
         notes.append(sum(frame.header.kind is FrameKind.NOTE for frame in receiver.frames(receiver.paths()[-1])))
         assert receiver.segments()[-1][0] == "SEALED"

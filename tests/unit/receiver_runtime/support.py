@@ -24,7 +24,7 @@ from receiver_runtime.reporting.receiver_driver_log import ReceiverDriverLog
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.watching.clock import Clock
 from tests.support import polling
-from tracker_store.blocks.blocks import AddOutcome, AddResult, BlockHandle, Claim, NewBlock, Steering
+from tracker_store.blocks.blocks import AddOutcome, AddResult, BlockHandle, Claim, ControlResponse, NewBlock
 from tracker_store.connection.errors import OutcomeUnknownError
 from tracker_store.schema.states import DesiredState
 
@@ -255,8 +255,8 @@ class MemoryBlockLog(BlockLog):
         self.assignments: dict[int, int] = {}
         self.server: str | None = None
 
-    def steering(self, receiver_id: int) -> Steering:
-        return Steering(
+    def response(self, receiver_id: int) -> ControlResponse:
+        return ControlResponse(
             receiver_id,
             self.rates.get(receiver_id),
             self.desired.get(receiver_id, DesiredState.RUNNING),
@@ -310,26 +310,26 @@ class MemoryBlockLog(BlockLog):
         else:
             chain.extend(group)
             outcome = AddOutcome.ADDED
-        return AddResult(receiver_id, outcome, detail, self.steering(receiver_id))
+        return AddResult(receiver_id, outcome, detail, self.response(receiver_id))
 
-    def heartbeat(self, receiver_ids: Sequence[int]) -> list[Steering]:
+    def heartbeat(self, receiver_ids: Sequence[int]) -> list[ControlResponse]:
         with self._lock:
             if self.heartbeat_error is not None:
                 raise self.heartbeat_error
             if self.away:
                 raise OutcomeUnknownError("the server is away")
-            steerings = [self.steering(receiver_id) for receiver_id in receiver_ids]
+            responses = [self.response(receiver_id) for receiver_id in receiver_ids]
             if self.tells_newest:
-                steerings = [
+                responses = [
                     replace(
                         item,
                         newest_sequence=max((b.sequence for b in self.chains.get(item.receiver_id, [])), default=0),
                     )
-                    for item in steerings
+                    for item in responses
                 ]
-            # Count last: a test that sees the count may change the steering.
+            # Count last: a test that sees the count may change the response.
             self.heartbeats += 1
-            return steerings
+            return responses
 
 
 def block(sequence: int, *, receiver_id: int = 1, epoch: int = 1, records: int = 1) -> NewBlock:

@@ -279,7 +279,7 @@ def test_a_segment_is_sealed_by_its_own_process_only_when_its_blocks_are_registe
     life.keep("b")  # in a new segment; the segment of "a" is closed
     assert [state for state, _ in receiver.segments()] == ["OPEN", "OPEN"]
     life.register(1)
-    life.handler.keep_house()
+    life.handler.close_aged_segments()
     assert [state for state, _ in receiver.segments()] == ["SEALED", "OPEN"]
     life.close()
     assert [state for state, _ in receiver.segments()] == ["SEALED", "OPEN"]

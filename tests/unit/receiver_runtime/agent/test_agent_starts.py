@@ -83,7 +83,7 @@ def started_together(
         agent._receivers.processes.append(StartedProcess(child, socket.socket(), members))
 
     monkeypatch.setattr(agent._receivers, "_start_receivers", start)
-    monkeypatch.setattr("receiver_runtime.agent.receiver_processes._say", lambda *_: True)
+    monkeypatch.setattr("receiver_runtime.agent.receiver_processes._send", lambda *_: True)
     for count in (running, receivers):
         agent._receivers.start_wanted(dict.fromkeys(range(1, count + 1), 1))
     for process in agent._receivers.processes:

@@ -54,7 +54,7 @@ class RecordingPusher(BlockPusher):
             raise OSError("the disk is full")
         self.pushed.append(block)
 
-    def keep_house(self) -> None:
+    def close_aged_segments(self) -> None:
         pass
 
     def report_failure(self, message: str, error: Exception) -> None:

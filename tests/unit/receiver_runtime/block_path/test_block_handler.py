@@ -58,7 +58,7 @@ def test_a_segment_gets_its_note_before_it_is_closed_at_its_age(setup: Setup) ->
     setup.keep(1)
     setup.clock.advance(INTERVAL)
     setup.registered(1)
-    setup.handler.keep_house()
+    setup.handler.close_aged_segments()
     assert setup.said_through() == [1]
     assert list(setup.rows.lengths) == [1]
 
@@ -70,9 +70,9 @@ def test_a_segment_is_not_closed_while_a_block_in_it_is_unacknowledged(setup: Se
     setup.clock.advance(INTERVAL)
     for _ in range(3):
         setup.registered(1)
-        setup.handler.keep_house()
+        setup.handler.close_aged_segments()
     setup.registered(2)
-    setup.handler.keep_house()
+    setup.handler.close_aged_segments()
     assert setup.said_through() == [1, 2]
     assert list(setup.rows.lengths) == [1]
 
@@ -83,7 +83,7 @@ def test_a_segment_that_needs_no_note_is_closed_at_its_age(tmp_path: Path, rule:
     setup.keep(1)
     setup.clock.advance(INTERVAL)
     setup.registered(0)
-    setup.handler.keep_house()
+    setup.handler.close_aged_segments()
     assert setup.said_through() == []
     assert setup.rows.lengths == {}
     # It is closed, not sealed: the next block goes to another segment.

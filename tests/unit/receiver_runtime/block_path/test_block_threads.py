@@ -59,7 +59,7 @@ class RecordingPusher(BlockPusher):
         finally:
             self.at_once -= 1
 
-    def keep_house(self) -> None:
+    def close_aged_segments(self) -> None:
         self.idle += 1
 
     def report_failure(self, message: str, error: Exception) -> None:

@@ -45,7 +45,7 @@ class RecordingPusher(BlockPusher):
         assert self.gate.wait(30)
         self.pushed.append(block)
 
-    def keep_house(self) -> None:
+    def close_aged_segments(self) -> None:
         pass
 
     def report_failure(self, message: str, error: Exception) -> None:

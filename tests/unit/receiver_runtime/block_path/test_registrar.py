@@ -20,7 +20,7 @@ from tests.unit.receiver_runtime.support import (
     eventually,
     reaches,
 )
-from tracker_store.blocks.blocks import AddResult, NewBlock, OffsetLink, Steering
+from tracker_store.blocks.blocks import AddResult, ControlResponse, NewBlock, OffsetLink
 from tracker_store.connection.errors import (
     BlockConflictError,
     DriverLogUnavailableError,
@@ -235,9 +235,9 @@ def test_the_number_of_waiting_blocks_is_bounded(registrar: Registrar, log: Memo
 
 
 def test_a_heartbeat_is_sent_each_second_and_returns_steering(log: MemoryBlockLog, clock: ManualClock) -> None:
-    told: list[Steering] = []
+    told: list[ControlResponse] = []
     registrar = Registrar(log, clock=clock)
-    registrar.attach(5, registered_through=RegisteredThrough(0), limit=1, on_steering=told.append)
+    registrar.attach(5, registered_through=RegisteredThrough(0), limit=1, on_response=told.append)
     registrar.start()
     eventually(lambda: log.heartbeats == 1)
     log.desired[5], log.rates[5] = DesiredState.PAUSED, 10.0
@@ -245,22 +245,22 @@ def test_a_heartbeat_is_sent_each_second_and_returns_steering(log: MemoryBlockLo
         clock.advance(1.0)
         eventually(reaches(lambda: log.heartbeats, n))
     registrar.stop()
-    assert told[0] == Steering(5, None, DesiredState.RUNNING, 1)
-    assert told[-1] == Steering(5, 10.0, DesiredState.PAUSED, 1)
+    assert told[0] == ControlResponse(5, None, DesiredState.RUNNING, 1)
+    assert told[-1] == ControlResponse(5, 10.0, DesiredState.PAUSED, 1)
     assert log.heartbeats == 5
 
 
 def test_steering_also_comes_with_every_block_and_a_failing_callback_stops_nothing(
     log: MemoryBlockLog, clock: ManualClock
 ) -> None:
-    told: list[Steering] = []
+    told: list[ControlResponse] = []
 
-    def callback(steering: Steering) -> None:
-        told.append(steering)
+    def callback(response: ControlResponse) -> None:
+        told.append(response)
         raise RuntimeError("a bug")
 
     registrar = Registrar(log, clock=clock)
-    lane = registrar.attach(1, registered_through=RegisteredThrough(0), limit=10, on_steering=callback)
+    lane = registrar.attach(1, registered_through=RegisteredThrough(0), limit=10, on_response=callback)
     registrar.start()
     for sequence in (1, 2):
         submit(lane, block(sequence)).result(20)
@@ -408,9 +408,9 @@ def test_waiting_blocks_of_a_detached_receiver_fail_and_are_not_sent_again(
 
 
 def test_a_detached_receiver_is_in_no_later_heartbeat(log: MemoryBlockLog, clock: ManualClock) -> None:
-    told: list[Steering] = []
+    told: list[ControlResponse] = []
     registrar = Registrar(log, clock=clock)
-    registrar.attach(5, registered_through=RegisteredThrough(0), limit=1, on_steering=told.append)
+    registrar.attach(5, registered_through=RegisteredThrough(0), limit=1, on_response=told.append)
     registrar.start()
     eventually(lambda: told)
     registrar.detach(5)
@@ -528,7 +528,7 @@ class ReattachingBlockLog(MemoryBlockLog):
         super().__init__()
         self.meanwhile: Callable[[], None] = lambda: None
 
-    def heartbeat(self, receiver_ids: Sequence[int]) -> list[Steering]:
+    def heartbeat(self, receiver_ids: Sequence[int]) -> list[ControlResponse]:
         meanwhile, self.meanwhile = self.meanwhile, lambda: None
         meanwhile()
         return super().heartbeat(receiver_ids)

@@ -65,7 +65,7 @@ class KeyedBlockLog(MemoryBlockLog):
             raise sa.exc.IntegrityError("INSERT", {}, Exception("record_keys"))
         if not settled_or_fenced and self.keys & wanted.keys():
             self.refusals += 1
-            return AddResult(receiver_id, AddOutcome.DUPLICATE_KEYS, "some", self.steering(receiver_id))
+            return AddResult(receiver_id, AddOutcome.DUPLICATE_KEYS, "some", self.response(receiver_id))
         result = super()._add(receiver_id, group)
         if result.outcome is AddOutcome.ADDED:
             self.keys |= wanted.keys()
@@ -312,8 +312,8 @@ def test_a_stop_drains_and_afterwards_nothing_is_taken(
         receiver.on_stopping = hand_over.close
         log.away = True
         futures = [hand_over.submit(batch(str(n)), [str(n)]) for n in range(50)]
-        hand_overs = one.supervisor.block_path.hand_overs
-        any_since = hand_overs.any_since
+        in_flight = one.supervisor.block_path.in_flight
+        any_since = in_flight.any_since
         looks = 0
 
         def counted(moment: float) -> bool:
@@ -321,7 +321,7 @@ def test_a_stop_drains_and_afterwards_nothing_is_taken(
             looks += 1
             return any_since(moment)
 
-        monkeypatch.setattr(hand_overs, "any_since", counted)
+        monkeypatch.setattr(in_flight, "any_since", counted)
         one.supervisor.lifecycle.stop("the test says so")
         # These are the waiters of a condition; nothing public shows them.
         waiting = hand_over._changed._waiters  # type: ignore[attr-defined]
