@@ -26,8 +26,8 @@ from orchestration.batches.batch_schedule import (
     BatchRules,
     declaration_fingerprint,
     next_steps,
+    pause_reason,
     sensor_name,
-    stands_still,
     wants_first_launch,
 )
 from orchestration.dagster_instance.dagster_client import DagsterError, DagsterUnansweredError
@@ -156,7 +156,7 @@ class BatchPusher:
         rows = [
             (row, BatchRules.of_row(row))
             for row in pipelines_by_id(connection, sorted(found.due | found.unlaunched))
-            if stands_still(row) is None
+            if pause_reason(row) is None
         ]
         return [
             (row, rules) for row, rules in rows if row.pipeline_id in found.due or _is_unlaunched(connection, rules)

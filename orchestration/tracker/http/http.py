@@ -238,7 +238,7 @@ class _Pages:
 
     def _metrics(self, request: Request) -> Response:
         try:
-            progress = self._progress.look(self._connect)
+            progress = self._progress.poll(self._connect)
         except SURVIVED as error:
             self._failed(error)
             progress = None

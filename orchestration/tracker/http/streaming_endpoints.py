@@ -72,7 +72,7 @@ class StreamingEndpoints:
             return json_answer(api.application(_pipeline(connection, request), datetime.now(UTC)))
 
     def _statistics(self, request: Request) -> Response:
-        progress = self._progress.look(self._connect)
+        progress = self._progress.poll(self._connect)
         with self._connect() as connection:
             pipeline = _pipeline(connection, request)
             found = [each for each in progress.pipelines if each.pipeline.pipeline_id == pipeline.pipeline_id]
