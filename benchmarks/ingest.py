@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from benchmarks.ingest_read_back import Reads
     from benchmarks.server import Server
-    from receiver_runtime.block_path.codec_choice import CompressionSetting
+    from receiver_runtime.block_path.load.codec_choice import CompressionSetting
 
 _NAMED: Sequence[CompressionSetting] = ("lz4", "zstd", "none")
 _COMPRESSIONS: Sequence[CompressionSetting] = ("auto", *_NAMED)

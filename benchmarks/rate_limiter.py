@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from benchmarks.report import Figure, Report, machine
-from receiver_runtime.block_path.rate_limiter import RateLimiter
+from receiver_runtime.block_path.load.rate_limiter import RateLimiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

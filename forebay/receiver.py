@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from receiver_runtime.block_path.block_generator import GeneratorStateError
 from receiver_runtime.block_path.block_handler import DeadLetter
+from receiver_runtime.block_path.generator_state import GeneratorStateError
 from receiver_runtime.block_path.records import RecordTypeError
 from receiver_runtime.block_store.frames.columns import ColumnsError
 from receiver_runtime.block_store.frames.frame import DeadLetterReason

@@ -28,9 +28,9 @@ MACHINES = {
     "segment": "tracker_store.schema.states:SEGMENT_TRANSITIONS",
     "batch driver": "tracker_store.schema.states:BATCH_DRIVER_TRANSITIONS",
     "what a batch driver does": "orchestration.run_launcher.driver_state:DRIVER_TRANSITIONS",
-    "block generator": "receiver_runtime.block_path.block_generator:TRANSITIONS",
-    "receiver supervisor": "receiver_runtime.supervisor.receiver_supervisor:TRANSITIONS",
-    "codec of a receiver's blocks": "receiver_runtime.block_path.codec_choice:TRANSITIONS",
+    "block generator": "receiver_runtime.block_path.generator_state:TRANSITIONS",
+    "receiver supervisor": "receiver_runtime.supervisor.lifecycle:TRANSITIONS",
+    "codec of a receiver's blocks": "receiver_runtime.block_path.load.codec_choice:TRANSITIONS",
     "child of `forebay up`": "forebay.cli.services.child:CHILD_TRANSITIONS",
 }
 _MARKS = re.compile(r"(<!-- (rooms|machines): `python -m release.architecture` -->\n).*?(<!-- end -->)", re.DOTALL)

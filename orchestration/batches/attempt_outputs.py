@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from orchestration.declarations.pipeline import Output
+    from orchestration.spark.output_threads import OutputThreads
 
 # Seconds between requests to stop the outputs that still run: one may have been between two of its Spark jobs.
 STOP_AGAIN_SECONDS = 0.2
@@ -96,16 +97,6 @@ def _combined(total: int, failed: Sequence[FailedOutput], not_run: Sequence[str]
     )
 
 
-class Threads(Protocol):
-    """Give outputs what they need to run in threads."""
-
-    def inherit(self, run: Callable[[], OutputResult], *, output: str) -> Callable[[], OutputResult]:
-        """Return `run` with all that it needs of the calling thread, to be called in another one."""
-
-    def stop(self) -> None:
-        """Ask what the threads compute to end; return at once. May be called several times."""
-
-
 @dataclass(frozen=True, slots=True)
 class AttemptOutputs:
     """Hold the outputs of one attempt, and what to do with each; `run_all` runs them.
@@ -126,7 +117,7 @@ class AttemptOutputs:
     on_committed: Callable[[OutputResult], None]
     on_failed: Callable[[FailedOutput], None]
 
-    def run_all(self, threads: Threads | None = None, *, at_once: int = 1) -> list[OutputResult]:
+    def run_all(self, threads: OutputThreads | None = None, *, at_once: int = 1) -> list[OutputResult]:
         """Run every output, `at_once` of them at the same time if there are `threads`; return the results.
 
         Raises OutputsFailedError, or the error itself if there is only one output. An interrupt of the calling thread
@@ -211,7 +202,7 @@ _Ended = tuple["Output", "OutputResult | None", "BaseException | None"]
 class _ThreadedRun:
     """Outputs that run in threads. They only compute and commit; the thread that made this decides and reports."""
 
-    def __init__(self, progress: _AttemptProgress, threads: Threads) -> None:
+    def __init__(self, progress: _AttemptProgress, threads: OutputThreads) -> None:
         self._progress = progress
         self._threads = threads
         self._running = 0

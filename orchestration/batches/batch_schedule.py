@@ -85,7 +85,7 @@ def _number(text: str) -> float:
     return int(value) if value.is_integer() else value
 
 
-def stands_still(row: PipelineRow) -> str | None:
+def pause_reason(row: PipelineRow) -> str | None:
     """Return why the pipeline, as applied, makes no batches, or None. A STOPPING one still makes its last ones."""
     if row.state is PipelineState.STOPPED:
         return f"the pipeline is stopped: run `forebay start --pipeline {row.name}`"
@@ -389,7 +389,7 @@ def _pause(batch: BatchRow, runs: Runs | None) -> Wait:
     )
 
 
-def end_what_is_over(connection: sa.Connection, pipeline_id: int, runs: Runs) -> None:
+def end_expired_runs(connection: sa.Connection, pipeline_id: int, runs: Runs) -> None:
     """End runs in Dagster whose attempt and process ended at least `LEFT_FOR` ago.
 
     A retry ends the run of the attempt before it. This is for the last attempt of a batch that is given up, and for a

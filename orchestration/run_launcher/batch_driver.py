@@ -65,9 +65,9 @@ if TYPE_CHECKING:
     from orchestration.run_launcher.driver_start import Started
 
 # Seconds between looks for runs: a notification may be lost with its connection.
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 # Seconds between checks of memory and code; they are too slow to do before each run.
-RECYCLE_LOOK_SECONDS = 2.0
+RECYCLE_POLL_SECONDS = 2.0
 # Pool settings of Dagster's webserver: without a pool each statement opens a connection.
 _STATEMENT_TIMEOUT_MS = 15_000
 _POOL_RECYCLE_SECONDS = 3_600
@@ -120,7 +120,7 @@ class BatchDriver:
         self._spoilt: str | None = None
         # Why it should be replaced, as reported to its agent.
         self._to_be_replaced: str | None = None
-        self._look_again = time.monotonic()
+        self._next_poll = time.monotonic()
         self._signals = SeenSignals()
         # An answer was lost: in the driver log this driver may already have a run.
         self._is_unsure = False
@@ -164,7 +164,7 @@ class BatchDriver:
                 registration.end(LEFT)
             else:
                 registration.note(BatchDriverState.DRAINING)
-                self._take_what_is_left(instance, registration.process_id, cancellation)
+                self._take_remaining(instance, registration.process_id, cancellation)
             self._states.move(DriverState.ENDED)
         self._session.stop()
         self._engine.dispose()
@@ -187,10 +187,10 @@ class BatchDriver:
                 try:
                     run_id = self._claim(process_id)
                     if run_id is None:
-                        notifications.wait(LOOK_SECONDS)
+                        notifications.wait(POLL_SECONDS)
                 except SURVIVED as error:
                     outage.failed(error)
-                    self._drain.wait(LOOK_SECONDS)
+                    self._drain.wait(POLL_SECONDS)
                     continue
                 outage.answered()
                 if run_id is not None:
@@ -220,8 +220,8 @@ class BatchDriver:
             # Until the successor is ready, runs wait for it or go to the delegate launcher.
             self._ask_for_successor(self._spoilt or "")
             return self._spoilt
-        if self._to_be_replaced is None and time.monotonic() >= self._look_again:
-            self._look_again = time.monotonic() + RECYCLE_LOOK_SECONDS
+        if self._to_be_replaced is None and time.monotonic() >= self._next_poll:
+            self._next_poll = time.monotonic() + RECYCLE_POLL_SECONDS
             self._to_be_replaced = recycling.reason()
             if self._to_be_replaced is not None:
                 log.info("batch driver should be replaced", why=self._to_be_replaced)
@@ -235,7 +235,7 @@ class BatchDriver:
             self._spoilt = self._session.ended()
         return self._spoilt is not None
 
-    def _take_what_is_left(self, instance: dg.DagsterInstance, process_id: int, cancellation: Cancellation) -> None:
+    def _take_remaining(self, instance: dg.DagsterInstance, process_id: int, cancellation: Cancellation) -> None:
         """Execute the runs that were handed over before the driver was DRAINING, if no other driver is ready."""
         while not self._is_spoilt() and not self._unsaid:
             try:
@@ -287,7 +287,7 @@ class BatchDriver:
             log.warning("can't report the run's end to Dagster, trying again", run_id=run_id, error=str(failure)[:500])
             self._unsaid[run_id] = error
             self._is_unsure = True
-            self._drain.wait(LOOK_SECONDS)
+            self._drain.wait(POLL_SECONDS)
             return False
         return True
 

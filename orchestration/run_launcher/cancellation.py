@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 # Seconds between reads of the driver log: a notification may be lost with its connection.
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 # How long a run may take to end after its Spark jobs were cancelled, before it is interrupted; a cancellation must fit
 # into 2 s in all.
 SPARK_SECONDS = 1.5
@@ -94,7 +94,7 @@ class Cancellation:
         cancelled: str | None = None
         while True:
             try:
-                payloads = notifications.wait(LOOK_SECONDS)
+                payloads = notifications.wait(POLL_SECONDS)
                 outage.answered()
                 run_id = self._run_id
                 if run_id is None or run_id == cancelled:
@@ -105,7 +105,7 @@ class Cancellation:
                             continue
             except SURVIVED as error:
                 outage.failed(error)
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
                 continue
             cancelled = run_id
             log.info("the run is to be cancelled", run_id=run_id)

@@ -144,8 +144,7 @@ class StatusPages:
                 before=wanted.before,
                 window=WINDOW,
                 states=wanted.states,
-                order=wanted.order,
-                ascending=wanted.ascending,
+                sort=store.BatchSort(wanted.order, wanted.ascending),
                 offset=(wanted.page - 1) * PAGE_ROWS,
                 limit=PAGE_ROWS + 1,
             )

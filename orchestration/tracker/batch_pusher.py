@@ -17,7 +17,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -26,8 +26,8 @@ from orchestration.batches.batch_schedule import (
     BatchRules,
     declaration_fingerprint,
     next_steps,
+    pause_reason,
     sensor_name,
-    stands_still,
     wants_first_launch,
 )
 from orchestration.dagster_instance.dagster_client import DagsterError, DagsterUnansweredError
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from orchestration.batches.batch_schedule import Launch
-    from orchestration.dagster_instance.dagster_client import BatchSensor
+    from orchestration.dagster_instance.dagster_client import BatchSensor, DagsterClient
     from tracker_store.batches.pipelines import PipelineRow
     from tracker_store.batches.received_block_tracker import DuePipelines
 
@@ -70,16 +70,6 @@ ASK_WITHIN_SECONDS = 5.0
 REQUESTS_AT_ONCE = 4
 
 log = structlog.get_logger(__name__)
-
-
-class Dagster(Protocol):
-    """Send the pusher's requests to Dagster; see ``dagster_client``."""
-
-    def batch_sensors(self) -> dict[str, BatchSensor]:
-        """Return every batch sensor by name."""
-
-    def launch(self, sensor: BatchSensor, pipeline: str, launch: Launch) -> str:
-        """Launch a batch's run, and return the run's id."""
 
 
 class LateLaunchError(DagsterError):
@@ -109,7 +99,7 @@ class BatchPusher:
     """Push the batches of one tracker, in a thread of its own, so that no tick of the tracker is delayed."""
 
     def __init__(
-        self, engine: sa.Engine, dagster: Dagster, *, name: str, clock: Callable[[], float] = time.monotonic
+        self, engine: sa.Engine, dagster: DagsterClient, *, name: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Work on the driver log behind `engine`; `name` is the tracker's, shown to people; `clock` is monotonic."""
         self._engine = engine
@@ -166,7 +156,7 @@ class BatchPusher:
         rows = [
             (row, BatchRules.of_row(row))
             for row in pipelines_by_id(connection, sorted(found.due | found.unlaunched))
-            if stands_still(row) is None
+            if pause_reason(row) is None
         ]
         return [
             (row, rules) for row, rules in rows if row.pipeline_id in found.due or _is_unlaunched(connection, rules)

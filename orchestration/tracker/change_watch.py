@@ -1,7 +1,7 @@
 """Decide when a part of the tracker looks at the driver log: when what it looks at has changed, and now and then.
 
 Owns which counter was seen, and since when a change may not be visible yet. It reads nothing, and never decides that a
-look is unnecessary for longer than `FULL_LOOK_SECONDS`: a change that no trigger counts is found then.
+look is unnecessary for longer than `FULL_SCAN_SECONDS`: a change that no trigger counts is found then.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tracker_store.receivers.changes import Changes
 
 # Longest time between two looks, in seconds.
-FULL_LOOK_SECONDS = 30.0
+FULL_SCAN_SECONDS = 30.0
 # How long, in seconds, each tick looks again while a transaction that was open at a change has not ended. A longer one,
 # most likely of another program in the same cluster, is followed up by the full looks.
 FOLLOW_SECONDS = 10.0
@@ -30,12 +30,12 @@ class ChangeWatch:
         self._moved_at = clock()
         # Transactions below this id may have changes that were not visible at the last look; None: there are none.
         self._open_below: int | None = None
-        self._look_at = clock()
+        self._scan_at = clock()
 
     def is_due(self, counter: int, changes: Changes) -> bool:
-        """Return whether to look now. After the look call `looked`: without that, the next tick looks again."""
+        """Return whether to look now. After the look call `scanned`: without that, the next tick looks again."""
         now = self._clock()
-        due = now >= self._look_at
+        due = now >= self._scan_at
         if counter != self._counter:
             self._counter = counter
             self._moved_at = now
@@ -47,9 +47,9 @@ class ChangeWatch:
             if ended:
                 self._open_below = None
         if due:
-            self._look_at = now
+            self._scan_at = now
         return due
 
-    def looked(self, again_in: float | None = None) -> None:
+    def scanned(self, again_in: float | None = None) -> None:
         """Record that the look was finished; `again_in`: seconds until one is due without any change."""
-        self._look_at = self._clock() + min(FULL_LOOK_SECONDS if again_in is None else again_in, FULL_LOOK_SECONDS)
+        self._scan_at = self._clock() + min(FULL_SCAN_SECONDS if again_in is None else again_in, FULL_SCAN_SECONDS)

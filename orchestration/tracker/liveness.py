@@ -26,7 +26,7 @@ class CounterWatch(Generic[Key]):
         """Start without observations; `clock` is monotonic, in seconds."""
         self._limit = limit_seconds
         self._clock = clock
-        self._looked_at = clock()
+        self._polled_at = clock()
         # Seconds of observation so far: the time between looks, bounded as in `unmoved`.
         self._watched = 0.0
         self._seen: dict[Key, tuple[int, float]] = {}
@@ -37,8 +37,8 @@ class CounterWatch(Generic[Key]):
         Call it at least twice within the limit: of a longer pause only half the limit counts.
         """
         now = self._clock()
-        self._watched += min(now - self._looked_at, self._limit * _MOST_BETWEEN_LOOKS)
-        self._looked_at = now
+        self._watched += min(now - self._polled_at, self._limit * _MOST_BETWEEN_LOOKS)
+        self._polled_at = now
         current: dict[Key, tuple[int, float]] = {}
         dead: list[tuple[Key, int]] = []
         for key, counter in counters:

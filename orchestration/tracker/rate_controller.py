@@ -41,7 +41,7 @@ BATCHES_PER_TICK = 200
 STILL_AFTER_INTERVALS = 5
 STILL_AFTER_SECONDS = 60.0
 # Seconds between looks for pipelines that stand still, or go on, while rates are decided.
-STILL_LOOK_SECONDS = 5.0
+STILL_POLL_SECONDS = 5.0
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -162,7 +162,7 @@ class RateController:
             self._reckon(connection, term, pipelines[pipeline_id], stream_id, before, batches)
         self._expire_stalled(connection, term, pipelines, decided.values())
         self._set_rates(connection, term, pipelines)
-        return STILL_LOOK_SECONDS if decided else None
+        return STILL_POLL_SECONDS if decided else None
 
     def _reckon(
         self,

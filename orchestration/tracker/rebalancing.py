@@ -131,9 +131,9 @@ class Rebalancing:
             ids = [request.request_id for request in requests]
             finish_rebalance_requests(connection, term=term, request_ids=ids)
             log.info("rebalancing is done", requests=ids)
-        return UNDER_WAY_SECONDS if move is not None or requests else self._next_look(now, fleet)
+        return UNDER_WAY_SECONDS if move is not None or requests else self._next_poll(now, fleet)
 
-    def _next_look(self, now: float, agents: Sequence[RebalanceAgent]) -> float | None:
+    def _next_poll(self, now: float, agents: Sequence[RebalanceAgent]) -> float | None:
         """Return the seconds until a limit in time is over that may hold a move up now; None: there is none."""
         waits = [until - now for until, _ in self._avoided.values() if until is not None]
         if self._limits.is_on:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from orchestration.block_checks.bounded_looks import BoundedLooks, answer
-from orchestration.block_checks.store_look import look_at_root, store_of_host
+from orchestration.block_checks.bounded_scans import BoundedScans, answer
+from orchestration.block_checks.store_scan import scan_root, store_of_host
 from orchestration.policies.executor_allocation import SCALING_INTERVAL
 from receiver_runtime.block_store.roots import root_name
 from tracker_store.batches.scaling import scaling_decisions
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from orchestration.block_checks.bounded_looks import Unreachable
+    from orchestration.block_checks.bounded_scans import Unreachable
     from tracker_store.batches.scaling import ScalingDecision
     from tracker_store.reports.status import (
         BatchStats,
@@ -110,7 +110,7 @@ def system_status(
         roots: the roots of the block store on this host.
         watch: how many seconds to watch a counter that does not move, at most.
     """
-    looks = BoundedLooks(seconds)
+    looks = BoundedScans(seconds)
     log = looks.start(DRIVER_LOG, lambda: _open(url(), looks.left()))
 
     def ask(part: str, read: Callable[[sa.Connection], Found]) -> Future[Found]:
@@ -138,7 +138,7 @@ def system_status(
     # A problem of the block store appears as the exception of one of these looks; there is one per root.
     known = ask("block store's identity", lambda connection: store_of_host(connection, host))
     for root in roots:
-        looks.start(f"block store {root_name(root)}", partial(look_at_root, root, known, looks.left))
+        looks.start(f"block store {root_name(root)}", partial(scan_root, root, known, looks.left))
     unreachable = looks.unreachable()
     return SystemStatus(
         leader=answer(leader),

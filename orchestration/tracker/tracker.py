@@ -252,7 +252,7 @@ class Tracker:
                 log.info("stop or start", outcome=outcome, id=subject)
         if self._rates_watch.is_due(changes.batches, changes) or is_changed:
             # Before placement, so that a receiver starts with its rate limit.
-            self._rates_watch.looked(self._rate_controller.tick(connection, term=term))
+            self._rates_watch.scanned(self._rate_controller.tick(connection, term=term))
         if is_changed:
             waits = [
                 self._placement.tick(connection, term=term),
@@ -261,7 +261,7 @@ class Tracker:
                 # A stop waits for blocks and batches, which no counter tells of.
                 TICK_SECONDS if any_stopping(connection) else None,
             ]
-            self._placement_watch.looked(min((wait for wait in waits if wait is not None), default=None))
+            self._placement_watch.scanned(min((wait for wait in waits if wait is not None), default=None))
         self._failed_ticks = 0
 
     def _lead(self, connection: sa.Connection) -> bool:

@@ -42,7 +42,7 @@ class LeftProcesses:
 
     def take_gone(self) -> list[int]:
         """Return the pids of noted processes that are gone by now, each once."""
-        found = {pid: _look_for(pid, created) for pid, created in self._left.items()}
+        found = {pid: _find(pid, created) for pid, created in self._left.items()}
         self._left = {pid: created for pid, created in self._left.items() if found[pid] is _LeftProcess.LIVES}
         # A row with a pid that was given to another process may be that one's, which lives.
         return [pid for pid, what in found.items() if what is _LeftProcess.GONE]
@@ -114,7 +114,7 @@ class _LeftProcess(Enum):
     """Another process has its pid."""
 
 
-def _look_for(pid: int, created: float) -> _LeftProcess:
+def _find(pid: int, created: float) -> _LeftProcess:
     try:
         process = psutil.Process(pid)
         if abs(process.create_time() - created) >= _SAME_TIME_SECONDS:

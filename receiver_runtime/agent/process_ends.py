@@ -1,7 +1,7 @@
 """Wait for the end of child processes without asking again and again: an idle installation should sleep.
 
 Owns descriptors of processes (pidfds of Linux) and a pipe by which a wait is ended early. It never sends a signal, and
-takes no process's exit code, except where there are no pidfds: there it polls, as often as `LOOK_SECONDS` says.
+takes no process's exit code, except where there are no pidfds: there it polls, as often as `POLL_SECONDS` says.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 #: Seconds between two looks where the system has no pidfds.
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 _MILLISECONDS = 1000
 
 
@@ -64,7 +64,7 @@ class ProcessEnds:
             poller.register(descriptor, select.POLLIN)
         while True:
             left = deadline - time.monotonic()
-            found = poller.poll(max(0.0, min(left, LOOK_SECONDS) if asked else left) * _MILLISECONDS)
+            found = poller.poll(max(0.0, min(left, POLL_SECONDS) if asked else left) * _MILLISECONDS)
             if any(descriptor == self._woken for descriptor, _ in found):
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._woken, 4096)

@@ -10,9 +10,16 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from receiver_runtime.block_path.codec_choice import CodecChoice
+from receiver_runtime.block_path.load.codec_choice import CodecChoice
 from receiver_runtime.block_store.frames.columns import stamped
-from receiver_runtime.block_store.frames.frame import DeadLetterReason, FrameKind, SourceRule, encode_frame, random_mark
+from receiver_runtime.block_store.frames.frame import (
+    DeadLetterReason,
+    FrameFields,
+    FrameKind,
+    SourceRule,
+    encode_frame,
+    random_mark,
+)
 from receiver_runtime.block_store.frames.letter_group import encode_letters
 from receiver_runtime.block_store.frames.payload import DEFAULT_COMPRESSION, encode_parts
 from tracker_store.blocks.blocks import NewBlock
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from receiver_runtime.block_path.codec_choice import CompressionSetting
+    from receiver_runtime.block_path.load.codec_choice import CompressionSetting
     from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
     from receiver_runtime.block_store.frames.encryption import FrameEncryptor
     from receiver_runtime.block_store.frames.frame import EncodedFrame
@@ -98,7 +105,7 @@ class BlockHandler:
         self._newest = 0
         self._newest_sent_again = 0
         # The newest sequence that a frame records as registered, and the newest block at the last idle moment.
-        self._said_through = 0
+        self._recorded_through = 0
         self._newest_when_idle = 0
 
     def encode(self, batches: Sequence[pa.RecordBatch], *, queued: bool = False) -> EncodedBlock:
@@ -128,19 +135,21 @@ class BlockHandler:
         through = self.registered_through.sequence
         frame = encode_frame(
             encoded.payload,
-            kind=FrameKind.BLOCK,
-            source_rule=rule,
-            receiver_id=self._claim.receiver_id,
-            epoch=self._claim.epoch,
-            sequence=sequence,
-            registered_through=through,
-            records=encoded.records,
+            FrameFields(
+                kind=FrameKind.BLOCK,
+                source_rule=rule,
+                receiver_id=self._claim.receiver_id,
+                epoch=self._claim.epoch,
+                sequence=sequence,
+                registered_through=through,
+                records=encoded.records,
+                mark=self._mark,
+            ),
             encryptor=self._encryptor,
-            mark=self._mark,
         )
         handle = self._log.write([frame], sequence=sequence, codec=encoded.codec)[0]
         self._newest = sequence
-        self._said_through = max(self._said_through, through)
+        self._recorded_through = max(self._recorded_through, through)
         if rule is SourceRule.SENT_AGAIN:
             self._newest_sent_again = sequence
         return NewBlock(self._claim.receiver_id, self._claim.epoch, sequence, encoded.records, handle.length, handle)
@@ -187,7 +196,7 @@ class BlockHandler:
         """Say that these dead letters have their rows: until then their segment is not sealed."""
         self._letters_log.recorded([letter.handle for letter in letters])
 
-    def keep_house(self) -> None:
+    def close_aged_segments(self) -> None:
         """Close a segment that has reached its age. Called while nothing is being stored.
 
         If no block was stored since the last idle moment, or the file is about to be closed, write a note of what is
@@ -197,8 +206,8 @@ class BlockHandler:
         before, self._newest_when_idle = self._newest_when_idle, newest
         if before == newest or self._log.is_due:
             self._note()
-        noted = self._newest_sent_again <= self._said_through
-        self._log.roll_if_due(unless_after=newest if noted else self._said_through)
+        noted = self._newest_sent_again <= self._recorded_through
+        self._log.roll_if_due(unless_after=newest if noted else self._recorded_through)
         self._letters_log.roll_if_due()
 
     def close(self) -> None:
@@ -214,22 +223,24 @@ class BlockHandler:
         acknowledged from one that its sender sends again. A note that can't be written is not needed yet.
         """
         through = self.registered_through.sequence
-        if min(self._newest_sent_again, through) <= self._said_through:
+        if min(self._newest_sent_again, through) <= self._recorded_through:
             return
         if self._log.note(self._note_frame(self._newest, through)):
-            self._said_through = through
+            self._recorded_through = through
 
     def _note_frame(self, sequence: int, through: int | None = None) -> EncodedFrame:
         return encode_frame(
             _NOTE_PAYLOAD,
-            kind=FrameKind.NOTE,
-            source_rule=self._log.source_rule,
-            receiver_id=self._claim.receiver_id,
-            epoch=self._claim.epoch,
-            sequence=sequence,
-            registered_through=self.registered_through.sequence if through is None else through,
-            records=1,
-            mark=self._mark,
+            FrameFields(
+                kind=FrameKind.NOTE,
+                source_rule=self._log.source_rule,
+                receiver_id=self._claim.receiver_id,
+                epoch=self._claim.epoch,
+                sequence=sequence,
+                registered_through=self.registered_through.sequence if through is None else through,
+                records=1,
+                mark=self._mark,
+            ),
         )
 
     def _letter_frame(
@@ -241,18 +252,20 @@ class BlockHandler:
             kind, payload, part, letters = FrameKind.LETTER_GROUP, encode_letters(content), 0, len(content)
         return encode_frame(
             payload,
-            kind=kind,
-            source_rule=self._log.source_rule,
-            receiver_id=self._claim.receiver_id,
-            epoch=self._claim.epoch,
-            sequence=sequence,
-            registered_through=self.registered_through.sequence,
-            records=1,
-            reason=reason,
-            part=part,
+            FrameFields(
+                kind=kind,
+                source_rule=self._log.source_rule,
+                receiver_id=self._claim.receiver_id,
+                epoch=self._claim.epoch,
+                sequence=sequence,
+                registered_through=self.registered_through.sequence,
+                records=1,
+                reason=reason,
+                part=part,
+                mark=self._mark,
+                letters=letters,
+            ),
             encryptor=self._encryptor,
-            mark=self._mark,
-            letters=letters,
         )
 
 

@@ -14,19 +14,16 @@ from typing import TYPE_CHECKING
 
 from receiver_runtime.block_path.dead_letter_budget import MOST_BYTES, MOST_LETTERS, DeadLetterBudget, Dropped
 from receiver_runtime.block_path.write_ahead_log import WriteAheadLogError
+from receiver_runtime.watching.backoff import store_backoff
 from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from receiver_runtime.block_path.block_handler import BlockHandler, DeadLetter
+    from receiver_runtime.block_path.block_writer import BlockWriter
+    from receiver_runtime.block_path.receiver_context import ReceiverContext
     from receiver_runtime.block_store.frames.frame import DeadLetterReason
-    from receiver_runtime.reporting.driver_log import DeadLetterRows
-    from receiver_runtime.reporting.unfailing_reporter import UnfailingReporter
-    from receiver_runtime.watching.backoff import Backoff
-    from receiver_runtime.watching.clock import Clock
-    from receiver_runtime.watching.progress import Progress
-    from receiver_runtime.watching.receiver_calls import HandOvers
     from tracker_store.blocks.dead_letters import StoredDeadLetter
 
 # What goes into one write and one statement.
@@ -35,43 +32,21 @@ _BYTES_AT_ONCE = 8 * 2**20
 
 
 class DeadLetterPath:
-    """Store and record dead letters; see the module. Safe from any thread.
+    """Store and record dead letters; see the module. Safe from any thread."""
 
-    Args:
-        storing: counts the threads that store something.
-        newest_sequence: returns the sequence of the newest block, for the frames' headers.
-        pause: waits for these seconds between two attempts; returns False if nothing more is to be stored.
-        backoff: makes the delays between attempts.
-    """
-
-    def __init__(
-        self,
-        handler: BlockHandler,
-        driver_log: DeadLetterRows,
-        reporter: UnfailingReporter,
-        *,
-        storing: HandOvers,
-        newest_sequence: Callable[[], int],
-        pause: Callable[[float], bool],
-        backoff: Callable[[], Backoff],
-        clock: Clock,
-        progress: Progress,
-    ) -> None:
+    def __init__(self, context: ReceiverContext, handler: BlockHandler, writer: BlockWriter) -> None:
         self._handler = handler
-        self._driver_log = driver_log
-        self._reporter = reporter
-        self._storing = storing
-        self._newest_sequence = newest_sequence
-        self._pause = pause
-        self._backoff = backoff
-        self._progress = progress
+        self._writer = writer
+        self._driver_log = context.driver_log
+        self._reporter = context.reporter
+        self._progress = context.progress
         # Guards everything below.
         self._lock = threading.Lock()
-        self._budget = DeadLetterBudget(clock)
+        self._budget = DeadLetterBudget(context.clock)
         # What is dropped and not recorded yet, by reason: the next row of the reason has it.
         self._dropped: dict[DeadLetterReason, Dropped] = {}
 
-    def put_aside(self, letters: Sequence[DeadLetter]) -> None:
+    def store(self, letters: Sequence[DeadLetter]) -> None:
         """Store and record letters; return when all that are kept are durable and recorded.
 
         What is over a budget is recorded with the next letter of its reason that is kept, or by ``close``.
@@ -101,7 +76,7 @@ class DeadLetterPath:
         with self._lock:
             waiting = list(self._dropped)
         if waiting:
-            self._record(self._handler.store_dead_letters((), sequence=self._newest_sequence(), empty=waiting))
+            self._record(self._handler.store_dead_letters((), sequence=self._writer.newest_sequence, empty=waiting))
 
     def _record(self, stored: list[StoredDeadLetter]) -> None:
         rows = self._with_dropped(stored)
@@ -118,14 +93,14 @@ class DeadLetterPath:
                 )
 
     def _store(self, letters: Sequence[DeadLetter]) -> list[StoredDeadLetter]:
-        backoff = self._backoff()
+        backoff = store_backoff()
         while True:
             try:
-                with self._storing:
-                    rows = self._handler.store_dead_letters(letters, sequence=self._newest_sequence())
+                with self._writer.storing:
+                    rows = self._handler.store_dead_letters(letters, sequence=self._writer.newest_sequence)
             except WriteAheadLogError as error:
                 self._reporter.error("a dead letter could not be stored, reading waits for it", error)
-                if not self._pause(backoff.next_delay()):
+                if not self._writer.pause(backoff.next_delay()):
                     raise
             else:
                 self._progress.made()

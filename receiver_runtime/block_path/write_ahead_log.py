@@ -20,12 +20,12 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 
 from receiver_runtime.block_store.frames.errors import BlockStoreError, StoreUnavailableError
-from receiver_runtime.watching.clock import Clock, SystemClock
+from receiver_runtime.watching.clock import Clock
 from receiver_runtime.watching.descriptors import explain
 from receiver_runtime.watching.progress import Progress
 from tracker_store.blocks.blocks import BlockHandle
@@ -34,11 +34,12 @@ from tracker_store.blocks.segments import CodecSum
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from receiver_runtime.block_path.registered_through import RegisteredThrough
+    from receiver_runtime.block_path.registration.registered_through import RegisteredThrough
     from receiver_runtime.block_store.frames.frame import EncodedFrame, SourceRule
     from receiver_runtime.block_store.frames.payload import Compression
-    from receiver_runtime.block_store.stores.interface import Segment
-    from tracker_store.blocks.blocks import Claim
+    from receiver_runtime.block_store.stores.interface import BlockStore, Segment
+    from receiver_runtime.reporting.receiver_driver_log import ReceiverDriverLog
+    from receiver_runtime.sources.receiver_settings import ReceiverSettings
 
 _log = structlog.get_logger(__name__)
 
@@ -52,33 +53,6 @@ class WriteAheadLogError(Exception):
 
 class WriteAheadLogClosedError(Exception):
     """Nothing is stored after the end of an epoch: the write-ahead log is closed."""
-
-
-class SegmentRows(Protocol):
-    """Keep the rows of segments in the driver log."""
-
-    def open_segment(self, path: str, source_rule: str) -> int:
-        """Insert the row of the segment at ``path``; return its id."""
-        ...
-
-    def seal_segment(self, segment_id: int, length: int, sequence: int, codecs: Sequence[CodecSum]) -> None:
-        """Record the final length, if the segment's newest block, ``sequence``, is registered (0: it has no block).
-
-        ``codecs`` are the segment's blocks by codec.
-        """
-        ...
-
-
-class SegmentStore(Protocol):
-    """Create segments."""
-
-    def check(self) -> None:
-        """Raise StoreUnavailableError if this is not the expected store; see ``BlockStore``."""
-        ...
-
-    def create_segment(self, path: str) -> Segment:
-        """Make a new segment; raise OSError or BlockStoreError if that is not possible."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,30 +70,23 @@ class WriteAheadLog:
 
     Args:
         store: keeps the segment files.
-        rows: keeps the segments' rows in the driver log.
-        claim: its epoch is in the files' names, so that no two epochs ever share a file.
+        driver_log: keeps the segments' rows. Its claim's epoch is in the files' names, so that no two epochs ever share
+            a file.
         source_rule: written into each segment's row.
         registered_through: how far blocks are registered: a segment is sealed once all of its blocks are.
-        segment_interval: a segment is closed at this age, in seconds from its first frame.
-        max_segment_bytes: a segment is closed before it would grow past this; a larger frame has a segment to itself.
-        max_failures: the most attempts at one write, each in a new segment.
-        durable: sync before a write returns.
+        settings: when a segment is closed, how often a write is attempted, and whether it is synced.
         progress: counts each attempt that failed.
         letters: whether its segments hold dead letters, see ``for_dead_letters``.
     """
 
     def __init__(
         self,
-        store: SegmentStore,
-        rows: SegmentRows,
+        store: BlockStore,
+        driver_log: ReceiverDriverLog,
         *,
-        claim: Claim,
         source_rule: SourceRule,
         registered_through: RegisteredThrough,
-        segment_interval: float = 60.0,
-        max_segment_bytes: int = 128 * 2**20,
-        max_failures: int = 3,
-        durable: bool = True,
+        settings: ReceiverSettings,
         clock: Clock | None = None,
         progress: Progress | None = None,
         letters: bool = False,
@@ -127,15 +94,14 @@ class WriteAheadLog:
         self._letters = letters
         self._progress = progress or Progress()
         self._store = store
-        self._rows = rows
-        self.claim = claim
+        self._driver_log = driver_log
+        self.claim = driver_log.claim
         self.source_rule = source_rule
         self.registered_through = registered_through
-        self._interval = segment_interval
-        self._max_bytes = max_segment_bytes
-        self._max_failures = max_failures
-        self._durable = durable
-        self._clock = clock or SystemClock()
+        self._settings = settings
+        self._interval = max(settings.segment_interval, _LETTERS_INTERVAL) if letters else settings.segment_interval
+        self._durable = settings.durability == "durable"
+        self._clock = clock or Clock()
 
         self._lock = threading.Lock()
         self._number = 0
@@ -155,14 +121,10 @@ class WriteAheadLog:
         """Return a log for this epoch's dead letters, with segments of its own. The caller closes both."""
         return WriteAheadLog(
             self._store,
-            self._rows,
-            claim=self.claim,
+            self._driver_log,
             source_rule=self.source_rule,
             registered_through=self.registered_through,
-            segment_interval=max(self._interval, _LETTERS_INTERVAL),
-            max_segment_bytes=self._max_bytes,
-            max_failures=self._max_failures,
-            durable=self._durable,
+            settings=self._settings,
             clock=self._clock,
             progress=self._progress,
             letters=True,
@@ -185,14 +147,15 @@ class WriteAheadLog:
             until_recorded: do not seal the segment before ``recorded`` is called for each of the frames.
 
         Raises:
-            WriteAheadLogError: ``max_failures`` attempts failed, or the store is unavailable; offer the frames again.
+            WriteAheadLogError: ``write_ahead_log_max_failures`` attempts failed, or the store is unavailable; offer the
+                frames again.
             WriteAheadLogClosedError: after ``close``.
         """
         with self._lock:
             if self._to_seal and self._to_seal[0].sequence <= self.registered_through.sequence:
                 self._seal_waiting()
             failures: list[str] = []
-            while len(failures) < self._max_failures:
+            while len(failures) < self._settings.write_ahead_log_max_failures:
                 if self._closed:
                     raise WriteAheadLogClosedError(WriteAheadLogClosedError.__doc__)
                 try:
@@ -290,7 +253,8 @@ class WriteAheadLog:
         """Return the segment that the next ``nbytes`` go to. The lock is held."""
         segment = self._segment
         if segment is not None and (
-            self._is_old() or (segment.synced_length and segment.synced_length + nbytes > self._max_bytes)
+            self._is_old()
+            or (segment.synced_length and segment.synced_length + nbytes > self._settings.max_segment_bytes)
         ):
             self._end_segment()
             self._seal_waiting()
@@ -301,7 +265,7 @@ class WriteAheadLog:
             self._number += 1
             number = f"{'d' if self._letters else ''}{self._number:06d}"
             path = f"receiver-{self.claim.receiver_id}/{self.claim.epoch}-{number}.segment"
-            segment_id = self._rows.open_segment(path, self.source_rule.label)
+            segment_id = self._driver_log.open_segment(path, self.source_rule.label)
             try:
                 segment = self._store.create_segment(path)
             except (OSError, BlockStoreError):
@@ -329,7 +293,7 @@ class WriteAheadLog:
             if closed.sequence > self.registered_through.sequence or closed.segment_id in self._unrecorded:
                 return
             seal = partial(
-                self._rows.seal_segment, closed.segment_id, closed.length, closed.sequence, codecs=closed.codecs
+                self._driver_log.seal_segment, closed.segment_id, closed.length, closed.sequence, codecs=closed.codecs
             )
             if not _quietly("seal a segment", seal):
                 return

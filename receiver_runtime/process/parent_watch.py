@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 import structlog
 
 from receiver_runtime.process.process_control import Lines, Message, encode
-from receiver_runtime.watching.clock import SystemClock
+from receiver_runtime.watching.clock import Clock
 from receiver_runtime.watching.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class AgentLine:
             socket.socket(fileno=os.dup(parent_pipe)) if parent_pipe is not None and _is_socket(parent_pipe) else None
         )
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send the message as a line, unless the agent is gone."""
         with self._lock, contextlib.suppress(OSError):
             if self._socket is not None:
@@ -99,7 +99,7 @@ class ParentWatcher:
         signals = 0
         watched = [self._read_end] if self._parent is None else [self._read_end, self._parent]
         deadline: float | None = None
-        clock = SystemClock()
+        clock = Clock()
         while True:
             left = None if deadline is None else max(0.0, deadline - clock.monotonic())
             ready, _, _ = select.select(watched, [], [], left)

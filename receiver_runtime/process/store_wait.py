@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     from receiver_runtime.block_store.stores.interface import BlockStore
     from receiver_runtime.reporting.driver_log import DriverLog
-    from receiver_runtime.reporting.status_reporter import Reporter
+    from receiver_runtime.reporting.receiver_reporter import ReceiverReporter
     from receiver_runtime.watching.progress import Progress
 
 _FIRST_DELAY = 0.2
 _LONGEST_DELAY = 5.0
 
 
-def wait_for_store(store: BlockStore, *, driver_log: DriverLog, reporter: Reporter, progress: Progress) -> None:
+def wait_for_store(store: BlockStore, *, driver_log: DriverLog, reporter: ReceiverReporter, progress: Progress) -> None:
     """Return once the store is the expected one. Raises GivenUpError if the receiver is to end."""
 
     def report(error: Exception, _: int) -> None:

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from receiver_runtime.block_path.block_handler import DeadLetter
-    from receiver_runtime.supervisor.attached_supervisor import AttachedSupervisor, KeyedPath
+    from receiver_runtime.supervisor.attached_supervisor import AttachedSupervisor
     from tracker_store.blocks.blocks import NewBlock
 
 _log = structlog.get_logger(__name__)
@@ -262,7 +262,7 @@ class KeyedHandOver:
             raise ValueError(f"most_in_flight={most_in_flight}: give 1 or more")
         self._schema = supervisor.record_schema
         self._text = TextCheck(self._schema)
-        self._path: KeyedPath = supervisor.block_path
+        self._path = supervisor.block_path
         settings = supervisor.settings
         self._most_in_flight = most_in_flight
         self._largest_block = settings.max_block_bytes
@@ -455,9 +455,9 @@ class KeyedHandOver:
     def _recover(self) -> None:
         """Leave out what the driver log has, after a refusal, and have the rest stored again."""
         under_way = [block.future for block in self._blocks if block.future is not None]
-        with self._path.handing_over():
+        with self._path.in_flight:
             wait(under_way)
-        self._path.go_on_after_refusal()
+        self._path.writer.resume_after_refusal()
         self._careful = _CAREFUL_BLOCKS
         refused = [
             block
@@ -616,7 +616,7 @@ class KeyedHandOver:
                 if self._queue:
                     # What is submitted until then need not wake it; nor if a block must be done first.
                     self._due_with = math.inf if seconds is None else self._messages_of_early_block()
-                with self._path.handing_over():
+                with self._path.in_flight:
                     self._changed.wait(seconds)
                 self._due_with = 0
             return True
@@ -639,13 +639,13 @@ class KeyedHandOver:
             self._submits = self._bytes = self._rows_waiting = self._bytes_waiting = self._messages_waiting = 0
         for submit in failed.values():
             submit.future.set_exception(error)
-        with self._path.handing_over():
+        with self._path.in_flight:
             # Blocks in flight may still be refused for a key.
             wait(stored)
         if any(isinstance(future.exception(), DuplicateKeysError) for future in stored):
             # Other blocks wait until this is called.
             with suppress(Exception):
-                self._path.go_on_after_refusal()
+                self._path.writer.resume_after_refusal()
         with self._changed:
             self._thread = None
             self._changed.notify_all()

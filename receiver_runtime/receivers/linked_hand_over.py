@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from receiver_runtime.supervisor.attached_supervisor import LinkedPath
     from receiver_runtime.supervisor.receiver import Receiver
     from tracker_store.blocks.blocks import NewBlock, OffsetLink
 
@@ -47,7 +46,7 @@ class LinkedHandOver:
         on_answer: Callable[[], None] = lambda: None,
     ) -> None:
         self._receiver = receiver
-        self._path: LinkedPath = receiver.supervisor.block_path
+        self._path = receiver.supervisor.block_path
         self._on_registered = on_registered
         self._on_answer = on_answer
         self._under_way: list[_UnderWay] = []
@@ -114,7 +113,7 @@ class LinkedHandOver:
     def recover(self) -> None:
         """Drop the blocks in flight after a conflict. The owner then asks the driver log for every position."""
         self.settle()
-        self._path.go_on_after_refusal()
+        self._path.writer.resume_after_refusal()
         self._waiting = []
         self._conflict = False
 

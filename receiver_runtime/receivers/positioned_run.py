@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from receiver_runtime.block_path.block_generator import GeneratorStateError
+from receiver_runtime.block_path.generator_state import GeneratorStateError
 from receiver_runtime.receivers.linked_hand_over import LinkedHandOver
 from receiver_runtime.reporting.driver_log import GivenUpError
 from tracker_store.blocks.blocks import OffsetLink
@@ -176,7 +176,7 @@ class PositionedRun:
         Raises: as ``add``, and what refused the block.
         """
         # The driver log may be away for long: that is no hang of the receiver's.
-        with self._path.handing_over(), self._changed:
+        with self._path.in_flight, self._changed:
             while self._rows:
                 self._ask_for_cut()
                 self._wait()
@@ -301,7 +301,7 @@ class PositionedRun:
         except BaseException as error:  # noqa: BLE001  reported, and the receiver starts again
             self._end(error)
             # The next run begins where the driver log is once these are answered.
-            with self._path.handing_over():
+            with self._path.in_flight:
                 self._hand_over.wait()
             if not isinstance(error, GeneratorStateError | GivenUpError):
                 # Else the supervisor ends without draining, and takes no more records.
@@ -317,7 +317,7 @@ class PositionedRun:
             if cut.batches:
                 self._push(cut)
             self._raise_conflict()
-        with self._path.handing_over():
+        with self._path.in_flight:
             self._hand_over.settle()
         self._raise_conflict()
 
@@ -353,7 +353,7 @@ class PositionedRun:
                 self._settle_aside(cut.position)
 
     def _settle_aside(self, position: int) -> None:
-        with self._path.handing_over():
+        with self._path.in_flight:
             self._hand_over.settle()
         if not self._hand_over.has_conflict:
             with self._changed:

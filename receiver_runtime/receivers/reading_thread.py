@@ -11,7 +11,7 @@ import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from receiver_runtime.block_path.block_generator import GeneratorStateError
+from receiver_runtime.block_path.generator_state import GeneratorStateError
 from receiver_runtime.reporting.driver_log import GivenUpError
 
 if TYPE_CHECKING:

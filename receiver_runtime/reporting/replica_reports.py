@@ -10,7 +10,7 @@ from tracker_store.blocks.replica_events import replica_back, replica_damaged, r
 from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
-    from receiver_runtime.reporting.status_reporter import Reporter
+    from receiver_runtime.reporting.receiver_reporter import ReceiverReporter
 
 _log = structlog.get_logger(__name__)
 
@@ -18,7 +18,7 @@ _log = structlog.get_logger(__name__)
 class ReplicaReports:
     """Listen to one receiver's block store. Every method returns at once."""
 
-    def __init__(self, reporter: Reporter, *, receiver_id: int) -> None:
+    def __init__(self, reporter: ReceiverReporter, *, receiver_id: int) -> None:
         self._reporter = reporter
         self._receiver_id = receiver_id
 

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 
-from receiver_runtime.watching.clock import Clock, SystemClock
+from receiver_runtime.reporting.receiver_reporter import ReceiverEvent, ReceiverReporter, RepeatedEvent, ReportQueue
+from receiver_runtime.watching.clock import Clock
 from tracker_store.connection.errors import TRANSIENT
 from tracker_store.receivers.receivers import NewReceiverEvent, report_events, set_receiver_state
 from tracker_store.schema.states import ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import sqlalchemy as sa
 
@@ -45,51 +45,21 @@ REPEAT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Event:
-    kind: ReceiverEventKind
-    message: str
-    detail: str
-
-
-@dataclass(slots=True)
-class _Repeated:
-    reported_at: float
-    event: _Event
-    unreported: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Queue:
-    """Hold one receiver's reports, under the reporter's lock."""
-
-    claim: Claim
-    assignment: int
-    process_id: int
-    events: deque[_Event] = field(default_factory=deque)
-    repeated: dict[tuple[ReceiverEventKind, str], _Repeated] = field(default_factory=dict)
-    detached: bool = False
-    # On the reporter's lock: no report of this receiver waits any more.
-    written: threading.Condition = field(default_factory=threading.Condition)
-    state: tuple[ReceiverState, str] | None = None
-    last_state: tuple[ReceiverState, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class _Report:
     """Hold one state or event of a receiver, on its way to the driver log."""
 
-    queue: _Queue
-    what: tuple[ReceiverState, str] | _Event
+    queue: ReportQueue
+    what: tuple[ReceiverState, str] | ReceiverEvent
 
     def row(self) -> NewReceiverEvent:
         """Return the event's row."""
-        assert isinstance(self.what, _Event)
+        assert isinstance(self.what, ReceiverEvent)
         claim = self.queue.claim
         return NewReceiverEvent(claim.receiver_id, claim.epoch, self.what.kind, self.what.message, self.what.detail)
 
     def write(self, connection: sa.Connection) -> None:
         """Write it by a statement of its own."""
-        if isinstance(self.what, _Event):
+        if isinstance(self.what, ReceiverEvent):
             report_events(connection, [self.row()])
             return
         state, reason = self.what
@@ -103,65 +73,21 @@ class _Report:
         )
 
 
-class Reporter(Protocol):
-    """Take a receiver's reports from its supervisor. Every method returns at once; any thread."""
-
-    def state(self, state: ReceiverState, reason: str) -> None:
-        """Report that the receiver is in this state now, for this reason."""
-        ...
-
-    def reason(self, reason: str) -> None:
-        """Report a new reason for the same state."""
-        ...
-
-    def event(self, kind: ReceiverEventKind, message: str, detail: str = "") -> None:
-        """Report an event. `message` names the kind of event (repeats are counted by it), `detail` this occurrence."""
-        ...
-
-
-class ReceiverReporter:
-    """Take one receiver's reports. Every method returns at once; any thread."""
-
-    def __init__(
-        self,
-        queue: _Queue,
-        set_state: Callable[[_Queue, ReceiverState, str], None],
-        add_event: Callable[[_Queue, _Event], None],
-    ) -> None:
-        self.queue = queue
-        self._set_state = set_state
-        self._add_event = add_event
-
-    def state(self, state: ReceiverState, reason: str) -> None:
-        """Report that the receiver is in this state now, for this reason."""
-        self._set_state(self.queue, state, reason)
-
-    def reason(self, reason: str) -> None:
-        """Report a new reason for the same state."""
-        state = self.queue.last_state
-        if state is not None:
-            self.state(state[0], reason)
-
-    def event(self, kind: ReceiverEventKind, message: str, detail: str = "") -> None:
-        """Report an event. ``message`` names its kind, by which repeats are counted, ``detail`` this occurrence."""
-        self._add_event(self.queue, _Event(kind, message, detail))
-
-
 class StatusReporter:
     """Write all receivers' reports; see the module. ``start`` once, ``stop`` once."""
 
     def __init__(self, driver_log: DriverLog, *, clock: Clock | None = None) -> None:
         self._driver_log = driver_log
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._queues: list[_Queue] = []
+        self._queues: list[ReportQueue] = []
         self._stop_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="status reporter", daemon=True)
 
     def for_receiver(self, claim: Claim, *, assignment: int, process_id: int) -> ReceiverReporter:
         """Return a reporter for one receiver under one claim."""
-        queue = _Queue(claim, assignment, process_id, written=threading.Condition(self._lock))
+        queue = ReportQueue(claim, assignment, process_id, written=threading.Condition(self._lock))
         with self._changed:
             self._queues.append(queue)
         return ReceiverReporter(queue, self._set_state, self._add_event)
@@ -197,7 +123,7 @@ class StatusReporter:
         if self._thread.ident is not None:
             self._thread.join(timeout + 1.0)
 
-    def _set_state(self, queue: _Queue, state: ReceiverState, reason: str) -> None:
+    def _set_state(self, queue: ReportQueue, state: ReceiverState, reason: str) -> None:
         with self._changed:
             if queue.detached or queue.last_state == (state, reason):
                 return
@@ -205,30 +131,30 @@ class StatusReporter:
             self._changed.notify_all()
         _log.info("receiver state", receiver_id=queue.claim.receiver_id, state=state.value, reason=reason)
 
-    def _add_event(self, queue: _Queue, event: _Event) -> None:
+    def _add_event(self, queue: ReportQueue, event: ReceiverEvent) -> None:
         now = self._clock.monotonic()
         with self._changed:
             if queue.detached:
                 return
             key = (event.kind, event.message)
             if key not in queue.repeated and len(queue.repeated) >= _MAX_KINDS:
-                event = _Event(event.kind, _OTHER_KINDS, f"{event.message}: {event.detail}")
+                event = ReceiverEvent(event.kind, _OTHER_KINDS, f"{event.message}: {event.detail}")
                 key = (event.kind, event.message)
             repeated = queue.repeated.get(key)
             if repeated is not None and now - repeated.reported_at < REPEAT_SECONDS:
                 repeated.unreported += 1
                 repeated.event = event
                 return
-            queue.repeated[key] = _Repeated(now, event)
+            queue.repeated[key] = RepeatedEvent(now, event)
             self._enqueue(queue, event)
         _log_event(queue, event)
 
-    def _enqueue(self, queue: _Queue, event: _Event) -> None:
+    def _enqueue(self, queue: ReportQueue, event: ReceiverEvent) -> None:
         if len(queue.events) < _MAX_WAITING_EVENTS:
             queue.events.append(event)
             self._changed.notify_all()
 
-    def _report_repeats(self, queue: _Queue, *, due: bool) -> None:
+    def _report_repeats(self, queue: ReportQueue, *, due: bool) -> None:
         """Report events that were repeated since their last report, once the interval is over. The lock is held.
 
         They are logged with the lock held, once an interval.
@@ -240,7 +166,7 @@ class StatusReporter:
             if repeated.unreported:
                 event = repeated.event
                 detail = f"{event.detail} ({repeated.unreported} more since the last report)".strip()
-                counted = _Event(event.kind, event.message, detail)
+                counted = ReceiverEvent(event.kind, event.message, detail)
                 self._enqueue(queue, counted)
                 with contextlib.suppress(Exception):
                     _log_event(queue, counted)
@@ -278,9 +204,9 @@ class StatusReporter:
 
     def _write(self, turn: Sequence[_Report], connection: sa.Connection) -> None:
         """Write the reports of a turn on one connection, the events by one statement. What was written is done."""
-        events = [report for report in turn if isinstance(report.what, _Event)]
+        events = [report for report in turn if isinstance(report.what, ReceiverEvent)]
         for report in turn:
-            if not isinstance(report.what, _Event):
+            if not isinstance(report.what, ReceiverEvent):
                 self._write_alone(report, connection)
         try:
             report_events(connection, [report.row() for report in events])
@@ -326,7 +252,7 @@ class StatusReporter:
                 self._clock.wait_on(self._changed, min(left, 0.2) if self._stop_at is not None else left)
 
 
-def _log_event(queue: _Queue, event: _Event) -> None:
+def _log_event(queue: ReportQueue, event: ReceiverEvent) -> None:
     write = _log.warning if event.kind in _WARNINGS else _log.info
     write(
         "receiver event",

@@ -14,7 +14,7 @@ from tracker_store.schema.states import ReceiverEventKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from receiver_runtime.reporting.status_reporter import Reporter
+    from receiver_runtime.reporting.receiver_reporter import ReceiverReporter
     from tracker_store.schema.states import ReceiverState
 
 _log = structlog.get_logger(__name__)
@@ -23,7 +23,7 @@ _log = structlog.get_logger(__name__)
 class UnfailingReporter:
     """Report without ever raising. Any thread."""
 
-    def __init__(self, reporter: Reporter, *, receiver_id: int) -> None:
+    def __init__(self, reporter: ReceiverReporter, *, receiver_id: int) -> None:
         self._reporter = reporter
         self._receiver_id = receiver_id
 

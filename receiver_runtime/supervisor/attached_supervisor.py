@@ -1,87 +1,79 @@
-"""Define what receivers ask of their supervisor: their lifecycle, and three ways into the block path.
+"""Give a receiver what it may ask of its supervisor: its lifecycle, its identity, and the path of its records.
 
-Each helper of a receiver uses the part that it needs. Nothing is implemented here; ``receiver_supervisor`` and
-``block_path`` do that.
+Nothing is decided here: requests go to the lifecycle, records to the block path, texts to the status.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
+
+from receiver_runtime.supervisor.lifecycle import SupervisorState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from concurrent.futures import Future
-    from contextlib import AbstractContextManager
-
-    import pyarrow as pa
-
-    from receiver_runtime.block_path.block_handler import DeadLetter
-    from receiver_runtime.reporting.driver_log import SourcePositions
-    from receiver_runtime.sources.receiver_settings import ReceiverSettings
+    from receiver_runtime.block_path.block_path import BlockPath
+    from receiver_runtime.block_path.receiver_context import ReceiverContext
+    from receiver_runtime.supervisor.lifecycle import ReceiverLifecycle
     from receiver_runtime.supervisor.reading_loop import ReadingLoop
-    from tracker_store.blocks.blocks import NewBlock, OffsetLink
 
 
-class BufferedPath(Protocol):
-    """Take records that the block generator makes blocks of, or that are one block; and dead letters."""
+class AttachedSupervisor:
+    """Stand for the supervisor in a receiver that it is attached to. Every method returns at once; any thread.
 
-    def piece(self, records: int, nbytes: int) -> int: ...
-    def push_single(self, record: object) -> None: ...
-    def push_buffered(self, records: pa.RecordBatch | Sequence[object]) -> None: ...
-    def push_if_free(self, batch: pa.RecordBatch) -> bool: ...
-    def push_and_report_block(self, records: pa.RecordBatch | pa.Table | Sequence[object]) -> None: ...
-    def store_dead_letters(self, letters: Sequence[DeadLetter]) -> None: ...
+    Args:
+        reading_loop: for the receiver's quiet connections, if shared with other receivers.
+    """
 
+    def __init__(
+        self,
+        context: ReceiverContext,
+        block_path: BlockPath,
+        lifecycle: ReceiverLifecycle,
+        *,
+        reading_loop: ReadingLoop | None,
+    ) -> None:
+        self.stream_id = context.stream_id
+        self.stream_name = context.stream_name
+        self.receiver_id = context.receiver_id
+        self.settings = context.settings
+        self.record_schema = context.schema
+        self.block_path = block_path
+        self.reading_loop = reading_loop
+        self._lifecycle = lifecycle
+        self._status = context.status
+        self._reporter = context.reporter
 
-class KeyedPath(Protocol):
-    """Take blocks with their records' idempotency keys."""
+    def is_started(self) -> bool:
+        """Return whether the state is Started (R04)."""
+        return self._lifecycle.state is SupervisorState.STARTED
 
-    def piece(self, records: int, nbytes: int) -> int: ...
-    def handing_over(self) -> AbstractContextManager[None]: ...
-    def wait_for_rate(self, records: int, nbytes: int) -> None: ...
-    def known_keys(self, keys: Sequence[str], *, wait: bool = True) -> set[str]: ...
-    def push_keyed(self, batch: pa.RecordBatch, keys: Sequence[str]) -> Future[NewBlock]: ...
-    def store_dead_letters(self, letters: Sequence[DeadLetter]) -> None: ...
-    def go_on_after_refusal(self) -> None: ...
+    def is_stopped(self) -> bool:
+        """Return whether the state is Stopped (R04)."""
+        return self._lifecycle.state is SupervisorState.STOPPED
 
+    def report_connected(self, where: str) -> None:
+        """Report that the receiver is connected to its source."""
+        self._status.report_reached(f"connected to {where}")
 
-class LinkedPath(Protocol):
-    """Take blocks with the source positions that they were read from."""
+    def report_listening(self, where: str) -> None:
+        """Report that the source's senders can connect."""
+        self._status.report_reached(f"listening on {where}")
 
-    @property
-    def positions(self) -> SourcePositions: ...
-    def piece(self, records: int, nbytes: int) -> int: ...
-    def push_linked(self, batch: pa.RecordBatch, links: Sequence[OffsetLink]) -> Future[NewBlock] | None: ...
-    def go_on_after_refusal(self) -> None: ...
+    def report_error(self, message: str, error: BaseException | None = None) -> None:
+        """Report an ERROR event; receiving goes on (R03)."""
+        self._reporter.error(message, error)
 
+    def report_degraded(self, what: str, reason: str | None) -> None:
+        """Show that something of the source is not received, or no longer (None)."""
+        self._status.report_degraded(what, reason)
 
-class ReceiverBlockPath(BufferedPath, KeyedPath, LinkedPath, Protocol):
-    """Join all three ways."""
+    def report_note(self, what: str, text: str | None) -> None:
+        """Show a text behind the reason, or no longer (None)."""
+        self._status.report_note(what, text)
 
+    def restart_receiver(self, message: str, error: BaseException | None, delay: float | None) -> None:
+        """Ask for a restart (R03, S05). Ignored unless Started, or if one is requested already."""
+        self._lifecycle.request_restart(message, error, delay)
 
-class AttachedSupervisor(Protocol):
-    """Give a receiver its lifecycle, its identity and the path of its records."""
-
-    @property
-    def stream_id(self) -> int: ...
-    @property
-    def stream_name(self) -> str: ...
-    @property
-    def receiver_id(self) -> int: ...
-    @property
-    def settings(self) -> ReceiverSettings: ...
-    @property
-    def record_schema(self) -> pa.Schema: ...
-    @property
-    def reading_loop(self) -> ReadingLoop | None: ...
-    @property
-    def block_path(self) -> ReceiverBlockPath: ...
-    def is_started(self) -> bool: ...
-    def is_stopped(self) -> bool: ...
-    def report_connected(self, where: str) -> None: ...
-    def report_listening(self, where: str) -> None: ...
-    def report_error(self, message: str, error: BaseException | None) -> None: ...
-    def report_degraded(self, what: str, reason: str | None) -> None: ...
-    def report_note(self, what: str, text: str | None) -> None: ...
-    def restart_receiver(self, message: str, error: BaseException | None, delay: float | None) -> None: ...
-    def stop(self, message: str, error: BaseException | None = None) -> None: ...
+    def stop(self, message: str, error: BaseException | None = None) -> None:
+        """Ask for a drained end (S04). The first reason given counts."""
+        self._lifecycle.stop(message, error)

@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-# From this many connections on, the loop looks for data at these intervals, in seconds, and wakes once for several.
+# From this many connections on, the loop polls at these intervals, in seconds, and wakes once for several.
 _GATHERING_FROM = 10
 _GATHERING_SECONDS = 0.02
 
@@ -46,7 +46,7 @@ class _WatchedConnection(Generic[T]):
         self._needed = threading.Lock()
         self._needed.acquire()
 
-    def look(self) -> bool:
+    def read_once(self) -> bool:
         """Read; return whether the connection's own thread is needed."""
         try:
             self.result = self.read()
@@ -75,7 +75,7 @@ class ReadingLoop:
         self._read_end.settimeout(0)
         self._write_end.settimeout(0)
         self._lock = threading.Lock()
-        self._coming: list[_WatchedConnection[Any]] = []
+        self._new: list[_WatchedConnection[Any]] = []
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="quiet connections", daemon=True)
 
@@ -106,7 +106,7 @@ class ReadingLoop:
         with self._lock:
             if self._closed:
                 raise ReadingLoopClosedError(ReadingLoopClosedError.__doc__)
-            self._coming.append(watched)
+            self._new.append(watched)
             # Still with the lock: after a close there is no loop to wake, and the socket is closed.
             self._wake()
         return watched.wait()
@@ -119,7 +119,7 @@ class ReadingLoop:
         failed: BaseException | None = None
         try:
             while not self._closed:
-                self._look_round()
+                self._poll()
         except BaseException as error:  # noqa: BLE001  logged, and given to the waiting threads
             failed = error
         # The waiting threads go on by themselves, as if there were no loop.
@@ -129,24 +129,24 @@ class ReadingLoop:
         if failed is not None:
             _log.error("the reading loop failed", exc_info=failed)
 
-    def _look_round(self) -> None:
+    def _poll(self) -> None:
         events = self._selector.select()
         began = time.monotonic()
         for key, _ in events:
             if key.data is None:
-                self._welcome()
-            elif key.data.look():
+                self._register_new()
+            elif key.data.read_once():
                 self._selector.unregister(key.fileobj)
                 key.data.give_back()
         if len(self._selector.get_map()) > _GATHERING_FROM:
             time.sleep(max(0.0, _GATHERING_SECONDS - (time.monotonic() - began)))
 
-    def _welcome(self) -> None:
+    def _register_new(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._read_end.recv(4096)
         with self._lock:
-            coming, self._coming = self._coming, []
-        for watched in coming:
+            new, self._new = self._new, []
+        for watched in new:
             try:
                 self._selector.register(watched.connection, selectors.EVENT_READ, watched)
             except (OSError, ValueError, KeyError) as error:
@@ -156,8 +156,8 @@ class ReadingLoop:
     def _end(self) -> None:
         waiting = [key.data for key in self._selector.get_map().values() if key.data is not None]
         with self._lock:
-            waiting += self._coming
-            self._coming = []
+            waiting += self._new
+            self._new = []
         for watched in waiting:
             if watched.result is None:
                 watched.error = ReadingLoopClosedError(ReadingLoopClosedError.__doc__)

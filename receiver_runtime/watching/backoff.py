@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import random
 
+from receiver_runtime.watching.progress import LONGEST_PAUSE_SECONDS
+
+_STORE_FIRST_DELAY = 0.1  # seconds
+
 
 class Backoff:
     """Hold a series of delays. One thread at a time.
@@ -41,3 +45,11 @@ class Backoff:
     def reset(self) -> None:
         """Start again from the first delay, after a success."""
         self._failures = 0
+
+
+def store_backoff() -> Backoff:
+    """Return the delays between attempts to store something: however long the disk was full, the last one is short.
+
+    So everything is acknowledged within a minute after the disk has room again.
+    """
+    return Backoff(_STORE_FIRST_DELAY, LONGEST_PAUSE_SECONDS)

@@ -1,7 +1,7 @@
 """Watch calls between a supervisor and a receiver, in both directions, so that a receiver that hangs blocks nothing.
 
-``WatchedCall`` is one call of the supervisor into the receiver's own code; ``HandOvers`` are the receiver's calls into
-the supervisor with records. Neither decides anything: they only show what is going on.
+``WatchedCall`` is one call of the supervisor into the receiver's own code; ``InFlightCalls`` are the receiver's calls
+into the supervisor with records. Neither decides anything: they only show what is going on.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class WatchedCall:
                 self._changed.notify_all()
 
 
-class HandOvers:
+class InFlightCalls:
     """Record which of the receiver's threads are inside the supervisor with records, and since when.
 
     Each thread has one entry. Used as a context around each hand-over. It takes no lock, because there is one hand-over
@@ -82,7 +82,7 @@ class HandOvers:
         return any(since <= moment for since in list(self._since.values()))
 
 
-def wait_for_calls(calls: list[WatchedCall], seconds: float, *, hand_overs: HandOvers, clock: Clock) -> bool:
+def wait_for_calls(calls: list[WatchedCall], seconds: float, *, in_flight: InFlightCalls, clock: Clock) -> bool:
     """Wait until all calls have returned; return whether they have.
 
     Waits for at most these seconds, not counting the time in which the receiver itself waits for the supervisor: a
@@ -95,6 +95,6 @@ def wait_for_calls(calls: list[WatchedCall], seconds: float, *, hand_overs: Hand
                 return False
             began = clock.monotonic()
             returned = call.wait(min(left, seconds / 10))
-            if not returned and not hand_overs.any_since(began):
+            if not returned and not in_flight.any_since(began):
                 left -= clock.monotonic() - began
     return True

@@ -7,7 +7,7 @@ import base64
 import google_crc32c
 import pyarrow as pa
 
-from receiver_runtime.block_path.salvage import _FoundFrames, _take
+from receiver_runtime.block_path.recovery.found_frames import FoundFrames
 from receiver_runtime.block_store.frames.encryption import BlockKey, BlockKeys, FrameEncryptor
 from receiver_runtime.block_store.frames.errors import (
     BlockAlteredError,
@@ -20,6 +20,7 @@ from receiver_runtime.block_store.frames.frame import (
     HEADER_LENGTH,
     MAGIC,
     DeadLetterReason,
+    FrameFields,
     FrameHeader,
     FrameKind,
     SourceRule,
@@ -57,16 +58,18 @@ def _frame(
 ) -> bytes:
     frame = encode_frame(
         payload,
-        kind=kind,
-        source_rule=SourceRule.NOT_SENT_AGAIN,
-        receiver_id=1,
-        epoch=epoch,
-        sequence=sequence,
-        registered_through=sequence - 1,
-        records=2,
-        reason=DeadLetterReason.UNPARSABLE if kind is FrameKind.DEAD_LETTER else None,
+        FrameFields(
+            kind=kind,
+            source_rule=SourceRule.NOT_SENT_AGAIN,
+            receiver_id=1,
+            epoch=epoch,
+            sequence=sequence,
+            registered_through=sequence - 1,
+            records=2,
+            reason=DeadLetterReason.UNPARSABLE if kind is FrameKind.DEAD_LETTER else None,
+            mark=_MARK,
+        ),
         encryptor=encryptor,
-        mark=_MARK,
     )
     return b"".join(bytes(part) for part in frame.buffers)
 
@@ -122,7 +125,7 @@ def _check_segment(data: bytes) -> None:
     assert source.read_bytes <= 20 * len(data) + HEADER_LENGTH
     end = 0
     segment = OpenSegment(1, 1, 3, "receiver-1/3-1.segment", "not_sent_again")
-    found = _FoundFrames(3, 0)
+    found = FoundFrames(3, 0)
     for item in items:
         assert item.offset == end
         assert item.length > 0
@@ -135,7 +138,7 @@ def _check_segment(data: bytes) -> None:
             _check_header(item.header)
         if isinstance(item, IntactFrame):
             _read(data[item.offset : end], item)
-        _take(segment, item, found)
+        found.add(segment, item)
     assert end == len(data) or not items
     assert len(found.blocks) + len(found.letters) + len(found.damaged) <= len(items)
     # However large a forged number is, these only count.

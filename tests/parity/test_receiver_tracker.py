@@ -61,9 +61,9 @@ def test_k02_stop_and_rate_reach_a_receiver_with_its_next_answer(engine: sa.Engi
     process_id = register_process(connection, kind=ProcessKind.RECEIVER, name="r", host="a", pid=1)
     claimed = claim_anew(connection, receiver_id)
     set_rate_limits(connection, term=leader.term, rates={receiver_id: 5.0})
-    assert add(connection, block(claimed, 2)).steering.rate_limit == 5
+    assert add(connection, block(claimed, 2)).response.rate_limit == 5
     connection.execute(sa.text("UPDATE forebay.receivers SET desired_state = 'stopped'"))
-    assert add(connection, block(claimed, 3)).steering.desired_state is DesiredState.STOPPED
+    assert add(connection, block(claimed, 3)).response.desired_state is DesiredState.STOPPED
     [idle] = heartbeat(connection, process_id=process_id, receiver_ids=[receiver_id])
     assert (idle.rate_limit, idle.desired_state) == (5, DesiredState.STOPPED)
 

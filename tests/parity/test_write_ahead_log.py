@@ -17,17 +17,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from receiver_runtime.block_path.block_handler import BlockHandler
-from receiver_runtime.block_path.registered_through import RegisteredThrough
 from receiver_runtime.block_path.write_ahead_log import WriteAheadLog, WriteAheadLogClosedError
 from receiver_runtime.block_store.frames.errors import InvalidFrameError
-from receiver_runtime.block_store.frames.frame import SourceRule
 from receiver_runtime.block_store.frames.segment import DamagedFrame, IntactFrame, TornTail
 from receiver_runtime.block_store.stores.local import LocalBlockStore
 from receiver_runtime.block_store.stores.object_store import ObjectBlockStore
 from receiver_runtime.block_store.stores.replicated import ReplicatedBlockStore
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
-from tests.unit.receiver_runtime.support import FaultyFiles, MemorySegments, eventually, frame
-from tracker_store.blocks.blocks import Claim
+from tests.unit.receiver_runtime.support import FaultyFiles, MemoryDriverLog, eventually, frame, make_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,17 +36,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def make_log(store: BlockStore, *, max_segment_bytes: int = 2**20) -> tuple[WriteAheadLog, MemorySegments]:
-    rows = MemorySegments()
-    log = WriteAheadLog(
-        store,
-        rows,
-        claim=Claim(7, 9, 0),
-        source_rule=SourceRule.NOT_SENT_AGAIN,
-        registered_through=RegisteredThrough(),
-        max_segment_bytes=max_segment_bytes,
-    )
-    return log, rows
+def log_with_rows(store: BlockStore, *, max_segment_bytes: int = 2**20) -> tuple[WriteAheadLog, MemoryDriverLog]:
+    rows = MemoryDriverLog()
+    return make_log(store, rows, max_segment_bytes=max_segment_bytes), rows
 
 
 def sequences(items: Iterable[ScannedItem]) -> list[int]:
@@ -58,7 +47,7 @@ def sequences(items: Iterable[ScannedItem]) -> list[int]:
 
 def test_l05_everything_is_read_back_in_order_over_all_segments(tmp_path: Path) -> None:
     store = LocalBlockStore(tmp_path)
-    log, rows = make_log(store, max_segment_bytes=300)
+    log, rows = log_with_rows(store, max_segment_bytes=300)
     for sequence in range(1, 21):
         log.write([frame(sequence=sequence)])
     assert len(rows.paths) > 3
@@ -69,7 +58,7 @@ def test_l05_everything_is_read_back_in_order_over_all_segments(tmp_path: Path) 
 def test_l06_a_damaged_record_is_named_and_hides_nothing_behind_it(tmp_path: Path) -> None:
     """Check what the original gets wrong: it ends the file there and reports nothing."""
     store = LocalBlockStore(tmp_path)
-    log, rows = make_log(store)
+    log, rows = log_with_rows(store)
     handles = [handle for sequence in (1, 2, 3) for handle in log.write([frame(sequence=sequence)])]
     path = tmp_path / rows.paths[1]
     data = bytearray(path.read_bytes())
@@ -83,7 +72,7 @@ def test_l06_a_damaged_record_is_named_and_hides_nothing_behind_it(tmp_path: Pat
 def test_l08_callers_at_once_are_written_one_after_the_other_and_after_the_end_refused(tmp_path: Path) -> None:
     files = FaultyFiles()
     store = LocalBlockStore(tmp_path, files=files)
-    log, rows = make_log(store)
+    log, rows = log_with_rows(store)
     begin = threading.Barrier(8)
     handles = {}
 
@@ -125,10 +114,10 @@ def test_l09_w04_what_was_called_failed_and_lands_late_is_behind_the_sealed_leng
     """Check what the original got wrong: its caller was told "failed", and recovery found the record nevertheless."""
     objects = HangingObjects()
     store = ObjectBlockStore(objects, "s3://bucket", max_attempts=1)
-    log, rows = make_log(store)
+    log, rows = log_with_rows(store)
     log.write([frame(sequence=1)])
     objects.answers.clear()
-    wait, open_segment = store._pool.wait, rows.open_segment
+    wait, open_segment = store._objects._pool.wait, rows.open_segment
 
     def wait_briefly_for_hanging_puts(future: Future[T], seconds: float) -> T:
         # A PUT that is given up before it begins is never made, so wait until it hangs.
@@ -142,7 +131,7 @@ def test_l09_w04_what_was_called_failed_and_lands_late_is_behind_the_sealed_leng
         objects.answers.set()
         return open_segment(path, source_rule)
 
-    monkeypatch.setattr(store._pool, "wait", wait_briefly_for_hanging_puts)
+    monkeypatch.setattr(store._objects._pool, "wait", wait_briefly_for_hanging_puts)
     monkeypatch.setattr(rows, "open_segment", open_next_segment)
     [handle] = log.write([frame(sequence=2)])
     assert (handle.segment_id, handle.offset) == (2, 0)
@@ -156,8 +145,8 @@ def test_l09_w04_what_was_called_failed_and_lands_late_is_behind_the_sealed_leng
     ]
 
 
-def make_handler(store: BlockStore) -> tuple[BlockHandler, MemorySegments]:
-    log, rows = make_log(store)
+def make_handler(store: BlockStore) -> tuple[BlockHandler, MemoryDriverLog]:
+    log, rows = log_with_rows(store)
     schema = pa.schema([("value", pa.string())])
     return BlockHandler(log, schema), rows
 
@@ -208,7 +197,7 @@ def test_l06_a_crash_anywhere_leaves_a_prefix_of_the_blocks(
     with tempfile.TemporaryDirectory() as directory:
         sites = [LocalBlockStore(Path(directory) / str(number)) for number in range(len(crashes))]
         store = sites[0] if len(sites) == 1 else ReplicatedBlockStore(sites)
-        log, rows = make_log(store, max_segment_bytes=max_segment_bytes)
+        log, rows = log_with_rows(store, max_segment_bytes=max_segment_bytes)
         written = [
             frame((b"\0" if zeros else b"FBAY") * size, sequence=sequence)
             for sequence, size in enumerate(sizes, start=1)

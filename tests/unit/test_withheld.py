@@ -13,7 +13,7 @@ from forebay.cli.services.child import Child
 from forebay.cli.services.supervisor import Supervisor
 from forebay.sources import Http
 from orchestration.declarations.settings import Settings
-from receiver_runtime.agent.agent import Agent
+from receiver_runtime.agent.agent import Agent, AgentSettings
 from receiver_runtime.agent.batch_drivers import BatchDrivers
 from receiver_runtime.receivers.custom.declaration import CustomSource
 from receiver_runtime.supervisor.receiver import Receiver
@@ -113,22 +113,24 @@ def test_the_agents_children_do_not_inherit_what_is_withheld(
     drivers = BatchDrivers(_CHILD, tmp_path, withheld={"BOTH"})
     agent = Agent(
         engine,
-        name="here",
-        host="here",
-        slots=1,
-        receiver_command=lambda _: _CHILD,
-        role_commands={"tracker": _CHILD},
-        log_directory=tmp_path,
-        withheld_from_receivers={"TOKEN"},
-        withheld_from_roles={"KEY"},
+        AgentSettings(
+            name="here",
+            host="here",
+            slots=1,
+            receiver_command=lambda _: _CHILD,
+            role_commands={"tracker": _CHILD},
+            log_directory=tmp_path,
+            withheld_from_receivers={"TOKEN"},
+            withheld_from_roles={"KEY"},
+        ),
     )
     line = None
     if name == "receiver-1":
-        agent._start_receivers([(1, 1)])
-        process, line = agent._processes[0].child.process, agent._processes[0].line
+        agent._receivers._start_receivers([(1, 1)])
+        process, line = agent._receivers.processes[0].child.process, agent._receivers.processes[0].line
     elif name == "tracker":
-        agent._supervise_roles()
-        process = agent._roles["tracker"].process
+        agent._roles.supervise()
+        process = agent._roles.children["tracker"].process
     else:
         driver = drivers._start()
         process, line = driver.process, driver.line

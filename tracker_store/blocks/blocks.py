@@ -85,7 +85,7 @@ class NewBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Steering:
+class ControlResponse:
     """Tell a receiver in each answer what to do: `rate_limit` in records/s (None: unlimited).
 
     A heartbeat's answer has the receiver's newest sequence, and the server and timeline, too.
@@ -128,7 +128,7 @@ class AddResult:
     receiver_id: int
     outcome: AddOutcome
     detail: str | None
-    steering: Steering
+    response: ControlResponse
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,13 +255,13 @@ def _result(
 ) -> AddResult:
     if desired_state is None or assignment is None:
         # It has no row: it was removed long ago, and forgotten (``functions/receivers/forget_receivers.sql``).
-        stopped = Steering(receiver_id, None, DesiredState.STOPPED, 0)
+        stopped = ControlResponse(receiver_id, None, DesiredState.STOPPED, 0)
         return AddResult(receiver_id, AddOutcome.FENCED, f"receiver {receiver_id} was removed, and forgotten", stopped)
     return AddResult(
         receiver_id,
         AddOutcome(outcome),
         detail,
-        Steering(receiver_id, rate_limit, DesiredState(desired_state), assignment),
+        ControlResponse(receiver_id, rate_limit, DesiredState(desired_state), assignment),
     )
 
 

@@ -13,7 +13,7 @@ import psycopg2
 
 from tracker_store.connection.engine import CONNECTION_TIMEOUTS
 from tracker_store.connection.errors import DriverLogError, DriverLogUnavailableError
-from tracker_store.connection.log_place import libpq_url
+from tracker_store.connection.log_address import libpq_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

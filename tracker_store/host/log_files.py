@@ -26,7 +26,7 @@ _log = structlog.get_logger(__name__)
 MOST_BYTES = 16 * 2**20
 #: How many rolled files are kept for each log: NAME.log.1 is the newest.
 MOST_KEPT = 3
-_LOOK_SECONDS = 2.0
+_POLL_SECONDS = 2.0
 _MODE = 0o600
 _COPY_BYTES = 2**20
 
@@ -68,7 +68,7 @@ def roll(path: Path, *, most_bytes: int = MOST_BYTES) -> bool:
 class LogRoller:
     """Roll the log files of a directory by size, on a thread of its own. ``start`` and ``stop`` once each."""
 
-    def __init__(self, directory: Path, *, most_bytes: int = MOST_BYTES, every: float = _LOOK_SECONDS) -> None:
+    def __init__(self, directory: Path, *, most_bytes: int = MOST_BYTES, every: float = _POLL_SECONDS) -> None:
         """Take the directory, the size in bytes, and the seconds between two looks."""
         self._directory = directory
         self._most_bytes = most_bytes

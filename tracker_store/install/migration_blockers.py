@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 # Seconds between two looks: several within the shortest wait of a migration for a lock.
-_LOOK_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 _MOST_NAMED = 5
 _MOST_QUERY = 120
 
@@ -64,7 +64,7 @@ class MigrationBlockers:
             # Without a further connection the migration goes on all the same; its error then names no session.
             with suppress(SQLAlchemyError), self._engine.connect() as connection:
                 self._look(connection)
-            self._stop.wait(_LOOK_SECONDS)
+            self._stop.wait(_POLL_SECONDS)
 
     def _look(self, connection: sa.Connection) -> None:
         while not self._stop.is_set():
@@ -72,7 +72,7 @@ class MigrationBlockers:
             connection.rollback()
             if rows:
                 self._seen = tuple(_named(row) for row in rows[:_MOST_NAMED])
-            self._stop.wait(_LOOK_SECONDS)
+            self._stop.wait(_POLL_SECONDS)
 
 
 def _named(row: sa.Row[tuple[object, ...]]) -> str:

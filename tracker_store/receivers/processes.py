@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from tracker_store.blocks.blocks import Steering
+from tracker_store.blocks.blocks import ControlResponse
 from tracker_store.connection.engine import Prepared, fetch_prepared, named_failures, shares_sessions
 from tracker_store.connection.errors import DriverLogError
 from tracker_store.schema.states import DesiredState, ProcessKind
@@ -81,7 +81,7 @@ def heartbeat(
     process_id: int,
     receiver_ids: Sequence[int] = (),
     queued: Mapping[int, int] | None = None,
-) -> list[Steering]:
+) -> list[ControlResponse]:
     """Raise the process's counter by one; returns what each of `receiver_ids` must do.
 
     The first call in a session, and each tenth one after it, also returns the newest sequences and the server; the
@@ -108,7 +108,9 @@ def heartbeat(
     # Only now: a whole answer that was lost is asked for again.
     seen[process_id] = beats + 1
     return [
-        Steering(receiver_id, rate_limit, _DESIRED[desired_state], assignment, newest_sequence=newest, server=server)
+        ControlResponse(
+            receiver_id, rate_limit, _DESIRED[desired_state], assignment, newest_sequence=newest, server=server
+        )
         for receiver_id, rate_limit, desired_state, assignment, newest in zip(
             ids or (), rate_limits or (), desired_states or (), assignments or (), newest_sequences or (), strict=True
         )

@@ -187,6 +187,14 @@ class BatchOrder(StrEnum):
     STATE = "state"
 
 
+@dataclass(frozen=True, slots=True)
+class BatchSort:
+    """Say by which column finished batches are sorted, and how."""
+
+    order: BatchOrder
+    ascending: bool
+
+
 class FinishedState(StrEnum):
     """Name the states in which a batch is never run again by itself. A request asks for all of them, or for one."""
 
@@ -271,8 +279,7 @@ def page_of_finished(
     before: datetime | None,
     window: int,
     states: Sequence[FinishedState],
-    order: BatchOrder,
-    ascending: bool,
+    sort: BatchSort,
     offset: int,
     limit: int,
 ) -> list[PageBatch]:
@@ -281,7 +288,7 @@ def page_of_finished(
     No locks; O(window), by the primary key or, for quarantined batches alone, by their partial index.
     """
     which = ", ".join(f"'{FinishedState(state).value}'" for state in states)
-    direction = "ASC" if ascending else "DESC"
+    direction = "ASC" if sort.ascending else "DESC"
     with named_failures():
         rows = connection.execute(
             sa.text(f"""
@@ -294,7 +301,7 @@ def page_of_finished(
                       AND batch_time < coalesce(CAST(:before AS timestamptz), 'infinity')
                     ORDER BY batch_time DESC LIMIT :window
                 ) AS newest
-                ORDER BY {BatchOrder(order).value} {direction} NULLS LAST, batch_time DESC
+                ORDER BY {BatchOrder(sort.order).value} {direction} NULLS LAST, batch_time DESC
                 OFFSET :offset LIMIT :limit
             """),  # noqa: S608  our own names
             {"pipeline": pipeline_id, "before": before, "window": window, "offset": offset, "limit": limit},

@@ -92,7 +92,7 @@ def agent(
         forebay agent
         forebay agent --roles receivers --slots 8
     """
-    from receiver_runtime.agent.agent import Agent  # noqa: PLC0415  other commands need none of it
+    from receiver_runtime.agent.agent import Agent, AgentSettings  # noqa: PLC0415  other commands need none of it
     from receiver_runtime.agent.batch_drivers import BatchDrivers  # noqa: PLC0415
     from receiver_runtime.agent.left_processes import LeftProcesses  # noqa: PLC0415
     from receiver_runtime.agent.service_manager import ServiceManager  # noqa: PLC0415
@@ -130,14 +130,20 @@ def agent(
     roller = LogRoller(log_directory).start()
     Agent(
         engine,
-        name=here,
-        host=here,
-        slots=slots if has_receivers else 0,
-        receiver_command=receiver_command,
-        role_commands={"tracker": [*command, "tracker"]} if "tracker" in wanted else {},
-        log_directory=log_directory,
-        receivers_per_process=receivers_per_process,
-        spare_command=[*command, "receiver", "--host", here, "--spare"] if spare and "receivers" in wanted else None,
+        AgentSettings(
+            name=here,
+            host=here,
+            slots=slots if has_receivers else 0,
+            receiver_command=receiver_command,
+            role_commands={"tracker": [*command, "tracker"]} if "tracker" in wanted else {},
+            log_directory=log_directory,
+            receivers_per_process=receivers_per_process,
+            spare_command=[*command, "receiver", "--host", here, "--spare"]
+            if spare and "receivers" in wanted
+            else None,
+            withheld_from_receivers=from_receivers(settings, filter(None, withhold_from_receivers.split(","))),
+            withheld_from_roles=from_tracker(settings),
+        ),
         batch_drivers=BatchDrivers(
             [*command, "batch-driver", "--agent-line", "--host", here],
             log_directory,
@@ -150,8 +156,6 @@ def agent(
         if "batch-driver" in wanted
         else None,
         left_processes=LeftProcesses(Path(settings.home) / "run" / "agent.processes", host=here),
-        withheld_from_receivers=from_receivers(settings, filter(None, withhold_from_receivers.split(","))),
-        withheld_from_roles=from_tracker(settings),
         service_manager=ServiceManager.taken_from(os.environ),
     ).run(stop)
     roller.stop()
@@ -167,7 +171,12 @@ def tracker() -> None:
     from orchestration.batches.noted_replicas import report_noted_replicas  # noqa: PLC0415
     from orchestration.tracker.clean_up.cleaner import Cleaner  # noqa: PLC0415
     from orchestration.tracker.clean_up.link_cleaner import LinkCleaner  # noqa: PLC0415
-    from orchestration.tracker.http.http import STATEMENT_TIMEOUT, TrackerHttpServer, TrackerView  # noqa: PLC0415
+    from orchestration.tracker.http.http import (  # noqa: PLC0415
+        STATEMENT_TIMEOUT,
+        PageContent,
+        TrackerHttpServer,
+        TrackerView,
+    )
     from orchestration.tracker.http.http_writes import ReplayDagster  # noqa: PLC0415
     from orchestration.tracker.placement_rules import PlacementRules  # noqa: PLC0415
     from orchestration.tracker.tracker import Tracker  # noqa: PLC0415
@@ -208,12 +217,14 @@ def tracker() -> None:
                     view,
                     address,
                     address_file=settings.home / "run" / "tracker.url",
-                    metrics_max_receivers=settings.metrics_max_receivers,
-                    dagster_url=None if settings.dagster_url is None else settings.dagster_url.name,
-                    replay_dagster=None
-                    if settings.dagster_url is None
-                    else ReplayDagster(
-                        settings.dagster_url.reveal(), settings.dagster_url.name, settings.webserver_token
+                    content=PageContent(
+                        settings.metrics_max_receivers,
+                        None if settings.dagster_url is None else settings.dagster_url.name,
+                        None
+                        if settings.dagster_url is None
+                        else ReplayDagster(
+                            settings.dagster_url.reveal(), settings.dagster_url.name, settings.webserver_token
+                        ),
                     ),
                 )
             )

@@ -455,18 +455,20 @@ def _write_and_sync(folder: Path) -> None:
 def _write_and_read(store: Replica) -> None:
     """Do the same in an object store. Raises OSError, BlockStoreError."""
     # pyarrow is loaded here.
-    from receiver_runtime.block_store.frames.frame import FrameKind, SourceRule, encode_frame, random_mark  # noqa: PLC0415
+    from receiver_runtime.block_store.frames.frame import FrameFields, FrameKind, SourceRule, encode_frame, random_mark  # noqa: PLC0415
 
     frame = encode_frame(
         _PROBE,
-        kind=FrameKind.BLOCK,
-        source_rule=SourceRule.NOT_SENT_AGAIN,
-        receiver_id=0,
-        epoch=0,
-        sequence=1,
-        registered_through=0,
-        records=1,
-        mark=random_mark(),
+        FrameFields(
+            kind=FrameKind.BLOCK,
+            source_rule=SourceRule.NOT_SENT_AGAIN,
+            receiver_id=0,
+            epoch=0,
+            sequence=1,
+            registered_through=0,
+            records=1,
+            mark=random_mark(),
+        ),
     )
     path = f"forebay-doctor/{secrets.token_hex(4)}"
     segment = store.create_segment(path)

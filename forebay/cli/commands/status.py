@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from _typeshed import DataclassInstance
 
-    from orchestration.block_checks.bounded_looks import Unreachable
+    from orchestration.block_checks.bounded_scans import Unreachable
     from orchestration.tracker.system_status import SystemStatus
     from tracker_store.reports.status import PipelineStatus, ReceiverStatus
 

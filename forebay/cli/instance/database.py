@@ -15,7 +15,7 @@ from tracker_store.connection.errors import (
     OtherReleaseError,
     UnknownNameError,
 )
-from tracker_store.connection.log_place import place_of_log
+from tracker_store.connection.log_address import address_of_log
 from tracker_store.server.embedded_postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
@@ -125,12 +125,12 @@ def naming_the_log(url: str) -> Iterator[None]:
         yield
     except UnknownNameError as error:
         # The same error, so that it keeps its way out.
-        error.args = (f"{error} (The driver log that was asked: {place_of_log(url)}.)",)
+        error.args = (f"{error} (The driver log that was asked: {address_of_log(url)}.)",)
         raise
     except OtherReleaseError as error:
         if _has_a_driver_log(url):
             raise
-        raise NoDriverLogError(f"there is no driver log in {place_of_log(url)}") from error
+        raise NoDriverLogError(f"there is no driver log in {address_of_log(url)}") from error
 
 
 def _has_a_driver_log(url: str) -> bool:

@@ -265,7 +265,7 @@ def test_starts_and_stops_leave_nothing_behind(tmp_path: Path) -> None:
     with bound(zmq.PUSH) as (_, endpoint), rig(tmp_path, zeromq(endpoint, "pull")) as made:
         eventually(lambda: made.reporter.reasons, "a connection")
         for number in range(3):
-            made.supervisor.restart_receiver(f"test {number}", None, None)
+            made.attached.restart_receiver(f"test {number}", None, None)
             eventually(reaches(lambda: made.reporter.kinds().count(ReceiverEventKind.CONNECTED), number + 2), "it")
         assert threads() == 1
         made.stop()

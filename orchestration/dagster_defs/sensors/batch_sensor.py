@@ -26,10 +26,10 @@ from orchestration.batches.batch_schedule import (
     Steps,
     Wait,
     declaration_fingerprint,
-    end_what_is_over,
+    end_expired_runs,
     next_steps,
+    pause_reason,
     sensor_name,
-    stands_still,
 )
 from orchestration.dagster_defs.shared.run_errors import tag_cause, why_failed
 from orchestration.declarations.apply import is_applied
@@ -122,7 +122,7 @@ def tick(
     give_up_at = time.monotonic() + wait_seconds
     runs = DagsterRuns(instance, pipeline.name)
     while True:
-        if why := _stands_still(connection, pipeline):
+        if why := _pause_reason(connection, pipeline):
             return Steps(waits=(Wait(why),))
         rules = BatchRules.of_row(get_pipeline(connection, pipeline.name))
         steps = next_steps(connection, rules, launcher=launcher, runs=runs)
@@ -138,14 +138,14 @@ def end_left_runs(connection: sa.Connection, pipeline: Pipeline, instance: dg.Da
     """End the pipeline's runs in Dagster that no process will end, even if the pipeline makes no batches now."""
     for row in list_pipelines(connection):
         if row.name == pipeline.name:
-            end_what_is_over(connection, row.pipeline_id, DagsterRuns(instance, pipeline.name))
+            end_expired_runs(connection, row.pipeline_id, DagsterRuns(instance, pipeline.name))
 
 
-def _stands_still(connection: sa.Connection, pipeline: Pipeline) -> str | None:
+def _pause_reason(connection: sa.Connection, pipeline: Pipeline) -> str | None:
     """Return why the pipeline makes no batches now (stopped, halted, not applied), or None."""
     if not is_applied(connection, pipeline):
         return "not applied: code and driver log differ, run `forebay apply`"
-    return stands_still(get_pipeline(connection, pipeline.name))
+    return pause_reason(get_pipeline(connection, pipeline.name))
 
 
 def wait_seconds(pipeline: Pipeline, settings: Settings) -> float:

@@ -3,7 +3,7 @@
 The driver log decides what may be deleted (``functions/clean_up/clean_up_receiver.sql``); this module only asks
 repeatedly, in bounded pieces, and deletes files. It may be killed at any point: the next run finds what is left. A
 round costs what there is to take: it asks about the receivers and pipelines that a look returned, and about a part of
-all others in turn (`full_look`). Links and keys are `link_cleaner`'s.
+all others in turn (`full_scan`). Links and keys are `link_cleaner`'s.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from orchestration.tracker.clean_up.full_look import FULL_LOOK_ROUNDS, FullLook
+from orchestration.tracker.clean_up.full_scan import FULL_SCAN_ROUNDS, FullScan
 from receiver_runtime.block_store.frames.errors import BlockStoreError
 from tracker_store.retention.cleanup import (
     clean_up_receiver,
@@ -77,13 +77,13 @@ class Cleaner:
         restore_window: timedelta = RESTORE_WINDOW,
         history: timedelta = HISTORY,
         rows_per_statement: int = ROWS_PER_STATEMENT,
-        full_look_rounds: int = FULL_LOOK_ROUNDS,
+        full_scan_rounds: int = FULL_SCAN_ROUNDS,
     ) -> None:
         """Work on the store that `store` opens again for each call, after `before`.
 
         A file stays for `restore_window` after it was sealed, even if its rows are gone.
         Finished batches, events and ended processes are deleted after `history`.
-        Each receiver and pipeline is asked about at least once in `full_look_rounds` calls.
+        Each receiver and pipeline is asked about at least once in `full_scan_rounds` calls.
         """
         self._open_store = store
         self._before = before
@@ -95,7 +95,7 @@ class Cleaner:
         self._forget_at: float | None = None
         # By receiver: the last segment that could not be deleted; the next call continues after it.
         self._tried: dict[int, int] = {}
-        self._full_look = FullLook(full_look_rounds)
+        self._full_scan = FullScan(full_scan_rounds)
         # Receivers of which a call took as many segments as it may: a look may not see those behind them.
         self._unfinished: set[int] = set()
 
@@ -126,7 +126,7 @@ class Cleaner:
             segments += self._delete_segments(connection, receiver_id, term)
         history, more_history = self._forget(connection, term)
         more |= more_history
-        self._full_look.done()
+        self._full_scan.done()
         if unread:
             log.warning("blocks were deleted unread: their stream's retention is over", records=unread)
         if blocks or segments:
@@ -144,7 +144,7 @@ class Cleaner:
                 restore_window=self._restore_window,
                 max_receivers=RECEIVERS_PER_LOOK,
                 max_segments=SEGMENTS_PER_CALL,
-                part=self._full_look.part(),
+                part=self._full_scan.part(),
                 after_id=after,
             )
             after = found.last_id
@@ -159,7 +159,7 @@ class Cleaner:
         """Delete rows older than the history; return how many, and whether there are more."""
         parts = [
             clean_up_history(connection, pipeline_id=pipeline, keep=self._history, max_rows=self._rows, term=term)
-            for pipeline in pipelines_with_history(connection, keep=self._history, part=self._full_look.part())
+            for pipeline in pipelines_with_history(connection, keep=self._history, part=self._full_scan.part())
         ]
         parts.append(clean_up_events(connection, keep=self._history, max_rows=self._rows, term=term))
         self._forget_receivers(connection, term)

@@ -3,7 +3,7 @@
 Each row of a busy source or of a keyed sender becomes a row to delete, up to thousands per second: this goes on until
 nothing is left to take, one bounded statement at a time. The driver log decides what may be deleted
 (``functions/clean_up/clean_up_offsets.sql``, ``functions/clean_up/clean_up_keys.sql``). A call asks about the streams
-that a look returned, and about a part of all others in turn (`full_look`). This module never touches blocks, segments
+that a look returned, and about a part of all others in turn (`full_scan`). This module never touches blocks, segments
 or files.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from orchestration.tracker.clean_up.full_look import FULL_LOOK_ROUNDS, FullLook
+from orchestration.tracker.clean_up.full_scan import FULL_SCAN_ROUNDS, FullScan
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from tracker_store.retention.cleanup import clean_up_keys, clean_up_offsets, streams_to_clean_up
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Most rows per statement, which is a transaction: it takes some tens of milliseconds.
 ROWS_PER_STATEMENT = 5_000
 # Most streams that one statement looks at for what there is to take.
-STREAMS_PER_LOOK = 100
+STREAMS_PER_SCAN = 100
 # Deduplication window of a stream whose declaration is older than the setting for it: the setting's default.
 KEY_WINDOW = timedelta(seconds=ReceiverSettings().key_window)
 
@@ -42,14 +42,14 @@ class LinkCleaner:
     """Clean-up of one driver log's links and keys. For one thread at a time."""
 
     def __init__(
-        self, *, rows_per_statement: int = ROWS_PER_STATEMENT, full_look_rounds: int = FULL_LOOK_ROUNDS
+        self, *, rows_per_statement: int = ROWS_PER_STATEMENT, full_scan_rounds: int = FULL_SCAN_ROUNDS
     ) -> None:
         """Delete at most `rows_per_statement` links or keys in one transaction.
 
-        Each stream is asked about at least once in `full_look_rounds` calls.
+        Each stream is asked about at least once in `full_scan_rounds` calls.
         """
         self._rows = rows_per_statement
-        self._full_look = FullLook(full_look_rounds)
+        self._full_scan = FullScan(full_scan_rounds)
 
     def clean_up(
         self, connection: sa.Connection, *, term: int | None = None, stopped: Callable[[], bool] = lambda: False
@@ -75,7 +75,7 @@ class LinkCleaner:
                 if max(gone, expired) >= self._rows:
                     busy.append(stream_id)
             waiting = busy
-        self._full_look.done()
+        self._full_scan.done()
         return LinksReport(links, keys)
 
     def _look(self, connection: sa.Connection) -> list[int]:
@@ -84,7 +84,7 @@ class LinkCleaner:
         after: int | None = 0
         while after is not None:
             found = streams_to_clean_up(
-                connection, window=KEY_WINDOW, max_streams=STREAMS_PER_LOOK, part=self._full_look.part(), after_id=after
+                connection, window=KEY_WINDOW, max_streams=STREAMS_PER_SCAN, part=self._full_scan.part(), after_id=after
             )
             streams += found.stream_ids
             after = found.last_id

@@ -8,14 +8,12 @@ in use or an unavailable driver log ends neither server nor tracker.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
@@ -29,20 +27,18 @@ from starlette.routing import Route
 from orchestration.dagster_instance.browser_token import BrowserToken
 from orchestration.dagster_instance.http_connections import MOST_CONNECTIONS, BoundedProtocol, RequestLimit
 from orchestration.status_page.routes import StatusPages
-from orchestration.tracker.http import streaming_api as api
 from orchestration.tracker.http.http_writes import ReplayDagster, Writes, has_write_token
 from orchestration.tracker.http.listen_address import url
 from orchestration.tracker.http.metrics import MAX_RECEIVERS, metrics_page
-from orchestration.tracker.http.streaming_progress import RETAINED_BATCHES, StreamingProgress
+from orchestration.tracker.http.streaming_endpoints import StreamingEndpoints, json_answer
+from orchestration.tracker.http.streaming_progress import StreamingProgress
 from receiver_runtime.sources.fields.loopback import host_name, is_written_as_loopback
-from tracker_store.batches.batch_outputs import newest_output_failures
 from tracker_store.connection.engine import connect
 from tracker_store.connection.outage import SURVIVED, Outage
 from tracker_store.receivers.leadership import read_leadership
-from tracker_store.reports import streaming_statistics as store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
     from typing import Self
 
@@ -52,7 +48,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from orchestration.tracker.http.listen_address import ListenAddress
-    from tracker_store.reports.streaming_statistics import WatchedBatch, WatchedPipeline
 
 # statement_timeout of the server's connections: a request must not occupy a thread and a connection for longer.
 STATEMENT_TIMEOUT = "5s"
@@ -61,7 +56,6 @@ FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 30.0
 STOP_SECONDS = 3.0
 _GRACE_SECONDS = 1
-_API = "/api/v1/applications"
 # Paths that need no token: they only say whether the process lives.
 _OPEN = ("/health", "/ready")
 
@@ -77,12 +71,16 @@ class TrackerView:
     lease_ages: Callable[[], Mapping[int, float]]
 
 
-def _json(content: object, status_code: int = 200) -> Response:
-    return Response(json.dumps(content, indent=2) + "\n", status_code, media_type="application/json")
+@dataclass(frozen=True, slots=True)
+class PageContent:
+    """Say what the pages have beside the driver log's figures."""
 
-
-def _not_found(what: str) -> HTTPException:
-    return HTTPException(404, what)
+    #: The most receivers with samples of their own in /metrics.
+    metrics_max_receivers: int = MAX_RECEIVERS
+    #: Dagster's webserver, to which the status page has links.
+    dagster_url: str | None = None
+    #: Executes the replays that are requested here; None: they are refused.
+    replay_dagster: ReplayDagster | None = None
 
 
 class _HostGuard:
@@ -149,37 +147,29 @@ class _Pages:
         self,
         engine: sa.Engine,
         tracker: TrackerView,
+        content: PageContent,
+        *,
         clock: Callable[[], float],
-        metrics_max_receivers: int,
-        dagster_url: str | None,
-        replay_dagster: ReplayDagster | None,
         write_token: str | None,
     ) -> None:
         self._engine = engine
         self._tracker = tracker
-        self._metrics_max_receivers = metrics_max_receivers
+        self._metrics_max_receivers = content.metrics_max_receivers
         self._progress = StreamingProgress(clock)
+        self._streaming = StreamingEndpoints(self._connect, self._progress)
         self._outage = Outage("the tracker's HTTP server")
         self._outage_lock = threading.Lock()
-        self._status = StatusPages(self._connect, tracker=tracker.name, dagster_url=dagster_url)
-        self._writes = Writes(self._connect, self._pipeline_and_batch, token=write_token, dagster=replay_dagster)
+        self._status = StatusPages(self._connect, tracker=tracker.name, dagster_url=content.dagster_url)
+        find_batch = self._streaming.pipeline_and_batch
+        self._writes = Writes(self._connect, find_batch, token=write_token, dagster=content.replay_dagster)
         self._write_token = write_token
 
     def routes(self) -> list[BaseRoute]:
-        streaming = f"{_API}/{{pipeline}}/streaming"
         return [
             Route("/health", self._health),
             Route("/ready", self._ready),
             Route("/metrics", self._metrics),
-            Route(_API, self._applications),
-            Route(f"{_API}/{{pipeline}}", self._application),
-            Route(f"{streaming}/statistics", self._statistics),
-            Route(f"{streaming}/receivers", self._receivers),
-            Route(f"{streaming}/receivers/{{receiver}}", self._receiver),
-            Route(f"{streaming}/batches", self._batches),
-            Route(f"{streaming}/batches/{{batch}}", self._batch),
-            Route(f"{streaming}/batches/{{batch}}/operations", self._operations),
-            Route(f"{streaming}/batches/{{batch}}/operations/{{operation}}", self._operation),
+            *self._streaming.routes(),
             *self._status.routes(),
             *self._writes.routes(),
         ]
@@ -199,14 +189,14 @@ class _Pages:
         self._failed(error)
         if StatusPages.is_for(request.url.path):
             return self._status.problem("The driver log does not answer", f"No figures can be read: {error}", 503)
-        return _json({"error": f"the driver log does not answer: {error}", "path": request.url.path}, 503)
+        return json_answer({"error": f"the driver log does not answer: {error}", "path": request.url.path}, 503)
 
     def _refused(self, request: Request, error: Exception) -> Response:
         if not isinstance(error, HTTPException):
             raise error
         if StatusPages.is_for(request.url.path):
             return self._status.problem("There is no such page", error.detail, error.status_code)
-        answer = _json({"error": error.detail}, error.status_code)
+        answer = json_answer({"error": error.detail}, error.status_code)
         answer.headers.update(error.headers or {})
         return answer
 
@@ -229,7 +219,7 @@ class _Pages:
         body: dict[str, object] = {"status": "ok", "leading": term is not None, "term": term}
         if request.scope["forebay.trusted"]:
             body["name"] = self._tracker.name
-        return _json(body)
+        return json_answer(body)
 
     def _ready(self, request: Request) -> Response:
         trusted = request.scope["forebay.trusted"]
@@ -240,15 +230,15 @@ class _Pages:
             self._failed(error)
             # The reason names hosts and users, so only trusted clients get it.
             why = f"the driver log does not answer: {error}" if trusted else "the driver log does not answer"
-            return _json({"status": "not ready", "reason": why}, 503)
+            return json_answer({"status": "not ready", "reason": why}, 503)
         body: dict[str, object] = {"status": "ready", "leading": self._tracker.term() is not None}
         if trusted:
             body["leader"] = leadership.holder
-        return _json(body)
+        return json_answer(body)
 
     def _metrics(self, request: Request) -> Response:
         try:
-            progress = self._progress.look(self._connect)
+            progress = self._progress.poll(self._connect)
         except SURVIVED as error:
             self._failed(error)
             progress = None
@@ -261,173 +251,6 @@ class _Pages:
         )
         return Response(page, media_type=content_type)
 
-    # -- the original's REST endpoints -------------------------------------------------------------------------------
-
-    @staticmethod
-    def _pipeline(connection: sa.Connection, request: Request) -> WatchedPipeline:
-        name = request.path_params["pipeline"]
-        for pipeline in store.watched_pipelines(connection):
-            if pipeline.name == name:
-                return pipeline
-        raise _not_found(f"unknown app: there is no pipeline {name!r}; see {_API}")
-
-    def _applications(self, request: Request) -> Response:
-        del request
-        now = datetime.now(UTC)
-        with self._connect() as connection:
-            return _json([api.application(pipeline, now) for pipeline in store.watched_pipelines(connection)])
-
-    def _application(self, request: Request) -> Response:
-        with self._connect() as connection:
-            return _json(api.application(self._pipeline(connection, request), datetime.now(UTC)))
-
-    def _statistics(self, request: Request) -> Response:
-        progress = self._progress.look(self._connect)
-        with self._connect() as connection:
-            pipeline = self._pipeline(connection, request)
-            found = [each for each in progress.pipelines if each.pipeline.pipeline_id == pipeline.pipeline_id]
-            if not found:
-                raise HTTPException(503, f"pipeline {pipeline.name!r} was applied just now: ask again")
-            retained = store.newest_batches(connection, pipeline.pipeline_id, limit=RETAINED_BATCHES)
-            receivers = store.watched_receivers(connection, pipeline.stream_ids)
-        return _json(api.statistics(found[0], retained, receivers))
-
-    def _receivers(self, request: Request) -> Response:
-        with self._connect() as connection:
-            return _json(self._receiver_infos(connection, request, None))
-
-    def _receiver(self, request: Request) -> Response:
-        receiver_id = _number(request, "receiver")
-        with self._connect() as connection:
-            found = self._receiver_infos(connection, request, receiver_id)
-        if not found:
-            raise _not_found(f"unknown receiver: {receiver_id}")
-        return _json(found[0])
-
-    def _receiver_infos(
-        self, connection: sa.Connection, request: Request, receiver_id: int | None
-    ) -> list[api.JsonObject]:
-        pipeline = self._pipeline(connection, request)
-        receivers = [
-            receiver
-            for receiver in store.watched_receivers(connection, pipeline.stream_ids)
-            if receiver_id in (None, receiver.receiver_id)
-        ]
-        retained = store.newest_batches(connection, pipeline.pipeline_id, limit=RETAINED_BATCHES)
-        records: Mapping[tuple[datetime, int], int] = {}
-        if retained and receivers:
-            since, records = store.records_by_receiver(
-                connection,
-                pipeline.pipeline_id,
-                receiver_ids=[receiver.receiver_id for receiver in receivers],
-                first=retained[0].batch_time,
-            )
-            retained = [batch for batch in retained if batch.batch_time >= since]
-        return [api.receiver_info(pipeline, receiver, retained, records) for receiver in receivers]
-
-    def _batches(self, request: Request) -> Response:
-        wanted = _statuses(request)
-        with self._connect() as connection:
-            pipeline = self._pipeline(connection, request)
-            found = [
-                batch
-                for batch in (
-                    *store.newest_finished_batches(connection, pipeline.pipeline_id, limit=RETAINED_BATCHES),
-                    *store.unfinished_batches(connection, pipeline.pipeline_id, limit=RETAINED_BATCHES),
-                )
-                if api.STATUS[batch.state] in wanted
-            ]
-            operations = self._found_operations(connection, pipeline, found)
-        newest_first = sorted(found, key=lambda batch: batch.batch_time, reverse=True)
-        return _json([api.batch_info(pipeline, batch, operations[batch.batch_time]) for batch in newest_first])
-
-    def _batch(self, request: Request) -> Response:
-        pipeline, batch, operations = self._one_batch(request)
-        return _json(api.batch_info(pipeline, batch, operations))
-
-    def _operations(self, request: Request) -> Response:
-        _, batch, operations = self._one_batch(request)
-        return _json([api.operation_info(batch, operation) for operation in operations])
-
-    def _operation(self, request: Request) -> Response:
-        number = _number(request, "operation")
-        _, batch, operations = self._one_batch(request)
-        for operation in operations:
-            if operation.operation_id == number:
-                return _json(api.operation_info(batch, operation))
-        raise _not_found(f"unknown output operation: {number}")
-
-    def _one_batch(self, request: Request) -> tuple[WatchedPipeline, WatchedBatch, list[api.OutputOperation]]:
-        with self._connect() as connection:
-            pipeline, batch = self._found_batch(connection, request)
-            return pipeline, batch, self._found_operations(connection, pipeline, [batch])[batch.batch_time]
-
-    def _pipeline_and_batch(self, request: Request) -> tuple[WatchedPipeline, WatchedBatch]:
-        with self._connect() as connection:
-            return self._found_batch(connection, request)
-
-    def _found_batch(self, connection: sa.Connection, request: Request) -> tuple[WatchedPipeline, WatchedBatch]:
-        number = _number(request, "batch")
-        pipeline = self._pipeline(connection, request)
-        try:
-            first = api.EPOCH + timedelta(milliseconds=number)
-            before = first + timedelta(milliseconds=1)
-        except OverflowError:
-            raise _not_found(f"unknown batch: {number}") from None
-        batch = store.batch_between(connection, pipeline.pipeline_id, first, before)
-        if batch is None:
-            raise _not_found(f"unknown batch: {number}")
-        return pipeline, batch
-
-    @staticmethod
-    def _found_operations(
-        connection: sa.Connection, pipeline: WatchedPipeline, found: Sequence[WatchedBatch]
-    ) -> dict[datetime, list[api.OutputOperation]]:
-        if not found:
-            return {}
-        times = [batch.batch_time for batch in found]
-        commits: dict[datetime, list[store.OutputResult]] = {time: [] for time in times}
-        for commit in store.output_commits(
-            connection,
-            pipeline.pipeline_id,
-            outputs=api.output_names(pipeline),
-            first=min(times),
-            last=max(times),
-        ):
-            if commit.batch_time in commits:
-                commits[commit.batch_time].append(commit)
-        errors: dict[datetime, dict[str, str]] = {time: {} for time in times}
-        for failure in newest_output_failures(connection, pipeline.pipeline_id, first=min(times), last=max(times)):
-            if failure.batch_time in errors:
-                errors[failure.batch_time][failure.output] = failure.error
-        return {
-            batch.batch_time: api.operations(pipeline, batch, commits[batch.batch_time], errors[batch.batch_time])
-            for batch in found
-        }
-
-
-def _number(request: Request, name: str) -> int:
-    value: str = request.path_params[name]
-    # int() also accepts signs, spaces, underscores and digits of other scripts; these are refused.
-    if not (value.isascii() and value.isdigit()) or len(value) > len(str(2**63 - 1)):
-        raise _not_found(f"unknown {name}: {value!r} is no number")
-    number = int(value)
-    if number >= 2**63:
-        raise _not_found(f"unknown {name}: {number}")
-    return number
-
-
-def _statuses(request: Request) -> frozenset[api.BatchStatus]:
-    given = request.query_params.getlist("status")
-    wanted = set()
-    for value in given:
-        try:
-            wanted.add(api.BatchStatus(value.upper()))
-        except ValueError:
-            # The original also answers 404 to a parameter that it can't read.
-            raise _not_found(f"unknown status: {value!r}; use {', '.join(api.BatchStatus)}") from None
-    return frozenset(wanted or api.BatchStatus)
-
 
 class TrackerHttpServer:
     """Serve HTTP in a thread, while the context is entered. `address_file` holds the server's URL meanwhile."""
@@ -439,11 +262,9 @@ class TrackerHttpServer:
         address: ListenAddress,
         *,
         address_file: Path,
+        content: PageContent | None = None,
         first_retry_seconds: float = FIRST_RETRY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
-        metrics_max_receivers: int = MAX_RECEIVERS,
-        dagster_url: str | None = None,
-        replay_dagster: ReplayDagster | None = None,
     ) -> None:
         """Prepare to serve.
 
@@ -452,13 +273,11 @@ class TrackerHttpServer:
             tracker: the tracker in the same process.
             address: where to listen, and what a client has to send.
             address_file: holds the URL while the server listens.
+            content: what depends on the installation.
             first_retry_seconds: how long to wait before a port in use is tried the second time.
             clock: monotonic, in seconds.
-            metrics_max_receivers: the most receivers with samples of their own in /metrics.
-            dagster_url: Dagster's webserver, to which the status page has links.
-            replay_dagster: executes the replays that are requested here; None: they are refused.
         """
-        pages = _Pages(engine, tracker, clock, metrics_max_receivers, dagster_url, replay_dagster, address.write_token)
+        pages = _Pages(engine, tracker, content or PageContent(), clock=clock, write_token=address.write_token)
         self.paths = [route.path for route in pages.routes() if isinstance(route, Route)]
         self._app = pages.app(
             None if address.token is None else BrowserToken(address.token, cookie=f"forebay_tracker_{address.port}")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # spark.streaming.ui.retainedBatches
 RETAINED_BATCHES = 1000
 # Within this many seconds of a look, callers get the same answer again.
-SAME_LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -152,23 +152,23 @@ class StreamingProgress:
         self._dead_letters = _Growing()
         self._replica_problems = _Growing()
         self._counters: dict[int, ReceiverCounters] = {}
-        self._looked_at: float | None = None
+        self._polled_at: float | None = None
         self._seen: Progress | None = None
 
-    def look(self, connect: Callable[[], AbstractContextManager[sa.Connection]]) -> Progress:
-        """Return the current progress, at most SAME_LOOK_SECONDS old. Call `connect` only if it must be read again.
+    def poll(self, connect: Callable[[], AbstractContextManager[sa.Connection]]) -> Progress:
+        """Return the current progress, at most POLL_SECONDS old. Call `connect` only if it must be read again.
 
         Raises what the driver log's statements raise; the next look continues from the last that succeeded.
         """
         with self._lock:
             now = self._clock()
-            if self._seen is None or self._looked_at is None or now - self._looked_at >= SAME_LOOK_SECONDS:
+            if self._seen is None or self._polled_at is None or now - self._polled_at >= POLL_SECONDS:
                 with connect() as connection:
-                    self._seen = self._look(connection, now)
-                self._looked_at = now
+                    self._seen = self._read(connection, now)
+                self._polled_at = now
             return self._seen
 
-    def _look(self, connection: sa.Connection, now: float) -> Progress:
+    def _read(self, connection: sa.Connection, now: float) -> Progress:
         pipelines = store.watched_pipelines(connection)
         unfinished = store.count_unfinished_batches(connection)
         none = store.UnfinishedBatches(0, 0, 0)
@@ -237,8 +237,8 @@ class StreamingProgress:
     def _receiver(self, row: ReceiverCounters, now: float) -> ReceiverProgress:
         before = self._counters.get(row.receiver_id)
         records_per_second = bytes_per_second = None
-        if before is not None and self._looked_at is not None:
-            seconds = now - self._looked_at
+        if before is not None and self._polled_at is not None:
+            seconds = now - self._polled_at
             records_per_second = max(0, row.records - before.records) / seconds
             bytes_per_second = max(0, row.bytes - before.bytes) / seconds
         return ReceiverProgress(

@@ -117,8 +117,8 @@ class DeadLetterReason(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class FrameHeader:
-    """Hold the fields of a frame's header. ``reason`` and ``part`` are for dead letters; a group's ``part`` is 0."""
+class FrameFields:
+    """Hold what a writer says of a frame. ``reason`` and ``part`` are for dead letters; a group's ``part`` is 0."""
 
     kind: FrameKind
     source_rule: SourceRule
@@ -127,13 +127,19 @@ class FrameHeader:
     sequence: int
     registered_through: int
     records: int
-    payload_length: int
     mark: int
     reason: DeadLetterReason | None = None
     part: int = 0
-    encrypted: bool = False
     #: How many dead letters a group has; 0 for all other kinds.
     letters: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameHeader(FrameFields):
+    """Hold the fields of a frame's header."""
+
+    payload_length: int
+    encrypted: bool = False
 
     @property
     def frame_length(self) -> int:
@@ -173,24 +179,9 @@ class EncodedFrame:
 
 
 def encode_frame(
-    payload: pa.Buffer | bytes | Sequence[pa.Buffer],
-    *,
-    kind: FrameKind,
-    source_rule: SourceRule,
-    receiver_id: int,
-    epoch: int,
-    sequence: int,
-    registered_through: int,
-    records: int,
-    mark: int,
-    reason: DeadLetterReason | None = None,
-    part: int = 0,
-    encryptor: FrameEncryptor | None = None,
-    letters: int = 0,
+    payload: pa.Buffer | bytes | Sequence[pa.Buffer], fields: FrameFields, *, encryptor: FrameEncryptor | None = None
 ) -> EncodedFrame:
     """Frame a payload, which may come in parts; with an ``encryptor``, encrypted.
-
-    ``letters`` is how many dead letters a group has.
 
     Raises:
         InvalidFrameError: the payload is empty or larger than ``MAX_PAYLOAD_LENGTH``, a block has no records, a dead
@@ -211,31 +202,34 @@ def encode_frame(
             f"a payload of {size} bytes can't be framed: it must have 1 to {MAX_PAYLOAD_LENGTH}; "
             "make smaller blocks (max_block_bytes)"
         )
-    if records < 1:
-        raise InvalidFrameError(f"a frame with {records} records: store at least one (an empty block is not stored)")
-    if (kind in (FrameKind.DEAD_LETTER, FrameKind.LETTER_GROUP)) != (reason is not None):
+    if fields.records < 1:
+        raise InvalidFrameError(
+            f"a frame with {fields.records} records: store at least one (an empty block is not stored)"
+        )
+    if (fields.kind in (FrameKind.DEAD_LETTER, FrameKind.LETTER_GROUP)) != (fields.reason is not None):
         raise InvalidFrameError("a dead letter has a reason, and a block has none")
-    if not mark:
+    if not fields.mark:
         raise InvalidFrameError("a frame with mark 0: give the mark that its process chose (random_mark)")
-    fields = (
+    is_block = fields.kind is FrameKind.BLOCK
+    header = (
         MAGIC,
         HEADER_VERSION if encryptor is None else ENCRYPTED_VERSION,
-        kind,
-        source_rule,
-        0 if reason is None else reason,
-        mark if kind is FrameKind.BLOCK else letters if kind is FrameKind.LETTER_GROUP else part,
-        records if kind is FrameKind.BLOCK else mark,
-        receiver_id,
-        epoch,
-        sequence,
-        registered_through,
+        fields.kind,
+        fields.source_rule,
+        0 if fields.reason is None else fields.reason,
+        fields.mark if is_block else fields.letters if fields.kind is FrameKind.LETTER_GROUP else fields.part,
+        fields.records if is_block else fields.mark,
+        fields.receiver_id,
+        fields.epoch,
+        fields.sequence,
+        fields.registered_through,
         size,
     )
-    bare = _HEADER.pack(*fields, 0, 0)
+    bare = _HEADER.pack(*header, 0, 0)
     if encryptor is not None:
         parts = encryptor.encrypt(parts, bare[:_CHECKED_BY_HEADER])
     header_crc = google_crc32c.value(bare[:_CHECKED_BY_HEADER])
-    checked = _HEADER.pack(*fields, header_crc, 0)[:_CHECKED_BY_FRAME]
+    checked = _HEADER.pack(*header, header_crc, 0)[:_CHECKED_BY_FRAME]
     crc = google_crc32c.value(checked)
     for piece in parts:
         crc = google_crc32c.extend(crc, piece)

@@ -14,14 +14,8 @@ the object `_store` before each segment is begun or deleted, and whenever an obj
 
 from __future__ import annotations
 
-import random
-import re
-import time
-from bisect import bisect_right
-from functools import partial
-from operator import itemgetter
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from receiver_runtime.block_store.frames.encryption import BlockKeys
 from receiver_runtime.block_store.frames.errors import (
@@ -33,7 +27,6 @@ from receiver_runtime.block_store.frames.errors import (
 )
 from receiver_runtime.block_store.frames.reading import FrameAt, StoredFrame, batches_of, checked_frame
 from receiver_runtime.block_store.frames.segment import DamagedFrame, IntactFrame, ScannedItem, TornTail, scan_source
-from receiver_runtime.block_store.stores.call_pool import CallPool, CallsHangError
 from receiver_runtime.block_store.stores.identity import (
     IDENTITY_BYTES,
     IDENTITY_FILE,
@@ -41,6 +34,7 @@ from receiver_runtime.block_store.stores.identity import (
     new_identity,
     require_identity,
 )
+from receiver_runtime.block_store.stores.retried_objects import OBJECT_NAME, RetriedObjects, holder_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -50,16 +44,8 @@ if TYPE_CHECKING:
     from receiver_runtime.block_store.frames.frame import EncodedFrame
     from receiver_runtime.block_store.stores.objects import Objects
 
-T = TypeVar("T")
-
 ASIDE = "_aside"
 NOTES = "_notes"
-_NAME = re.compile(r"\d{20}")
-_THREADS = 16
-_FIRST_DELAY = 0.1
-_LONGEST_DELAY = 5.0
-# Errors after which a call is not repeated, because the answer would be the same.
-_FINAL = (FileNotFoundError, FileExistsError, PermissionError, CallsHangError)
 
 
 class ObjectBlockStore:
@@ -74,6 +60,9 @@ class ObjectBlockStore:
         keys: decrypt encrypted blocks. None: they can't be decrypted.
     """
 
+    #: An object is there as a whole, or not at all.
+    crash_may_spoil = False
+
     def __init__(
         self,
         objects: Objects,
@@ -87,15 +76,7 @@ class ObjectBlockStore:
         self.name = name
         self._keys = keys or BlockKeys()
         self._expected = expected
-        self._objects = objects
-        self._timeout = timeout
-        self._max_attempts = max_attempts
-        self._pool = CallPool(f"block store {name}", limit=_THREADS)
-
-    @property
-    def crash_may_spoil(self) -> bool:
-        """Return False: an object is there as a whole, or not at all."""
-        return False
+        self._objects = RetriedObjects(objects, name, timeout=timeout, max_attempts=max_attempts)
 
     def check(self) -> None:
         """Check that this is the expected store. See ``BlockStore``."""
@@ -105,9 +86,9 @@ class ObjectBlockStore:
     def identity(self) -> str | None:
         """Return the id in its object ``_store``; see ``Replica``."""
         try:
-            return decoded(self._get(IDENTITY_FILE, 0, IDENTITY_BYTES))
+            return decoded(self._objects.get(IDENTITY_FILE, 0, IDENTITY_BYTES))
         except FileNotFoundError:
-            self._require_bucket()
+            self._objects.require_bucket()
             return None
 
     def make_identity(self, identity: str | None = None) -> str:
@@ -116,7 +97,7 @@ class ObjectBlockStore:
         if found is not None:
             return found
         made = identity or new_identity("objects")
-        self._call("put", lambda: self._objects.put(IDENTITY_FILE, [f"{made}\n".encode("ascii")]))
+        self._objects.put(IDENTITY_FILE, [f"{made}\n".encode("ascii")])
         return self.identity() or made
 
     def create_segment(self, path: str) -> ObjectSegment:
@@ -129,28 +110,35 @@ class ObjectBlockStore:
         """
         path = _checked(path)
         self.check()
-        if self._call("list", lambda: self._objects.sizes(path)):
-            raise FileExistsError(f"{self._where(path)} has objects already: they belong to another process")
-        return ObjectSegment(self._where(path), lambda offset, frames: self._put(path, offset, frames))
+        if self._objects.sizes(path):
+            raise FileExistsError(f"{self._objects.where(path)} has objects already: they belong to another process")
+        return ObjectSegment(
+            self._objects.where(path), lambda offset, frames: self._objects.put_frames(path, offset, frames)
+        )
 
     def read_frame(self, path: str, offset: int, length: int, crc32c: int) -> StoredFrame:
         """Return one frame by its handle; see ``BlockStore``."""
         path = _checked(path)
         try:
-            data = self._get(f"{path}/{offset:020d}", 0, length)
+            data = self._objects.get(f"{path}/{offset:020d}", 0, length)
         except FileNotFoundError:
-            data = self._read_within(path, offset, length)
-        return checked_frame(data, self._where(path), offset, length, crc32c)
+            within = self._objects.get_within(path, offset, length)
+            if within is None:
+                # If everything is missing, the store is at fault, not this block.
+                self._require_root()
+                raise BlockMissingError(self._objects.where(path), offset, length, "no such object") from None
+            data = within
+        return checked_frame(data, self._objects.where(path), offset, length, crc32c)
 
     def read_batches(self, path: str, offset: int, length: int, crc32c: int) -> Iterator[pa.RecordBatch]:
         """Return the record batches of one block by its handle; see ``BlockStore``."""
-        return batches_of(self.read_frame(path, offset, length, crc32c), self._where(path), offset, self._keys)
+        return batches_of(self.read_frame(path, offset, length, crc32c), self._objects.where(path), offset, self._keys)
 
     def lost_frames(self, path: str, frames: Sequence[FrameAt]) -> set[FrameAt]:
         """Return the frames that are not there, by one listing; see ``BlockStore``."""
         path = _checked(path)
-        objects = self._of_segment(path)
-        lost = {at for at in frames if _holder(objects, at.offset, at.length) is None}
+        objects = self._objects.of_segment(path)
+        lost = {at for at in frames if holder_of(objects, at.offset, at.length) is None}
         if lost:
             self._require_root()
         return lost
@@ -163,18 +151,18 @@ class ObjectBlockStore:
             StoreUnavailableError: the store does not answer, or has no such bucket.
         """
         path = _checked(path)
-        found = self._of_segment(path)
+        found = self._objects.of_segment(path)
         if not found:
             if self._expected is None:
-                self._require_bucket()
+                self._objects.require_bucket()
             self.check()
-            raise FileNotFoundError(f"{self._where(path)} has no objects")
+            raise FileNotFoundError(f"{self._objects.where(path)} has no objects")
         end = 0
         for number, (key, begin, size) in enumerate(found):
             if begin > end:
                 yield DamagedFrame(end, begin - end, None, "the object that held these bytes is missing")
             last = number == len(found) - 1
-            for item in scan_source(_OneObject(self._get, key, size)):
+            for item in scan_source(_OneObject(self._objects.get, key, size)):
                 yield _moved(item, begin, may_be_torn=last)
             end = begin + size
 
@@ -184,11 +172,11 @@ class ObjectBlockStore:
         Leaves out objects that were set aside, notes and the store's identity.
         """
         self.check()
-        keys = [PurePosixPath(key) for key, _ in self._call("list", lambda: self._objects.sizes(under))]
+        keys = [PurePosixPath(key) for key, _ in self._objects.sizes(under)]
         if not keys:
-            self._require_bucket()
+            self._objects.require_bucket()
         yield from {
-            (key.parent if _NAME.fullmatch(key.name) else key).as_posix()
+            (key.parent if OBJECT_NAME.fullmatch(key.name) else key).as_posix()
             for key in keys
             if key.parts[0] not in (ASIDE, NOTES, IDENTITY_FILE)
         }
@@ -196,32 +184,32 @@ class ObjectBlockStore:
     def leave_note(self, key: str, text: bytes) -> None:
         """Write an object below `_notes`; see ``Replica``. A later note with the same key replaces it."""
         self.check()
-        self._call("put", lambda: self._objects.put(f"{NOTES}/{key}", [text]))
+        self._objects.put(f"{NOTES}/{key}", [text])
 
     def take_notes(self) -> list[bytes]:
         """Return and remove the objects below `_notes`; see ``Replica``."""
         notes = []
-        for key, size in self._call("list", lambda: self._objects.sizes(NOTES)):
-            notes.append(self._get(key, 0, size))
-            self._call("delete", partial(self._objects.remove, key))
+        for key, size in self._objects.sizes(NOTES):
+            notes.append(self._objects.get(key, 0, size))
+            self._objects.remove(key)
         return notes
 
     def delete_segment(self, path: str) -> None:
         """Delete a segment's objects; see ``BlockStore``."""
         path = _checked(path)
         self.check()
-        self._call("delete", lambda: self._objects.delete(path))
+        self._objects.delete(path)
 
     def set_aside(self, path: str) -> str:
         """Move a segment's objects below `_aside/`; return their new prefix. If interrupted, call it again."""
         path = _checked(path)
         self.check()
-        target = self._free_aside(path)
-        below = self._call("list", lambda: self._objects.sizes(path))
+        target = self._objects.free_prefix(f"{ASIDE}/{path}")
+        below = self._objects.sizes(path)
         if not below:
-            self._move(path, target)
+            self._objects.move(path, target)
         for key, _ in below:
-            self._move(key, target + key.removeprefix(path))
+            self._objects.move(key, target + key.removeprefix(path))
         return target
 
     def restore_segment(self, path: str, frames: Iterable[tuple[int, bytes]]) -> None:
@@ -237,93 +225,20 @@ class ObjectBlockStore:
         names = []
         for offset, data in frames:
             names.append(f"{offset:020d}")
-            self._call("put", partial(self._objects.put, f"{unfinished}/{names[-1]}", [data]))
-        if self._of_segment(path):
+            self._objects.put(f"{unfinished}/{names[-1]}", [data])
+        if self._objects.of_segment(path):
             self.set_aside(path)
         for name in names:
-            self._move(f"{unfinished}/{name}", f"{path}/{name}")
-
-    def _put(self, path: str, offset: int, frames: list[EncodedFrame]) -> None:
-        buffers = [buffer for frame in frames for buffer in frame.buffers]
-        self._call("put", lambda: self._objects.put(f"{path}/{offset:020d}", buffers))
-
-    def _get(self, key: str, offset: int, length: int) -> bytes:
-        return self._call("get", lambda: self._objects.get(key, offset, length))
-
-    def _move(self, key: str, to: str) -> None:
-        self._call("move", lambda: self._objects.move(key, to))
-
-    def _of_segment(self, path: str) -> list[tuple[str, int, int]]:
-        """Return a segment's objects as (key, the offset of its first frame, size), in order."""
-        found = self._call("list", lambda: self._objects.sizes(path))
-        return [(key, int(name), size) for key, size in found if _NAME.fullmatch(name := key.removeprefix(f"{path}/"))]
-
-    def _read_within(self, path: str, offset: int, length: int) -> bytes:
-        """Return a frame that shares its object with the frames before it (dead letters of one write)."""
-        holder = _holder(self._of_segment(path), offset, 1)
-        if holder is None:
-            # If everything is missing, the store is at fault, not this block.
-            self._require_root()
-            raise BlockMissingError(self._where(path), offset, length, "no such object")
-        key, begin = holder
-        return self._get(key, offset - begin, length)
-
-    def _require_bucket(self) -> None:
-        if not self._call("list", self._objects.bucket_exists):
-            raise StoreUnavailableError(self.name, "there is no such bucket")
+            self._objects.move(f"{unfinished}/{name}", f"{path}/{name}")
 
     def _require_root(self) -> None:
         """Raise StoreUnavailableError if the store is not the expected one, or empty, like a directory not mounted."""
         if self._expected is not None:
             self.check()
             return
-        self._require_bucket()
-        if not self._call("list", self._objects.has_any):
+        self._objects.require_bucket()
+        if not self._objects.has_any():
             raise StoreUnavailableError(self.name, "there is nothing below this prefix")
-
-    def _free_aside(self, path: str) -> str:
-        target = f"{ASIDE}/{path}"
-        number = 0
-        while self._call("list", partial(self._objects.sizes, target)):
-            number += 1
-            target = f"{ASIDE}/{path}.{number}"
-        return target
-
-    def _where(self, path: str) -> str:
-        return f"{self.name.rstrip('/')}/{path}"
-
-    def _call(self, what: str, call: Callable[[], T]) -> T:
-        """Make an idempotent call; retry it with backoff while it fails, for at most the time-out.
-
-        Raises:
-            FileNotFoundError, FileExistsError: as the store says.
-            StoreUnavailableError: it fails, is not allowed, or does not answer.
-        """
-        deadline = time.monotonic() + self._timeout
-        attempt = 1
-        while True:
-            try:
-                return self._pool.call(call, deadline - time.monotonic())
-            except (FileNotFoundError, FileExistsError):
-                raise
-            except OSError as error:
-                delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2**attempt) * random.uniform(0.5, 1.0)  # noqa: S311
-                final = isinstance(error, _FINAL) or attempt >= self._max_attempts
-                if final or time.monotonic() + delay >= deadline:
-                    raise StoreUnavailableError(
-                        self.name, f"{what}: {error}; {attempt} attempts in at most {self._timeout:g} s"
-                    ) from error
-                attempt += 1
-                time.sleep(delay)
-
-
-def _holder(objects: Sequence[tuple[str, int, int]], offset: int, length: int) -> tuple[str, int] | None:
-    """Return the object that has these bytes of a segment, and its offset; None: no object has all of them."""
-    number = bisect_right(objects, offset, key=itemgetter(1)) - 1
-    if number < 0:
-        return None
-    key, begin, size = objects[number]
-    return (key, begin) if offset + length <= begin + size else None
 
 
 class ObjectSegment:

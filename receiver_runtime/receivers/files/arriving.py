@@ -36,7 +36,7 @@ from receiver_runtime.receivers.files.declaration import FileLines, is_unfinishe
 from receiver_runtime.receivers.files.file_kinds import KIND_BYTES, UnreadableKindError, codec_of, unread_files
 from receiver_runtime.receivers.files.local_tree import LocalTree, SymlinkRefusedError
 from receiver_runtime.receivers.files.records import LineReader, Part, Reading, read_whole
-from receiver_runtime.watching.clock import SystemClock
+from receiver_runtime.watching.clock import Clock
 from tracker_store.blocks.blocks import Position
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.files.records import Limits
     from receiver_runtime.receivers.files.sharing import Sharing
     from receiver_runtime.supervisor.receiver import Receiver
-    from receiver_runtime.watching.clock import Clock
     from tracker_store.blocks.blocks import OffsetLink
 
 _MOST_READY = 1000  # files to consider in one round; small ones are read together for one block, a large one alone
@@ -239,7 +238,7 @@ class ArrivingCatalog:
         self._positions = receiver.supervisor.block_path.positions
         self._sharing = sharing
         self._folder = folder
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._prefix = "" if source.shared or source.is_object_store else f"{host}/"
         self._lines = (
             LineReader(encoding=source.encoding, max_record_bytes=source.max_record_bytes)

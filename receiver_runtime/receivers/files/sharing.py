@@ -17,7 +17,7 @@ import structlog
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from receiver_runtime.reporting.driver_log import SourcePositions
+    from receiver_runtime.reporting.receiver_driver_log import ReceiverDriverLog
     from tracker_store.blocks.source_positions import Peer
 
 _log = structlog.get_logger(__name__)
@@ -36,7 +36,7 @@ class Sharing:
         per_host: only receivers on the same host see the same files.
     """
 
-    def __init__(self, positions: SourcePositions, *, per_host: bool) -> None:
+    def __init__(self, positions: ReceiverDriverLog, *, per_host: bool) -> None:
         self._positions = positions
         self._per_host = per_host
         self._stopping = threading.Event()

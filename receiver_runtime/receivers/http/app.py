@@ -28,8 +28,8 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route as StarletteRoute
 
-from receiver_runtime.block_path.block_generator import GeneratorStateError
 from receiver_runtime.block_path.block_handler import DeadLetter
+from receiver_runtime.block_path.generator_state import GeneratorStateError
 from receiver_runtime.receivers.http import description
 from receiver_runtime.receivers.http.acknowledgement import AcknowledgementClosedError, WaitingRequest, batch_of
 from receiver_runtime.receivers.http.admission import Admission

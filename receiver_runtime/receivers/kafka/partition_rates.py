@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from receiver_runtime.receivers.kafka.records import RecordRun, Records
-from receiver_runtime.watching.clock import Clock, SystemClock
+from receiver_runtime.watching.clock import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -55,7 +55,7 @@ class PartitionRates:
         self._rate = rate
         self._most_bytes = most_bytes
         self._every = min(every, _BURST_SECONDS / 2)
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._permits: dict[Key, _Permits] = {}
         # The late partitions, each with its records that wait, if there are any.
         self._late: dict[Key, Records | None] = {}

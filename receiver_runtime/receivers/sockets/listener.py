@@ -34,7 +34,7 @@ from receiver_runtime.receivers.connection_places import ConnectionPlaces, peer_
 from receiver_runtime.receivers.sockets.listening_thread import ListeningThread
 from receiver_runtime.receivers.tcp import READ_BYTES, check_peer, keep_alive, server_context
 from receiver_runtime.sources.fields.tcp import address_of, most_per_peer
-from receiver_runtime.watching.clock import Clock, SystemClock
+from receiver_runtime.watching.clock import Clock
 
 if TYPE_CHECKING:
     from receiver_runtime.block_path.block_handler import DeadLetter
@@ -136,7 +136,7 @@ class SocketListener(ListeningThread):
         super().__init__(receiver, name=f"socket {source.address}", where=source.address)
         self._source = source
         self._framing = framing
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._pause = pause
         # Only the thread uses everything below.
         self._selector = selectors.DefaultSelector()

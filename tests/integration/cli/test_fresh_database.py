@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from forebay.cli.main import app
 from tests.support.driver_log.log import make_log
 from tracker_store.connection.engine import connect
-from tracker_store.connection.log_place import place_of_log
+from tracker_store.connection.log_address import address_of_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +63,7 @@ def test_each_command_says_where_there_is_no_driver_log_and_what_to_run(fresh_ur
     for command in COMMANDS:
         refused = forebay(*command)
         assert refused.exit_code == 1, (command, refused.output)
-        assert said(refused).startswith(f"there is no driver log in {place_of_log(fresh_url)}."), command
+        assert said(refused).startswith(f"there is no driver log in {address_of_log(fresh_url)}."), command
         assert "Run `forebay db upgrade`" in said(refused), command
         assert len(refused.output.splitlines()) <= 3, (command, refused.output)
     [finding] = [
@@ -104,4 +104,4 @@ def test_an_unknown_name_says_which_driver_log_was_asked(
         make_log(connection)
     refused = forebay(*command)
     assert (refused.exit_code, "nobody" in said(refused)) == (1, True), refused.output
-    assert f"(The driver log that was asked: {place_of_log(database_url)}.)" in said(refused)
+    assert f"(The driver log that was asked: {address_of_log(database_url)}.)" in said(refused)

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from orchestration.declarations.settings import Settings
-from orchestration.tracker.http.http import TrackerHttpServer, TrackerView
+from orchestration.tracker.http.http import PageContent, TrackerHttpServer, TrackerView
 from orchestration.tracker.http.http_writes import ReplayDagster
 from orchestration.tracker.http.listen_address import ListenAddress
 from orchestration.tracker.http.streaming_api import STATUS
@@ -57,7 +57,7 @@ def test_commands(engine: sa.Engine, tmp_path: Path, commands: str) -> None:
             view,
             address,
             address_file=address_file,
-            replay_dagster=ReplayDagster(dagster.url, dagster.url),
+            content=PageContent(replay_dagster=ReplayDagster(dagster.url, dagster.url)),
         ),
     ):
         eventually(address_file.exists, "the file with the address")

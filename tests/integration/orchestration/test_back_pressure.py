@@ -142,8 +142,8 @@ class Source:
     def second(self, time: datetime) -> int:
         """Receive the second that begins at `time`; return the number of records received."""
         steered = {
-            steering.receiver_id: steering.rate_limit
-            for steering in heartbeat(
+            response.receiver_id: response.rate_limit
+            for response in heartbeat(
                 self.log.connection, process_id=self.process_id, receiver_ids=self.log.receiver_ids
             )
         }
@@ -207,12 +207,12 @@ def test_c03_the_first_batch_sets_no_rate_and_the_second_one_for_each_receiver(l
     tick(log, term)
     # 200/s, then 100/s after a wait of 2 s, which is 20: 200 - 100 - 0.2 * 20 = 96, but at least 100.
     assert rates(log) == [50.0, 50.0]
-    [steering, _] = heartbeat(
+    [response, _] = heartbeat(
         log.connection,
         process_id=register_process(log.connection, kind=ProcessKind.RECEIVER, name="r", host="h", pid=1),
         receiver_ids=log.receiver_ids,
     )
-    assert steering.rate_limit == 50.0
+    assert response.rate_limit == 50.0
 
 
 def test_c03_k10_a_receiver_that_is_not_there_yet_starts_with_its_rate(engine: sa.Engine, log: Log, term: int) -> None:

@@ -13,7 +13,7 @@ from forebay.sources import SocketText
 from orchestration.dagster_defs.sensors import receiver_sensor
 from orchestration.dagster_defs.sensors.receiver_sensor import due_restarts
 from orchestration.tracker.tracker import Tracker
-from receiver_runtime.agent import agent as agent_module
+from receiver_runtime.agent import receiver_processes
 from tests.integration.receiver_runtime.host_rig import HostRig, host_rig
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource
 from tests.support.polling import eventually
@@ -31,7 +31,7 @@ CRASHES = 3
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_module, "MAX_CRASHES", CRASHES)
+    monkeypatch.setattr(receiver_processes, "MAX_CRASHES", CRASHES)
     monkeypatch.setattr(receiver_sensor, "FIRST_PAUSE", timedelta(0))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from orchestration.tracker.change_watch import FOLLOW_SECONDS, FULL_LOOK_SECONDS
+from orchestration.tracker.change_watch import FOLLOW_SECONDS, FULL_SCAN_SECONDS
 from orchestration.tracker.tracker import Tracker
 from tests.support.driver_log.log import INTERVAL, Log, make_log
 from tests.support.postgres.counted_statements import Counted, counted
@@ -115,7 +115,7 @@ def test_an_idle_tick_reads_the_same_whatever_the_number_of_receivers(rig: Rig) 
 
 
 def test_a_full_look_is_made_now_and_then(rig: Rig) -> None:
-    looks = [rig.looks() for _ in range(2 * int(FULL_LOOK_SECONDS))]
+    looks = [rig.looks() for _ in range(2 * int(FULL_SCAN_SECONDS))]
     assert sum(looks) == 2
 
 

@@ -184,8 +184,7 @@ def test_batches_are_sorted_filtered_and_turned(connection: sa.Connection) -> No
             before=None,
             window=window,
             states=tuple(store.FinishedState),
-            order=order,
-            ascending=ascending,
+            sort=store.BatchSort(order, ascending),
             offset=offset,
             limit=50,
         )

@@ -18,12 +18,14 @@ from orchestration.declarations.apply import apply
 from orchestration.declarations.settings import Settings
 from orchestration.spark.reading.batch_reader import columns_of_stream
 from receiver_runtime.block_path.block_handler import BlockHandler
-from receiver_runtime.block_path.registered_through import RegisteredThrough
+from receiver_runtime.block_path.registration.registered_through import RegisteredThrough
 from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
 from receiver_runtime.block_store.frames.columns import columns_of, fingerprint_of
 from receiver_runtime.block_store.frames.frame import SourceRule
 from receiver_runtime.block_store.stores.stores import open_block_store
-from receiver_runtime.reporting.driver_log import DriverLog, ReceiverDriverLog
+from receiver_runtime.reporting.driver_log import DriverLog
+from receiver_runtime.reporting.receiver_driver_log import ReceiverDriverLog
+from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.source import SourceError
 from tests.support.driver_log.log import claim_anew
 from tracker_store.batches.pipelines import get_pipeline
@@ -77,13 +79,12 @@ def receive(engine: sa.Engine, root: str, schema: pa.Schema, *rows: dict[str, An
             connection, receiver_id=placement.receiver_id, fingerprint=fingerprint_of(columns), columns=columns
         )
         claimed = claim_anew(connection, placement.receiver_id)
-        rows_of_it = ReceiverDriverLog(DriverLog(engine), claim=claimed)
         log = WriteAheadLog(
             open_block_store(root),
-            rows_of_it,
-            claim=claimed,
+            ReceiverDriverLog(DriverLog(engine), claim=claimed),
             source_rule=SourceRule.NOT_SENT_AGAIN,
             registered_through=RegisteredThrough(claimed.sequence),
+            settings=ReceiverSettings(),
         )
         handler = BlockHandler(log, schema)
         batch = pa.RecordBatch.from_pylist(list(rows), schema=schema)

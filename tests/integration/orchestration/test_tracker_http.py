@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestration.tracker.http.http import STATEMENT_TIMEOUT, TrackerHttpServer, TrackerView
+from orchestration.tracker.http.http import STATEMENT_TIMEOUT, PageContent, TrackerHttpServer, TrackerView
 from orchestration.tracker.http.listen_address import ListenAddress
 from orchestration.tracker.tracker import Tracker
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
@@ -76,7 +76,7 @@ def serving(
         address,
         address_file=home / "run" / "tracker.url",
         clock=Ticking(),
-        dagster_url=dagster_url,
+        content=PageContent(dagster_url=dagster_url),
     )
     with served(server) as url:
         yield url

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from orchestration.tracker.http import http_writes
-from orchestration.tracker.http.http import TrackerHttpServer, TrackerView
+from orchestration.tracker.http.http import PageContent, TrackerHttpServer, TrackerView
 from orchestration.tracker.http.http_writes import ReplayDagster
 from orchestration.tracker.http.listen_address import ListenAddress
 from tests.support.dagster.replaying_webserver import ReplayingDagster, replaying_dagster
@@ -59,7 +59,9 @@ def serving(
         TrackerView("host:1", lambda: None, dict),
         ListenAddress("127.0.0.1", 0, "read-secret", write_token),
         address_file=home / "run" / "tracker.url",
-        replay_dagster=None if dagster is None else ReplayDagster(dagster.url, "http://dagster.example:3000"),
+        content=PageContent(
+            replay_dagster=None if dagster is None else ReplayDagster(dagster.url, "http://dagster.example:3000")
+        ),
     )
     with served(server) as url:
         yield url

@@ -11,7 +11,7 @@ import psutil
 import sqlalchemy as sa
 
 from forebay.testing.receiver_processes import eventually
-from receiver_runtime.agent.agent import Agent
+from receiver_runtime.agent.agent import Agent, AgentSettings
 from receiver_runtime.block_store.stores.local import LocalBlockStore
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource
@@ -30,12 +30,12 @@ _RUN = """
 import os
 import sys
 from receiver_runtime.process import receiver_process
-from receiver_runtime.process import receiver_start
+from receiver_runtime.process import receiver_preparation
 from receiver_runtime.agent import spare_process
 from receiver_runtime.process.process_control import parse_receiver
 
 database_url, block_store, poison, *words = sys.argv[1:]
-make_receiver = receiver_start.make_receiver
+make_receiver = receiver_preparation.make_receiver
 
 
 def make(source, *arguments, **keywords):
@@ -45,7 +45,7 @@ def make(source, *arguments, **keywords):
     return made
 
 
-receiver_start.make_receiver = make
+receiver_preparation.make_receiver = make
 if words == ["--spare"]:
     spare_process.load()
     begin = spare_process.wait_for_work(0)
@@ -80,14 +80,16 @@ class HostRig:
         self._stop = threading.Event()
         self._agent = Agent(
             self.engine,
-            name=host,
-            host=host,
-            slots=1000,
-            receiver_command=self._command,
-            role_commands={},
-            log_directory=root / ("logs" if host == "here" else f"logs-{host}"),
-            receivers_per_process=receivers_per_process,
-            spare_command=self._program("--spare") if spare else None,
+            AgentSettings(
+                name=host,
+                host=host,
+                slots=1000,
+                receiver_command=self._command,
+                role_commands={},
+                log_directory=root / ("logs" if host == "here" else f"logs-{host}"),
+                receivers_per_process=receivers_per_process,
+                spare_command=self._program("--spare") if spare else None,
+            ),
             left_processes=left_processes,
         )
         self._thread = threading.Thread(target=self._agent.run, args=(self._stop,), name="agent")

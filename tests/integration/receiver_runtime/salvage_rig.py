@@ -9,8 +9,8 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from receiver_runtime.block_path.block_handler import BlockHandler, DeadLetter
-from receiver_runtime.block_path.registered_through import RegisteredThrough
-from receiver_runtime.block_path.salvage import salvage, store_location
+from receiver_runtime.block_path.recovery.salvage import salvage, store_location
+from receiver_runtime.block_path.registration.registered_through import RegisteredThrough
 from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
 from receiver_runtime.block_store.frames import frame
 from receiver_runtime.block_store.frames.encryption import BlockKeys
@@ -18,7 +18,9 @@ from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.block_store.frames.reading import letters_of
 from receiver_runtime.block_store.frames.segment import IntactFrame
 from receiver_runtime.block_store.stores.local import LocalBlockStore
-from receiver_runtime.reporting.driver_log import DriverLog, ReceiverDriverLog
+from receiver_runtime.reporting.driver_log import DriverLog
+from receiver_runtime.reporting.receiver_driver_log import ReceiverDriverLog
+from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.source import SourceRule
 from tests.support.driver_log.log import claim_anew, make_log
 from tracker_store.blocks.blocks import AddOutcome, Claim, NewBlock, add_blocks
@@ -162,10 +164,9 @@ class SalvagedReceiver:
         log = WriteAheadLog(
             store,
             rows,
-            claim=claimed,
             source_rule=frame.SourceRule[rule.name],
             registered_through=RegisteredThrough(claimed.sequence),
-            max_segment_bytes=max_segment_bytes,
+            settings=ReceiverSettings.model_construct(max_segment_bytes=max_segment_bytes),
         )
         return Life(self, claimed, store, BlockHandler(log, SCHEMA), rows)
 

@@ -121,7 +121,7 @@ NO_CLASS = 1
 """
 # The process learns only from a store that it is fenced: a heartbeat could come first and end it.
 NO_HEARTBEATS = """
-from receiver_runtime.block_path.registrar import Registrar
+from receiver_runtime.block_path.registration.registrar import Registrar
 Registrar.__init__.__kwdefaults__["heartbeat_interval"] = 300.0
 """
 

@@ -29,10 +29,9 @@ class _Client(Log):
     """One receiver's client of a real driver log, in place of the chain in memory."""
 
     def __init__(self, connection: sa.Connection, receiver_id: int, rows: list[dict[str, Any]]) -> None:
-        super().__init__(rows=rows, receiver_id=receiver_id)
+        super().__init__(rows=rows, claim=claim_anew(connection, receiver_id))
         self._connection = connection
-        self._claim = claim_anew(connection, receiver_id)
-        self._next = self._claim.sequence + 1
+        self._next = self.claim.sequence + 1
 
     def open_partition(self, source: str, partition: str, start_offset: int) -> Position:
         return open_partition(
@@ -50,7 +49,7 @@ class _Client(Log):
         forget_partitions(self._connection, receiver_id=self.receiver_id, source=source, partitions=partitions)
 
     def add(self, batch: pa.RecordBatch, links: Sequence[OffsetLink]) -> None:
-        new = block(self._claim, self._next, records=batch.num_rows)
+        new = block(self.claim, self._next, records=batch.num_rows)
         raise_for_outcome(add(self._connection, replace(new, links=tuple(links))))
         self._next += 1
         self.rows += batch.to_pylist()

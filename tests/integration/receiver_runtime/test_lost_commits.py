@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from receiver_runtime.reporting.driver_log import OutageListener
+    from receiver_runtime.reporting.receiver_status import ReceiverStatus
 
 T = TypeVar("T")
 
@@ -61,8 +61,8 @@ def test_the_newest_acknowledged_block_is_registered_again_without_a_later_block
     if end == "stopped":
         life.close()
     else:
-        life.handler.keep_house()
-        life.handler.keep_house()
+        life.handler.close_aged_segments()
+        life.handler.close_aged_segments()
     lose(receiver, after=2)
     receiver.live()
     assert receiver.blocks() == [["a"], ["b"]]
@@ -90,10 +90,10 @@ def test_a_note_is_written_once_and_only_if_senders_repeat_unacknowledged_record
     for rule in SourceRule:
         life = receiver.live(receiver.claim(), rule=rule)
         life.keep("a")
-        life.handler.keep_house()
+        life.handler.close_aged_segments()
         life.register()
         for _ in range(5):
-            life.handler.keep_house()
+            life.handler.close_aged_segments()
         life.close()
         notes.append(sum(frame.header.kind is FrameKind.NOTE for frame in receiver.frames(receiver.paths()[-1])))
         assert receiver.segments()[-1][0] == "SEALED"
@@ -190,11 +190,11 @@ def test_a_block_lost_between_its_salvage_and_the_seal_is_salvaged_again(receive
         """A driver log that fails over to a standby without what was salvaged."""
 
         def until_answered(
-            self, what: str, statement: Callable[[sa.Connection], T], *, listener: OutageListener | None = None
+            self, what: str, statement: Callable[[sa.Connection], T], *, status: ReceiverStatus | None = None
         ) -> T:
             if what == "seal salvaged segments":
                 lose(receiver, after=2, segments_too=False)
-            return super().until_answered(what, statement, listener=listener)
+            return super().until_answered(what, statement, status=status)
 
     with pytest.raises(LostCommitsError):
         receiver.salvage(receiver.claim(), driver_log=FailsOver(receiver.engine))
@@ -214,12 +214,12 @@ def test_a_file_that_clean_up_deletes_during_a_salvage_is_not_reported_lost(rece
         """Delete a file and its row after the file was listed."""
 
         def until_answered(
-            self, what: str, statement: Callable[[sa.Connection], T], *, listener: OutageListener | None = None
+            self, what: str, statement: Callable[[sa.Connection], T], *, status: ReceiverStatus | None = None
         ) -> T:
             if what == "look for rows of segments":
                 (receiver.root / path).unlink()
                 receiver.execute("DELETE FROM forebay.log_segments WHERE path = :path", path=path)
-            return super().until_answered(what, statement, listener=listener)
+            return super().until_answered(what, statement, status=status)
 
     receiver.salvage(receiver.claim(), driver_log=CleansUp(receiver.engine))
     assert receiver.segments() == []

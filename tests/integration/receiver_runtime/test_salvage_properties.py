@@ -87,7 +87,7 @@ def test_kills_between_any_two_steps_of_lives_and_salvages(
             elif what == "register":
                 life.register(number)
             else:
-                life.handler.keep_house()
+                life.handler.close_aged_segments()
         if closes:
             life.close()
         for calls in salvages:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.block_path.salvage import store_location
+from receiver_runtime.block_path.recovery.salvage import store_location
 from receiver_runtime.block_store.stores.identity import make_identity
 from receiver_runtime.block_store.stores.local import LocalBlockStore
 from tests.integration.receiver_runtime.salvage_rig import SalvagedReceiver

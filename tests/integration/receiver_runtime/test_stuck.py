@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forebay.testing.receiver_processes import eventually
-from receiver_runtime.process.receiver_life import STUCK_MESSAGE
+from receiver_runtime.process.receiver_task import STUCK_MESSAGE
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
 from tracker_store.connection.engine import connect

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from receiver_runtime.agent.agent import Agent
+from receiver_runtime.agent.agent import Agent, AgentSettings
 from receiver_runtime.agent.batch_drivers import BatchDrivers
 from tests.integration.receiver_runtime.host_rig import running_children
 from tests.support.driver_log.log import make_log
@@ -31,12 +31,14 @@ def test_o04_an_agent_starts_and_drains_drivers_as_they_are_wanted(engine: sa.En
     mark = str(tmp_path)
     agent = Agent(
         engine,
-        name="here",
-        host="here",
-        slots=0,
-        receiver_command=lambda _: [],
-        role_commands={},
-        log_directory=tmp_path / "logs",
+        AgentSettings(
+            name="here",
+            host="here",
+            slots=0,
+            receiver_command=lambda _: [],
+            role_commands={},
+            log_directory=tmp_path / "logs",
+        ),
         batch_drivers=BatchDrivers([sys.executable, "-c", _DRIVER, mark], tmp_path / "logs", wanted=1),
         # A new share takes effect only after it has not changed for a while.
         clock=lambda: time.monotonic() * 30,

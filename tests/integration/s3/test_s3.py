@@ -11,7 +11,6 @@ import pytest
 
 from orchestration.declarations.settings import Settings
 from orchestration.spark.session.session import spark_session
-from receiver_runtime.block_path.registered_through import RegisteredThrough
 from receiver_runtime.block_path.write_ahead_log import WriteAheadLog, WriteAheadLogError
 from receiver_runtime.block_store.frames.errors import (
     BlockMissingError,
@@ -19,7 +18,6 @@ from receiver_runtime.block_store.frames.errors import (
     SegmentWriteError,
     StoreUnavailableError,
 )
-from receiver_runtime.block_store.frames.frame import SourceRule
 from receiver_runtime.block_store.frames.reading import FrameAt
 from receiver_runtime.block_store.frames.segment import IntactFrame
 from receiver_runtime.block_store.stores.identity import make_identity
@@ -27,8 +25,7 @@ from receiver_runtime.block_store.stores.stores import open_block_store, replica
 from tests.integration.orchestration.batches.test_batch_run import same
 from tests.support.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 from tests.support.spark.batch_rig import System
-from tests.unit.receiver_runtime.support import MemorySegments, dead_letter_frame, eventually, frame, whole
-from tracker_store.blocks.blocks import Claim
+from tests.unit.receiver_runtime.support import MemoryDriverLog, dead_letter_frame, eventually, frame, make_log, whole
 from tracker_store.connection.engine import connect
 from tracker_store.schema.states import BatchState
 
@@ -60,17 +57,14 @@ def server(running: S3Server) -> S3Server:
     return running
 
 
-def make_log(url: str, *, timeout: float = 30) -> tuple[WriteAheadLog, MemorySegments]:
-    rows = MemorySegments()
-    store = open_block_store(url, timeout=timeout)
-    return WriteAheadLog(
-        store, rows, claim=Claim(7, 9, 0), source_rule=SourceRule.NOT_SENT_AGAIN, registered_through=RegisteredThrough()
-    ), rows
+def log_with_rows(url: str, *, timeout: float = 30) -> tuple[WriteAheadLog, MemoryDriverLog]:
+    rows = MemoryDriverLog()
+    return make_log(open_block_store(url, timeout=timeout), rows), rows
 
 
 def test_l04_written_read_by_handle_scanned_and_deleted(server: S3Server) -> None:
     url = server.url("whole/way")
-    log, rows = make_log(url)
+    log, rows = log_with_rows(url)
     large = frame(bytes(range(256)) * 80_000, sequence=1)  # two parts of a multi-part upload
     written = [large, frame(sequence=2)]
     handles = [handle for item in written for handle in log.write([item])]
@@ -155,7 +149,7 @@ def test_a_prefix_without_the_right_identity_is_unavailable_and_takes_nothing(se
 
 def test_h01_in_another_bucket_or_prefix_a_block_is_not_missing(server: S3Server) -> None:
     url = server.url("found")
-    log, _ = make_log(url)
+    log, _ = log_with_rows(url)
     [handle] = log.write([frame()])
     log.close()
     at = FrameAt(handle.offset, handle.length, handle.crc32c)
@@ -206,7 +200,7 @@ class Writer:
 
 def test_a_server_that_is_killed_in_the_middle_of_writes_loses_nothing_that_was_acknowledged(server: S3Server) -> None:
     url = server.url("killed")
-    log, rows = make_log(url, timeout=3)
+    log, rows = log_with_rows(url, timeout=3)
     writer = Writer(log)
     for _ in range(4):
         writer.written(25)
@@ -249,7 +243,7 @@ def test_a_hanging_server_is_given_up_in_time(server: S3Server) -> None:
 def test_a_directory_is_written_while_its_s3_replica_is_unavailable_and_copied_to_it_later(
     server: S3Server, tmp_path: Path
 ) -> None:
-    log, rows = make_log(f"{tmp_path / 'here'},{server.url('replica')}", timeout=2)
+    log, rows = log_with_rows(f"{tmp_path / 'here'},{server.url('replica')}", timeout=2)
     handles = log.write([frame(sequence=1)])
     server.kill()
     handles += log.write([frame(sequence=2)])

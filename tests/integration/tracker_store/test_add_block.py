@@ -193,8 +193,8 @@ def test_every_answer_steers(log: Log, claimed: Claim) -> None:
     log.connection.execute(
         sa.text("UPDATE forebay.receivers SET rate_limit = 500, desired_state = 'paused', assignment = 7")
     )
-    steering = add(log.connection, block(claimed, 2)).steering
-    assert (steering.rate_limit, steering.desired_state, steering.assignment) == (500.0, "paused", 7)
+    response = add(log.connection, block(claimed, 2)).response
+    assert (response.rate_limit, response.desired_state, response.assignment) == (500.0, "paused", 7)
 
 
 def test_blocks_without_a_run_of_sequences_are_refused_at_once(log: Log, claimed: Claim) -> None:

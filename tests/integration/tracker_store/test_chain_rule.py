@@ -184,6 +184,6 @@ def test_every_way_of_sending_blocks_keeps_the_rule(log: Log, way: Way, case: Ca
 def test_a_claim_and_a_heartbeat_say_which_server_and_timeline_answered(log: Log) -> None:
     claimed = claim_anew(log.connection, log.receiver_ids[0])
     process = register_process(log.connection, kind=ProcessKind.RECEIVER, name="r", host="h", pid=1)
-    steerings = heartbeat(log.connection, process_id=process, receiver_ids=log.receiver_ids)
+    responses = heartbeat(log.connection, process_id=process, receiver_ids=log.receiver_ids)
     identifier = log.connection.execute(sa.text("SELECT system_identifier FROM pg_control_system()")).scalar_one()
-    assert {claimed.server, *(steering.server for steering in steerings)} == {f"{identifier}/1"}
+    assert {claimed.server, *(response.server for response in responses)} == {f"{identifier}/1"}

@@ -297,8 +297,8 @@ def half_cleaned(connection: sa.Connection, size: Size) -> datetime:
 def idle_rounds(server: TestServer, size: Size) -> dict[str, tuple[Read, int]]:
     """Return what a round reads and how many statements it sends, when clean-up has taken all that it may."""
     no_file = Mock(side_effect=AssertionError("no file is deleted"))
-    cleaner = Cleaner(no_file, full_look_rounds=NEVER)
-    links = LinkCleaner(full_look_rounds=NEVER)
+    cleaner = Cleaner(no_file, full_scan_rounds=NEVER)
+    links = LinkCleaner(full_scan_rounds=NEVER)
 
     def blocks_round(connection: sa.Connection) -> None:
         report = cleaner.cleanup_old_batches(connection, oldest)

@@ -323,9 +323,9 @@ def test_a_look_at_progress_sends_as_many_statements_for_many_pipelines_as_for_o
         connection.execute(sa.text(HISTORY[3].replace("5000", "5")), {"noon": NOON - number * timedelta(days=1)})
         clock = iter(range(0, 100, 10))
         progress = StreamingProgress(lambda clock=clock: float(next(clock)))  # type: ignore[misc]
-        progress.look(lambda: connect(engine))
+        progress.poll(lambda: connect(engine))
         sa.event.listen(engine, "before_cursor_execute", note)
-        progress.look(lambda: connect(engine))
+        progress.poll(lambda: connect(engine))
         sa.event.remove(engine, "before_cursor_execute", note)
         counts.append(len(sent))
         sent.clear()

@@ -41,9 +41,9 @@ def test_a_heartbeat_is_one_row_however_many_receivers_share_the_process(
 
     cursor = connection.connection.info["forebay_cursor"]
     sa.event.listen(engine, "after_cursor_execute", note)
-    steerings = heartbeat(connection, process_id=process, receiver_ids=log.receiver_ids)
+    responses = heartbeat(connection, process_id=process, receiver_ids=log.receiver_ids)
     sa.event.remove(engine, "after_cursor_execute", note)
-    assert (len(steerings), rows, cursor.rowcount) == (40, [], 1)
+    assert (len(responses), rows, cursor.rowcount) == (40, [], 1)
 
 
 def test_a_heartbeat_answers_what_the_one_of_the_release_before_does(connection: sa.Connection) -> None:
@@ -79,9 +79,9 @@ def test_the_first_heartbeat_of_each_session_and_each_tenth_look_for_lost_commit
     process = registered(connection)
 
     def beat(connection: sa.Connection, process_id: int = process) -> bool:
-        [steering] = heartbeat(connection, process_id=process_id, receiver_ids=log.receiver_ids)
-        assert (steering.newest_sequence is None) == (steering.server is None)
-        return steering.newest_sequence is not None
+        [response] = heartbeat(connection, process_id=process_id, receiver_ids=log.receiver_ids)
+        assert (response.newest_sequence is None) == (response.server is None)
+        return response.newest_sequence is not None
 
     assert [beat(connection) for _ in range(21)] == [n % 10 == 0 for n in range(21)]
     assert beat(connection, registered(connection)), "another process knows nothing of this one's answers"

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from receiver_runtime.block_path.registered_through import RegisteredThrough
-from receiver_runtime.block_path.registrar import PostgresBlockLog, Registrar
+from receiver_runtime.block_path.registration.block_log import BlockLog
+from receiver_runtime.block_path.registration.registered_through import RegisteredThrough
+from receiver_runtime.block_path.registration.registrar import Registrar
 from tests.support.driver_log.log import Log, add, block, claim_anew, give_segments, make_log, wait_until_blocked
 from tests.support.postgres.cutting_proxy import Cut, CuttingProxy, is_call
 from tracker_store.blocks.blocks import (
@@ -178,7 +179,7 @@ def test_w02_the_registrar_resolves_lost_answers_by_itself(log: Log, database_ur
     futures: dict[int, list[Future[NewBlock]]] = {claimed.receiver_id: [] for claimed in claims}
     with CuttingProxy(database_url, scissors) as proxy:
         engine = create_engine(proxy.url, application_name="registrar")
-        block_log = PostgresBlockLog(engine, process_id=process_id)
+        block_log = BlockLog(engine, process_id=process_id)
         registrar = Registrar(block_log)
         registrar.start()
         lanes = [
@@ -352,7 +353,7 @@ def test_blocks_whose_segment_was_lost_are_not_added_on_a_new_connection(
     segment = open_segment(
         log.connection, receiver_id=other.receiver_id, epoch=other.epoch, path="a/b", source_rule="not_sent_again"
     )
-    block_log = PostgresBlockLog(engine, process_id=process_id)
+    block_log = BlockLog(engine, process_id=process_id)
     with pytest.raises(LostCommitsError) as raised:
         block_log.add_blocks([block(lost, 2, segment_id=segment), block(other, 2, segment_id=segment)])
     assert raised.value.receiver_ids == {lost.receiver_id}

@@ -101,8 +101,8 @@ def test_k12_s04_a_pipeline_is_stopped_only_when_receiver_blocks_and_batches_are
     assert stop_pipelines(log.connection) == ["words"]
     assert state(log) is PipelineState.STOPPING
     assert advance_stops(log.connection, term=term) == [("receiver stops", receiver)]
-    [steering] = heartbeat(log.connection, process_id=process, receiver_ids=[receiver])
-    assert steering.desired_state is DesiredState.STOPPED, "its process gets the stop"
+    [response] = heartbeat(log.connection, process_id=process, receiver_ids=[receiver])
+    assert response.desired_state is DesiredState.STOPPED, "its process gets the stop"
 
     # It drains: it registers one more block after the stop was requested.
     add(log.connection, block(claimed, claimed.sequence + 2, segment_id=1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from receiver_runtime.block_store.frames.frame import DeadLetterReason, FrameKind, SourceRule, encode_frame
+from receiver_runtime.block_store.frames.frame import DeadLetterReason, FrameFields, FrameKind, SourceRule, encode_frame
 from receiver_runtime.block_store.frames.letter_group import encode_letters
 from receiver_runtime.block_store.stores.stores import open_block_store
 from tests.support.driver_log.log import claim_anew
@@ -40,16 +40,18 @@ class Letters:
         """Store `letters` as one row; return its id."""
         frame = encode_frame(
             encode_letters(letters),
-            kind=FrameKind.LETTER_GROUP,
-            source_rule=SourceRule.NOT_SENT_AGAIN,
-            receiver_id=self._claimed.receiver_id,
-            epoch=self._claimed.epoch,
-            sequence=1,
-            registered_through=0,
-            records=1,
-            mark=1,
-            reason=reason,
-            letters=len(letters),
+            FrameFields(
+                kind=FrameKind.LETTER_GROUP,
+                source_rule=SourceRule.NOT_SENT_AGAIN,
+                receiver_id=self._claimed.receiver_id,
+                epoch=self._claimed.epoch,
+                sequence=1,
+                registered_through=0,
+                records=1,
+                mark=1,
+                reason=reason,
+                letters=len(letters),
+            ),
         )
         self._writer.append(frame)
         self._writer.sync()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from receiver_runtime.block_store.frames.encryption import BlockKey, FrameEncryptor
-from receiver_runtime.block_store.frames.frame import FrameKind, SourceRule, encode_frame
+from receiver_runtime.block_store.frames.frame import FrameFields, FrameKind, SourceRule, encode_frame
 from receiver_runtime.block_store.frames.payload import encode_batches
 from receiver_runtime.block_store.stores.stores import open_block_store
 from receiver_runtime.sources.fields.secret import Secret
@@ -51,14 +51,16 @@ class LineReceiver:
         batch = pa.record_batch([pa.array(lines, pa.string())], schema=SCHEMA)
         frame = encode_frame(
             encode_batches(SCHEMA, [batch]),
-            kind=FrameKind.BLOCK,
-            source_rule=SourceRule.NOT_SENT_AGAIN,
-            receiver_id=self._claimed.receiver_id,
-            epoch=self._claimed.epoch,
-            sequence=self._sequence,
-            registered_through=self._sequence - 1,
-            records=len(lines),
-            mark=1,
+            FrameFields(
+                kind=FrameKind.BLOCK,
+                source_rule=SourceRule.NOT_SENT_AGAIN,
+                receiver_id=self._claimed.receiver_id,
+                epoch=self._claimed.epoch,
+                sequence=self._sequence,
+                registered_through=self._sequence - 1,
+                records=len(lines),
+                mark=1,
+            ),
             encryptor=self._encryptor,
         )
         self._writer.append(frame)

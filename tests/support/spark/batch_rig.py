@@ -17,7 +17,7 @@ from orchestration.declarations.apply import apply
 from orchestration.declarations.settings import Settings
 from orchestration.spark.session.session import spark_session
 from receiver_runtime.block_store.frames.encryption import BlockKey, FrameEncryptor
-from receiver_runtime.block_store.frames.frame import FrameKind, SourceRule, encode_frame
+from receiver_runtime.block_store.frames.frame import FrameFields, FrameKind, SourceRule, encode_frame
 from receiver_runtime.block_store.frames.payload import encode_batches
 from receiver_runtime.block_store.stores.stores import open_block_store
 from receiver_runtime.sources.fields.secret import Secret
@@ -112,14 +112,16 @@ class System:
             batch = pa.record_batch([pa.array(lines, pa.string())], schema=SCHEMA)
             frame = encode_frame(
                 encode_batches(SCHEMA, [batch]),
-                kind=FrameKind.BLOCK,
-                source_rule=SourceRule.NOT_SENT_AGAIN,
-                receiver_id=placement.receiver_id,
-                epoch=claimed.epoch,
-                sequence=sequence,
-                registered_through=sequence - 1,
-                records=len(lines),
-                mark=1,
+                FrameFields(
+                    kind=FrameKind.BLOCK,
+                    source_rule=SourceRule.NOT_SENT_AGAIN,
+                    receiver_id=placement.receiver_id,
+                    epoch=claimed.epoch,
+                    sequence=sequence,
+                    registered_through=sequence - 1,
+                    records=len(lines),
+                    mark=1,
+                ),
                 encryptor=encryptor,
             )
             writer.append(frame)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay import Stream
-from receiver_runtime.agent import agent
+from receiver_runtime.agent import child_process, receiver_processes
 from receiver_runtime.process import receiver_process
 from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.watching.descriptors import explain
@@ -30,7 +30,7 @@ def test_its_declaration_is_accepted() -> None:
 def test_its_limits_are_those_of_the_code() -> None:
     default = Http(listen="127.0.0.1:0").max_connections
     assert f"takes {default:,} connections" in PLAIN
-    assert f"have {agent.STOP_GRACE_SECONDS:g} s to register" in PLAIN
+    assert f"have {child_process.STOP_GRACE_SECONDS:g} s to register" in PLAIN
     # The pool, and what it may open beyond it.
     assert receiver_process._STARTING_AT_ONCE == 4
     assert "starts four receivers at a time" in PLAIN
@@ -43,7 +43,10 @@ def test_its_messages_are_those_of_the_code() -> None:
     assert re.search(pattern, said)
     logged = re.findall(r"logs `([^`]*)`", PLAIN)
     assert logged
-    assert all(f'"{message}"' in Path(agent.__file__).read_text(encoding="utf-8") for message in logged)
+    code = "".join(
+        Path(str(module.__file__)).read_text(encoding="utf-8") for module in (child_process, receiver_processes)
+    )
+    assert all(f'"{message}"' in code for message in logged)
 
 
 def test_its_links_have_targets() -> None:

@@ -6,7 +6,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.positioned_run import SOURCE
-from tracker_store.blocks.blocks import OffsetLink, Position
+from receiver_runtime.reporting.receiver_driver_log import ReceiverDriverLog
+from tracker_store.blocks.blocks import Claim, OffsetLink, Position
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,12 +18,11 @@ if TYPE_CHECKING:
 _SECONDS = 30.0
 
 
-class MemoryPositions:
+class MemoryPositions(ReceiverDriverLog):
     """The positions of a chain in memory: the end of its newest link, or the origin."""
 
-    receiver_id = 1
-
     def __init__(self, log: MemoryBlockLog) -> None:
+        self.claim = Claim(1, 5, 0)
         self._log = log
         self.origins: dict[str, int] = {}
         self.may_answer = threading.Event()

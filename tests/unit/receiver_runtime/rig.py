@@ -10,17 +10,27 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from receiver_runtime.block_path.block_handler import BlockHandler
-from receiver_runtime.block_path.registered_through import RegisteredThrough
-from receiver_runtime.block_path.registrar import Registrar
-from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
+from receiver_runtime.block_path.receiver_context import ReceiverContext
+from receiver_runtime.block_path.registration.registrar import Registrar
 from receiver_runtime.block_store.frames.encryption import BlockKeys
-from receiver_runtime.block_store.frames.frame import SourceRule
 from receiver_runtime.block_store.frames.reading import letters_of
 from receiver_runtime.block_store.stores.local import LocalBlockStore
+from receiver_runtime.reporting.receiver_reporter import ReceiverReporter
+from receiver_runtime.reporting.receiver_status import ReceiverStatus
+from receiver_runtime.reporting.unfailing_reporter import UnfailingReporter
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.supervisor.receiver import Receiver
-from receiver_runtime.supervisor.receiver_supervisor import Ending, ReceiverSupervisor
-from tests.unit.receiver_runtime.support import FaultyFiles, ManualClock, MemoryBlockLog, MemorySegments, eventually
+from receiver_runtime.supervisor.receiver_supervisor import ReceiverSupervisor
+from receiver_runtime.watching.clock import Clock
+from receiver_runtime.watching.progress import Progress
+from tests.unit.receiver_runtime.support import (
+    FaultyFiles,
+    ManualClock,
+    MemoryBlockLog,
+    MemoryDriverLog,
+    eventually,
+    make_log,
+)
 from tracker_store.blocks.blocks import Claim
 from tracker_store.schema.states import DesiredState
 
@@ -28,7 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from receiver_runtime.reporting.driver_log import KnownKeys, SourcePositions
+    from receiver_runtime.reporting.receiver_driver_log import ReceiverDriverLog
+    from receiver_runtime.supervisor.attached_supervisor import AttachedSupervisor
+    from receiver_runtime.supervisor.ending import Ending
     from tracker_store.schema.states import ReceiverEventKind, ReceiverState
 
 FAST: dict[str, Any] = {
@@ -38,7 +50,7 @@ FAST: dict[str, Any] = {
 }
 
 
-class RecordingReporter:
+class RecordingReporter(ReceiverReporter):
     """Keeps the reports that it gets."""
 
     def __init__(self) -> None:
@@ -82,15 +94,21 @@ class HandReceiver(Receiver):
 
 @dataclass
 class Rig:
+    receiver: Receiver
     supervisor: ReceiverSupervisor
     registrar: Registrar
     log: MemoryBlockLog
-    rows: MemorySegments
+    rows: MemoryDriverLog
     files: FaultyFiles
     store: LocalBlockStore
     reporter: RecordingReporter
     clock: ManualClock | None = None
     endings: list[Ending] = field(default_factory=list)
+
+    @property
+    def attached(self) -> AttachedSupervisor:
+        """Return the supervisor as the receiver sees it."""
+        return self.receiver.supervisor
 
     def values(self) -> list[str]:
         """Return the values in the registered blocks, read back from the store, in order."""
@@ -115,13 +133,16 @@ class Rig:
             found += [(row.reason, row.part, letter) for letter in letters]
         return found
 
+    def start(self) -> None:
+        threading.Thread(target=self.supervisor.run, name="receiver 1 supervisor", daemon=True).start()
+
     def end(self) -> Ending:
-        ending = self.supervisor.await_termination(20)
+        ending = self.supervisor.lifecycle.await_termination(20)
         assert ending is not None, "the supervisor did not end"
         return ending
 
     def stop(self) -> Ending:
-        self.supervisor.stop("the test is over")
+        self.supervisor.lifecycle.stop("the test is over")
         return self.end()
 
 
@@ -133,8 +154,7 @@ def rig(
     clock: ManualClock | None = None,
     start: bool = True,
     log: MemoryBlockLog | None = None,
-    keys: KnownKeys | None = None,
-    positions: SourcePositions | None = None,
+    positions: ReceiverDriverLog | None = None,
     reporter: RecordingReporter | None = None,
     desired_state: DesiredState = DesiredState.RUNNING,
     stream_name: str = "",
@@ -142,49 +162,39 @@ def rig(
 ) -> Iterator[Rig]:
     files = FaultyFiles()
     store = LocalBlockStore(root, files=files)
-    rows = MemorySegments()
     log = MemoryBlockLog() if log is None else log
+    rows = MemoryDriverLog(Claim(1, 5, 0), positions=positions, log=log)
     reporter = RecordingReporter() if reporter is None else reporter
     wanted = ReceiverSettings.model_validate(FAST | settings)
-    handler = BlockHandler(
-        WriteAheadLog(
-            store,
-            rows,
-            claim=Claim(1, 5, 0),
-            source_rule=SourceRule.NOT_SENT_AGAIN,
-            registered_through=RegisteredThrough(),
-            clock=clock,
-        ),
-        receiver.record_schema,
-    )
+    handler = BlockHandler(make_log(store, rows, clock=clock), receiver.record_schema)
     registrar = Registrar(log, heartbeat_interval=0.02)
-    supervisor = ReceiverSupervisor(
-        receiver,
+    unfailing = UnfailingReporter(reporter, receiver_id=1)
+    context = ReceiverContext(
         stream_id=3,
         stream_name=stream_name,
         claim=Claim(1, 5, 1, server="7/1"),
         assignment=1,
         settings=wanted,
-        handler=handler,
+        schema=receiver.record_schema,
         registrar=registrar,
         driver_log=rows,
-        reporter=reporter,
-        keys=keys,
-        positions=positions,
-        desired_state=desired_state,
-        clock=clock,
+        reporter=unfailing,
+        status=ReceiverStatus(unfailing),
+        clock=clock or Clock(),
+        progress=Progress(),
     )
+    supervisor = ReceiverSupervisor(receiver, context, handler, desired_state=desired_state)
     registrar.start()
-    made = Rig(supervisor, registrar, log, rows, files, store, reporter, clock)
+    made = Rig(receiver, supervisor, registrar, log, rows, files, store, reporter, clock)
     if start:
-        supervisor.start()
+        made.start()
     try:
         yield made
     finally:
         log.away = False
         if start:
-            supervisor.stop("the test is over")
-            eventually(lambda: supervisor.await_termination(0), "the end")
+            supervisor.lifecycle.stop("the test is over")
+            eventually(lambda: supervisor.lifecycle.await_termination(0), "the end")
         registrar.stop()
 
 

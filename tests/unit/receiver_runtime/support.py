@@ -8,24 +8,33 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from receiver_runtime.block_path.registration.block_log import BlockLog
+from receiver_runtime.block_path.registration.registered_through import RegisteredThrough
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
 from receiver_runtime.block_store.frames.files import Files
 from receiver_runtime.block_store.frames.frame import (
     DeadLetterReason,
     EncodedFrame,
+    FrameFields,
     FrameKind,
     SourceRule,
     encode_frame,
 )
+from receiver_runtime.reporting.receiver_driver_log import ReceiverDriverLog
+from receiver_runtime.sources.receiver_settings import ReceiverSettings
+from receiver_runtime.watching.clock import Clock
 from tests.support import polling
-from tracker_store.blocks.blocks import AddOutcome, AddResult, BlockHandle, NewBlock, Steering
+from tracker_store.blocks.blocks import AddOutcome, AddResult, BlockHandle, Claim, ControlResponse, NewBlock
 from tracker_store.connection.errors import OutcomeUnknownError
 from tracker_store.schema.states import DesiredState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import PurePath
 
     from receiver_runtime.block_store.frames.encryption import FrameEncryptor
+    from receiver_runtime.block_store.stores.interface import BlockStore
+    from tracker_store.blocks.blocks import Position
     from tracker_store.blocks.dead_letters import StoredDeadLetter
     from tracker_store.blocks.segments import CodecSum
 
@@ -42,7 +51,7 @@ def reaches(figure: Callable[[], int], least: int) -> Callable[[], bool]:
     return lambda: figure() >= least
 
 
-class ManualClock:
+class ManualClock(Clock):
     """A clock on which time passes when a test says so."""
 
     def __init__(self) -> None:
@@ -148,10 +157,19 @@ class FaultyFiles(Files):
         super().sync_directory(path, dir_fd=dir_fd)
 
 
-class MemorySegments:
-    """Stands for the rows of segments."""
+class MemoryDriverLog(ReceiverDriverLog):
+    """One epoch's rows of segments and dead letters in memory; a test may add positions and keys."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        claim: Claim | None = None,
+        *,
+        positions: ReceiverDriverLog | None = None,
+        log: MemoryBlockLog | None = None,
+    ) -> None:
+        self.claim = claim or Claim(7, 9, 0)
+        self._positions = positions
+        self._log = log
         self.paths: dict[int, str] = {}
         self.lengths: dict[int, int] = {}
         self.codecs: dict[int, Sequence[CodecSum]] = {}
@@ -178,8 +196,39 @@ class MemorySegments:
         self.dead_letter_calls += 1
         self.dead_letters += letters
 
+    def open_partition(self, source: str, partition: str, start_offset: int) -> Position:
+        assert self._positions is not None
+        return self._positions.open_partition(source, partition, start_offset)
 
-class MemoryBlockLog:
+    def all_of(self, source: str) -> Mapping[str, Position]:
+        assert self._positions is not None
+        return self._positions.all_of(source)
+
+    def known_keys(self, keys: Sequence[str], *, wait: bool = True) -> set[str]:
+        assert self._log is not None
+        return self._log.known_keys(keys, wait=wait)
+
+
+def make_log(
+    store: BlockStore,
+    rows: ReceiverDriverLog | None = None,
+    *,
+    source_rule: SourceRule = SourceRule.NOT_SENT_AGAIN,
+    clock: Clock | None = None,
+    **settings: object,
+) -> WriteAheadLog:
+    """Return a write-ahead log of which nothing is registered yet; settings may be smaller than users' may."""
+    return WriteAheadLog(
+        store,
+        MemoryDriverLog() if rows is None else rows,
+        source_rule=source_rule,
+        registered_through=RegisteredThrough(),
+        settings=ReceiverSettings.model_construct(**settings),  # type: ignore[arg-type]
+        clock=clock,
+    )
+
+
+class MemoryBlockLog(BlockLog):
     """The chain of blocks in memory, as `add_block` keeps it: all or nothing per receiver, outcomes in order.
 
     A test sets these attributes: `lose_answers` (commit, but don't answer), `away` (neither commit nor answer),
@@ -206,14 +255,17 @@ class MemoryBlockLog:
         self.assignments: dict[int, int] = {}
         self.server: str | None = None
 
-    def steering(self, receiver_id: int) -> Steering:
-        return Steering(
+    def response(self, receiver_id: int) -> ControlResponse:
+        return ControlResponse(
             receiver_id,
             self.rates.get(receiver_id),
             self.desired.get(receiver_id, DesiredState.RUNNING),
             self.assignments.get(receiver_id, 1),
             server=self.server,
         )
+
+    def known_keys(self, keys: Sequence[str], *, wait: bool = True) -> set[str]:
+        raise NotImplementedError
 
     def chain(self, receiver_id: int) -> list[NewBlock]:
         with self._lock:
@@ -258,26 +310,26 @@ class MemoryBlockLog:
         else:
             chain.extend(group)
             outcome = AddOutcome.ADDED
-        return AddResult(receiver_id, outcome, detail, self.steering(receiver_id))
+        return AddResult(receiver_id, outcome, detail, self.response(receiver_id))
 
-    def heartbeat(self, receiver_ids: Sequence[int]) -> list[Steering]:
+    def heartbeat(self, receiver_ids: Sequence[int]) -> list[ControlResponse]:
         with self._lock:
             if self.heartbeat_error is not None:
                 raise self.heartbeat_error
             if self.away:
                 raise OutcomeUnknownError("the server is away")
-            steerings = [self.steering(receiver_id) for receiver_id in receiver_ids]
+            responses = [self.response(receiver_id) for receiver_id in receiver_ids]
             if self.tells_newest:
-                steerings = [
+                responses = [
                     replace(
                         item,
                         newest_sequence=max((b.sequence for b in self.chains.get(item.receiver_id, [])), default=0),
                     )
-                    for item in steerings
+                    for item in responses
                 ]
-            # Count last: a test that sees the count may change the steering.
+            # Count last: a test that sees the count may change the response.
             self.heartbeats += 1
-            return steerings
+            return responses
 
 
 def block(sequence: int, *, receiver_id: int = 1, epoch: int = 1, records: int = 1) -> NewBlock:
@@ -297,15 +349,17 @@ def frame(
     """Encode a block's frame; the payload need not be Arrow if nothing decodes it."""
     return encode_frame(
         payload,
-        kind=FrameKind.BLOCK,
-        source_rule=SourceRule.NOT_SENT_AGAIN,
-        receiver_id=receiver_id,
-        epoch=epoch,
-        sequence=sequence,
-        registered_through=sequence - 1,
-        records=1,
+        FrameFields(
+            kind=FrameKind.BLOCK,
+            source_rule=SourceRule.NOT_SENT_AGAIN,
+            receiver_id=receiver_id,
+            epoch=epoch,
+            sequence=sequence,
+            registered_through=sequence - 1,
+            records=1,
+            mark=mark,
+        ),
         encryptor=encryptor,
-        mark=mark,
     )
 
 
@@ -313,16 +367,18 @@ def dead_letter_frame(data: bytes, *, part: int = 0, mark: int = 1) -> EncodedFr
     """Encode a dead letter's frame."""
     return encode_frame(
         data,
-        kind=FrameKind.DEAD_LETTER,
-        source_rule=SourceRule.NOT_SENT_AGAIN,
-        receiver_id=7,
-        epoch=9,
-        sequence=3,
-        registered_through=2,
-        records=1,
-        reason=DeadLetterReason.RECORD_TOO_LARGE,
-        part=part,
-        mark=mark,
+        FrameFields(
+            kind=FrameKind.DEAD_LETTER,
+            source_rule=SourceRule.NOT_SENT_AGAIN,
+            receiver_id=7,
+            epoch=9,
+            sequence=3,
+            registered_through=2,
+            records=1,
+            reason=DeadLetterReason.RECORD_TOO_LARGE,
+            part=part,
+            mark=mark,
+        ),
     )
 
 

@@ -11,21 +11,25 @@ import threading
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from receiver_runtime.block_path.block_generator import GeneratorStateError
+from receiver_runtime.block_path.generator_state import GeneratorStateError
 from receiver_runtime.block_path.write_ahead_log import WriteAheadLogClosedError, WriteAheadLogError
+from receiver_runtime.supervisor.lifecycle import SupervisorState
 from receiver_runtime.supervisor.receiver import Receiver
-from receiver_runtime.supervisor.receiver_supervisor import Ending, SupervisorState
 from receiver_runtime.watching.backoff import Backoff
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.unit.receiver_runtime.rig import Rig, batch, rig
 from tests.unit.receiver_runtime.support import eventually
 from tracker_store.connection.errors import ReceiverFencedError
 from tracker_store.schema.states import DesiredState, ReceiverState
+
+if TYPE_CHECKING:
+    from receiver_runtime.supervisor.ending import Ending
 
 # What a hand-over may raise when it comes too late, or when the disk fails three times in a row.
 REFUSALS = (GeneratorStateError, ReceiverFencedError, WriteAheadLogClosedError, WriteAheadLogError)
@@ -184,7 +188,7 @@ class SupervisorMachine(RuleBasedStateMachine):
     def stop(self, how: str) -> None:
         self.wanted = how
         if how == "agent":
-            self.rig.supervisor.stop("SIGTERM")
+            self.rig.supervisor.lifecycle.stop("SIGTERM")
         elif how == "receiver":
             self.receiver.stop("no more to read")
         else:
@@ -199,7 +203,7 @@ class SupervisorMachine(RuleBasedStateMachine):
     @invariant()
     def starts_and_stops_alternate(self) -> None:
         assert self.receiver.faults == []
-        assert self.rig.supervisor.state in SupervisorState
+        assert self.rig.supervisor.lifecycle.state in SupervisorState
 
     def teardown(self) -> None:
         # First end every outage, then the receiver.
@@ -214,8 +218,8 @@ class SupervisorMachine(RuleBasedStateMachine):
     def _end(self) -> Ending:
         if self.wanted is None:
             self.reader.join()
-            self.rig.supervisor.stop("the test is over")
-        eventually(lambda: self.rig.supervisor.await_termination(0), "the end")
+            self.rig.supervisor.lifecycle.stop("the test is over")
+        eventually(lambda: self.rig.supervisor.lifecycle.await_termination(0), "the end")
         return self.rig.end()
 
     def _check(self, ending: Ending) -> None:

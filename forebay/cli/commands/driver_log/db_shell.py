@@ -22,7 +22,7 @@ from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
 from forebay.cli.terminal.tables import print_table
 from orchestration.declarations.settings import Settings
-from tracker_store.connection.log_place import libpq_url, password_of, place_of_log
+from tracker_store.connection.log_address import address_of_log, libpq_url, password_of
 from tracker_store.connection.person_session import StatementRefusedError, person_session, session_options
 from tracker_store.connection.pooler import unpooled_url
 
@@ -54,7 +54,7 @@ def url(
     shown = libpq_url(address, with_password=with_password)
     left_out = not with_password and password_of(address) is not None
     if as_json:
-        place = asdict(place_of_log(address))
+        place = asdict(address_of_log(address))
         typer.echo(json.dumps({"url": shown, **place, "password_left_out": left_out}))
         return
     typer.echo(shown)
@@ -125,7 +125,7 @@ def _run_psql(psql: str, address: str, *, write: bool) -> int:
 
 def _prompt(console: Console, session: PersonSession, address: str) -> None:
     """Read statements until the end of the input, and print what each answers; a refused one does not end it."""
-    console.print(f"{place_of_log(address)}. Statements end with ; and the prompt with \\q or Ctrl-D.", markup=False)
+    console.print(f"{address_of_log(address)}. Statements end with ; and the prompt with \\q or Ctrl-D.", markup=False)
     text = ""
     while True:
         try:

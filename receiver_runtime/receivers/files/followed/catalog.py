@@ -28,7 +28,7 @@ from receiver_runtime.receivers.files.followed.reading import ContentReplacedErr
 from receiver_runtime.receivers.files.followed.reconciliation import Reconciliation
 from receiver_runtime.receivers.files.followed.reports import Reports
 from receiver_runtime.receivers.files.followed.retirement import Retirement
-from receiver_runtime.watching.clock import SystemClock
+from receiver_runtime.watching.clock import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.files.records import Limits, Part, Reading
     from receiver_runtime.receivers.files.sharing import Sharing
     from receiver_runtime.supervisor.receiver import Receiver
-    from receiver_runtime.watching.clock import Clock
     from tracker_store.blocks.blocks import OffsetLink, Position
 
 
@@ -50,7 +49,7 @@ class FollowedCatalog:
     def __init__(
         self, source: FollowedFiles, receiver: Receiver, sharing: Sharing, host: str, *, clock: Clock | None = None
     ) -> None:
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._starts_at_end = source.start == "latest"
         self._reports = Reports(receiver)
         self._schedule = LookSchedule(source.poll_interval)

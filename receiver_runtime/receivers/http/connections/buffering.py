@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from receiver_runtime.block_path.block_generator import GeneratorStateError
+from receiver_runtime.block_path.generator_state import GeneratorStateError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from receiver_runtime.block_store.frames.frame import FrameKind, SourceRule, encode_frame
+from receiver_runtime.block_store.frames.frame import FrameFields, FrameKind, SourceRule, encode_frame
 from receiver_runtime.block_store.stores.identity import identity_of, make_identity
 from receiver_runtime.block_store.stores.local import ASIDE, LocalBlockStore
 from tests.support.driver_log.log import claim_anew, make_log
@@ -43,14 +43,16 @@ def store(engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pyt
         for sequence in range(claimed.sequence + 1, claimed.sequence + 4):
             frame = encode_frame(
                 b"payload",
-                kind=FrameKind.BLOCK,
-                source_rule=SourceRule.NOT_SENT_AGAIN,
-                receiver_id=receiver,
-                epoch=claimed.epoch,
-                sequence=sequence,
-                registered_through=0,
-                records=1,
-                mark=1,
+                FrameFields(
+                    kind=FrameKind.BLOCK,
+                    source_rule=SourceRule.NOT_SENT_AGAIN,
+                    receiver_id=receiver,
+                    epoch=claimed.epoch,
+                    sequence=sequence,
+                    registered_through=0,
+                    records=1,
+                    mark=1,
+                ),
             )
             writer.append(frame)
             handle = BlockHandle(segment_id, offset, frame.length, frame.crc32c)

@@ -117,7 +117,7 @@ class Rig:
 @pytest.fixture
 def rig(engine: sa.Engine, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
-    monkeypatch.setattr(batch_driver, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(batch_driver, "POLL_SECONDS", 0.01)
     with dg.DagsterInstance.ephemeral() as instance, capture_interrupts():
         made = Rig(engine, instance, monkeypatch)
         with made.driver._signals:
@@ -239,7 +239,7 @@ def test_a_driver_without_a_living_jvm_takes_no_run(rig: Rig, monkeypatch: pytes
     jvm.kill()
     eventually(lambda: rig.reason_to_end() is not None, "the driver notices")
     assert asked[0] == rig.reason_to_end() == "its JVM has ended, with code -9"
-    rig.driver._take_what_is_left(rig.instance, rig.process_id, rig.cancellation)
+    rig.driver._take_remaining(rig.instance, rig.process_id, rig.cancellation)
     assert rig.executed == []
     assert rig.is_queued()
 

@@ -20,6 +20,7 @@ from orchestration.batches.batch_schedule import declaration_fingerprint
 from orchestration.dagster_defs.sensors.batch_sensor import tick
 from orchestration.dagster_instance.dagster_client import (
     BatchSensor,
+    DagsterClient,
     DagsterError,
     DagsterUnansweredError,
     DagsterUnreachableError,
@@ -49,10 +50,11 @@ INTERVAL = timedelta(minutes=10)
 SECOND = timedelta(seconds=1)
 
 
-class FakeDagster:
+class FakeDagster(DagsterClient):
     """A Dagster that knows the sensor of `pipeline` and records the launches; with `error` it raises that instead."""
 
     def __init__(self, pipeline: Pipeline, *, is_running: bool = True) -> None:
+        super().__init__("http://127.0.0.1:1")
         streams = {stream.name: stream.declaration() for stream in pipeline.streams}
         fingerprint = declaration_fingerprint(pipeline.declaration(), streams)
         name = f"{pipeline.name}_batches"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestration.tracker import tracker as tracker_module
-from orchestration.tracker.change_watch import FULL_LOOK_SECONDS
+from orchestration.tracker.change_watch import FULL_SCAN_SECONDS
 from orchestration.tracker.receiver_placement import ReceiverPlacement
 from orchestration.tracker.tracker import LEADERSHIP_LIMIT_SECONDS, LONGEST_TICK_SECONDS, Tracker
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
@@ -165,7 +165,7 @@ def test_a_long_tick_does_not_cost_the_leadership_and_a_hanging_one_does(
             candidate.tick(log.connection)
 
     monkeypatch.setattr(ReceiverPlacement, "tick", long_look)
-    clock.now += FULL_LOOK_SECONDS
+    clock.now += FULL_SCAN_SECONDS
     leader.tick(log.connection)
     assert candidate.term == 2
     assert LONGEST_TICK_SECONDS < len(seconds) <= LONGEST_TICK_SECONDS + LEADERSHIP_LIMIT_SECONDS + 2

@@ -14,7 +14,8 @@ import sqlalchemy as sa
 from forebay.testing.cutting_proxy import CuttingProxy, through
 from forebay.testing.receiver_processes import eventually
 from receiver_runtime.agent import agent as agent_module
-from receiver_runtime.agent.agent import Agent
+from receiver_runtime.agent import child_process, receiver_processes, spare_keeper
+from receiver_runtime.agent.agent import Agent, AgentSettings
 from receiver_runtime.agent.left_processes import LeftProcesses
 from receiver_runtime.block_store.frames.segment import IntactFrame
 from receiver_runtime.block_store.stores.local import LocalBlockStore
@@ -56,7 +57,7 @@ def test_k04_an_exit_is_reported_with_the_last_lines_of_its_log_and_restarts_wai
 def test_the_spare_process_takes_over_from_one_that_was_killed(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_module, "SPARE_AFTER_SECONDS", 0.5)
+    monkeypatch.setattr(spare_keeper, "SPARE_AFTER_SECONDS", 0.5)
     with host_rig(database_url, tmp_path, receivers=1, receivers_per_process=1, spare=True) as (rig, sources):
         [receiver_id] = sources
         rig.place(receiver_id)
@@ -179,12 +180,14 @@ def test_a_leadership_that_can_not_be_ended_now_is_left_to_expire(
     monkeypatch.setattr("receiver_runtime.agent.agent.end_leadership_of", wait_in_vain)
     agent = Agent(
         engine,
-        name="here",
-        host="here",
-        slots=1,
-        receiver_command=lambda _: [],
-        role_commands={"tracker": []},
-        log_directory=tmp_path,
+        AgentSettings(
+            name="here",
+            host="here",
+            slots=1,
+            receiver_command=lambda _: [],
+            role_commands={"tracker": []},
+            log_directory=tmp_path,
+        ),
     )
     agent._ended_pids.append(2**31 - 1)
     with connect(engine) as connection:
@@ -233,7 +236,8 @@ def test_an_agent_that_stops_while_postgres_is_away_leaves_what_it_accepted_for_
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that receivers drain to disk, can't register and are killed; the next agent's register it all, once."""
-    monkeypatch.setattr(agent_module, "STOP_GRACE_SECONDS", 4.0)
+    for module in (agent_module, child_process, receiver_processes):
+        monkeypatch.setattr(module, "STOP_GRACE_SECONDS", 4.0)
     with ExitStack() as stack:
         proxy = stack.enter_context(closing(CuttingProxy(database_url)))
         source = stack.enter_context(closing(NumberedSource(pause=0.002)))

@@ -13,6 +13,7 @@ import pytest
 from orchestration.tracker.clean_up.cleaner import Cleaner
 from receiver_runtime.block_store.frames.files import Files
 from receiver_runtime.block_store.stores.local import LocalBlockStore
+from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.source import SourceRule
 from tests.integration.receiver_runtime.salvage_rig import KilledError, MortalDriverLog, SalvagedReceiver
 from tracker_store.blocks.blocks import AddOutcome
@@ -278,7 +279,7 @@ def test_a_segment_is_sealed_by_its_own_process_only_when_its_blocks_are_registe
     life.keep("b")  # in a new segment; the segment of "a" is closed
     assert [state for state, _ in receiver.segments()] == ["OPEN", "OPEN"]
     life.register(1)
-    life.handler.keep_house()
+    life.handler.close_aged_segments()
     assert [state for state, _ in receiver.segments()] == ["SEALED", "OPEN"]
     life.close()
     assert [state for state, _ in receiver.segments()] == ["SEALED", "OPEN"]
@@ -384,9 +385,9 @@ def test_a_resumed_zombie_registers_nothing_and_its_new_blocks_are_salvaged_next
     successor = receiver.live(max_segment_bytes=1)
     [(_, sealed), *_] = receiver.segments()
     # The zombie continues: it writes one block to the sealed file, then one to a new file.
-    zombie.handler._log._max_bytes = 10_000
+    zombie.handler._log._settings = ReceiverSettings.model_construct(max_segment_bytes=10_000)
     zombie.keep("lost")
-    zombie.handler._log._max_bytes = 1
+    zombie.handler._log._settings = ReceiverSettings.model_construct(max_segment_bytes=1)
     successor.keep("b")
     successor.register()
     zombie.keep("late")

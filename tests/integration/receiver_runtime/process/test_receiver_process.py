@@ -151,9 +151,9 @@ def test_w21_the_process_that_was_taken_over_is_fenced_and_says_so(rig: Receiver
 # Runs in a receiver process: it reads the assignment that was in force a moment before.
 _READS_AN_OLD_ASSIGNMENT = """
 from dataclasses import replace
-from receiver_runtime.process import receiver_life
-now = receiver_life.get_receiver
-receiver_life.get_receiver = lambda connection, receiver_id: replace(now(connection, receiver_id), assignment=4)
+from receiver_runtime.process import receiver_start
+now = receiver_start.get_receiver
+receiver_start.get_receiver = lambda connection, receiver_id: replace(now(connection, receiver_id), assignment=4)
 """
 
 
@@ -288,7 +288,7 @@ def test_a_stop_before_the_driver_log_can_be_reached_ends_it(rig: ReceiverRig) -
         nobody.bind(("127.0.0.1", 0))
         port = nobody.getsockname()[1]
         process = rig.start(database_url=through(rig.database_url, port))
-        eventually(lambda: "the driver log is away" in rig.logs(), "the warning")
+        eventually(lambda: "the driver log is unavailable" in rig.logs(), "the warning")
         process.send_signal(signal.SIGTERM)
         assert exit_code(process) == ExitCode.STOPPED
 

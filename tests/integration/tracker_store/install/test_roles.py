@@ -168,7 +168,7 @@ def test_a_receiver_process_and_its_agent_do_their_job(engine: sa.Engine, owner:
         report_event(
             connection, receiver_id=receiver, epoch=claimed.epoch, kind=ReceiverEventKind.ERROR, message="a test"
         )
-        assert [steering.receiver_id for steering in heartbeat(connection, process_id=process, receiver_ids=[receiver])]
+        assert [response.receiver_id for response in heartbeat(connection, process_id=process, receiver_ids=[receiver])]
         # Its successor salvages a second segment of the first process.
         left = open_segment(
             connection, receiver_id=receiver, epoch=claimed.epoch, path="a/c", source_rule="not_sent_again"

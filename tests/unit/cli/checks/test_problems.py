@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from forebay.cli.checks.problems import problems
-from orchestration.block_checks.bounded_looks import Unreachable
+from orchestration.block_checks.bounded_scans import Unreachable
 from orchestration.tracker.system_status import AgentStatus, LeaderStatus, SystemStatus
 from tracker_store.receivers.receivers import DEGRADED, HINDERED, refused_requests
 from tracker_store.reports.status import PipelineStatus, ReceiverStatus

@@ -16,6 +16,7 @@ from orchestration.batches.attempt_outputs import (
     OutputsFailedError,
     running_outputs,
 )
+from orchestration.spark.output_threads import OutputThreads, Result
 from receiver_runtime.block_store.frames.errors import StoreUnavailableError
 from tests.support.polling import eventually
 from tracker_store.connection.errors import AttemptSupersededError, DriverLogUnavailableError
@@ -36,13 +37,13 @@ class Named:
     name: str
 
 
-class InThreads:
+class InThreads(OutputThreads):
     """Threads that inherit nothing; `stopped` is set when they are asked to stop."""
 
     def __init__(self) -> None:
         self.stopped = threading.Event()
 
-    def inherit(self, run: Callable[[], OutputResult], *, output: str) -> Callable[[], OutputResult]:
+    def inherit(self, run: Callable[[], Result], *, output: str) -> Callable[[], Result]:
         return run
 
     def stop(self) -> None:

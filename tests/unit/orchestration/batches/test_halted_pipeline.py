@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from forebay import Pipeline
-from orchestration.batches.batch_schedule import stands_still
+from orchestration.batches.batch_schedule import pause_reason
 from orchestration.declarations.pipeline import DeclarationError
 from tracker_store.batches.pipelines import PipelineRow
 from tracker_store.schema.states import PipelineState
@@ -18,8 +18,8 @@ ROW = PipelineRow(1, "words", 1, {}, (1,), timedelta(seconds=10), NOON, Pipeline
 
 
 def test_it_makes_no_batches_and_names_batch_and_commands() -> None:
-    assert stands_still(ROW) is None
-    said = stands_still(replace(ROW, halted_by=NOON))
+    assert pause_reason(ROW) is None
+    said = pause_reason(replace(ROW, halted_by=NOON))
     assert said is not None
     for part in (
         NOON.isoformat(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestration.tracker.change_watch import FOLLOW_SECONDS, FULL_LOOK_SECONDS, ChangeWatch
+from orchestration.tracker.change_watch import FOLLOW_SECONDS, FULL_SCAN_SECONDS, ChangeWatch
 from tracker_store.receivers.changes import Changes
 
 
@@ -17,7 +17,7 @@ def looks(watch: ChangeWatch, counter: int, *, oldest_open: int = 50, first_unst
     changes = Changes(counter, 0, oldest_open, first_unstarted)
     due = watch.is_due(counter, changes)
     if due:
-        watch.looked()
+        watch.scanned()
     return due
 
 
@@ -33,7 +33,7 @@ def settled(clock: Clock) -> ChangeWatch:
 def test_without_a_change_only_a_full_look_is_due() -> None:
     clock = Clock()
     watch = settled(clock)
-    clock.now += FULL_LOOK_SECONDS - 1
+    clock.now += FULL_SCAN_SECONDS - 1
     assert not looks(watch, 1)
     clock.now += 1
     assert looks(watch, 1)
@@ -74,7 +74,7 @@ def test_a_counter_that_goes_back_after_a_failover_is_a_change() -> None:
 def test_a_part_can_ask_for_an_earlier_look() -> None:
     clock = Clock()
     watch = settled(clock)
-    watch.looked(2.0)
+    watch.scanned(2.0)
     clock.now += 1
     assert not looks(watch, 1)
     clock.now += 1

@@ -11,28 +11,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from receiver_runtime.block_path.block_generator import (
-    TRANSITIONS,
-    Block,
-    BlockGenerator,
-    GeneratorState,
-    GeneratorStateError,
-    _head_of,
-)
-from receiver_runtime.block_path.rate_limiter import RateLimiter
+from receiver_runtime.block_path.block_generator import BlockGenerator, _head_of
+from receiver_runtime.block_path.block_pusher import BlockPusher
+from receiver_runtime.block_path.generator_state import TRANSITIONS, GeneratorState, GeneratorStateError
+from receiver_runtime.block_path.load.rate_limiter import RateLimiter
 from receiver_runtime.block_path.records import RecordTypeError
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually, reaches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from receiver_runtime.block_path.block import Block
+    from receiver_runtime.block_path.block_handler import EncodedBlock
     from receiver_runtime.watching.clock import Clock
 
 SCHEMA = pa.schema([("value", pa.string())])
 
 
-class Listener:
+class RecordingPusher(BlockPusher):
     """Keeps what it is called with; pushes wait until `gate` is set, and fail while `failures` are left."""
 
     def __init__(self) -> None:
@@ -44,23 +41,26 @@ class Listener:
         self.gate = threading.Event()
         self.gate.set()
 
-    def on_generate_block(self, block: Block) -> None:
+    def choose_codec(self, block: Block) -> None:
         self.generated.append(block.number)
 
-    def on_push_block(self, block: Block) -> None:
+    def encode(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock | None:
+        return None
+
+    def push(self, block: Block) -> None:
         self.gate.wait(30)
         if self.failures:
             self.failures -= 1
             raise OSError("the disk is full")
         self.pushed.append(block)
 
-    def on_idle(self) -> None:
+    def close_aged_segments(self) -> None:
         pass
 
-    def on_error(self, message: str, error: Exception) -> None:
+    def report_failure(self, message: str, error: Exception) -> None:
         self.errors.append(f"{message}: {error}")
 
-    def on_thread_death(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         self.deaths.append(error)
 
     @property
@@ -70,7 +70,7 @@ class Listener:
 
 @contextmanager
 def generator(
-    listener: Listener,
+    pusher: RecordingPusher,
     clock: Clock | None = None,
     *,
     queue_size: int = 10,
@@ -79,19 +79,19 @@ def generator(
     interval: float = 0.2,
 ) -> Iterator[BlockGenerator]:
     made = BlockGenerator(
-        listener,
+        pusher,
         SCHEMA,
         limiter=limiter or RateLimiter(),
-        block_interval=interval,
-        queue_size=queue_size,
-        max_block_bytes=max_block_bytes,
+        settings=ReceiverSettings.model_construct(
+            block_interval=interval, block_queue_size=queue_size, max_block_bytes=max_block_bytes
+        ),
         clock=clock,
     )
     made.start()
     try:
         yield made
     finally:
-        listener.gate.set()
+        pusher.gate.set()
         made.abort()
 
 
@@ -107,7 +107,9 @@ def test_b01_the_states_are_walked_in_order_and_start_comes_once() -> None:
         "StoppedGeneratingBlocks",
         "StoppedAll",
     ]
-    made = BlockGenerator(Listener(), SCHEMA, limiter=RateLimiter(), block_interval=0.01)
+    made = BlockGenerator(
+        RecordingPusher(), SCHEMA, limiter=RateLimiter(), settings=ReceiverSettings.model_construct(block_interval=0.01)
+    )
     states = [made.state]
     made.start()
     states.append(made.state)
@@ -129,8 +131,10 @@ def test_b01_the_table_has_every_state_and_the_last_is_final() -> None:
 @given(commands=st.lists(st.sampled_from(["start", "stop", "abort", "add", "bulk"]), max_size=8))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_b01_any_order_of_calls_keeps_the_states_legal(commands: list[str]) -> None:
-    listener = Listener()
-    made = BlockGenerator(listener, SCHEMA, limiter=RateLimiter(), block_interval=0.001)
+    pusher = RecordingPusher()
+    made = BlockGenerator(
+        pusher, SCHEMA, limiter=RateLimiter(), settings=ReceiverSettings.model_construct(block_interval=0.001)
+    )
     added = 0
     aborted = False
     for command in commands:
@@ -161,55 +165,55 @@ def test_b01_any_order_of_calls_keeps_the_states_legal(commands: list[str]) -> N
     if made.state is GeneratorState.ACTIVE:
         made.stop()
     if not aborted:
-        assert sum(block.records for block in listener.pushed) == added
+        assert sum(block.records for block in pusher.pushed) == added
 
 
 def test_b02_an_interval_must_be_more_than_0() -> None:
-    with pytest.raises(ValueError, match="200ms"):
-        BlockGenerator(Listener(), SCHEMA, limiter=RateLimiter(), block_interval=0)
+    with pytest.raises(ValueError, match="greater than 0"):
+        ReceiverSettings(block_interval=0)
 
 
 def test_b02_two_threads_200_ms_and_a_queue_of_ten_blocks() -> None:
     wanted = ReceiverSettings()
     assert (wanted.block_interval, wanted.block_queue_size) == (0.2, 10)
     before = set(threading.enumerate())
-    listener, clock = Listener(), ManualClock()
-    listener.gate.clear()
-    with generator(listener, clock) as made:
+    pusher, clock = RecordingPusher(), ManualClock()
+    pusher.gate.clear()
+    with generator(pusher, clock) as made:
         assert len(set(threading.enumerate()) - before) == 2
         for n in range(12):
             made.add_data(str(n))
             # Wait until there is room for it: the first block may not have been taken from the queue yet.
-            advance_until(clock, reaches(lambda: len(listener.generated), n + 1), step=0.2)
+            advance_until(clock, reaches(lambda: len(pusher.generated), n + 1), step=0.2)
         # One block is being pushed, ten wait, and one waits for the queue.
         eventually(lambda: made.waiting_blocks == 10)
-        assert listener.pushed == []
+        assert pusher.pushed == []
 
 
 def test_b03_a_batch_is_wholly_in_one_block() -> None:
-    listener, clock = Listener(), ManualClock()
-    with generator(listener, clock, max_block_bytes=355) as made:
+    pusher, clock = RecordingPusher(), ManualClock()
+    with generator(pusher, clock, max_block_bytes=355) as made:
         made.add_multiple_data(batch(*["a" * 10] * 10))
         made.add_multiple_data(batch(*["b" * 10] * 25))
         made.add_multiple_data(batch("c", "d"))
         made.stop()
-    assert [sorted(set(values)) for values in listener.values] == [["a" * 10], ["b" * 10], ["c", "d"]]
+    assert [sorted(set(values)) for values in pusher.values] == [["a" * 10], ["b" * 10], ["c", "d"]]
 
 
 def test_b03_what_is_larger_than_a_block_comes_in_pieces_that_fit() -> None:
-    listener, clock = Listener(), ManualClock()
-    listener.gate.set()
+    pusher, clock = RecordingPusher(), ManualClock()
+    pusher.gate.set()
     values = ["n" * (7 * n % 90) for n in range(200)]
     values[40] = "L" * 5_000
     values[120] = "M" * 1_500
-    with generator(listener, clock, max_block_bytes=1000) as made:
+    with generator(pusher, clock, max_block_bytes=1000) as made:
         made.add_multiple_data(batch(*values))
         made.stop()
-    assert [value for block in listener.values for value in block] == values
-    larger = [block for block in listener.pushed if block.nbytes > 1000]
+    assert [value for block in pusher.values for value in block] == values
+    larger = [block for block in pusher.pushed if block.nbytes > 1000]
     assert [block.records for block in larger] == [1, 1]
     # Pieces fill their blocks: there are not many more blocks than the bytes need.
-    assert len(listener.pushed) <= 2 * sum(block.nbytes for block in listener.pushed) // 1000
+    assert len(pusher.pushed) <= 2 * sum(block.nbytes for block in pusher.pushed) // 1000
 
 
 @given(st.lists(st.integers(0, 3_000), min_size=1, max_size=80), st.integers(64, 2_000))
@@ -224,19 +228,19 @@ def test_b03_pieces_are_the_batch_and_each_fits(sizes: list[int], most: int) -> 
 
 
 def test_b03_single_records_and_batches_keep_their_order() -> None:
-    listener, clock = Listener(), ManualClock()
-    with generator(listener, clock) as made:
+    pusher, clock = RecordingPusher(), ManualClock()
+    with generator(pusher, clock) as made:
         made.add_data("1")
         made.add_data("2")
         made.add_multiple_data(batch("3", "4"))
         made.add_data("5")
         clock.advance(0.3)
-        eventually(lambda: listener.pushed)
-    assert listener.values == [["1", "2", "3", "4", "5"]]
+        eventually(lambda: pusher.pushed)
+    assert pusher.values == [["1", "2", "3", "4", "5"]]
 
 
 def test_b03_adding_needs_an_active_generator() -> None:
-    made = BlockGenerator(Listener(), SCHEMA, limiter=RateLimiter())
+    made = BlockGenerator(RecordingPusher(), SCHEMA, limiter=RateLimiter(), settings=ReceiverSettings())
     with pytest.raises(GeneratorStateError, match="Initialized"):
         made.add_data("x")
     made.start()
@@ -246,96 +250,96 @@ def test_b03_adding_needs_an_active_generator() -> None:
 
 
 def test_a_record_of_the_wrong_type_is_refused_without_harm_to_others() -> None:
-    listener = Listener()
-    with generator(listener, ManualClock()) as made:
+    pusher = RecordingPusher()
+    with generator(pusher, ManualClock()) as made:
         made.add_data("before")
         with pytest.raises(RecordTypeError, match="value"):
             made.add_data(17)
         made.add_data("after")
         made.stop()
-    assert listener.values == [["before", "after"]]
+    assert pusher.values == [["before", "after"]]
 
 
 def test_b04_empty_tick_makes_no_block() -> None:
-    listener, clock = Listener(), ManualClock()
-    with generator(listener, clock) as made:
+    pusher, clock = RecordingPusher(), ManualClock()
+    with generator(pusher, clock) as made:
         for _ in range(20):
             clock.advance(0.2)
         made.add_multiple_data(batch())
         made.add_data("x")
         clock.advance(0.2)
-        eventually(lambda: listener.pushed)
+        eventually(lambda: pusher.pushed)
         made.stop()
-    assert listener.generated == [1]
-    assert listener.values == [["x"]]
+    assert pusher.generated == [1]
+    assert pusher.values == [["x"]]
 
 
 def test_b04_a_tick_cuts_what_is_there() -> None:
-    listener, clock = Listener(), ManualClock()
-    with generator(listener, clock) as made:
+    pusher, clock = RecordingPusher(), ManualClock()
+    with generator(pusher, clock) as made:
         for n in range(3):
             made.add_data(str(n))
             clock.advance(0.2)
-            eventually(reaches(lambda: len(listener.pushed), n + 1))
-    assert listener.values == [["0"], ["1"], ["2"]]
+            eventually(reaches(lambda: len(pusher.pushed), n + 1))
+    assert pusher.values == [["0"], ["1"], ["2"]]
 
 
 def test_b05_blocks_are_pushed_in_order() -> None:
-    listener = Listener()
-    with generator(listener, interval=0.001) as made:
+    pusher = RecordingPusher()
+    with generator(pusher, interval=0.001) as made:
         for n in range(2000):
             made.add_data(str(n))
         made.stop()
-    assert [value for values in listener.values for value in values] == [str(n) for n in range(2000)]
-    assert [block.number for block in listener.pushed] == list(range(1, len(listener.pushed) + 1))
-    assert listener.generated == [block.number for block in listener.pushed]
+    assert [value for values in pusher.values for value in values] == [str(n) for n in range(2000)]
+    assert [block.number for block in pusher.pushed] == list(range(1, len(pusher.pushed) + 1))
+    assert pusher.generated == [block.number for block in pusher.pushed]
 
 
 def test_b06_stop_drains_buffer_and_queue() -> None:
-    listener, clock = Listener(), ManualClock()
-    listener.gate.clear()
-    with generator(listener, clock) as made:
+    pusher, clock = RecordingPusher(), ManualClock()
+    pusher.gate.clear()
+    with generator(pusher, clock) as made:
         for n in range(5):
             made.add_data(str(n))
             clock.advance(0.2)
-            eventually(reaches(lambda: len(listener.generated), n + 1))
+            eventually(reaches(lambda: len(pusher.generated), n + 1))
         made.add_data("last")
         stopper = threading.Thread(target=made.stop)
         stopper.start()
         eventually(lambda: made.state is GeneratorState.STOPPED_GENERATING_BLOCKS)
-        assert listener.pushed == []
-        listener.gate.set()
+        assert pusher.pushed == []
+        pusher.gate.set()
         stopper.join(20)
-    assert listener.values == [["0"], ["1"], ["2"], ["3"], ["4"], ["last"]]
+    assert pusher.values == [["0"], ["1"], ["2"], ["3"], ["4"], ["last"]]
 
 
 def test_b07_w05_a_failing_push_is_reported_and_tried_again_in_order() -> None:
-    listener, clock = Listener(), ManualClock()
-    listener.failures = 3
-    with generator(listener, clock) as made:
+    pusher, clock = RecordingPusher(), ManualClock()
+    pusher.failures = 3
+    with generator(pusher, clock) as made:
         made.add_data("a")
         for n in range(3):
             # Advance in small steps: a failure is reported before its repetition is due.
-            advance_until(clock, reaches(lambda: len(listener.errors), n + 1))
+            advance_until(clock, reaches(lambda: len(pusher.errors), n + 1))
             made.add_data("later")
-        advance_until(clock, reaches(lambda: len(listener.pushed), 1))
+        advance_until(clock, reaches(lambda: len(pusher.pushed), 1))
         made.stop()
-    assert [value for values in listener.values for value in values] == ["a", "later", "later", "later"]
-    assert len(listener.errors) == 3
-    assert "the disk is full" in listener.errors[0]
+    assert [value for values in pusher.values for value in values] == ["a", "later", "later", "later"]
+    assert len(pusher.errors) == 3
+    assert "the disk is full" in pusher.errors[0]
 
 
 def test_b07_the_pause_between_tries_grows() -> None:
     clock = ManualClock()
     failed_at: list[float] = []
 
-    class Failing(Listener):
-        def on_error(self, message: str, error: Exception) -> None:
+    class Failing(RecordingPusher):
+        def report_failure(self, message: str, error: Exception) -> None:
             failed_at.append(clock.monotonic())
 
-    listener = Failing()
-    listener.failures = 10**6
-    with generator(listener, clock) as made:
+    pusher = Failing()
+    pusher.failures = 10**6
+    with generator(pusher, clock) as made:
         made.add_data("a")
         advance_until(clock, lambda: len(failed_at) == 7)
     pauses = [after - before for before, after in pairwise(failed_at)]
@@ -343,12 +347,12 @@ def test_b07_the_pause_between_tries_grows() -> None:
 
 
 def test_w05_w17_a_full_queue_stops_who_adds_and_memory_is_bounded() -> None:
-    listener = Listener()
-    listener.gate.clear()
+    pusher = RecordingPusher()
+    pusher.gate.clear()
     chunk = batch(*["x" * 100] * 10)
     added = [0]
     # No tick passes: it would cut a block that is not full.
-    with generator(listener, ManualClock(), queue_size=7, max_block_bytes=2 * chunk.nbytes) as made:
+    with generator(pusher, ManualClock(), queue_size=7, max_block_bytes=2 * chunk.nbytes) as made:
 
         def add() -> None:
             try:
@@ -367,47 +371,47 @@ def test_w05_w17_a_full_queue_stops_who_adds_and_memory_is_bounded() -> None:
         held = added[0]
         assert held * chunk.nbytes <= 7 * made._max_block_bytes
         assert made.waiting_blocks == 2
-        assert not listener.pushed
-        listener.gate.set()
+        assert not pusher.pushed
+        pusher.gate.set()
         eventually(lambda: added[0] > held + 50)
         stopper = threading.Thread(target=made.stop)
         stopper.start()
         stopper.join(20)
         adder.join(20)
         assert not adder.is_alive()
-    assert sum(block.records for block in listener.pushed) == added[0] * 10
+    assert sum(block.records for block in pusher.pushed) == added[0] * 10
 
 
 def test_w05_a_queue_takes_as_many_small_blocks_as_it_is_set_to() -> None:
-    listener, clock = Listener(), ManualClock()
-    listener.gate.clear()
-    with generator(listener, clock, queue_size=7) as made:
+    pusher, clock = RecordingPusher(), ManualClock()
+    pusher.gate.clear()
+    with generator(pusher, clock, queue_size=7) as made:
         for n in range(12):
             made.add_data(f"{n}")
             clock.advance(0.2)
             eventually(lambda: made._buffer.records == 0 or made.waiting_blocks == 7)
         eventually(lambda: made.waiting_blocks == 7)
-        listener.gate.set()
+        pusher.gate.set()
         made.stop()
-    assert [int(value) for values in listener.values for value in values] == list(range(12))
+    assert [int(value) for values in pusher.values for value in values] == list(range(12))
 
 
 def test_a_block_is_cut_early_when_it_is_full() -> None:
-    listener, clock = Listener(), ManualClock()
-    with generator(listener, clock, max_block_bytes=1000) as made:
+    pusher, clock = RecordingPusher(), ManualClock()
+    with generator(pusher, clock, max_block_bytes=1000) as made:
         for n in range(100):
             made.add_data(f"{n:>46}")
         # No tick has passed so far.
-        eventually(lambda: sum(block.records for block in listener.pushed) >= 80)
+        eventually(lambda: sum(block.records for block in pusher.pushed) >= 80)
         made.stop()
-    assert max(block.nbytes for block in listener.pushed) <= 1000
-    assert [int(value) for values in listener.values for value in values] == list(range(100))
+    assert max(block.nbytes for block in pusher.pushed) <= 1000
+    assert [int(value) for values in pusher.values for value in values] == list(range(100))
 
 
 def test_an_abort_frees_every_waiting_caller_and_drops_held_data() -> None:
-    listener = Listener()
-    listener.failures = 10**6
-    with generator(listener, interval=0.001, queue_size=1, max_block_bytes=100) as made:
+    pusher = RecordingPusher()
+    pusher.failures = 10**6
+    with generator(pusher, interval=0.001, queue_size=1, max_block_bytes=100) as made:
         failed = threading.Event()
 
         def add() -> None:
@@ -419,7 +423,7 @@ def test_an_abort_frees_every_waiting_caller_and_drops_held_data() -> None:
 
         adder = threading.Thread(target=add)
         adder.start()
-        eventually(lambda: made.waiting_blocks == 1 and listener.errors)
+        eventually(lambda: made.waiting_blocks == 1 and pusher.errors)
         stopper = threading.Thread(target=made.stop)
         stopper.start()
         made.abort()
@@ -432,17 +436,17 @@ def test_an_abort_frees_every_waiting_caller_and_drops_held_data() -> None:
 
 
 def test_small_chunks_become_one_batch_and_large_ones_are_not_copied() -> None:
-    listener, clock = Listener(), ManualClock()
+    pusher, clock = RecordingPusher(), ManualClock()
     large = batch(*["x" * 1000] * 400)
-    with generator(listener, clock, max_block_bytes=2**24) as made:
+    with generator(pusher, clock, max_block_bytes=2**24) as made:
         for n in range(50):
             made.add_multiple_data(batch(str(n)))
         clock.advance(0.2)
-        eventually(lambda: len(listener.pushed) == 1)
+        eventually(lambda: len(pusher.pushed) == 1)
         for _ in range(3):
             made.add_multiple_data(large)
         made.stop()
-    assert [len(block.batches) for block in listener.pushed] == [1, 3]
+    assert [len(block.batches) for block in pusher.pushed] == [1, 3]
 
 
 def test_every_record_needs_a_permit_of_the_limiter() -> None:
@@ -451,12 +455,12 @@ def test_every_record_needs_a_permit_of_the_limiter() -> None:
     began = clock.monotonic()
     cut_at: list[float] = []
 
-    class Timed(Listener):
-        def on_generate_block(self, block: Block) -> None:
+    class Timed(RecordingPusher):
+        def choose_codec(self, block: Block) -> None:
             cut_at.append(clock.monotonic())
 
-    listener = Timed()
-    with generator(listener, clock, limiter=limiter) as made:
+    pusher = Timed()
+    with generator(pusher, clock, limiter=limiter) as made:
         limiter.acquire(1)
         adder = threading.Thread(target=made.add_multiple_data, args=(batch(*"abcde"),))
         adder.start()
@@ -464,60 +468,60 @@ def test_every_record_needs_a_permit_of_the_limiter() -> None:
         assert advance_until(clock, lambda: not adder.is_alive(), step=0.02) >= 0.49
         made.stop()
     assert min(cut_at) - began >= 0.49
-    assert listener.values == [["a", "b", "c", "d", "e"]]
+    assert pusher.values == [["a", "b", "c", "d", "e"]]
 
 
 def test_a_listener_that_fails_at_a_cut_does_not_lose_the_block() -> None:
-    class Failing(Listener):
-        def on_generate_block(self, block: Block) -> None:
+    class Failing(RecordingPusher):
+        def choose_codec(self, block: Block) -> None:
             raise RuntimeError("no")
 
-        def on_error(self, message: str, error: Exception) -> None:
-            super().on_error(message, error)
+        def report_failure(self, message: str, error: Exception) -> None:
+            super().report_failure(message, error)
             raise RuntimeError("not even this")
 
-    listener = Failing()
-    with generator(listener, ManualClock()) as made:
+    pusher = Failing()
+    with generator(pusher, ManualClock()) as made:
         made.add_data("x")
         made.stop()
-    assert listener.values == [["x"]]
-    assert listener.errors
+    assert pusher.values == [["x"]]
+    assert pusher.errors
 
 
 def test_a_failed_cut_keeps_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    listener, clock = Listener(), ManualClock()
-    with generator(listener, clock) as made:
+    pusher, clock = RecordingPusher(), ManualClock()
+    with generator(pusher, clock) as made:
         made.add_data("x")
-        monkeypatch.setattr("receiver_runtime.block_path.block_generator.to_batch", _out_of_memory)
+        monkeypatch.setattr("receiver_runtime.block_path.block.to_batch", _out_of_memory)
         clock.advance(0.2)
-        eventually(lambda: listener.errors)
+        eventually(lambda: pusher.errors)
         monkeypatch.undo()
         made.stop()
-    assert listener.values == [["x"]]
+    assert pusher.values == [["x"]]
 
 
 def test_b03_a_callback_that_fails_is_reported_and_the_data_is_in() -> None:
     """The caller must not add the data again."""
 
-    class Failing(Listener):
-        def on_generate_block(self, block: Block) -> None:
+    class Failing(RecordingPusher):
+        def choose_codec(self, block: Block) -> None:
             raise RuntimeError("no")
 
-    listener = Failing()
-    with generator(listener, ManualClock()) as made:
+    pusher = Failing()
+    with generator(pusher, ManualClock()) as made:
         made.add_data("x")
         made.stop()
-    assert listener.values == [["x"]]
-    assert listener.errors == ["a listener failed when a block was cut: no"]
+    assert pusher.values == [["x"]]
+    assert pusher.errors == ["a block's codec could not be chosen: no"]
 
 
-@pytest.mark.parametrize("name", ["on_push_block", "on_generate_block"])
+@pytest.mark.parametrize("name", ["push", "choose_codec"])
 def test_b07_w05_a_thread_that_dies_is_told_and_nobody_adds_to_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    listener = Listener()
-    monkeypatch.setattr(listener, name, _die)
-    with generator(listener, interval=0.001) as made:
+    pusher = RecordingPusher()
+    monkeypatch.setattr(pusher, name, _die)
+    with generator(pusher, interval=0.001) as made:
         made.add_data("x")
-        eventually(lambda: listener.deaths)
+        eventually(lambda: pusher.deaths)
         assert made.state is GeneratorState.STOPPED_ALL
         with pytest.raises(GeneratorStateError):
             made.add_data("y")
@@ -530,10 +534,10 @@ def _die(_: object) -> None:
 
 def test_w16_small_single_records_take_no_more_room_than_their_data() -> None:
     """As Python objects they would take ten times as much."""
-    listener, clock = Listener(), ManualClock()
+    pusher, clock = RecordingPusher(), ManualClock()
     # Convert once before measuring: what pyarrow imports then is not memory of records.
     batch("x")
-    with generator(listener, clock, max_block_bytes=2**20) as made:
+    with generator(pusher, clock, max_block_bytes=2**20) as made:
         tracemalloc.start()
         try:
             for n in range(100_000):
@@ -545,7 +549,7 @@ def test_w16_small_single_records_take_no_more_room_than_their_data() -> None:
         assert held < 2**18
         assert peak < 2**19
         made.stop()
-    assert [value for values in listener.values for value in values] == [f"{n:05d}" for n in range(100_000)]
+    assert [value for values in pusher.values for value in values] == [f"{n:05d}" for n in range(100_000)]
 
 
 def _out_of_memory(*_: object) -> pa.RecordBatch:

@@ -8,14 +8,11 @@ import pyarrow as pa
 import pytest
 
 from receiver_runtime.block_path.block_handler import BlockHandler
-from receiver_runtime.block_path.codec_choice import FIRST_COMPRESSED_BLOCKS
-from receiver_runtime.block_path.registered_through import RegisteredThrough
-from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
+from receiver_runtime.block_path.load.codec_choice import FIRST_COMPRESSED_BLOCKS
 from receiver_runtime.block_store.frames.frame import FrameKind, SourceRule
 from receiver_runtime.block_store.frames.segment import IntactFrame
 from receiver_runtime.block_store.stores.local import LocalBlockStore
-from tests.unit.receiver_runtime.support import ManualClock, MemorySegments
-from tracker_store.blocks.blocks import Claim
+from tests.unit.receiver_runtime.support import ManualClock, MemoryDriverLog, make_log
 from tracker_store.blocks.segments import CodecSum
 
 if TYPE_CHECKING:
@@ -29,16 +26,8 @@ class Setup:
     def __init__(self, root: Path, rule: SourceRule) -> None:
         self.clock = ManualClock()
         self.store = LocalBlockStore(root)
-        self.rows = MemorySegments()
-        log = WriteAheadLog(
-            self.store,
-            self.rows,
-            claim=Claim(7, 9, 0),
-            source_rule=rule,
-            registered_through=RegisteredThrough(),
-            segment_interval=INTERVAL,
-            clock=self.clock,
-        )
+        self.rows = MemoryDriverLog()
+        log = make_log(self.store, self.rows, source_rule=rule, clock=self.clock, segment_interval=INTERVAL)
         self.handler = BlockHandler(log, SCHEMA, compression="auto")
 
     def keep(self, sequence: int, registered_through: int = 0) -> None:
@@ -69,7 +58,7 @@ def test_a_segment_gets_its_note_before_it_is_closed_at_its_age(setup: Setup) ->
     setup.keep(1)
     setup.clock.advance(INTERVAL)
     setup.registered(1)
-    setup.handler.keep_house()
+    setup.handler.close_aged_segments()
     assert setup.said_through() == [1]
     assert list(setup.rows.lengths) == [1]
 
@@ -81,9 +70,9 @@ def test_a_segment_is_not_closed_while_a_block_in_it_is_unacknowledged(setup: Se
     setup.clock.advance(INTERVAL)
     for _ in range(3):
         setup.registered(1)
-        setup.handler.keep_house()
+        setup.handler.close_aged_segments()
     setup.registered(2)
-    setup.handler.keep_house()
+    setup.handler.close_aged_segments()
     assert setup.said_through() == [1, 2]
     assert list(setup.rows.lengths) == [1]
 
@@ -94,7 +83,7 @@ def test_a_segment_that_needs_no_note_is_closed_at_its_age(tmp_path: Path, rule:
     setup.keep(1)
     setup.clock.advance(INTERVAL)
     setup.registered(0)
-    setup.handler.keep_house()
+    setup.handler.close_aged_segments()
     assert setup.said_through() == []
     assert setup.rows.lengths == {}
     # It is closed, not sealed: the next block goes to another segment.

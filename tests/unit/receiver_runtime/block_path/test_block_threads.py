@@ -9,18 +9,24 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from receiver_runtime.block_path.block_generator import Block, BlockGenerator, GeneratorState
-from receiver_runtime.block_path.block_threads import BlockThreads
-from receiver_runtime.block_path.rate_limiter import RateLimiter
+from receiver_runtime.block_path.block_generator import BlockGenerator
+from receiver_runtime.block_path.block_pusher import BlockPusher
+from receiver_runtime.block_path.generator_state import GeneratorState
+from receiver_runtime.block_path.load.block_threads import BlockThreads
+from receiver_runtime.block_path.load.rate_limiter import RateLimiter
+from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually, reaches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from receiver_runtime.block_path.block import Block
+    from receiver_runtime.block_path.block_handler import EncodedBlock
 
 SCHEMA = pa.schema([("value", pa.string())])
 
 
-class Listener:
+class RecordingPusher(BlockPusher):
     """Keeps the blocks that are pushed; pushes wait until `gate` is set, and fail while `failures` are left."""
 
     def __init__(self) -> None:
@@ -34,10 +40,13 @@ class Listener:
         self.at_once = 0
         self.most_at_once = 0
 
-    def on_generate_block(self, block: Block) -> None:
+    def choose_codec(self, block: Block) -> None:
         pass
 
-    def on_push_block(self, block: Block) -> None:
+    def encode(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock | None:
+        return None
+
+    def push(self, block: Block) -> None:
         self.begun += 1
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
@@ -50,13 +59,13 @@ class Listener:
         finally:
             self.at_once -= 1
 
-    def on_idle(self) -> None:
+    def close_aged_segments(self) -> None:
         self.idle += 1
 
-    def on_error(self, message: str, error: Exception) -> None:
+    def report_failure(self, message: str, error: Exception) -> None:
         self.errors.append(f"{message}: {error}")
 
-    def on_thread_death(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         self.errors.append(str(error))
 
     @property
@@ -82,24 +91,24 @@ def push_threads(shared: BlockThreads) -> int:
 @contextmanager
 def generators(
     shared: BlockThreads, count: int, clock: ManualClock | None = None, *, interval: float = 0.005
-) -> Iterator[list[tuple[BlockGenerator, Listener]]]:
+) -> Iterator[list[tuple[BlockGenerator, RecordingPusher]]]:
     with ExitStack() as stack:
         made = []
         for n in range(count):
-            listener = Listener()
+            pusher = RecordingPusher()
             generator = BlockGenerator(
-                listener,
+                pusher,
                 SCHEMA,
                 limiter=RateLimiter(),
-                block_interval=interval,
+                settings=ReceiverSettings.model_construct(block_interval=interval),
                 threads=shared,
                 clock=clock,
                 name=f"receiver {n}",
             )
             generator.start()
             stack.callback(generator.abort)
-            stack.callback(listener.gate.set)
-            made.append((generator, listener))
+            stack.callback(pusher.gate.set)
+            made.append((generator, pusher))
         yield made
 
 
@@ -109,10 +118,10 @@ def test_b02_many_generators_share_one_timer_and_few_push_threads() -> None:
         for round_number in range(3):
             for generator, _ in made:
                 generator.add_data(str(round_number))
-            eventually(reaches(lambda: min(len(listener.pushed) for _, listener in made), round_number + 1))
+            eventually(reaches(lambda: min(len(pusher.pushed) for _, pusher in made), round_number + 1))
         # Without sharing, there would be 200 threads; here, a slow disk may add a few.
         assert len(set(threading.enumerate()) - before) <= 1 + 16
-        assert [listener.values for _, listener in made] == [["0", "1", "2"]] * 100
+        assert [pusher.values for _, pusher in made] == [["0", "1", "2"]] * 100
 
 
 def test_b05_blocks_of_each_generator_are_pushed_in_order_and_one_at_a_time() -> None:
@@ -122,36 +131,36 @@ def test_b05_blocks_of_each_generator_are_pushed_in_order_and_one_at_a_time() ->
                 generator.add_data(str(n))
         for generator, _ in made:
             generator.stop()
-        for _, listener in made:
-            assert listener.values == [str(n) for n in range(200)]
-            assert listener.most_at_once == 1
-            assert [block.number for block in listener.pushed] == list(range(1, len(listener.pushed) + 1))
+        for _, pusher in made:
+            assert pusher.values == [str(n) for n in range(200)]
+            assert pusher.most_at_once == 1
+            assert [block.number for block in pusher.pushed] == list(range(1, len(pusher.pushed) + 1))
 
 
 def test_w05_pushes_that_hang_hold_up_no_other_receiver() -> None:
     with threads() as shared, generators(shared, 40) as made:
         hanging, well = made[:30], made[30:]
-        for generator, listener in hanging:
-            listener.gate.clear()
+        for generator, pusher in hanging:
+            pusher.gate.clear()
             generator.add_data("hangs")
-        eventually(lambda: sum(listener.begun for _, listener in hanging) >= 2)
+        eventually(lambda: sum(pusher.begun for _, pusher in hanging) >= 2)
         for generator, _ in well:
             generator.add_data("x")
-        eventually(lambda: all(listener.values == ["x"] for _, listener in well))
-        assert not any(listener.pushed for _, listener in hanging)
-        for _, listener in hanging:
-            listener.gate.set()
-        eventually(lambda: all(listener.values == ["hangs"] for _, listener in hanging))
+        eventually(lambda: all(pusher.values == ["x"] for _, pusher in well))
+        assert not any(pusher.pushed for _, pusher in hanging)
+        for _, pusher in hanging:
+            pusher.gate.set()
+        eventually(lambda: all(pusher.values == ["hangs"] for _, pusher in hanging))
 
 
 def test_w05_a_push_that_is_tried_again_holds_no_thread_meanwhile() -> None:
     clock = ManualClock()
     with threads(clock) as shared, generators(shared, 4, clock, interval=0.2) as made:
-        for generator, listener in made[:3]:
-            listener.failures = 10**6
+        for generator, pusher in made[:3]:
+            pusher.failures = 10**6
             generator.add_data("fails")
         clock.advance(0.25)
-        eventually(lambda: all(listener.errors for _, listener in made[:3]))
+        eventually(lambda: all(pusher.errors for _, pusher in made[:3]))
         # The clock stands still: no push is repeated, and there are two push threads.
         made[3][0].add_data("x")
         made[3][0].stop()
@@ -177,18 +186,24 @@ def test_b06_a_stop_drains_one_generator_and_leaves_the_others_active() -> None:
 def test_a_large_block_is_not_cut_on_the_shared_timer() -> None:
     names: list[str] = []
 
-    class Watching(Listener):
-        def on_generate_block(self, block: Block) -> None:
+    class Watching(RecordingPusher):
+        def choose_codec(self, block: Block) -> None:
             names.append(threading.current_thread().name)
 
     with threads() as shared:
-        listener = Watching()
-        generator = BlockGenerator(listener, SCHEMA, limiter=RateLimiter(), block_interval=0.01, threads=shared)
+        pusher = Watching()
+        generator = BlockGenerator(
+            pusher,
+            SCHEMA,
+            limiter=RateLimiter(),
+            settings=ReceiverSettings.model_construct(block_interval=0.01),
+            threads=shared,
+        )
         generator.start()
         generator.add_multiple_data(pa.record_batch([pa.array(["x" * 100_000])], schema=SCHEMA))
-        eventually(lambda: len(listener.pushed) == 1)
+        eventually(lambda: len(pusher.pushed) == 1)
         generator.add_multiple_data(pa.record_batch([pa.array(["x"])], schema=SCHEMA))
-        eventually(lambda: len(listener.pushed) == 2)
+        eventually(lambda: len(pusher.pushed) == 2)
         generator.stop()
     assert names == ["receivers block push", "receivers block timer"]
 
@@ -198,13 +213,18 @@ def test_an_idle_generator_calls_on_idle_after_a_second() -> None:
     with threads(clock) as shared, generators(shared, 2, clock, interval=0.2) as made:
         for _ in range(7):
             clock.advance(0.2)
-        eventually(lambda: all(listener.idle for _, listener in made))
+        eventually(lambda: all(pusher.idle for _, pusher in made))
 
 
 def test_add_if_free_refuses_data_that_would_have_to_wait() -> None:
-    listener = Listener()
+    pusher = RecordingPusher()
     limiter = RateLimiter(10)
-    generator = BlockGenerator(listener, SCHEMA, limiter=limiter, block_interval=60, max_block_bytes=100)
+    generator = BlockGenerator(
+        pusher,
+        SCHEMA,
+        limiter=limiter,
+        settings=ReceiverSettings.model_construct(block_interval=60, max_block_bytes=100),
+    )
     few = pa.record_batch([pa.array(["x"])], schema=SCHEMA)
     generator.start()
     try:
@@ -216,7 +236,7 @@ def test_add_if_free_refuses_data_that_would_have_to_wait() -> None:
         generator.stop()
     finally:
         generator.abort()
-    assert listener.values == ["x", "x"]
+    assert pusher.values == ["x", "x"]
 
 
 class DyingClock(ManualClock):
@@ -296,10 +316,10 @@ def test_a_thread_that_fails_itself_is_counted_and_replaced(role: str) -> None:
                 generator.add_data(str(number))
             advance_until(clock, lambda: clock.failures == 0)
         values = [str(number) for number in range(5)]
-        advance_until(clock, lambda: all(listener.values == values for _, listener in made))
+        advance_until(clock, lambda: all(pusher.values == values for _, pusher in made))
         # Another failure may still be in progress.
         eventually(reaches(lambda: shared.deaths, 15))
-        assert not any(listener.errors for _, listener in made)
+        assert not any(pusher.errors for _, pusher in made)
 
 
 def test_a_failed_tick_is_reported_to_its_generator_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,14 +329,14 @@ def test_a_failed_tick_is_reported_to_its_generator_only(monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     with threads() as shared, generators(shared, 2) as made:
-        (first, told), (second, listener) = made
-        monkeypatch.setattr(first, "_ask_for_cut", die)
-        monkeypatch.setattr(first, "_run_cut", die)
+        (first, told), (second, pusher) = made
+        monkeypatch.setattr(first._cutter, "ask_for_cut", die)
+        monkeypatch.setattr(first._cutter, "_run", die)
         first.add_data("x")
         eventually(lambda: told.errors == ["[Errno 28] No space left on device"])
         assert first.state is GeneratorState.STOPPED_ALL
         second.add_data("y")
-        eventually(lambda: listener.values == ["y"])
+        eventually(lambda: pusher.values == ["y"])
 
 
 def test_work_waits_only_until_the_system_can_start_threads_again(monkeypatch: pytest.MonkeyPatch) -> None:

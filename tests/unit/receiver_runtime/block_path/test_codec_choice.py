@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from receiver_runtime.block_path.codec_choice import (
+from receiver_runtime.block_path.load.codec_choice import (
     FIRST_COMPRESSED_BLOCKS,
     FIRST_UNCOMPRESSED_BLOCKS,
     LEAST_BLOCKS,
@@ -23,7 +23,7 @@ from receiver_runtime.block_path.codec_choice import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from receiver_runtime.block_path.codec_choice import CompressionSetting
+    from receiver_runtime.block_path.load.codec_choice import CompressionSetting
 
 MIB = 2**20
 BLOCK = 16 * MIB

@@ -8,19 +8,23 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from receiver_runtime.block_path.block_generator import Block, BlockGenerator
+from receiver_runtime.block_path.block_generator import BlockGenerator
 from receiver_runtime.block_path.block_handler import EncodedBlock
-from receiver_runtime.block_path.rate_limiter import RateLimiter
+from receiver_runtime.block_path.block_pusher import BlockPusher
+from receiver_runtime.block_path.load.rate_limiter import RateLimiter
 from receiver_runtime.block_store.frames.payload import decode_batches, encode_batches
+from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from tests.unit.receiver_runtime.support import ManualClock, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from receiver_runtime.block_path.block import Block
 
 SCHEMA = pa.schema([("value", pa.string())])
 
 
-class Listener:
+class RecordingPusher(BlockPusher):
     """Keeps the blocks that are pushed; pushes wait until `gate` is set."""
 
     def __init__(self) -> None:
@@ -28,22 +32,26 @@ class Listener:
         self.errors: list[str] = []
         self.waits = threading.Event()
         self.gate = threading.Event()
+        self.encoder: Callable[[Sequence[pa.RecordBatch]], EncodedBlock] = Encoder()
 
-    def on_generate_block(self, block: Block) -> None:
+    def encode(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
+        return self.encoder(batches)
+
+    def choose_codec(self, block: Block) -> None:
         assert block.encoded is None
 
-    def on_push_block(self, block: Block) -> None:
+    def push(self, block: Block) -> None:
         self.waits.set()
         assert self.gate.wait(30)
         self.pushed.append(block)
 
-    def on_idle(self) -> None:
+    def close_aged_segments(self) -> None:
         pass
 
-    def on_error(self, message: str, error: Exception) -> None:
+    def report_failure(self, message: str, error: Exception) -> None:
         self.errors.append(f"{message}: {error}")
 
-    def on_thread_death(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         self.errors.append(str(error))
 
 
@@ -61,27 +69,27 @@ class Encoder:
         return EncodedBlock([encode_batches(SCHEMA, batches)], sum(batch.num_rows for batch in batches))
 
 
-def _generator(listener: Listener, encoder: Encoder) -> BlockGenerator:
-    made = BlockGenerator(
-        listener, SCHEMA, limiter=RateLimiter(), block_interval=0.001, queue_size=3, encode=encoder, name="test"
-    )
+def _generator(pusher: RecordingPusher, encoder: Encoder) -> BlockGenerator:
+    pusher.encoder = encoder
+    settings = ReceiverSettings.model_construct(block_interval=0.001, block_queue_size=3)
+    made = BlockGenerator(pusher, SCHEMA, limiter=RateLimiter(), settings=settings, name="test")
     made.start()
     return made
 
 
 def test_a_block_is_encoded_while_the_one_before_it_is_written() -> None:
-    listener, encoder = Listener(), Encoder()
-    made = _generator(listener, encoder)
+    pusher, encoder = RecordingPusher(), Encoder()
+    made = _generator(pusher, encoder)
     try:
         made.add_multiple_data(pa.record_batch([pa.array(["first"])], schema=SCHEMA))
-        assert listener.waits.wait(30)
+        assert pusher.waits.wait(30)
         made.add_multiple_data(pa.record_batch([pa.array(["second"])], schema=SCHEMA))
         eventually(lambda: encoder.encoded == 2)
-        assert not listener.pushed
+        assert not pusher.pushed
     finally:
-        listener.gate.set()
+        pusher.gate.set()
     made.stop()
-    blocks = [block.encoded for block in listener.pushed]
+    blocks = [block.encoded for block in pusher.pushed]
     values = [
         [value for batch in decode_batches(encoded.payload[0]) for value in batch.column(0).to_pylist()]
         for encoded in blocks
@@ -90,23 +98,23 @@ def test_a_block_is_encoded_while_the_one_before_it_is_written() -> None:
     assert values == [["first"], ["second"]]
     assert [encoded.records for encoded in blocks if encoded is not None] == [1, 1]
     # A waiting block is held once, in its smaller, encoded form.
-    assert [block.batches for block in listener.pushed] == [(), ()]
+    assert [block.batches for block in pusher.pushed] == [(), ()]
 
 
 def test_a_block_that_could_not_be_encoded_ahead_is_pushed_unencoded() -> None:
-    listener, encoder = Listener(), Encoder()
+    pusher, encoder = RecordingPusher(), Encoder()
     encoder.broken = True
-    listener.gate.set()
-    made = _generator(listener, encoder)
+    pusher.gate.set()
+    made = _generator(pusher, encoder)
     made.add_multiple_data(pa.record_batch([pa.array(["first"])], schema=SCHEMA))
-    eventually(lambda: len(listener.pushed) == 1)
+    eventually(lambda: len(pusher.pushed) == 1)
     encoder.broken = False
     made.add_multiple_data(pa.record_batch([pa.array(["second"])], schema=SCHEMA))
     made.stop()
-    first, second = listener.pushed
+    first, second = pusher.pushed
     assert first.encoded is None
     assert [batch.column(0).to_pylist() for batch in first.batches] == [["first"]]
-    assert listener.errors == ["block 1 could not be encoded, it is tried again when it is pushed: no room"]
+    assert pusher.errors == ["block 1 could not be encoded, it is tried again when it is pushed: no room"]
     assert second.encoded is not None
 
 
@@ -115,21 +123,20 @@ def _full_block() -> pa.RecordBatch:
 
 
 def test_a_block_says_how_long_it_waited_for_the_encoder_and_not_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    listener, clock, gate = Listener(), ManualClock(), threading.Semaphore(0)
+    pusher, clock, gate = RecordingPusher(), ManualClock(), threading.Semaphore(0)
     cut: list[Block] = []
-    monkeypatch.setattr(listener, "on_generate_block", cut.append)
+    monkeypatch.setattr(pusher, "choose_codec", cut.append)
 
     def encode(batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
         assert gate.acquire(timeout=30)
         return EncodedBlock([encode_batches(SCHEMA, batches)], sum(batch.num_rows for batch in batches))
 
+    pusher.encoder = encode
     made = BlockGenerator(
-        listener,
+        pusher,
         SCHEMA,
         limiter=RateLimiter(clock=clock),
-        queue_size=1,
-        max_block_bytes=_full_block().nbytes,
-        encode=encode,
+        settings=ReceiverSettings.model_construct(block_queue_size=1, max_block_bytes=_full_block().nbytes),
         clock=clock,
     )
     made.start()
@@ -143,19 +150,19 @@ def test_a_block_says_how_long_it_waited_for_the_encoder_and_not_for_the_disk(mo
         eventually(lambda: len(cut) == 2)
         assert (cut[0].seconds, cut[0].waited, cut[1].seconds, cut[1].waited) == pytest.approx((0, 0, 0.05, 0.05))
         # The first is being pushed and the second waits on the queue; so the third, and what comes after it, waits.
-        assert listener.waits.wait(30)
+        assert pusher.waits.wait(30)
         gate.release()
         eventually(lambda: made.waiting_blocks == 1)
         made.add_multiple_data(_full_block())
         eventually(lambda: len(cut) == 3)
         gate.release()
-        eventually(lambda: made._held is not None)
+        eventually(lambda: made._queue.held is not None)
         made.add_multiple_data(_full_block())
         clock.advance(0.1)
-        listener.gate.set()
+        pusher.gate.set()
         eventually(lambda: len(cut) == 4)
         assert (cut[3].seconds, cut[3].waited) == pytest.approx((0.1, 0))
     finally:
-        listener.gate.set()
+        pusher.gate.set()
         gate.release(10)
         made.abort()

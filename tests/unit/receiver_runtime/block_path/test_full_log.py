@@ -13,29 +13,30 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 
-from receiver_runtime.block_path.block_generator import BlockGenerator, GeneratorState
-from receiver_runtime.block_path.rate_limiter import RateLimiter
-from receiver_runtime.block_path.registered_through import RegisteredThrough
-from receiver_runtime.block_path.registrar import Registrar
-from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
-from receiver_runtime.block_store.frames.frame import SourceRule
+from receiver_runtime.block_path.block_generator import BlockGenerator
+from receiver_runtime.block_path.generator_state import GeneratorState
+from receiver_runtime.block_path.load.rate_limiter import RateLimiter
+from receiver_runtime.block_path.registration.registered_through import RegisteredThrough
+from receiver_runtime.block_path.registration.registrar import Registrar
 from receiver_runtime.block_store.stores.local import LocalBlockStore
 from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
+from receiver_runtime.reporting.receiver_status import ReceiverStatus
 from receiver_runtime.reporting.status_reporter import StatusReporter
+from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.supervisor.reading_loop import ReadingLoop, ReadingLoopClosedError
 from receiver_runtime.watching.exit_codes import ExitCode
-from tests.unit.receiver_runtime.block_path.test_block_generator import SCHEMA, Listener
+from tests.unit.receiver_runtime.block_path.test_block_generator import SCHEMA, RecordingPusher
 from tests.unit.receiver_runtime.reporting.test_status_reporter import Rows
 from tests.unit.receiver_runtime.rig import HandReceiver, RecordingReporter, batch, rig
 from tests.unit.receiver_runtime.support import (
     FaultyFiles,
     ManualClock,
     MemoryBlockLog,
-    MemorySegments,
     advance_until,
     block,
     eventually,
     frame,
+    make_log,
     reaches,
 )
 from tracker_store.blocks.blocks import Claim
@@ -75,46 +76,48 @@ def full_log() -> Iterator[FullLog]:
         structlog.configure(**before)
 
 
-class DyingListener(Listener):
-    """A listener whose push raises an error that ends a thread."""
+class DyingPusher(RecordingPusher):
+    """A pusher whose push raises an error that ends a thread."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
         self.error: BaseException | None = error
 
-    def on_push_block(self, block: object) -> None:
+    def push(self, block: object) -> None:
         if self.error is not None:
             raise self.error
-        super().on_push_block(block)  # type: ignore[arg-type]
+        super().push(block)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()])
 def test_a_dying_thread_ends_the_generator_and_is_reported(error: BaseException) -> None:
-    listener = DyingListener(error)
-    made = BlockGenerator(listener, SCHEMA, limiter=RateLimiter(), block_interval=0.001)
+    pusher = DyingPusher(error)
+    made = BlockGenerator(
+        pusher, SCHEMA, limiter=RateLimiter(), settings=ReceiverSettings.model_construct(block_interval=0.001)
+    )
     made.start()
     made.add_data("x")
-    eventually(lambda: listener.deaths, "the death")
-    assert listener.deaths == [error]
+    eventually(lambda: pusher.deaths, "the death")
+    assert pusher.deaths == [error]
     assert made.state is GeneratorState.STOPPED_ALL
     # Nothing waits for a thread that has ended.
     made.stop()
 
 
 def test_a_push_is_repeated_even_if_neither_log_nor_listener_takes_the_error() -> None:
-    listener, clock = DyingListener(OSError(errno.ENOSPC, "No space left on device")), ManualClock()
+    pusher, clock = DyingPusher(OSError(errno.ENOSPC, "No space left on device")), ManualClock()
 
     def refuse(message: str, error: Exception) -> None:
         raise RuntimeError(message) from error
 
-    listener.on_error = refuse  # type: ignore[method-assign]
-    made = BlockGenerator(listener, SCHEMA, limiter=RateLimiter(), clock=clock)
+    pusher.report_failure = refuse  # type: ignore[method-assign]
+    made = BlockGenerator(pusher, SCHEMA, limiter=RateLimiter(), settings=ReceiverSettings(), clock=clock)
     made.start()
     made.add_data("x")
-    advance_until(clock, lambda: made._backoff.failures > 2)
-    listener.error = None
-    advance_until(clock, lambda: listener.values == [["x"]])
-    assert listener.deaths == []
+    advance_until(clock, lambda: made._queue.backoff.failures > 2)
+    pusher.error = None
+    advance_until(clock, lambda: pusher.values == [["x"]])
+    assert pusher.deaths == []
     made.abort()
 
 
@@ -148,7 +151,7 @@ def test_a_dead_thread_ends_the_receiver_for_another_process(tmp_path: Path, mon
         raise SystemExit
 
     with rig(tmp_path, HandReceiver(), reporter=FailingReporter()) as made:
-        monkeypatch.setattr(made.supervisor.block_path, "on_push_block", die)
+        monkeypatch.setattr(made.supervisor.block_path.pusher, "push", die)
         made.supervisor.block_path.push_single("x")
         ending = made.end()
         assert (ending.exit_code, ending.again) == (ExitCode.FAILED, True)
@@ -157,21 +160,15 @@ def test_a_dead_thread_ends_the_receiver_for_another_process(tmp_path: Path, mon
 
 def test_the_end_comes_even_if_it_can_not_be_reported(tmp_path: Path) -> None:
     with rig(tmp_path, HandReceiver(), reporter=FailingReporter()) as made:
-        eventually(made.supervisor.is_started)
-        made.supervisor.stop("broken", OSError("away"))
+        eventually(made.attached.is_started)
+        made.supervisor.lifecycle.stop("broken", OSError("away"))
         assert made.end().exit_code is ExitCode.FAILED
         assert made.reporter.states[-1][0] is ReceiverState.FAILED
 
 
 def test_a_failed_write_ends_its_segment_before_it_is_logged(tmp_path: Path) -> None:
-    files, rows = FaultyFiles(), MemorySegments()
-    log = WriteAheadLog(
-        LocalBlockStore(tmp_path, files=files),
-        rows,
-        claim=Claim(7, 9, 0),
-        source_rule=SourceRule.NOT_SENT_AGAIN,
-        registered_through=RegisteredThrough(),
-    )
+    files = FaultyFiles()
+    log = make_log(LocalBlockStore(tmp_path, files=files))
     files.write_faults = ["short"]
     with pytest.raises(OSError, match="No space left"):
         # This error comes from the log line.
@@ -180,23 +177,26 @@ def test_a_failed_write_ends_its_segment_before_it_is_logged(tmp_path: Path) -> 
     assert (handle.segment_id, handle.offset) == (2, 0)
 
 
-class DeafListener:
-    """A listener that raises when it is informed about the driver log."""
+class FailingStatus(ReceiverStatus):
+    """A status that can't show what the driver log does."""
 
-    def on_driver_log_away(self, what: str, error: Exception) -> None:
+    def __init__(self) -> None:
+        pass
+
+    def driver_log_unavailable(self, what: str, error: Exception) -> None:
         raise RuntimeError(what) from error
 
-    def on_driver_log_back(self, what: str, seconds: float) -> None:
+    def driver_log_available(self, what: str, seconds: float) -> None:
         raise RuntimeError(what, seconds)
 
 
-def test_a_failing_listener_does_not_end_the_registrar(full_log: FullLog) -> None:
+def test_a_failing_status_does_not_end_the_registrar(full_log: FullLog) -> None:
     log, clock = MemoryBlockLog(), ManualClock()
-    # Let the registrar's own lines through: this test is about the listener.
+    # Let the registrar's own lines through: this test is about the status.
     structlog.configure(logger_factory=lambda *_: structlog.testing.CapturingLogger())
     registrar = Registrar(log, clock=clock)
     registrar.start()
-    lane = registrar.attach(1, registered_through=RegisteredThrough(0), limit=100, listener=DeafListener())
+    lane = registrar.attach(1, registered_through=RegisteredThrough(0), limit=100, status=FailingStatus())
     log.refuse_call = lambda _: DriverLogUnavailableError("53100: no space left")
     lane.reserve()
     future = lane.submit(block(1))
@@ -251,7 +251,7 @@ def test_a_sender_gets_an_error_if_its_records_can_not_be_registered(
         monkeypatch.setattr(made.supervisor.block_path, "known_keys", _no_memory)
         monkeypatch.setattr(made.supervisor.block_path, "push_keyed", _no_memory)
         monkeypatch.setattr(threading, "excepthook", lambda _: None)
-        hand_over = KeyedHandOver(made.supervisor)
+        hand_over = KeyedHandOver(made.attached)
         future = hand_over.submit(batch("a"), ["a"])
         assert isinstance(future.exception(_DEADLINE), MemoryError)
         hand_over.close()

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from receiver_runtime.block_path.rate_limiter import RateLimiter
+from receiver_runtime.block_path.load.rate_limiter import RateLimiter
+from receiver_runtime.watching.clock import Clock
 from tests.support.polling import joined
 from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually
 
 
-class SelfWinding:
+class SelfWinding(Clock):
     """A clock that moves by the waiting time whenever a thread waits."""
 
     def __init__(self) -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.block_path.registered_through import RegisteredThrough
-from receiver_runtime.block_path.registrar import Registrar, RegistrarStoppedError, Registration
+from receiver_runtime.block_path.registration.registered_through import RegisteredThrough
+from receiver_runtime.block_path.registration.registrar import Registrar, RegistrarStoppedError
+from receiver_runtime.reporting.receiver_status import ReceiverStatus
 from tests.support.polling import joined
 from tests.unit.receiver_runtime.support import (
     ManualClock,
@@ -19,7 +20,7 @@ from tests.unit.receiver_runtime.support import (
     eventually,
     reaches,
 )
-from tracker_store.blocks.blocks import AddResult, NewBlock, OffsetLink, Steering
+from tracker_store.blocks.blocks import AddResult, ControlResponse, NewBlock, OffsetLink
 from tracker_store.connection.errors import (
     BlockConflictError,
     DriverLogUnavailableError,
@@ -35,6 +36,8 @@ from tracker_store.schema.states import DesiredState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
+
+    from receiver_runtime.block_path.registration.receiver_queue import Registration
 
 
 @pytest.fixture
@@ -232,9 +235,9 @@ def test_the_number_of_waiting_blocks_is_bounded(registrar: Registrar, log: Memo
 
 
 def test_a_heartbeat_is_sent_each_second_and_returns_steering(log: MemoryBlockLog, clock: ManualClock) -> None:
-    told: list[Steering] = []
+    told: list[ControlResponse] = []
     registrar = Registrar(log, clock=clock)
-    registrar.attach(5, registered_through=RegisteredThrough(0), limit=1, on_steering=told.append)
+    registrar.attach(5, registered_through=RegisteredThrough(0), limit=1, on_response=told.append)
     registrar.start()
     eventually(lambda: log.heartbeats == 1)
     log.desired[5], log.rates[5] = DesiredState.PAUSED, 10.0
@@ -242,22 +245,22 @@ def test_a_heartbeat_is_sent_each_second_and_returns_steering(log: MemoryBlockLo
         clock.advance(1.0)
         eventually(reaches(lambda: log.heartbeats, n))
     registrar.stop()
-    assert told[0] == Steering(5, None, DesiredState.RUNNING, 1)
-    assert told[-1] == Steering(5, 10.0, DesiredState.PAUSED, 1)
+    assert told[0] == ControlResponse(5, None, DesiredState.RUNNING, 1)
+    assert told[-1] == ControlResponse(5, 10.0, DesiredState.PAUSED, 1)
     assert log.heartbeats == 5
 
 
 def test_steering_also_comes_with_every_block_and_a_failing_callback_stops_nothing(
     log: MemoryBlockLog, clock: ManualClock
 ) -> None:
-    told: list[Steering] = []
+    told: list[ControlResponse] = []
 
-    def callback(steering: Steering) -> None:
-        told.append(steering)
+    def callback(response: ControlResponse) -> None:
+        told.append(response)
         raise RuntimeError("a bug")
 
     registrar = Registrar(log, clock=clock)
-    lane = registrar.attach(1, registered_through=RegisteredThrough(0), limit=10, on_steering=callback)
+    lane = registrar.attach(1, registered_through=RegisteredThrough(0), limit=10, on_response=callback)
     registrar.start()
     for sequence in (1, 2):
         submit(lane, block(sequence)).result(20)
@@ -294,42 +297,42 @@ def test_a_receiver_can_be_attached_only_once(registrar: Registrar) -> None:
         attach(registrar)
 
 
-class RecordingListener:
+class RecordingStatus(ReceiverStatus):
     """Keeps the waits that are reported to it."""
 
     def __init__(self) -> None:
         self.away: list[tuple[str, str]] = []
         self.back: list[float] = []
 
-    def on_driver_log_away(self, what: str, error: Exception) -> None:
+    def driver_log_unavailable(self, what: str, error: Exception) -> None:
         self.away.append((what, str(error)))
 
-    def on_driver_log_back(self, what: str, seconds: float) -> None:
+    def driver_log_available(self, what: str, seconds: float) -> None:
         self.back.append(seconds)
 
 
 def test_a_long_wait_is_reported_once_and_then_its_length(
     registrar: Registrar, log: MemoryBlockLog, clock: ManualClock
 ) -> None:
-    listener = RecordingListener()
-    lane = registrar.attach(1, registered_through=RegisteredThrough(0), limit=100, listener=listener)
+    status = RecordingStatus()
+    lane = registrar.attach(1, registered_through=RegisteredThrough(0), limit=100, status=status)
     log.refuse_call = lambda _: DriverLogUnavailableError("53100: no space left")
     future = submit(lane, block(1))
     advance_until(clock, lambda: len(log.calls) >= 8)
-    [(what, error)] = listener.away
+    [(what, error)] = status.away
     assert what == "register blocks"
     assert "no space left" in error
-    assert listener.back == []
+    assert status.back == []
     log.refuse_call = lambda _: None
     advance_until(clock, future.done)
-    advance_until(clock, lambda: listener.back)
-    assert listener.back[0] > 1.0
+    advance_until(clock, lambda: status.back)
+    assert status.back[0] > 1.0
 
 
 def test_one_lost_answer_is_not_reported(log: MemoryBlockLog) -> None:
-    listener, clock = RecordingListener(), PaidClock()
+    status, clock = RecordingStatus(), PaidClock()
     registrar = Registrar(log, clock=clock)
-    lane = registrar.attach(1, registered_through=RegisteredThrough(0), limit=100, listener=listener)
+    lane = registrar.attach(1, registered_through=RegisteredThrough(0), limit=100, status=status)
 
     def pay(_: Sequence[NewBlock]) -> None:
         clock.pays()
@@ -342,7 +345,7 @@ def test_one_lost_answer_is_not_reported(log: MemoryBlockLog) -> None:
         submit(lane, block(sequence)).result(20)
     registrar.stop()
     assert len(log.calls) == 3
-    assert (listener.away, listener.back) == ([], [])
+    assert (status.away, status.back) == ([], [])
 
 
 class SlowBlockLog(MemoryBlockLog):
@@ -405,9 +408,9 @@ def test_waiting_blocks_of_a_detached_receiver_fail_and_are_not_sent_again(
 
 
 def test_a_detached_receiver_is_in_no_later_heartbeat(log: MemoryBlockLog, clock: ManualClock) -> None:
-    told: list[Steering] = []
+    told: list[ControlResponse] = []
     registrar = Registrar(log, clock=clock)
-    registrar.attach(5, registered_through=RegisteredThrough(0), limit=1, on_steering=told.append)
+    registrar.attach(5, registered_through=RegisteredThrough(0), limit=1, on_response=told.append)
     registrar.start()
     eventually(lambda: told)
     registrar.detach(5)
@@ -455,7 +458,7 @@ def test_after_an_offset_conflict_nothing_is_taken_until_the_receiver_continues(
         submit(lane, linked(2)).result(20)
     with pytest.raises(OffsetConflictError):
         lane.reserve()
-    assert lane.go_on() == 1
+    assert lane.resume() == 1
     assert submit(lane, linked(2)).result(20) == linked(2)
     assert [item.sequence for item in log.chain(1)] == [1, 2]
 
@@ -468,7 +471,7 @@ def test_a_receiver_fenced_after_an_offset_conflict_does_not_continue(
     with pytest.raises(ReceiverFencedError):
         submit(lane, linked(1)).result(20)
     with pytest.raises(ReceiverFencedError):
-        lane.go_on()
+        lane.resume()
 
 
 def test_a_heartbeat_finds_that_the_driver_log_lost_acknowledged_blocks(
@@ -525,7 +528,7 @@ class ReattachingBlockLog(MemoryBlockLog):
         super().__init__()
         self.meanwhile: Callable[[], None] = lambda: None
 
-    def heartbeat(self, receiver_ids: Sequence[int]) -> list[Steering]:
+    def heartbeat(self, receiver_ids: Sequence[int]) -> list[ControlResponse]:
         meanwhile, self.meanwhile = self.meanwhile, lambda: None
         meanwhile()
         return super().heartbeat(receiver_ids)

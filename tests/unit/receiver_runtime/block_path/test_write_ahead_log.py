@@ -4,13 +4,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.block_path.registered_through import RegisteredThrough
-from receiver_runtime.block_path.write_ahead_log import WriteAheadLog, WriteAheadLogClosedError, WriteAheadLogError
-from receiver_runtime.block_store.frames.frame import SourceRule
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLogClosedError, WriteAheadLogError
 from receiver_runtime.block_store.frames.segment import IntactFrame, TornTail
 from receiver_runtime.block_store.stores.local import LocalBlockStore
-from tests.unit.receiver_runtime.support import FaultyFiles, ManualClock, MemorySegments, frame
-from tracker_store.blocks.blocks import Claim
+from tests.unit.receiver_runtime.support import FaultyFiles, ManualClock, MemoryDriverLog, frame, make_log
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,18 +17,14 @@ class Setup:
     def __init__(self, root: Path, *, durable: bool = True, max_segment_bytes: int = 2**20) -> None:
         self.files = FaultyFiles()
         self.store = LocalBlockStore(root, files=self.files)
-        self.rows = MemorySegments()
+        self.rows = MemoryDriverLog()
         self.clock = ManualClock()
-        self.log = WriteAheadLog(
+        self.log = make_log(
             self.store,
             self.rows,
-            claim=Claim(7, 9, 0),
-            source_rule=SourceRule.NOT_SENT_AGAIN,
-            registered_through=RegisteredThrough(),
-            segment_interval=60,
-            max_segment_bytes=max_segment_bytes,
-            durable=durable,
             clock=self.clock,
+            max_segment_bytes=max_segment_bytes,
+            durability="durable" if durable else "ephemeral",
         )
 
     def sequences(self) -> list[list[int]]:

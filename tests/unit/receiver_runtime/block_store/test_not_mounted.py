@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.block_path.registered_through import RegisteredThrough
-from receiver_runtime.block_path.write_ahead_log import WriteAheadLog, WriteAheadLogError
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLogError
 from receiver_runtime.block_store.frames.errors import BlockMissingError, StoreUnavailableError
 from receiver_runtime.block_store.frames.files import Files
-from receiver_runtime.block_store.frames.frame import SourceRule
 from receiver_runtime.block_store.frames.reading import FrameAt
 from receiver_runtime.block_store.frames.segment import IntactFrame
 from receiver_runtime.block_store.roots import root_names
@@ -22,8 +20,7 @@ from receiver_runtime.block_store.stores.replicated import ReplicatedBlockStore
 from receiver_runtime.block_store.stores.stores import open_block_store
 from tests.support.machine.mounts import Mount
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
-from tests.unit.receiver_runtime.support import MemorySegments, frame
-from tracker_store.blocks.blocks import Claim
+from tests.unit.receiver_runtime.support import MemoryDriverLog, frame, make_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -185,15 +182,8 @@ def test_a_root_that_was_never_attached_takes_nothing(tmp_path: Path) -> None:
 def test_the_log_makes_no_row_and_no_file_while_the_store_is_unavailable_and_then_continues(
     mount: MountedStore,
 ) -> None:
-    rows = MemorySegments()
-    log = WriteAheadLog(
-        mount.store(),
-        rows,
-        claim=Claim(7, 9, 0),
-        source_rule=SourceRule.NOT_SENT_AGAIN,
-        registered_through=RegisteredThrough(),
-        max_segment_bytes=1,
-    )
+    rows = MemoryDriverLog()
+    log = make_log(mount.store(), rows, max_segment_bytes=1)
     [first] = log.write([FRAME])
     mount.unmount()
     for _ in range(3):

@@ -108,8 +108,8 @@ def test_a_block_of_the_receiver_is_registered_without_them(tmp_path: Path) -> N
 
 def test_keyed_rows_go_aside_with_their_keys(tmp_path: Path) -> None:
     log = KeyedBlockLog()
-    with rig(tmp_path, HandReceiver(), log=log, keys=log) as made:
-        hand_over = KeyedHandOver(made.supervisor)
+    with rig(tmp_path, HandReceiver(), log=log) as made:
+        hand_over = KeyedHandOver(made.attached)
         first = hand_over.submit(mixed(b"a", b"\xff", b"b"), ["1", "2", "3"])
         nothing_left = hand_over.submit(mixed(b"\xfe"), ["4"])
         without_keys = hand_over.submit(mixed(b"c", b"\xfd"), None)

@@ -65,7 +65,7 @@ class KeyedBlockLog(MemoryBlockLog):
             raise sa.exc.IntegrityError("INSERT", {}, Exception("record_keys"))
         if not settled_or_fenced and self.keys & wanted.keys():
             self.refusals += 1
-            return AddResult(receiver_id, AddOutcome.DUPLICATE_KEYS, "some", self.steering(receiver_id))
+            return AddResult(receiver_id, AddOutcome.DUPLICATE_KEYS, "some", self.response(receiver_id))
         result = super()._add(receiver_id, group)
         if result.outcome is AddOutcome.ADDED:
             self.keys |= wanted.keys()
@@ -73,7 +73,7 @@ class KeyedBlockLog(MemoryBlockLog):
 
 
 def made(tmp_path: Path, log: KeyedBlockLog, **settings: Any) -> Any:  # noqa: ANN401  a rig's context manager
-    return rig(tmp_path, settings.pop("receiver", None) or HandReceiver(), log=log, keys=log, **settings)
+    return rig(tmp_path, settings.pop("receiver", None) or HandReceiver(), log=log, **settings)
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def values(one: Rig) -> list[str]:
 
 
 def test_what_is_answered_is_registered_with_its_keys(running: Rig, log: KeyedBlockLog) -> None:
-    hand_over = KeyedHandOver(running.supervisor)
+    hand_over = KeyedHandOver(running.attached)
     seen: list[list[str]] = []
     future = hand_over.submit(batch("a", "b", "c"), pa.array(["1", None, "3"]))
     future.add_done_callback(lambda _: seen.append(running.values()))
@@ -123,7 +123,7 @@ def test_what_is_answered_is_registered_with_its_keys(running: Rig, log: KeyedBl
 
 def test_rows_with_known_keys_are_left_out_and_counted(running: Rig, log: KeyedBlockLog) -> None:
     log.keys |= {"2", "4"}
-    hand_over = KeyedHandOver(running.supervisor)
+    hand_over = KeyedHandOver(running.attached)
     assert answer(hand_over.submit(batch("a", "b", "c", "d"), ["1", "2", None, "4"])) == (2, 2)
     assert answer(hand_over.submit(batch("e", "f"), ["1", "2"])) == (0, 2)
     assert running.values() == ["a", "c"]
@@ -133,7 +133,7 @@ def test_a_refusal_drops_later_blocks_in_flight_and_all_are_stored_without_known
     running: Rig, log: KeyedBlockLog
 ) -> None:
     """Check the optimistic mode: another receiver adds the keys after they were looked up."""
-    hand_over = KeyedHandOver(running.supervisor)
+    hand_over = KeyedHandOver(running.attached)
     optimistic(hand_over, log)
     log.away = True
     futures = [hand_over.submit(batch(f"x{n}", f"y{n}"), [f"x{n}", f"y{n}"]) for n in range(3)]
@@ -149,7 +149,7 @@ def test_a_refusal_drops_later_blocks_in_flight_and_all_are_stored_without_known
 
 
 def test_a_key_that_comes_again_while_it_is_under_way_waits_for_the_first(running: Rig, log: KeyedBlockLog) -> None:
-    hand_over = KeyedHandOver(running.supervisor)
+    hand_over = KeyedHandOver(running.attached)
     optimistic(hand_over, log)
     log.away = True
     first = hand_over.submit(batch("a"), ["k"])
@@ -164,7 +164,7 @@ def test_a_key_that_comes_again_while_it_is_under_way_waits_for_the_first(runnin
 
 
 def test_a_key_forgotten_by_the_driver_log_is_new(running: Rig, log: KeyedBlockLog) -> None:
-    hand_over = KeyedHandOver(running.supervisor)
+    hand_over = KeyedHandOver(running.attached)
     assert answer(hand_over.submit(batch("a"), ["k"])) == (1, 0)
     log.keys.clear()
     assert answer(hand_over.submit(batch("b"), ["k"])) == (1, 0)
@@ -173,7 +173,7 @@ def test_a_key_forgotten_by_the_driver_log_is_new(running: Rig, log: KeyedBlockL
 
 def test_a_key_repeated_in_one_submit_is_stored_once_and_counted(running: Rig, log: KeyedBlockLog) -> None:
     """This happens if a publisher got no confirmation, and both of its messages are read at once."""
-    hand_over = KeyedHandOver(running.supervisor)
+    hand_over = KeyedHandOver(running.attached)
     rows = batch("a", "b", "a again", "c", "d", "a once more", "c again")
     assert answer(hand_over.submit(rows, ["1", None, "1", "2", None, "1", "2"])) == (4, 3)
     assert running.values() == ["a", "b", "c", "d"]
@@ -183,7 +183,7 @@ def test_a_key_repeated_in_one_submit_is_stored_once_and_counted(running: Rig, l
 
 def test_rows_that_share_a_key_in_one_submit_stay_in_one_block(tmp_path: Path, log: KeyedBlockLog) -> None:
     with made(tmp_path, log, max_block_bytes=1024) as one:
-        hand_over = KeyedHandOver(one.supervisor)
+        hand_over = KeyedHandOver(one.attached)
         rows = [f"{n:0100d}" for n in range(60)]
         shared = ["one"] * 30 + [None] * 10 + ["two"] * 20
         assert answer(hand_over.submit(batch(*rows), shared, rows_share_keys=True)) == (60, 0)
@@ -199,7 +199,7 @@ def test_rows_that_share_a_key_in_one_submit_stay_in_one_block(tmp_path: Path, l
 
 def test_blocks_have_a_bounded_size_and_a_larger_row_has_its_own_block(tmp_path: Path, log: KeyedBlockLog) -> None:
     with made(tmp_path, log, max_block_bytes=2048) as one:
-        hand_over = KeyedHandOver(one.supervisor)
+        hand_over = KeyedHandOver(one.attached)
         rows = ["x" * 100] * 100 + ["y" * 10_000] + ["z" * 100] * 100
         assert answer(hand_over.submit(batch(*rows), [str(n) for n in range(201)])) == (201, 0)
         assert one.values() == rows
@@ -208,7 +208,7 @@ def test_blocks_have_a_bounded_size_and_a_larger_row_has_its_own_block(tmp_path:
 
 
 def test_concurrent_submits_share_a_block(running: Rig, log: KeyedBlockLog) -> None:
-    hand_over = KeyedHandOver(running.supervisor)
+    hand_over = KeyedHandOver(running.attached)
     log.away = True
     futures = [hand_over.submit(batch(str(n)), [str(n)]) for n in range(500)]
     log.away = False
@@ -218,7 +218,7 @@ def test_concurrent_submits_share_a_block(running: Rig, log: KeyedBlockLog) -> N
 
 
 def test_a_submit_waits_while_too_many_are_unanswered(running: Rig, log: KeyedBlockLog) -> None:
-    hand_over = KeyedHandOver(running.supervisor, most_in_flight=3)
+    hand_over = KeyedHandOver(running.attached, most_in_flight=3)
     log.away = True
     for n in range(3):
         hand_over.submit(batch(str(n)), None)
@@ -234,7 +234,7 @@ def test_a_submit_waits_while_too_many_are_unanswered(running: Rig, log: KeyedBl
 
 
 def test_bytes_in_flight_are_bounded_and_a_larger_submit_goes_alone(running: Rig, log: KeyedBlockLog) -> None:
-    hand_over = KeyedHandOver(running.supervisor, most_bytes=1000)
+    hand_over = KeyedHandOver(running.attached, most_bytes=1000)
     log.away = True
     large = hand_over.submit(batch("x" * 5000), None)
     taken: list[Future[HandedOver]] = []
@@ -249,7 +249,7 @@ def test_bytes_in_flight_are_bounded_and_a_larger_submit_goes_alone(running: Rig
 
 
 def test_a_lost_answer_and_a_race_are_detected(running: Rig, log: KeyedBlockLog) -> None:
-    hand_over = KeyedHandOver(running.supervisor)
+    hand_over = KeyedHandOver(running.attached)
     log.away = True
     # While the driver log does not answer, keys are not looked up before storing.
     early = hand_over.submit(batch("early"), ["early"])
@@ -265,7 +265,7 @@ def test_a_lost_answer_and_a_race_are_detected(running: Rig, log: KeyedBlockLog)
 
 
 def test_fenced_nobody_is_acknowledged_and_nothing_more_is_taken(running: Rig, log: KeyedBlockLog) -> None:
-    hand_over = KeyedHandOver(running.supervisor)
+    hand_over = KeyedHandOver(running.attached)
     assert answer(hand_over.submit(batch("a"), ["a"])) == (1, 0)
     log.away = True
     futures = [hand_over.submit(batch(str(n)), [str(n)]) for n in range(5)]
@@ -282,7 +282,7 @@ def test_fenced_nobody_is_acknowledged_and_nothing_more_is_taken(running: Rig, l
 
 
 def test_an_unexpected_error_is_raised_in_all_waiting_submits(running: Rig, log: KeyedBlockLog) -> None:
-    hand_over = KeyedHandOver(running.supervisor)
+    hand_over = KeyedHandOver(running.attached)
     log.away = True
     log.known_keys = no_keys  # type: ignore[method-assign]
     futures = [hand_over.submit(batch("a"), None), hand_over.submit(batch("b"), ["b"])]
@@ -306,14 +306,14 @@ def test_a_stop_drains_and_afterwards_nothing_is_taken(
 ) -> None:
     receiver = HandReceiver()
     clock = ManualClock()
-    with rig(tmp_path, receiver, log=log, keys=log, clock=clock, receiver_stop_timeout=1.0) as one:
+    with rig(tmp_path, receiver, log=log, clock=clock, receiver_stop_timeout=1.0) as one:
         eventually(lambda: receiver.starts, "the start")
-        hand_over = KeyedHandOver(one.supervisor)
+        hand_over = KeyedHandOver(one.attached)
         receiver.on_stopping = hand_over.close
         log.away = True
         futures = [hand_over.submit(batch(str(n)), [str(n)]) for n in range(50)]
-        hand_overs = one.supervisor.block_path.hand_overs
-        any_since = hand_overs.any_since
+        in_flight = one.supervisor.block_path.in_flight
+        any_since = in_flight.any_since
         looks = 0
 
         def counted(moment: float) -> bool:
@@ -321,14 +321,14 @@ def test_a_stop_drains_and_afterwards_nothing_is_taken(
             looks += 1
             return any_since(moment)
 
-        monkeypatch.setattr(hand_overs, "any_since", counted)
-        one.supervisor.stop("the test says so")
+        monkeypatch.setattr(in_flight, "any_since", counted)
+        one.supervisor.lifecycle.stop("the test says so")
         # These are the waiters of a condition; nothing public shows them.
         waiting = hand_over._changed._waiters  # type: ignore[attr-defined]
         eventually(lambda: len(waiting) == 2, "the hand-over and its close, which wait for the driver log")
         # Ten looks take as long as an on_stop may take itself; it may take longer while it waits for the driver log.
         advance_until(clock, lambda: looks >= 20)
-        assert one.supervisor.await_termination(0) is None
+        assert one.supervisor.lifecycle.await_termination(0) is None
         log.away = False
         assert one.end().drained
         assert not [message for _, message, _ in one.reporter.events if "on_stop" in message]
@@ -342,7 +342,7 @@ def test_a_block_refused_after_the_hand_over_failed_does_not_delay_the_stop(tmp_
     """Check a stop with a disk that takes nothing, while other senders' records were already answered."""
     receiver = HandReceiver()
     with made(tmp_path, log, receiver=receiver) as one:
-        hand_over = KeyedHandOver(one.supervisor)
+        hand_over = KeyedHandOver(one.attached)
         optimistic(hand_over, log)
 
         def end() -> None:
@@ -358,7 +358,7 @@ def test_a_block_refused_after_the_hand_over_failed_does_not_delay_the_stop(tmp_
         one.files.write_faults = ["error"] * 100_000
         second = hand_over.submit(batch("b"), ["b"])
         eventually(lambda: any("could not be stored" in event[1] for event in one.reporter.events), "the full disk")
-        one.supervisor.stop("the test says so")
+        one.supervisor.lifecycle.stop("the test says so")
         with pytest.raises(WriteAheadLogError):
             second.result(DEADLINE)
         with pytest.raises(WriteAheadLogError):
@@ -370,7 +370,7 @@ def test_a_block_refused_after_the_hand_over_failed_does_not_delay_the_stop(tmp_
 
 
 def test_an_invalid_submit_is_refused_at_once_and_takes_nothing(running: Rig) -> None:
-    hand_over = KeyedHandOver(running.supervisor)
+    hand_over = KeyedHandOver(running.attached)
     with pytest.raises(RecordTypeError):
         hand_over.submit(pa.record_batch([pa.array([1])], names=["value"]), None)
     with pytest.raises(ValueError, match="2 keys for 1 rows"):
@@ -381,7 +381,7 @@ def test_an_invalid_submit_is_refused_at_once_and_takes_nothing(running: Rig) ->
 
 
 def test_keys_that_the_driver_log_can_not_hold_are_stored_as_digests(running: Rig, log: KeyedBlockLog) -> None:
-    hand_over = KeyedHandOver(running.supervisor)
+    hand_over = KeyedHandOver(running.attached)
     odd = ["nul \0 in it", "ü" * 5000, ""]
     assert answer(hand_over.submit(batch("a", "b", "c"), odd)) == (3, 0)
     assert answer(hand_over.submit(batch("a", "b", "c"), odd)) == (0, 3)
@@ -390,7 +390,7 @@ def test_keys_that_the_driver_log_can_not_hold_are_stored_as_digests(running: Ri
 
 def test_blocks_without_keys_are_never_refused_together_with_blocks_with_keys(running: Rig, log: KeyedBlockLog) -> None:
     """A sender that was answered before its record was registered does not send it again."""
-    hand_over = KeyedHandOver(running.supervisor)
+    hand_over = KeyedHandOver(running.attached)
     optimistic(hand_over, log)
     lock = threading.Lock()
     plain: list[str] = []
@@ -423,7 +423,7 @@ def test_blocks_without_keys_are_never_refused_together_with_blocks_with_keys(ru
 
 
 def test_a_full_disk_is_waited_out(running: Rig, log: KeyedBlockLog) -> None:
-    hand_over = KeyedHandOver(running.supervisor)
+    hand_over = KeyedHandOver(running.attached)
     running.files.write_faults = ["error"] * 4
     assert answer(hand_over.submit(batch("a"), ["a"])) == (1, 0)
     assert running.values() == ["a"]
@@ -432,7 +432,7 @@ def test_a_full_disk_is_waited_out(running: Rig, log: KeyedBlockLog) -> None:
 
 def test_a_rate_limit_applies_once(tmp_path: Path, log: KeyedBlockLog) -> None:
     with made(tmp_path, log, receiver_max_rate=1000) as one:
-        hand_over = KeyedHandOver(one.supervisor)
+        hand_over = KeyedHandOver(one.attached)
         future = hand_over.submit(batch(*map(str, range(300))), list(map(str, range(300))))
         assert answer(future) == (300, 0)
         # At most a tenth of a second's permits are in one block.
@@ -492,7 +492,7 @@ def test_model_of_submits_with_repeated_keys(tmp_path: Path, seed: int) -> None:
     log = KeyedBlockLog()
     trouble = Trouble(log, chance)
     with made(tmp_path, log, max_block_bytes=1024) as one:
-        hand_over = KeyedHandOver(one.supervisor, most_in_flight=20)
+        hand_over = KeyedHandOver(one.attached, most_in_flight=20)
         submits: list[Submitted] = []
         order: list[int] = []
         for number in range(150):
@@ -540,7 +540,7 @@ def check_model(submits: Sequence[Submitted], stored: Counter[str], known: set[s
 def test_rows_whose_key_is_known_without_its_scope_are_left_out(running: Rig, log: KeyedBlockLog) -> None:
     """Check keys of two forms: those registered without a scope count, and are not added."""
     log.keys |= {"2"}
-    hand_over = KeyedHandOver(running.supervisor)
+    hand_over = KeyedHandOver(running.attached)
     optimistic(hand_over, log)
     keys, unscoped = pa.array(["s 1", None, "s 2", "s 2"]), pa.array(["1", None, "2", "2"])
     future = hand_over.submit(batch("a", "b", "c", "d"), keys, unscoped_keys=unscoped, rows_share_keys=True)
@@ -555,7 +555,7 @@ def test_rows_whose_key_is_known_without_its_scope_are_left_out(running: Rig, lo
 def test_a_submit_of_requests_says_what_was_done_with_the_rows_of_each(tmp_path: Path, log: KeyedBlockLog) -> None:
     log.keys |= {"2"}
     with made(tmp_path, log, max_block_bytes=1024) as one:
-        hand_over = KeyedHandOver(one.supervisor)
+        hand_over = KeyedHandOver(one.attached)
         assert hand_over.submit(batch("a", "b"), None, requests=[1, 0, 1]).result(DEADLINE).requests == [
             (1, 0),
             (0, 0),
@@ -575,7 +575,7 @@ def test_a_submit_of_requests_says_what_was_done_with_the_rows_of_each(tmp_path:
 
 def test_keys_of_two_scopes_that_are_the_same_without_them_are_both_left_out(running: Rig, log: KeyedBlockLog) -> None:
     log.keys |= {"1"}
-    hand_over = KeyedHandOver(running.supervisor)
+    hand_over = KeyedHandOver(running.attached)
     optimistic(hand_over, log)
     keys, unscoped = pa.array(["s 1", "t 1", "t 2"]), pa.array(["1", "1", "2"])
     handed = hand_over.submit(batch("a", "b", "c"), keys, unscoped_keys=unscoped, requests=[1, 1, 1]).result(DEADLINE)
@@ -588,7 +588,7 @@ def test_many_messages_do_not_wait_for_the_next_blocks_time(
 ) -> None:
     monkeypatch.setattr(keyed_hand_over, "_GATHERING_SECONDS", 2 * DEADLINE)
     with made(tmp_path, log, block_interval=2 * DEADLINE) as one:
-        hand_over = KeyedHandOver(one.supervisor)
+        hand_over = KeyedHandOver(one.attached)
         assert answer(hand_over.submit(batch("first"), None)) == (1, 0)
         few = hand_over.submit(batch("a"), None)
         more = [hand_over.submit(batch(f"b{n}"), None) for n in range(keyed_hand_over._MANY_MESSAGES - 2)]

@@ -10,7 +10,7 @@ import pytest
 from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.receivers.run_receiver import RunReceiver
 from receiver_runtime.sources.source_registry import parse_source
-from receiver_runtime.supervisor.receiver_supervisor import SupervisorState
+from receiver_runtime.supervisor.lifecycle import SupervisorState
 from tests.unit.receiver_runtime.rig import rig
 from tests.unit.receiver_runtime.sources.least_declarations import LEAST
 from tests.unit.receiver_runtime.support import eventually
@@ -57,9 +57,9 @@ def test_x11_a_start_that_comes_after_its_stop_begins_nothing(
     monkeypatch.setattr(receiver, "on_stop", stop)
     with rig(tmp_path, receiver, receiver_start_timeout="10ms") as made:
         eventually(lambda: any("on_start has not returned" in message for _, message, _ in made.reporter.events))
-        made.supervisor.stop("the test is over")
+        made.supervisor.lifecycle.stop("the test is over")
         assert stopped.wait(_SECONDS)
-        assert made.supervisor.state is SupervisorState.STOPPED
+        assert made.supervisor.lifecycle.state is SupervisorState.STOPPED
         slow.may_be_made.set()
         made.end()
     assert slow.begins.count("start") == slow.begins.count("stop")

@@ -18,8 +18,8 @@ from receiver_runtime.block_path.records import RecordTypeError
 from receiver_runtime.receivers.positioned_receiver import Fetched, PositionedReceiver
 from receiver_runtime.receivers.positioned_run import SOURCE, PositionError
 from receiver_runtime.sources.source import SourceRule
+from receiver_runtime.supervisor.ending import Ending
 from receiver_runtime.supervisor.receiver import ReceiverNotAttachedError
-from receiver_runtime.supervisor.receiver_supervisor import Ending
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.unit.receiver_runtime.memory_positions import MemoryPositions
 from tests.unit.receiver_runtime.rig import Rig, in_thread, rig
@@ -472,12 +472,12 @@ def test_s04_a_read_that_waits_for_the_driver_log_does_not_hang(tmp_path: Path) 
         run = receiver._positioned_run
         assert run is not None
         eventually(lambda: run._position == 1, "the block in the buffer")
-        made.supervisor.stop("now")
+        made.supervisor.lifecycle.stop("now")
         eventually(receiver.is_stopped)
         # Wait three times as long as an on_stop may take. Then stop the clock: the rest depends on the machine's speed.
         over = clock.monotonic() + 15
         advance_until(clock, lambda: clock.monotonic() > over, step=0.1)
-        assert made.supervisor.await_termination(0) is None
+        assert made.supervisor.lifecycle.await_termination(0) is None
         made.log.away = False
         assert made.end() == Ending(ExitCode.STOPPED, "now", drained=True)
         assert not [message for _, message, _ in made.reporter.events if "on_stop" in message]

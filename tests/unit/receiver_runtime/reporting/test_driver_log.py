@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from receiver_runtime.reporting.driver_log import DriverLog, GivenUpError
+from receiver_runtime.reporting.receiver_status import ReceiverStatus
 from tests.support.polling import joined
 from tests.unit.receiver_runtime.support import ManualClock, PaidClock, advance_until, eventually
 from tracker_store.connection.errors import DriverLogUnavailableError, NotAssignedError, OutcomeUnknownError
@@ -84,19 +85,21 @@ def test_giving_up_ends_a_wait_and_every_later_call() -> None:
         log.until_answered("anything", lambda _: None)
 
 
-class Listener:
+class RecordingStatus(ReceiverStatus):
+    """Keeps the waits that are reported to it."""
+
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def on_driver_log_away(self, what: str, error: Exception) -> None:
+    def driver_log_unavailable(self, what: str, error: Exception) -> None:
         self.told.append(f"{what}: {error}")
 
-    def on_driver_log_back(self, what: str, seconds: float) -> None:
+    def driver_log_available(self, what: str, seconds: float) -> None:
         self.told.append(f"{what}: {seconds:.0f} s")
 
 
 def test_only_a_long_wait_is_reported_once_and_at_its_end() -> None:
-    clock, listener = PaidClock(), Listener()
+    clock, status = PaidClock(), RecordingStatus()
     clock.pays()
     log = make(clock)
     healed = clock.monotonic() + 60.0
@@ -106,9 +109,9 @@ def test_only_a_long_wait_is_reported_once_and_at_its_end() -> None:
             raise DriverLogUnavailableError("full")
         return 7
 
-    assert log.until_answered("open a segment", statement, listener=listener) == 7
-    told, over = listener.told
+    assert log.until_answered("open a segment", statement, status=status) == 7
+    told, over = status.told
     assert told.startswith("open a segment: full")
     assert over.startswith("open a segment: 6")
-    log.until_answered("open a segment", lambda _: 7, listener=listener)
-    assert len(listener.told) == 2
+    log.until_answered("open a segment", lambda _: 7, status=status)
+    assert len(status.told) == 2

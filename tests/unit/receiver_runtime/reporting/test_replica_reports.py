@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from receiver_runtime.reporting.receiver_reporter import ReceiverReporter
 from receiver_runtime.reporting.replica_reports import ReplicaReports
 from tracker_store.schema.states import ReceiverEventKind, ReceiverState
 
 
-class Events:
+class Events(ReceiverReporter):
     def __init__(self) -> None:
         self.told: list[tuple[ReceiverEventKind, str, str]] = []
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from receiver_runtime.reporting.status_reporter import REPEAT_SECONDS, ReceiverReporter, StatusReporter
+from receiver_runtime.reporting.status_reporter import REPEAT_SECONDS, StatusReporter
 from receiver_runtime.reporting.unfailing_reporter import UnfailingReporter
 from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually
 from tracker_store.blocks.blocks import Claim
@@ -15,6 +15,8 @@ from tracker_store.schema.states import ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from receiver_runtime.reporting.receiver_reporter import ReceiverReporter
 
 
 class Rows:

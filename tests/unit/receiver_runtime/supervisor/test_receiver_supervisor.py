@@ -13,14 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from receiver_runtime.block_path.block_generator import GeneratorState, GeneratorStateError
 from receiver_runtime.block_path.block_handler import DeadLetter
+from receiver_runtime.block_path.generator_state import GeneratorState, GeneratorStateError
 from receiver_runtime.block_path.write_ahead_log import WriteAheadLogClosedError
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.block_store.frames.segment import IntactFrame
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
+from receiver_runtime.supervisor.ending import Ending
+from receiver_runtime.supervisor.lifecycle import TRANSITIONS, SupervisorState
 from receiver_runtime.supervisor.receiver import Receiver, ReceiverAttachedError, ReceiverNotAttachedError
-from receiver_runtime.supervisor.receiver_supervisor import TRANSITIONS, Ending, SupervisorState
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.unit.receiver_runtime.rig import HandReceiver, Rig, batch, in_thread, rig
 from tests.unit.receiver_runtime.support import (
@@ -72,7 +73,7 @@ def test_r04_a_receiver_is_attached_once(receiver: HandReceiver, tmp_path: Path)
         assert receiver.stream_id == 3
         assert (receiver.is_started(), receiver.is_stopped()) == (False, False)
         with pytest.raises(ReceiverAttachedError):
-            receiver.attach_supervisor(made.supervisor)
+            receiver.attach_supervisor(made.attached)
 
 
 def test_r01_a_receiver_prefers_no_host(receiver: HandReceiver) -> None:
@@ -118,12 +119,12 @@ def test_s01_states_and_order_of_start(receiver: HandReceiver, tmp_path: Path) -
     seen: list[object] = []
     with rig(tmp_path, receiver, start=False) as made:
         receiver.on_starting = lambda: seen.extend([made.supervisor.block_path.generator.state, receiver.is_started()])
-        seen.append(made.supervisor.state)
-        made.supervisor.start()
+        seen.append(made.supervisor.lifecycle.state)
+        made.start()
         eventually(lambda: receiver.starts)
         made.stop()
         assert seen == [SupervisorState.INITIALIZED, GeneratorState.ACTIVE, True]
-        assert made.supervisor.state is SupervisorState.STOPPED
+        assert made.supervisor.lifecycle.state is SupervisorState.STOPPED
         assert receiver.is_stopped()
         assert made.reporter.states[-1][0] is ReceiverState.INACTIVE
         assert made.reporter.kinds()[-1] is ReceiverEventKind.STOPPED
@@ -180,9 +181,9 @@ def test_s04_a_stop_while_the_driver_log_is_away_waits_for_it(receiver: HandRece
         eventually(receiver.is_started)
         made.log.away = True
         receiver.store("x")
-        made.supervisor.stop("now")
+        made.supervisor.lifecycle.stop("now")
         eventually(lambda: receiver.stops)
-        assert made.supervisor.await_termination(0.1) is None
+        assert made.supervisor.lifecycle.await_termination(0.1) is None
         made.log.away = False
         assert made.end().drained
         assert made.values() == ["x"]
@@ -199,7 +200,7 @@ def test_s04_a_stop_while_the_driver_log_is_away_puts_everything_on_the_disk(
         taken = [str(n) * 1024 for n in range(6)]
         for value in taken:
             receiver.store(value)
-        made.supervisor.stop("now")
+        made.supervisor.lifecycle.stop("now")
         eventually(lambda: len(stored(made)) == len(taken), "every block to be on the disk")
         made.log.away = False
         assert made.end().drained
@@ -253,13 +254,13 @@ def test_s04_a_receiver_that_waits_for_the_driver_log_does_not_hang(receiver: Ha
         reader, errors = in_thread(read)
         receiver.on_stopping = reader.join
         generator = made.supervisor.block_path.generator
-        eventually(lambda: generator._held is not None and generator._buffer.records, "a full buffer and queue")
-        made.supervisor.stop("now")
+        eventually(lambda: generator._queue.held is not None and generator._buffer.records, "a full buffer and queue")
+        made.supervisor.lifecycle.stop("now")
         eventually(receiver.is_stopped)
         # Wait three times as long as an on_stop may take. Then stop the clock: the rest depends on the machine's speed.
         over = clock.monotonic() + 15
         advance_until(clock, lambda: clock.monotonic() > over, step=0.1)
-        assert made.supervisor.await_termination(0) is None
+        assert made.supervisor.lifecycle.await_termination(0) is None
         assert receiver.stops == 0
         made.log.away = False
         assert made.end() == Ending(ExitCode.STOPPED, "now", drained=True)
@@ -345,7 +346,7 @@ def test_w05_a_block_generator_that_dies_ends_the_process_for_another(
 ) -> None:
     with rig(tmp_path, receiver) as made:
         eventually(receiver.is_started)
-        monkeypatch.setattr(made.supervisor.block_path, "on_push_block", _exit)
+        monkeypatch.setattr(made.supervisor.block_path.pusher, "push", _exit)
         receiver.store("x")
         ending = made.end()
         assert (ending.exit_code, ending.drained, ending.again) == (ExitCode.FAILED, False, True)
@@ -473,9 +474,9 @@ def test_what_is_degraded_and_noted_is_shown_unless_a_block_is_hindered(receiver
         receiver.report_degraded("files", "one file is not read")
         receiver.report_degraded("more", "another thing")
         receiver.report_degraded("files", None)
-        made.supervisor.on_hindered("store", "hindered: the disk is full")
+        made.supervisor.status.hinder("store", "hindered: the disk is full")
         receiver.report_degraded("more", "another thing, still")
-        made.supervisor.on_hindered("store", None)
+        made.supervisor.status.clear("store")
         receiver.report_degraded("more", None)
         receiver.report_note("a", None)
         shown = [reason for reason, _ in groupby(made.reporter.reasons)]
@@ -610,7 +611,7 @@ def test_k04_an_on_start_that_raises_for_ever_fails_the_receiver_with_its_reason
     clock = ManualClock()
     with rig(tmp_path, receiver, clock=clock, **RESTARTS) as made:
         began = clock.monotonic()
-        wait_for_starts(made, clock, lambda: made.supervisor.await_termination(0))
+        wait_for_starts(made, clock, lambda: made.supervisor.lifecycle.await_termination(0))
         seconds = clock.monotonic() - began
         ending = made.end()
     assert ending.exit_code is ExitCode.FAILED
@@ -633,7 +634,7 @@ def test_a_source_that_is_away_for_an_hour_is_read_again_by_itself(receiver: Han
         wait_for_starts(made, clock, lambda: clock.monotonic() >= began + 3600)
         assert receiver.starts > 30
         eventually(receiver.is_started)
-        assert made.supervisor.await_termination(0) is None
+        assert made.supervisor.lifecycle.await_termination(0) is None
 
 
 def test_old_failures_are_forgotten(receiver: HandReceiver, tmp_path: Path) -> None:
@@ -644,7 +645,7 @@ def test_old_failures_are_forgotten(receiver: HandReceiver, tmp_path: Path) -> N
             clock.advance(61)
             receiver.restart("once a week")
             wait_for_starts(made, clock, reaches(lambda: receiver.starts, n + 1))
-        assert made.supervisor.await_termination(0) is None
+        assert made.supervisor.lifecycle.await_termination(0) is None
 
 
 def test_r03_a_receiver_may_stop_itself(receiver: HandReceiver, tmp_path: Path) -> None:
@@ -1010,18 +1011,18 @@ def test_no_thread_is_left_behind(receiver: HandReceiver, tmp_path: Path) -> Non
 
 def test_operators_see_why_nothing_is_registered_and_later_how_long_it_took(tmp_path: Path) -> None:
     with rig(tmp_path, HandReceiver()) as r:
-        r.supervisor.report_connected("the source")
-        r.supervisor.block_path.on_driver_log_away(
+        r.attached.report_connected("the source")
+        r.supervisor.status.driver_log_unavailable(
             "register blocks", DriverLogUnavailableError("no space left\nHINT: make some")
         )
-        r.supervisor.block_path.on_driver_log_away("open a segment", OutcomeUnknownError("cut"))
+        r.supervisor.status.driver_log_unavailable("open a segment", OutcomeUnknownError("cut"))
         assert r.reporter.reasons[-2].endswith("reading stops when the queue is full: no space left")
         # Other reports do not hide it.
-        r.supervisor.report_connected("the source again")
+        r.attached.report_connected("the source again")
         assert r.reporter.reasons[-1].endswith(": cut")
-        r.supervisor.block_path.on_driver_log_back("open a segment", 3.0)
+        r.supervisor.status.driver_log_available("open a segment", 3.0)
         assert r.reporter.reasons[-1].endswith(": no space left")
-        r.supervisor.block_path.on_driver_log_back("register blocks", 12.34)
+        r.supervisor.status.driver_log_available("register blocks", 12.34)
         assert r.reporter.reasons[-1] == "connected to the source again"
         kind, message, detail = r.reporter.events[-1]
         assert kind is ReceiverEventKind.ERROR
@@ -1051,7 +1052,7 @@ def test_w01_after_an_offset_conflict_the_receiver_continues_in_the_same_epoch(
             answer(made.supervisor.block_path.push_linked(batch("dropped"), links))
         with pytest.raises(OffsetConflictError):
             made.supervisor.block_path.push_linked(batch("dropped too"), links)
-        made.supervisor.block_path.go_on_after_refusal()
+        made.supervisor.block_path.writer.resume_after_refusal()
         answer(made.supervisor.block_path.push_linked(batch("c"), links))
         assert made.values() == ["a", "b", "c"]
         assert [item.sequence for item in made.log.chain(1)] == [2, 3]

@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.block_path.registered_through import RegisteredThrough
-from receiver_runtime.block_path.write_ahead_log import WriteAheadLog, WriteAheadLogError
-from receiver_runtime.block_store.frames.frame import SourceRule
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLogError
 from receiver_runtime.block_store.stores.local import LocalBlockStore
 from receiver_runtime.reporting.unfailing_reporter import describe
 from receiver_runtime.watching.descriptors import explain, raise_descriptor_limit
-from tests.unit.receiver_runtime.support import FaultyFiles, MemorySegments, frame
-from tracker_store.blocks.blocks import Claim
+from tests.unit.receiver_runtime.support import FaultyFiles, frame, make_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,12 +72,6 @@ def test_a_block_that_has_no_descriptor_for_its_segment_says_so(tmp_path: Path) 
             del path, dir_fd
             raise OSError(errno.EMFILE, "Too many open files")
 
-    log = WriteAheadLog(
-        LocalBlockStore(tmp_path, files=Exhausted()),
-        MemorySegments(),
-        claim=Claim(7, 9, 0),
-        source_rule=SourceRule.NOT_SENT_AGAIN,
-        registered_through=RegisteredThrough(),
-    )
+    log = make_log(LocalBlockStore(tmp_path, files=Exhausted()))
     with pytest.raises(WriteAheadLogError, match="raise the hard limit"):
         log.write([frame()])

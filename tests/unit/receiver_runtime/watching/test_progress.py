@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import socket
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from receiver_runtime.process.process_control import Ended
-from receiver_runtime.process.receiver_life import ReceiverLife
+from receiver_runtime.process.progress_watchdog import ProgressWatchdog
 from receiver_runtime.process.receiver_process import _Process
+from receiver_runtime.process.receiver_task import ReceiverTask
+from receiver_runtime.reporting.receiver_status import PROGRESS
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.supervisor.receiver_supervisor import progress_limit
 from receiver_runtime.watching.exit_codes import ExitCode
-from receiver_runtime.watching.progress import LONGEST_PAUSE_SECONDS, Progress, ProgressWatch, ProgressWatchdog, Verdict
+from receiver_runtime.watching.progress import LONGEST_PAUSE_SECONDS, Progress, ProgressWatch, Verdict
 from tests.unit.receiver_runtime.rig import HandReceiver, batch, in_thread, rig
 from tests.unit.receiver_runtime.support import eventually
 from tracker_store.connection.engine import create_engine
@@ -25,13 +28,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from receiver_runtime.process.process_control import Message
-    from receiver_runtime.watching.progress import Watched
 
 LIMIT = 60.0
 
 
 def verdicts(watch: ProgressWatch, looks: int, *, holds_data: bool = True) -> list[Verdict]:
-    return [watch.look(holds_data=holds_data, limit=LIMIT, seconds=1.0) for _ in range(looks)]
+    return [watch.check(holds_data=holds_data, limit=LIMIT, seconds=1.0) for _ in range(looks)]
 
 
 def test_a_receiver_without_data_may_be_idle_for_ever() -> None:
@@ -69,7 +71,7 @@ def test_a_receiver_in_a_retry_pause_is_not_stuck_however_short_its_limit() -> N
     watch = ProgressWatch(progress)
     for _ in range(5):
         progress.failed("No space left on device")
-        found = [watch.look(holds_data=True, limit=2.0) for _ in range(int(LONGEST_PAUSE_SECONDS))]
+        found = [watch.check(holds_data=True, limit=2.0) for _ in range(int(LONGEST_PAUSE_SECONDS))]
         assert Verdict.STUCK not in found
 
 
@@ -91,13 +93,14 @@ def test_the_limit_leaves_enough_time_for_a_write_and_an_interval() -> None:
     assert progress_limit(ReceiverSettings.model_validate({"max_block_bytes": "1GiB"})) == 1024.0
 
 
-class Held:
+class Held(ReceiverTask):
     """Stands for a receiver that holds data."""
+
+    progress_limit = 3.0
+    holds_data = True
 
     def __init__(self) -> None:
         self.progress = Progress()
-        self.progress_limit = 3.0
-        self.holds_data = True
         self.said: list[str] = []
         self.may_say = threading.Event()
         self.may_say.set()
@@ -115,14 +118,14 @@ def test_the_watchdog_reports_a_hindered_receiver_once_and_its_recovery() -> Non
     watchdog = ProgressWatchdog(lambda: [held], lambda _: True)
     for _ in range(10):
         held.progress.failed("the disk is full")
-        assert watchdog.look() == []
+        assert watchdog.check() == []
     eventually(lambda: held.said == ["3 s: the disk is full"])
     held.progress.made()
 
     def look_again() -> bool:
         held.progress.failed("the disk is full")
         held.progress.made()
-        watchdog.look()
+        watchdog.check()
         return held.said == ["3 s: the disk is full", "moving"]
 
     eventually(look_again)
@@ -132,24 +135,24 @@ def test_a_report_that_hangs_does_not_delay_the_looks() -> None:
     silent, stuck = Held(), Held()
     silent.may_say.clear()
     watchdog = ProgressWatchdog(lambda: [silent, stuck], lambda _: True)
-    found: Sequence[Watched] = []
+    found: Sequence[ReceiverTask] = []
     for _ in range(3):
         silent.progress.failed("the log hangs")
-        found = watchdog.look()
+        found = watchdog.check()
     assert found == [stuck]
     silent.may_say.set()
 
 
 def test_the_watchdogs_thread_hands_over_stuck_receivers_until_the_process_ends() -> None:
     held = Held()
-    handed: list[Sequence[Watched]] = []
+    handed: list[Sequence[ReceiverTask]] = []
 
-    def hand(stuck: Sequence[Watched]) -> bool:
+    def hand(stuck: Sequence[ReceiverTask]) -> bool:
         handed.append(stuck)
         # The first time, the process could not end.
         return len(handed) > 1
 
-    watchdog = ProgressWatchdog(lambda: [held], hand, look_seconds=0.01)
+    watchdog = ProgressWatchdog(lambda: [held], hand, check_seconds=0.01)
     held.progress_limit = 0.05
     watchdog.start()
     eventually(lambda: not watchdog._thread.is_alive())
@@ -158,19 +161,19 @@ def test_the_watchdogs_thread_hands_over_stuck_receivers_until_the_process_ends(
 
 def test_a_failed_look_is_repeated() -> None:
     held = Held()
-    handed: list[Sequence[Watched]] = []
+    handed: list[Sequence[ReceiverTask]] = []
     failures = [MemoryError(), RuntimeError()]
 
-    def watched() -> Sequence[Watched]:
+    def watched() -> Sequence[ReceiverTask]:
         if failures:
             raise failures.pop()
         return [held]
 
-    def hand(stuck: Sequence[Watched]) -> bool:
+    def hand(stuck: Sequence[ReceiverTask]) -> bool:
         handed.append(stuck)
         return True
 
-    watchdog = ProgressWatchdog(watched, hand, look_seconds=0.01)
+    watchdog = ProgressWatchdog(watched, hand, check_seconds=0.01)
     held.progress_limit = 0.05
     watchdog.start()
     eventually(lambda: handed == [[held]])
@@ -206,20 +209,20 @@ def test_a_full_disk_is_a_named_failure_in_every_way_to_store(tmp_path: Path) ->
         assert "No space left on device" in supervisor.block_path.progress.why
         thread, errors = in_thread(lambda: supervisor.block_path.push_keyed(batch("y"), ["k"]).result(60))
         eventually(lambda: supervisor.block_path.progress.failures > 7)
-        supervisor.report_no_progress(60.0, supervisor.block_path.progress.why)
+        supervisor.status.report_no_progress(60.0, supervisor.block_path.progress.why)
         assert made.reporter.reasons[-1].startswith("hindered: nothing stored or registered for 60 s: ")
         assert (
             ReceiverEventKind.ERROR,
             "data is held and nothing of it could be stored or registered, trying on",
             supervisor.block_path.progress.why,
         ) in made.reporter.events
-        supervisor.block_path.on_error("once more", OSError(28, "No space left on device"))
+        supervisor.block_path.pusher.report_failure("once more", OSError(28, "No space left on device"))
         assert made.reporter.reasons[-1].startswith("hindered: "), "until it gets on"
         made.files.create_faults = 0
         eventually(lambda: not supervisor.block_path.holds_data, "nothing held")
         thread.join(60)
         assert errors == []
-        supervisor.report_progress()
+        supervisor.status.clear(PROGRESS)
         assert made.reporter.reasons[-1] == "receiving"
         assert sorted(made.values()) == ["x", "y"]
 
@@ -239,7 +242,7 @@ def test_a_hanging_write_is_neither_failure_nor_progress(tmp_path: Path, monkeyp
         made.supervisor.block_path.push_single("x")
         assert hanging.wait(60)
         found = [
-            watch.look(holds_data=made.supervisor.block_path.holds_data, limit=made.supervisor.progress_limit)
+            watch.check(holds_data=made.supervisor.block_path.holds_data, limit=made.supervisor.progress_limit)
             for _ in range(61)
         ]
         assert found[-1] is Verdict.STUCK
@@ -254,16 +257,18 @@ def test_a_stuck_process_ends_even_if_the_driver_log_can_not_be_told(monkeypatch
     told: list[Message] = []
     codes: list[int] = []
     engine = create_engine("postgresql://nobody@127.0.0.1:1/none", application_name="tests")
-    process = _Process(engine, block_store="/nowhere", host="here", tell_agent=told.append, exit_process=codes.append)
-    monkeypatch.setattr("receiver_runtime.process.receiver_process._LAST_SECONDS", 0.5)
+    process = _Process(
+        engine, block_store="/nowhere", host="here", send_to_agent=told.append, exit_process=codes.append
+    )
+    monkeypatch.setattr("receiver_runtime.process.stuck_receivers._LAST_SECONDS", 0.5)
     # The driver log becomes unavailable only after this question.
-    monkeypatch.setattr(process, "_why_no_other_could_go_on", lambda: None)
-    stuck = ReceiverLife(engine, 7, 3, on_ended=lambda *_: None)
-    other = ReceiverLife(engine, 8, 1, on_ended=lambda *_: None)
-    process._lives = {7: stuck, 8: other}
+    monkeypatch.setattr(process._stuck, "_why_none_can_take_over", lambda: None)
+    stuck = ReceiverTask(engine, 7, 3, on_ended=lambda *_: None)
+    other = ReceiverTask(engine, 8, 1, on_ended=lambda *_: None)
+    process._tasks = {7: stuck, 8: other}
     # A thread that hangs may hold this lock.
     with process._changed:
-        assert process._on_stuck([stuck])
+        assert process._stuck.end_process([stuck])
     [ended] = told
     assert isinstance(ended, Ended)
     assert (ended.receiver_id, ended.assignment, ended.code) == (7, 3, ExitCode.STUCK)
@@ -281,20 +286,20 @@ def test_nothing_is_ended_while_the_driver_log_does_not_answer_other_processes_e
 ) -> None:
     """The receiver may hang in the driver log (its server or disk hangs); then another process could not even start."""
     codes: list[int] = []
-    monkeypatch.setattr("receiver_runtime.process.receiver_process._LAST_SECONDS", 0.5 if frozen else 60.0)
+    monkeypatch.setattr("receiver_runtime.process.stuck_receivers._LAST_SECONDS", 0.5 if frozen else 60.0)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         if frozen:
             server.listen()
         engine = create_engine(f"postgresql://nobody@127.0.0.1:{server.getsockname()[1]}/none", application_name="t")
         process = _Process(
-            engine, block_store="/nowhere", host="here", tell_agent=lambda _: None, exit_process=codes.append
+            engine, block_store="/nowhere", host="here", send_to_agent=lambda _: None, exit_process=codes.append
         )
-        life = ReceiverLife(engine, 7, 3, on_ended=lambda *_: None)
-        process._lives = {7: life}
-        assert not process._on_stuck([life])
-        assert life.progress.failures == 1
-        assert life.progress.why.startswith("the driver log ")
+        task = ReceiverTask(engine, 7, 3, on_ended=lambda *_: None)
+        process._tasks = {7: task}
+        assert not process._stuck.end_process([task])
+        assert task.progress.failures == 1
+        assert task.progress.why.startswith("the driver log ")
         assert codes == []
         assert not process._closing
         engine.dispose()
@@ -304,11 +309,11 @@ def test_a_receiver_that_moves_during_the_check_is_not_ended(monkeypatch: pytest
     codes: list[int] = []
     engine = create_engine("postgresql://nobody@127.0.0.1:1/none", application_name="tests")
     process = _Process(
-        engine, block_store="/nowhere", host="here", tell_agent=lambda _: None, exit_process=codes.append
+        engine, block_store="/nowhere", host="here", send_to_agent=lambda _: None, exit_process=codes.append
     )
-    life = ReceiverLife(engine, 7, 3, on_ended=lambda *_: None)
-    monkeypatch.setattr(process, "_why_no_other_could_go_on", life.progress.made)
-    assert not process._on_stuck([life])
+    task = ReceiverTask(engine, 7, 3, on_ended=lambda *_: None)
+    monkeypatch.setattr(process._stuck, "_why_none_can_take_over", task.progress.made)
+    assert not process._stuck.end_process([task])
     assert codes == []
     engine.dispose()
 
@@ -316,14 +321,15 @@ def test_a_receiver_that_moves_during_the_check_is_not_ended(monkeypatch: pytest
 def test_a_receiver_that_waits_for_its_turn_to_start_is_not_stuck() -> None:
     """A hundred receivers salvage, a few at a time, when their store is mounted again."""
     engine = create_engine("postgresql://nobody@127.0.0.1:1/none", application_name="tests")
-    life = ReceiverLife(engine, 7, 3, on_ended=lambda *_: None)
+    task = ReceiverTask(engine, 7, 3, on_ended=lambda *_: None)
     turn = threading.BoundedSemaphore(1)
+    task._start._shared = SimpleNamespace(starting=turn)  # type: ignore[assignment]
     waits = threading.Event()
 
     def start() -> None:
         with turn:
-            life._starting = True
-            with life._given_back(turn):
+            task._start.holds_data = True
+            with task._start._given_back():
                 waits.set()
                 may_go_on.wait(60)
 
@@ -331,11 +337,11 @@ def test_a_receiver_that_waits_for_its_turn_to_start_is_not_stuck() -> None:
     thread, errors = in_thread(start)
     assert waits.wait(60)
     # Now it waits for its store, not for its turn: that counts as holding data.
-    assert life.holds_data
+    assert task.holds_data
     with turn:
         may_go_on.set()
-        eventually(lambda: not life.holds_data)
+        eventually(lambda: not task.holds_data)
     thread.join(60)
     assert errors == []
-    assert life.holds_data
+    assert task.holds_data
     engine.dispose()

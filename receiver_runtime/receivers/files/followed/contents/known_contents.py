@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from receiver_runtime.receivers.files.followed.contents.fingerprints import Fingerprint
     from receiver_runtime.receivers.files.records import Reading
-    from receiver_runtime.reporting.driver_log import SourcePositions
+    from receiver_runtime.reporting.receiver_driver_log import ReceiverDriverLog
 
 #: A content's name and generation.
 At = tuple[str, int]
@@ -77,7 +77,7 @@ class KnownContents:
         driver_log: the positions of the stream.
     """
 
-    def __init__(self, source: str, prefix: str, driver_log: SourcePositions) -> None:
+    def __init__(self, source: str, prefix: str, driver_log: ReceiverDriverLog) -> None:
         self._source = source
         self._prefix = prefix
         self._driver_log = driver_log

@@ -18,7 +18,7 @@ from forebay.cli.main import app
 from tests.support.driver_log.log import make_log
 from tests.support.polling import eventually
 from tracker_store.connection.engine import connect
-from tracker_store.connection.log_place import libpq_url, place_of_log
+from tracker_store.connection.log_address import address_of_log, libpq_url
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,7 +88,7 @@ def test_without_psql_a_prompt_runs_statements_over_several_lines_and_survives_a
     typed = "SELECT nothing;\nSELECT\n pipeline\nFROM pipeline_status;\n\\q\nSELECT 1 AS never;\n"
     answered = forebay("db", "shell", input=typed)
     assert answered.exit_code == 0
-    assert str(place_of_log(url)) in answered.output
+    assert str(address_of_log(url)) in answered.output
     assert 'column "nothing" does not exist' in answered.output
     assert "words" in answered.output
     assert "never" not in answered.output

@@ -97,7 +97,7 @@ def hold(log: Log, path: str) -> None:
 
 def cleaner(store: LocalBlockStore) -> Cleaner:
     # What the look names must be enough: no receiver has its turn.
-    return Cleaner(lambda _: store, restore_window=timedelta(0), rows_per_statement=4, full_look_rounds=10**9)
+    return Cleaner(lambda _: store, restore_window=timedelta(0), rows_per_statement=4, full_scan_rounds=10**9)
 
 
 def files(store: LocalBlockStore) -> set[str]:
@@ -213,10 +213,10 @@ def test_what_the_look_misses_goes_when_it_is_the_receivers_turn_and_the_rest_ri
     hold(log, paths[0])
     now = datetime.now(UTC)
     # The blocks go, and with them one segment: the receiver may have more.
-    cleaning = Cleaner(lambda _: store, restore_window=timedelta(0), full_look_rounds=10**9)
+    cleaning = Cleaner(lambda _: store, restore_window=timedelta(0), full_scan_rounds=10**9)
     assert cleaning.cleanup_old_batches(log.connection, now).segments == 1
     # Another one's look ends at the segment that is held, so it needs the receiver's turn.
-    cleaning = Cleaner(lambda _: store, restore_window=timedelta(0), full_look_rounds=3)
+    cleaning = Cleaner(lambda _: store, restore_window=timedelta(0), full_scan_rounds=3)
     gone = [cleaning.cleanup_old_batches(log.connection, now).segments for _ in range(3)]
     assert sorted(gone) == [0, 0, 1]
     assert files(store) == {paths[0], paths[-1]}
@@ -229,7 +229,7 @@ def test_a_receiver_with_more_segments_than_a_call_takes_is_asked_again_in_the_n
     paths = receive(log, store, 5)
     finish(log, NOON + 20 * SECOND)
     hold(log, paths[0])
-    cleaning = Cleaner(lambda _: store, restore_window=timedelta(0), full_look_rounds=10**9)
+    cleaning = Cleaner(lambda _: store, restore_window=timedelta(0), full_scan_rounds=10**9)
     gone = [cleaning.cleanup_old_batches(log.connection, datetime.now(UTC)).segments for _ in range(4)]
     assert gone == [1, 1, 1, 0]
     assert files(store) == {paths[0], paths[-1]}

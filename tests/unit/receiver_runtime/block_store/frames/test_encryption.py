@@ -19,8 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from receiver_runtime.block_path.block_handler import BlockHandler, DeadLetter
-from receiver_runtime.block_path.registered_through import RegisteredThrough
-from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
 from receiver_runtime.block_store.frames.encryption import (
     KEY_BYTES,
     OVERHEAD_BYTES,
@@ -40,6 +38,7 @@ from receiver_runtime.block_store.frames.frame import (
     HEADER_LENGTH,
     MAX_PAYLOAD_LENGTH,
     DeadLetterReason,
+    FrameFields,
     FrameHeader,
     FrameKind,
     SourceRule,
@@ -54,8 +53,7 @@ from receiver_runtime.block_store.stores.object_store import ObjectBlockStore
 from receiver_runtime.block_store.stores.replicated import ReplicatedBlockStore
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
-from tests.unit.receiver_runtime.support import MemorySegments, frame, whole
-from tracker_store.blocks.blocks import Claim
+from tests.unit.receiver_runtime.support import MemoryDriverLog, frame, make_log, whole
 
 if TYPE_CHECKING:
     from receiver_runtime.block_store.frames.frame import EncodedFrame
@@ -102,16 +100,18 @@ def with_checksums(header: FrameHeader, payload: bytes) -> tuple[bytes, int]:
     """Frame stored bytes under another header, with checksums that are right, as an attacker could."""
     plain = encode_frame(
         payload,
-        kind=header.kind,
-        source_rule=header.source_rule,
-        receiver_id=header.receiver_id,
-        epoch=header.epoch,
-        sequence=header.sequence,
-        registered_through=header.registered_through,
-        records=header.records,
-        reason=header.reason,
-        part=header.part,
-        mark=header.mark,
+        FrameFields(
+            kind=header.kind,
+            source_rule=header.source_rule,
+            receiver_id=header.receiver_id,
+            epoch=header.epoch,
+            sequence=header.sequence,
+            registered_through=header.registered_through,
+            records=header.records,
+            reason=header.reason,
+            part=header.part,
+            mark=header.mark,
+        ),
     )
     made = bytearray(plain.header)
     made[4] = 2
@@ -131,14 +131,16 @@ def test_what_was_encrypted_comes_out_and_is_nowhere_in_the_frame(payload: bytes
     pieces = [pa.py_buffer(payload[at : at + size]) for at in range(0, len(payload), size)]
     made = encode_frame(
         pieces,
-        kind=FrameKind.BLOCK,
-        source_rule=SourceRule.OFFSETS,
-        receiver_id=1,
-        epoch=2,
-        sequence=3,
-        registered_through=2,
-        records=4,
-        mark=1,
+        FrameFields(
+            kind=FrameKind.BLOCK,
+            source_rule=SourceRule.OFFSETS,
+            receiver_id=1,
+            epoch=2,
+            sequence=3,
+            registered_through=2,
+            records=4,
+            mark=1,
+        ),
         encryptor=encryptor(key),
     )
     data = whole(made)
@@ -370,14 +372,16 @@ def test_a_payload_that_leaves_no_room_for_the_tag_is_refused() -> None:
     with pytest.raises(InvalidFrameError, match="can't be framed"):
         encode_frame(
             [Huge()],
-            kind=FrameKind.BLOCK,
-            source_rule=SourceRule.OFFSETS,
-            receiver_id=1,
-            epoch=1,
-            sequence=1,
-            registered_through=0,
-            records=1,
-            mark=1,
+            FrameFields(
+                kind=FrameKind.BLOCK,
+                source_rule=SourceRule.OFFSETS,
+                receiver_id=1,
+                epoch=1,
+                sequence=1,
+                registered_through=0,
+                records=1,
+                mark=1,
+            ),
             encryptor=encryptor(new_key()),
         )
 
@@ -433,14 +437,8 @@ def test_every_store_reads_with_the_key_and_scans_and_looks_for_losses_without(t
 def test_a_handler_encrypts_blocks_and_dead_letters_and_knows_their_true_size(tmp_path: Path, compression: str) -> None:
     key = new_key()
     store = LocalBlockStore(tmp_path, keys=BlockKeys([key]))
-    rows = MemorySegments()
-    log = WriteAheadLog(
-        store,
-        rows,
-        claim=Claim(7, 9, 0),
-        source_rule=SourceRule.NOT_SENT_AGAIN,
-        registered_through=RegisteredThrough(),
-    )
+    rows = MemoryDriverLog()
+    log = make_log(store, rows)
     handler = BlockHandler(log, SCHEMA, compression=compression, encryptor=encryptor(key))  # type: ignore[arg-type]
     words = [f"secret words {number}" for number in range(20_000)]
     block = handler.store_block([pa.record_batch([pa.array(words)], schema=SCHEMA)], sequence=1)

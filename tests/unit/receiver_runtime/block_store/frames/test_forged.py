@@ -7,7 +7,7 @@ import pytest
 
 from receiver_runtime.block_store.frames.encryption import BlockKeys
 from receiver_runtime.block_store.frames.errors import BlockCorruptError
-from receiver_runtime.block_store.frames.frame import FrameKind, SourceRule, encode_frame
+from receiver_runtime.block_store.frames.frame import FrameFields, FrameKind, SourceRule, encode_frame
 from receiver_runtime.block_store.frames.payload import encode_batches
 from receiver_runtime.block_store.frames.reading import batches_of, checked_frame
 
@@ -19,14 +19,16 @@ def offsets(*numbers: int) -> bytes:
 def read(payload: pa.Buffer | bytes) -> list[pa.RecordBatch]:
     frame = encode_frame(
         payload,
-        kind=FrameKind.BLOCK,
-        source_rule=SourceRule.NOT_SENT_AGAIN,
-        receiver_id=1,
-        epoch=1,
-        sequence=2,
-        registered_through=1,
-        records=2,
-        mark=1,
+        FrameFields(
+            kind=FrameKind.BLOCK,
+            source_rule=SourceRule.NOT_SENT_AGAIN,
+            receiver_id=1,
+            epoch=1,
+            sequence=2,
+            registered_through=1,
+            records=2,
+            mark=1,
+        ),
     )
     data = b"".join(bytes(part) for part in frame.buffers)
     found = checked_frame(data, "a.segment", 0, frame.length, frame.crc32c)

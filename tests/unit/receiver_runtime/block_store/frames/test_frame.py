@@ -9,6 +9,7 @@ from receiver_runtime.block_store.frames.errors import InvalidFrameError
 from receiver_runtime.block_store.frames.frame import (
     HEADER_LENGTH,
     DeadLetterReason,
+    FrameFields,
     FrameHeader,
     FrameKind,
     SourceRule,
@@ -34,18 +35,20 @@ def test_a_header_is_decoded_as_it_was_encoded(
     receiver_id, epoch, sequence, through = numbers
     encoded = encode_frame(
         payload,
-        kind=FrameKind.BLOCK,
-        source_rule=rule,
-        receiver_id=receiver_id,
-        epoch=epoch,
-        sequence=sequence,
-        registered_through=through,
-        records=records,
-        mark=mark,
+        FrameFields(
+            kind=FrameKind.BLOCK,
+            source_rule=rule,
+            receiver_id=receiver_id,
+            epoch=epoch,
+            sequence=sequence,
+            registered_through=through,
+            records=records,
+            mark=mark,
+        ),
     )
     header, crc = decode_header(encoded.header)
     assert header == FrameHeader(
-        FrameKind.BLOCK, rule, receiver_id, epoch, sequence, through, records, len(payload), mark
+        FrameKind.BLOCK, rule, receiver_id, epoch, sequence, through, records, mark, payload_length=len(payload)
     )
     assert crc == encoded.crc32c == frame_checksum(encoded.header, payload)
     assert encoded.length == header.frame_length == HEADER_LENGTH + len(payload)
@@ -95,15 +98,17 @@ def test_an_invalid_frame_is_refused(
     with pytest.raises(InvalidFrameError, match=message):
         encode_frame(
             payload,
-            kind=FrameKind.BLOCK,
-            source_rule=SourceRule.OFFSETS,
-            receiver_id=1,
-            epoch=1,
-            sequence=1,
-            registered_through=0,
-            records=records,
-            mark=mark,
-            reason=reason,
+            FrameFields(
+                kind=FrameKind.BLOCK,
+                source_rule=SourceRule.OFFSETS,
+                receiver_id=1,
+                epoch=1,
+                sequence=1,
+                registered_through=0,
+                records=records,
+                mark=mark,
+                reason=reason,
+            ),
         )
 
 

@@ -10,23 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from receiver_runtime.block_path.block_handler import BlockHandler, DeadLetter
-from receiver_runtime.block_path.registered_through import RegisteredThrough
-from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
 from receiver_runtime.block_store.frames.encryption import BlockKeys
 from receiver_runtime.block_store.frames.errors import BlockCorruptError, InvalidFrameError
 from receiver_runtime.block_store.frames.frame import (
     HEADER_LENGTH,
     DeadLetterReason,
     FrameKind,
-    SourceRule,
     decode_header,
 )
 from receiver_runtime.block_store.frames.letter_group import bytes_of_letters, decode_letters, encode_letters
 from receiver_runtime.block_store.frames.reading import letters_of
 from receiver_runtime.block_store.frames.segment import DamagedFrame, IntactFrame, TornTail
 from receiver_runtime.block_store.stores.local import LocalBlockStore
-from tests.unit.receiver_runtime.support import MemorySegments, frame, whole
-from tracker_store.blocks.blocks import Claim
+from tests.unit.receiver_runtime.support import MemoryDriverLog, frame, make_log, whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,15 +35,8 @@ class Handled:
 
     def __init__(self, root: Path) -> None:
         self.store = LocalBlockStore(root)
-        self.rows = MemorySegments()
-        self.log = WriteAheadLog(
-            self.store,
-            self.rows,
-            claim=Claim(7, 9, 0),
-            source_rule=SourceRule.NOT_SENT_AGAIN,
-            registered_through=RegisteredThrough(),
-            segment_interval=60,
-        )
+        self.rows = MemoryDriverLog()
+        self.log = make_log(self.store, self.rows)
         self.handler = BlockHandler(self.log, SCHEMA)
 
     def put_aside(self, *data: bytes) -> None:

@@ -7,10 +7,7 @@ import pyarrow as pa
 import pytest
 
 from receiver_runtime.block_path.block_handler import BlockHandler
-from receiver_runtime.block_path.registered_through import RegisteredThrough
-from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
 from receiver_runtime.block_store.frames.errors import BlockCorruptError
-from receiver_runtime.block_store.frames.frame import SourceRule
 from receiver_runtime.block_store.frames.payload import (
     Compression,
     decode_batches,
@@ -20,13 +17,11 @@ from receiver_runtime.block_store.frames.payload import (
 from receiver_runtime.block_store.frames.segment import IntactFrame
 from receiver_runtime.block_store.stores.local import LocalBlockStore
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
-from tracker_store.blocks.blocks import Claim
+from tests.unit.receiver_runtime.support import make_log
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from tracker_store.blocks.segments import CodecSum
 
 CODECS: tuple[Compression, ...] = get_args(Compression)
 SCHEMA = pa.schema([("value", pa.string()), ("offset", pa.int64())])
@@ -38,17 +33,6 @@ BATCHES = [
         ([], []),
     )
 ]
-
-
-class Rows:
-    """Stands for the rows of segments; each is always written."""
-
-    def open_segment(self, path: str, source_rule: str) -> int:
-        del path, source_rule
-        return 1
-
-    def seal_segment(self, segment_id: int, length: int, sequence: int, codecs: Sequence[CodecSum]) -> None:
-        del segment_id, length, sequence, codecs
 
 
 def test_batches_survive_every_compression() -> None:
@@ -142,13 +126,7 @@ def test_the_setting_and_the_payload_know_the_same_compressions() -> None:
 
 def test_blocks_of_every_compression_share_a_segment_and_are_verified(tmp_path: Path) -> None:
     store = LocalBlockStore(tmp_path)
-    log = WriteAheadLog(
-        store,
-        Rows(),
-        claim=Claim(1, 2, 0),
-        source_rule=SourceRule.NOT_SENT_AGAIN,
-        registered_through=RegisteredThrough(),
-    )
+    log = make_log(store)
     blocks = [
         BlockHandler(log, SCHEMA, compression=compression).store_block(BATCHES, sequence=sequence)
         for sequence, compression in enumerate(CODECS, start=1)

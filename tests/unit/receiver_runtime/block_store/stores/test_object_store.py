@@ -16,7 +16,7 @@ from receiver_runtime.block_store.frames.errors import (
 )
 from receiver_runtime.block_store.frames.reading import FrameAt
 from receiver_runtime.block_store.frames.segment import DamagedFrame, IntactFrame, TornTail
-from receiver_runtime.block_store.stores import object_store
+from receiver_runtime.block_store.stores import retried_objects
 from receiver_runtime.block_store.stores.object_store import ObjectBlockStore
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tests.unit.receiver_runtime.support import dead_letter_frame, eventually, frame, reaches, whole
@@ -30,7 +30,7 @@ LENGTH = frame().length
 
 @pytest.fixture
 def objects(monkeypatch: pytest.MonkeyPatch) -> MemoryObjects:
-    monkeypatch.setattr(object_store, "_FIRST_DELAY", 0.001)
+    monkeypatch.setattr(retried_objects, "_FIRST_DELAY", 0.001)
     return MemoryObjects()
 
 
@@ -90,28 +90,28 @@ def test_attempts_are_bounded_and_a_failed_write_ends_the_segment(
 def test_a_hanging_store_is_given_up_in_time_and_holds_a_bounded_number_of_threads(
     objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(object_store, "_THREADS", 2)
+    monkeypatch.setattr(retried_objects, "_THREADS", 2)
     store = ObjectBlockStore(objects, "s3://bucket/prefix", timeout=10)
     objects.answers.clear()
 
     def writes_that_hang() -> int:
         """Let one more write hang and return the count; a write given up before its thread began it does not count."""
-        store._timeout = 10
+        store._objects._timeout = 10
         segment = store.create_segment(PATH)
         segment.append(frame())
-        store._timeout = 0.05
+        store._objects._timeout = 0.05
         with pytest.raises(SegmentWriteError, match="no answer"):
             segment.sync()
-        return len(store._pool._given_up)
+        return len(store._objects._pool._given_up)
 
     for number in (1, 2):
         eventually(reaches(writes_that_hang, number))
     for _ in range(2):
         with pytest.raises(StoreUnavailableError, match="2 earlier calls have not been answered"):
             store.create_segment(PATH)
-    assert store._pool.threads == 2
+    assert store._objects._pool.threads == 2
     objects.answers.set()
-    eventually(lambda: not store._pool._given_up)
+    eventually(lambda: not store._objects._pool._given_up)
     # The write that landed late has the same bytes, at the same place.
     assert list(objects.objects) == [f"{PATH}/{0:020d}"]
 

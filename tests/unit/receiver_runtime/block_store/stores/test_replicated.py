@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from receiver_runtime.block_path.registered_through import RegisteredThrough
-from receiver_runtime.block_path.write_ahead_log import WriteAheadLog, WriteAheadLogError
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLogError
 from receiver_runtime.block_store.frames.errors import (
     BlockCorruptError,
     BlockMissingError,
@@ -19,7 +18,6 @@ from receiver_runtime.block_store.frames.errors import (
     StoreUnavailableError,
     TooFewReplicasError,
 )
-from receiver_runtime.block_store.frames.frame import SourceRule
 from receiver_runtime.block_store.frames.reading import FrameAt
 from receiver_runtime.block_store.frames.segment import DamagedFrame, IntactFrame, TornTail
 from receiver_runtime.block_store.stores.local import LocalBlockStore
@@ -27,8 +25,15 @@ from receiver_runtime.block_store.stores.object_store import ObjectBlockStore
 from receiver_runtime.block_store.stores.replica_notes import NotingListener, take_notes
 from receiver_runtime.block_store.stores.replicated import ReplicaListener, ReplicatedBlockStore
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
-from tests.unit.receiver_runtime.support import FaultyFiles, ManualClock, MemorySegments, eventually, frame, whole
-from tracker_store.blocks.blocks import Claim
+from tests.unit.receiver_runtime.support import (
+    FaultyFiles,
+    ManualClock,
+    MemoryDriverLog,
+    eventually,
+    frame,
+    make_log,
+    whole,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -95,16 +100,9 @@ class Replicas:
         self.store = ReplicatedBlockStore(
             self.sites, min_replicas=min_replicas, timeout=timeout, listener=self.listener
         )
-        self.rows = MemorySegments()
+        self.rows = MemoryDriverLog()
         self.clock = ManualClock()
-        self.log = WriteAheadLog(
-            self.store,
-            self.rows,
-            claim=Claim(7, 9, 0),
-            source_rule=SourceRule.NOT_SENT_AGAIN,
-            registered_through=RegisteredThrough(),
-            clock=self.clock,
-        )
+        self.log = make_log(self.store, self.rows, clock=self.clock)
 
     def write(self, sequence: int) -> tuple[int, int]:
         [handle] = self.log.write([frame(sequence=sequence)])
@@ -303,13 +301,7 @@ def test_l07_a_segment_is_deleted_in_every_replica_also_when_one_refuses(tmp_pat
 def test_a_directory_and_an_object_store_can_be_replicas_of_each_other(tmp_path: Path) -> None:
     objects = MemoryObjects()
     store = ReplicatedBlockStore([LocalBlockStore(tmp_path), ObjectBlockStore(objects, "s3://bucket")], min_replicas=2)
-    log = WriteAheadLog(
-        store,
-        MemorySegments(),
-        claim=Claim(7, 9, 0),
-        source_rule=SourceRule.NOT_SENT_AGAIN,
-        registered_through=RegisteredThrough(),
-    )
+    log = make_log(store)
     handles = [handle for n in (1, 2) for handle in log.write([frame(sequence=n), frame(b"more", sequence=n)])]
     assert len(objects.objects) == 2
     for replica in store.replicas:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from receiver_runtime.receivers.files.declaration import FileLines
 from receiver_runtime.receivers.files.reader import FilesReader
+from receiver_runtime.reporting.receiver_driver_log import ReceiverDriverLog
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.supervisor.receiver import Receiver
 from tests.unit.receiver_runtime.support import ManualClock
-from tracker_store.blocks.blocks import ORIGIN, Position
+from tracker_store.blocks.blocks import ORIGIN, Claim, Position
 from tracker_store.connection.errors import OffsetConflictError
 from tracker_store.schema.states import LinkKind
 
@@ -29,14 +30,14 @@ HOST = "here"
 
 
 @dataclass
-class Log:
+class Log(ReceiverDriverLog):
     """Stands for the driver log: positions, and the records of registered blocks."""
 
     positions: dict[str, Position] = field(default_factory=dict)
     links: list[OffsetLink] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
-    receiver_id: int = 1
+    claim: Claim = field(default_factory=lambda: Claim(1, 1, 0))
 
     def open_partition(self, source: str, partition: str, start_offset: int) -> Position:
         del source
@@ -113,7 +114,7 @@ class Supervisor:
     def __init__(self, log: Log, **settings: Any) -> None:  # noqa: ANN401  settings of the receiver
         self.settings = ReceiverSettings.model_validate(settings)
         self.positions = log
-        self.block_path = self
+        self.block_path = self.writer = self
         self.letters: list[DeadLetter] = []
         self.errors: list[str] = []
         self.degraded: dict[str, str] = {}
@@ -151,7 +152,7 @@ class Supervisor:
             else:
                 future.set_result(None)  # type: ignore[arg-type]
 
-    def go_on_after_refusal(self) -> None:
+    def resume_after_refusal(self) -> None:
         assert not self._held
 
     def store_dead_letters(self, letters: Sequence[DeadLetter]) -> None:

@@ -151,7 +151,7 @@ def listening(
 ) -> Iterator[Listening]:
     receiver = make_receiver(Http.model_validate({"listen": "127.0.0.1:0"} | fields))
     log = KeyedBlockLog()
-    with rig(root, receiver, log=log, keys=log, stream_name=stream_name, **(settings or {})) as made:
+    with rig(root, receiver, log=log, stream_name=stream_name, **(settings or {})) as made:
         one = Listening(made, log, context)
         eventually(lambda: any(reason.startswith("listening on ") for reason in made.reporter.reasons), "listening")
         yield one

@@ -219,7 +219,7 @@ def test_a_stop_answers_what_waits(tmp_path: Path) -> None:
         made.log.away = True
         asking.socket.sendall(request(b"1"))
         eventually(lambda: made.log.calls, "a stored block")
-        made.rig.supervisor.stop("the test says so")
+        made.rig.supervisor.lifecycle.stop("the test says so")
         answer = asking.answer()
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"connection: close\r\n" in answer

@@ -592,7 +592,7 @@ class TestStop:
             posts = [pool.submit(made.post, b"1") for _ in range(3)]
             handed_in.wait_for(4)
             port = made.port
-            made.rig.supervisor.stop("the test stops it")
+            made.rig.supervisor.lifecycle.stop("the test stops it")
 
             def is_closed() -> bool:
                 with socket.socket() as probe:
@@ -630,7 +630,7 @@ class TestStop:
                 assert made.post(b"%d" % n).status == 200
                 threads = threads or threading.active_count()
                 starts = len([reason for reason in made.rig.reporter.reasons if reason.startswith("listening")])
-                made.rig.supervisor.restart_receiver("again", None, 0.0)
+                made.rig.attached.restart_receiver("again", None, 0.0)
                 eventually(
                     lambda starts=starts: (  # type: ignore[misc]
                         len([r for r in made.rig.reporter.reasons if r.startswith("listening")]) > starts
@@ -740,7 +740,7 @@ def test_a_receiver_that_starts_paused_answers_503_and_frees_the_port_when_it_en
                 sender.request("POST", "/v1/orders", b"1", JSON)
                 return sender.getresponse().status
 
-        with rig(tmp_path, receiver, log=log, keys=log, desired_state=DesiredState.PAUSED) as made:
+        with rig(tmp_path, receiver, log=log, desired_state=DesiredState.PAUSED) as made:
             eventually(lambda: [state for state, _ in made.reporter.states] == [ReceiverState.PAUSED])
             eventually(lambda: _answers(port))
             assert answer() == 503

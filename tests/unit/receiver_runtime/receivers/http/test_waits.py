@@ -98,7 +98,7 @@ def test_a_stop_does_not_wait_indefinitely_for_dead_letters(
         held = HeldDeadLetters(made, monkeypatch)
         posts = [pool.submit(made.post, HALF_BAD, LINES) for _ in range(4)]
         eventually(lambda: held.requests == 4 and held.asked, "dead letters that wait")
-        made.rig.supervisor.stop("the test stops it")
+        made.rig.supervisor.lifecycle.stop("the test stops it")
         try:
             for post in posts:
                 assert post.result(15).status == 503
@@ -178,7 +178,7 @@ def test_what_was_answered_202_is_stored_at_a_stop_and_in_order(tmp_path: Path) 
             return False
 
         eventually(is_full, "a buffer that is full")
-        made.rig.supervisor.stop("the test stops it")
+        made.rig.supervisor.lifecycle.stop("the test stops it")
         made.log.away = False
         assert made.rig.end().drained
         assert made.bodies() == taken

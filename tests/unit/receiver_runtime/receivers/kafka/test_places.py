@@ -56,7 +56,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Places]:
         found.ids = [1]
         monkeypatch.setattr(
             made.supervisor.block_path,
-            "_positions",
+            "positions",
             SimpleNamespace(
                 open_partition=lambda _, partition, start: found.log.setdefault(partition, Position(0, start))
             ),

@@ -131,19 +131,19 @@ class SlowRecords:
 
     def __init__(self, made: Rig) -> None:
         self._made = made
-        self._looked_at = 0
+        self._polled_at = 0
         self._found: set[str] = set()
 
     def found(self) -> set[str]:
         """Return the records found so far."""
         chain = self._made.log.chain(1)
-        for item in chain[self._looked_at :]:
+        for item in chain[self._polled_at :]:
             handle = item.handle
             path = self._made.rows.paths[handle.segment_id]
             for batch in self._made.store.read_batches(path, handle.offset, handle.length, handle.crc32c):
                 values = batch.column(0)
                 self._found.update(values.filter(pc.starts_with(values, "slow")).to_pylist())
-        self._looked_at = len(chain)
+        self._polled_at = len(chain)
         return self._found
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import threading
 
-from receiver_runtime.watching.clock import Clock, SystemClock
+from receiver_runtime.watching.clock import Clock
 
 _BURST_SECONDS = 0.1
 _LOT_SECONDS = 0.001
@@ -77,7 +77,7 @@ class RateLimiter:
         max_bytes_rate: float | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._initial = _limit(initial_rate)
         self._ceiling = _limit(max_rate)
         self._lock = threading.RLock()

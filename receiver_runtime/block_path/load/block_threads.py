@@ -28,7 +28,7 @@ from collections.abc import Callable
 
 import structlog
 
-from receiver_runtime.watching.clock import Clock, SystemClock
+from receiver_runtime.watching.clock import Clock
 
 _log = structlog.get_logger(__name__)
 
@@ -76,7 +76,7 @@ class BlockThreads:
         self._most = most
         self._slot = slot
         self._name = name
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         # Guards everything below. Only the timer waits on the condition.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)

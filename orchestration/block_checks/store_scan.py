@@ -31,7 +31,7 @@ def store_of_host(connection: sa.Connection, host: str) -> HostStore | None:
     return next((row for row in list_block_stores(connection) if row.host == host), None)
 
 
-def look_at_root(root: str, known: Future[HostStore | None], left: Callable[[], float]) -> None:
+def scan_root(root: str, known: Future[HostStore | None], left: Callable[[], float]) -> None:
     """Check a root, as this process sees it; return if nothing is wrong. May hang as long as its file system does.
 
     Args:

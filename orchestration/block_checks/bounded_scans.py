@@ -30,7 +30,7 @@ class Unreachable:
     reason: str
 
 
-class BoundedLooks:
+class BoundedScans:
     """Start each look in its own thread, then collect the answers that come by the deadline. Not thread-safe."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,7 +38,7 @@ class BoundedLooks:
         self._seconds = seconds
         self._clock = clock
         self._deadline = clock() + seconds
-        self._looks: list[tuple[str, Future[Any], Future[Any] | None]] = []
+        self._scans: list[tuple[str, Future[Any], Future[Any] | None]] = []
 
     def left(self) -> float:
         """Return the seconds until the deadline, at least 0."""
@@ -57,16 +57,16 @@ class BoundedLooks:
             except Exception as error:  # noqa: BLE001  any error: the other looks go on
                 future.set_exception(error)
 
-        self._looks.append((part, future, needs))
+        self._scans.append((part, future, needs))
         threading.Thread(target=run, name=f"look at {part}", daemon=True).start()
         return future
 
     def unreachable(self) -> list[Unreachable]:
         """Wait until every look has answered, at most until the deadline; return those that did not."""
-        wait([future for _, future, _ in self._looks], timeout=self.left())
+        wait([future for _, future, _ in self._scans], timeout=self.left())
         return [
             Unreachable(part, self._reason(future))
-            for part, future, needs in self._looks
+            for part, future, needs in self._scans
             if not _has_answer(future) and (needs is None or _has_answer(needs))
         ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracker_store.connection.log_place import libpq_url, password_of, place_of_log
+from tracker_store.connection.log_address import address_of_log, libpq_url, password_of
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from tracker_store.connection.log_place import libpq_url, password_of, place_of_
     ],
 )
 def test_the_place_of_a_log(url: str, place: str) -> None:
-    assert str(place_of_log(url)) == place
+    assert str(address_of_log(url)) == place
 
 
 def test_the_url_for_psql_has_the_password_only_if_it_is_asked_for() -> None:

@@ -11,13 +11,13 @@ import random
 from tracker_store.retention.cleanup import Slice
 
 # After how many rounds each receiver, stream and pipeline was asked about; at one round per 30 s that is half an hour.
-FULL_LOOK_ROUNDS = 60
+FULL_SCAN_ROUNDS = 60
 
 
-class FullLook:
+class FullScan:
     """Say whose turn it is. The first one is chosen at random, so that leaders that soon end do not all begin alike."""
 
-    def __init__(self, rounds: int = FULL_LOOK_ROUNDS) -> None:
+    def __init__(self, rounds: int = FULL_SCAN_ROUNDS) -> None:
         """Begin; `rounds` rounds are one look at all."""
         self._rounds = rounds
         self._number = random.randrange(rounds)  # noqa: S311  spreads load, keeps no secret

@@ -8,7 +8,7 @@ from time import monotonic
 import psycopg2
 from sqlalchemy.exc import DBAPIError
 
-from orchestration.block_checks.bounded_looks import BoundedLooks, Unreachable, answer
+from orchestration.block_checks.bounded_scans import BoundedScans, Unreachable, answer
 from tests.support.polling import eventually
 from tracker_store.connection.errors import DriverLogUnavailableError
 
@@ -20,7 +20,7 @@ def raising(error: Exception) -> None:
 def test_a_look_that_hangs_does_not_delay_the_others() -> None:
     never = threading.Event()
     began = monotonic()
-    looks = BoundedLooks(1.0)
+    looks = BoundedScans(1.0)
     hangs = looks.start("mount", never.wait)
     has = looks.start("leader", lambda: "one")
     assert looks.unreachable() == [Unreachable("mount", "no answer within 1.0 s")]
@@ -30,7 +30,7 @@ def test_a_look_that_hangs_does_not_delay_the_others() -> None:
 
 
 def test_a_failed_look_is_named_with_its_reason_on_one_line() -> None:
-    looks = BoundedLooks(60.0)
+    looks = BoundedScans(60.0)
     statement = DBAPIError(
         "SELECT secrets", None, psycopg2.OperationalError("canceled\ndue to lock timeout\nLINE 1: ...\n")
     )
@@ -50,7 +50,7 @@ def test_a_failed_look_is_named_with_its_reason_on_one_line() -> None:
 
 
 def test_failed_prerequisite_is_named_once_without_its_dependents() -> None:
-    looks = BoundedLooks(60.0)
+    looks = BoundedScans(60.0)
     log = looks.start("driver log", lambda: raising(DriverLogUnavailableError("away")))
     looks.start("receivers", log.result, needs=log)
     assert [missing.part for missing in looks.unreachable()] == ["driver log"]
@@ -58,7 +58,7 @@ def test_failed_prerequisite_is_named_once_without_its_dependents() -> None:
 
 def test_an_answer_after_the_deadline_is_not_used() -> None:
     late = threading.Event()
-    looks = BoundedLooks(0.0)
+    looks = BoundedScans(0.0)
     found = looks.start("mount", lambda: late.wait(60))
     assert looks.left() == 0
     assert [missing.part for missing in looks.unreachable()] == ["mount"]

@@ -19,7 +19,7 @@ _SECRETS = ("password", "sslpassword")
 
 
 @dataclass(frozen=True, slots=True)
-class LogPlace:
+class LogAddress:
     """Say where a driver log is; `host` is None, or the directory of a Unix socket, if no host name is in the URL."""
 
     database: str
@@ -34,18 +34,18 @@ class LogPlace:
         return f"database {self.database} on {self.host or 'localhost'}, port {self.port}"
 
 
-def place_of_log(url: str) -> LogPlace:
+def address_of_log(url: str) -> LogAddress:
     """Return where the URL leads, as libpq reads it. Raises SQLAlchemy's ArgumentError if it is no URL."""
     parsed = psycopg2_url(url)
     host, port = parsed.host or _option(parsed, "host"), parsed.port or _option(parsed, "port") or _DEFAULT_PORT
     user = parsed.username or _option(parsed, "user")
-    return LogPlace(parsed.database or _option(parsed, "dbname") or user or "", host, int(port), user)
+    return LogAddress(parsed.database or _option(parsed, "dbname") or user or "", host, int(port), user)
 
 
 def libpq_url(url: str, *, with_password: bool) -> str:
     """Return the URL for libpq's programs, such as psql; its password, and other secrets, only `with_password`.
 
-    Raises as `place_of_log`.
+    Raises as `address_of_log`.
     """
     parsed = psycopg2_url(url).set(drivername="postgresql")
     if not with_password:

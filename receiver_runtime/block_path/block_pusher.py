@@ -1,0 +1,122 @@
+"""Take a receiver's blocks from its block generator: choose their codec, encode them, store them and their bad rows.
+
+Rows whose text is not UTF-8 become dead letters. Owns that division, and what operators see while the disk takes no
+blocks. It never drops a block: one that can't be stored is offered again by the generator.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from receiver_runtime.block_path.text_check import TextCheck
+from receiver_runtime.reporting.unfailing_reporter import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+    from receiver_runtime.block_path.block import Block
+    from receiver_runtime.block_path.block_handler import BlockHandler, DeadLetter, EncodedBlock
+    from receiver_runtime.block_path.block_writer import BlockWriter
+    from receiver_runtime.block_path.dead_letter_path import DeadLetterPath
+    from receiver_runtime.block_path.receiver_context import ReceiverContext
+
+# The hindrance "the disk takes no blocks".
+_STORE = "store blocks"
+
+
+class BlockGeneratorFailedError(RuntimeError):
+    """Nothing more is stored by this process, so another takes over: a thread of the block generator ended."""
+
+
+class BlockPusher:
+    """Push one receiver's blocks; see the module. Only ``choose_codec`` is called under the generator's lock."""
+
+    def __init__(
+        self, context: ReceiverContext, handler: BlockHandler, writer: BlockWriter, letters: DeadLetterPath
+    ) -> None:
+        self._handler = handler
+        self._writer = writer
+        self._letters = letters
+        self._text = TextCheck(context.schema)
+        self._status = context.status
+        self._reporter = context.reporter
+        self._progress = context.progress
+        # The number of the generator's newest block with rows to put aside whose other rows are stored.
+        self._stored_before_letters = 0
+
+    # -- the block generator's side ----------------------------------------------------------------------------------
+
+    def choose_codec(self, block: Block) -> None:
+        """Choose the block's codec. The generator has cut it, and encodes it next."""
+        self._handler.codec.observe(block.nbytes, seconds=block.seconds, waited=block.waited)
+
+    def encode(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock | None:
+        """Encode a block on the generator's timer; return None if a row must go aside, for which it can't wait."""
+        return self._handler.encode(batches, queued=True) if all(map(self._text.is_valid, batches)) else None
+
+    def push(self, block: Block) -> None:
+        """Store a block and hand it to the registrar. The next block is stored while this one is registered.
+
+        Returning means success; after an error the block is offered again.
+        """
+        if block.encoded is not None:
+            self._writer.push(block.encoded)
+        else:
+            valid, letters = self._divide(block.batches)
+            # If this fails, the generator calls it again for the same block: its rows must not be stored twice.
+            if valid and self._stored_before_letters != block.number:
+                self._writer.push(self._handler.encode(valid))
+                self._stored_before_letters = block.number
+            # After the block: a failed push would store the dead letters again.
+            self._letters.store(letters)
+        self.report_stored()
+
+    def close_aged_segments(self) -> None:
+        """Close a segment that has reached its age, after noting in its file what is acknowledged.
+
+        Called on a push thread when nothing was pushed for a second.
+        """
+        self._handler.close_aged_segments()
+
+    def report_failure(self, message: str, error: Exception) -> None:
+        """Report a failed push, before it is tried again. When the queue is full, reading stops (W05)."""
+        if self._writer.is_refused:
+            return
+        self._progress.failed(f"a block could not be stored: {describe(error)}")
+        self._status.hinder(
+            _STORE, f"a block could not be stored, reading stops when the queue is full: {describe(error)}"
+        )
+        self._reporter.error("a block could not be stored, it is tried again", error)
+        self._reporter.warning(message, error)
+
+    def fail(self, error: BaseException) -> None:
+        """End the process, so that another is started: the generator has ended by this error and takes nothing more."""
+        self._writer.refuse(BlockGeneratorFailedError(f"the block generator failed: {describe(error)}"))
+        self._reporter.error("the block generator failed", error)
+
+    # -- every path of records ---------------------------------------------------------------------------------------
+
+    def report_stored(self) -> None:
+        """Show that the disk takes blocks."""
+        self._status.clear(_STORE)
+
+    def store_invalid(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """Store the rows whose text is not UTF-8 as dead letters; return the others."""
+        valid, letters = self._divide(batches)
+        self._letters.store(letters)
+        return valid
+
+    def _divide(self, batches: Sequence[pa.RecordBatch]) -> tuple[list[pa.RecordBatch], list[DeadLetter]]:
+        """Return the batches without the rows whose text is not UTF-8, none of them empty, and these rows."""
+        valid: list[pa.RecordBatch] = []
+        letters: list[DeadLetter] = []
+        for batch in batches:
+            good = batch
+            if not self._text.is_valid(batch):
+                good, bad = self._text.divide(batch)
+                letters += self._text.dead_letters(bad)
+            if good.num_rows:
+                valid.append(good)
+        return valid, letters
