@@ -355,15 +355,25 @@ CREATE TABLE forebay.events (
     term bigint,
     records bigint,
     message text NOT NULL,
-    PRIMARY KEY (transaction_id, id)
+    epoch bigint,
+    detail text DEFAULT '' NOT NULL,
+    PRIMARY KEY (transaction_id, id),
+    CONSTRAINT events_report
+        CHECK (epoch IS NULL OR receiver_id IS NOT NULL
+               AND kind IN ('SCHEDULED', 'STARTED', 'CONNECTED', 'RESTARTED', 'PAUSED', 'RESUMED', 'STOPPED', 'ERROR',
+                            'EXITED', 'FENCED', 'FAILED', 'LEASE_EXPIRED', 'BAD_RECORD', 'SALVAGED'))
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.05);
+CREATE INDEX events_report_age ON forebay.events (at) WHERE epoch IS NOT NULL;
+CREATE INDEX events_report_id ON forebay.events (id) WHERE epoch IS NOT NULL;
+CREATE INDEX events_report_newest ON forebay.events (receiver_id, kind, id) WHERE epoch IS NOT NULL;
 COMMENT ON TABLE forebay.events IS
-    'What happened to batches, receivers, pipelines and the lead, for listeners? (Read by listener_events.)';
+    'What happened to batches, receivers, pipelines and the lead? (Views: listener_events, receiver_events.)';
 COMMENT ON COLUMN forebay.events.transaction_id IS
-    'The transaction that made the change; readers wait until all up to it have ended';
-COMMENT ON COLUMN forebay.events.id IS 'Rises within a transaction';
+    'The transaction that made the change; readers wait until all up to it have ended. 0: too old for listeners';
+COMMENT ON COLUMN forebay.events.id IS 'The event; rises within a transaction';
 COMMENT ON COLUMN forebay.events.at IS 'When, by the database''s clock';
-COMMENT ON COLUMN forebay.events.kind IS 'What happened, as listed in docs/how-to/listeners.md';
+COMMENT ON COLUMN forebay.events.kind IS
+    'What happened, as listed in docs/how-to/listeners.md; a report has the kind of receiver_events';
 COMMENT ON COLUMN forebay.events.receiver_id IS 'The receiver; null if the event is about none';
 COMMENT ON COLUMN forebay.events.pipeline_id IS 'The pipeline; null if the event is about none';
 COMMENT ON COLUMN forebay.events.batch_time IS 'The batch; null if the event is about none';
@@ -372,6 +382,9 @@ COMMENT ON COLUMN forebay.events.output IS 'The output that was committed; else 
 COMMENT ON COLUMN forebay.events.term IS 'The term of a new leader; else null';
 COMMENT ON COLUMN forebay.events.records IS 'Records of the batch, the output or the clean-up; else null';
 COMMENT ON COLUMN forebay.events.message IS 'The reason or the place, for people; may be empty';
+COMMENT ON COLUMN forebay.events.epoch IS
+    'Of a report on a receiver: the reporting process''s epoch, 0 for the tracker or an agent; else null';
+COMMENT ON COLUMN forebay.events.detail IS 'The rest of a report, such as a stack; may be empty';
 
 CREATE TABLE forebay.hand_overs (
     receiver_id bigint NOT NULL,
@@ -684,32 +697,6 @@ COMMENT ON COLUMN forebay.rebalance_requests.listeners IS
     'Whether receivers that listen at an address of their host may move too';
 COMMENT ON COLUMN forebay.rebalance_requests.requested_at IS 'When it was made';
 
-CREATE TABLE forebay.receiver_events (
-    id bigserial NOT NULL,
-    receiver_id bigint NOT NULL,
-    epoch bigint NOT NULL,
-    at timestamptz DEFAULT clock_timestamp() NOT NULL,
-    kind text NOT NULL,
-    message text NOT NULL,
-    detail text DEFAULT '' NOT NULL,
-    PRIMARY KEY (id),
-    CONSTRAINT receiver_events_kind
-        CHECK (kind IN ('SCHEDULED', 'STARTED', 'CONNECTED', 'RESTARTED', 'PAUSED', 'RESUMED', 'STOPPED', 'ERROR',
-                        'EXITED', 'FENCED', 'FAILED', 'LEASE_EXPIRED', 'BAD_RECORD', 'SALVAGED'))
-);
-CREATE INDEX receiver_events_age ON forebay.receiver_events (at);
-CREATE INDEX receiver_events_newest ON forebay.receiver_events (receiver_id, kind, id);
-CREATE INDEX receiver_events_receiver ON forebay.receiver_events (receiver_id, id);
-COMMENT ON TABLE forebay.receiver_events IS 'What happened to a receiver, and why?';
-COMMENT ON COLUMN forebay.receiver_events.id IS 'The event; ids rise in the order of insertion';
-COMMENT ON COLUMN forebay.receiver_events.receiver_id IS 'The receiver';
-COMMENT ON COLUMN forebay.receiver_events.epoch IS
-    'The epoch of the reporting process; 0 if the tracker or an agent reports';
-COMMENT ON COLUMN forebay.receiver_events.at IS 'When, by the database''s clock';
-COMMENT ON COLUMN forebay.receiver_events.kind IS 'What happened';
-COMMENT ON COLUMN forebay.receiver_events.message IS 'In one sentence, for people';
-COMMENT ON COLUMN forebay.receiver_events.detail IS 'The rest, such as a stack; may be empty';
-
 CREATE TABLE forebay.receivers (
     id bigserial NOT NULL,
     stream_id bigint NOT NULL,
@@ -938,7 +925,7 @@ COMMENT ON COLUMN forebay.streams.removed_at IS 'When it was removed; null while
 
 INSERT INTO forebay.leadership DEFAULT VALUES;
 
-CREATE FUNCTION forebay.record_event() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+CREATE FUNCTION forebay.record_event() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;
 CREATE FUNCTION forebay.note_change() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 CREATE FUNCTION forebay.keep_storage_totals() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 CREATE FUNCTION forebay.check_ranges() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
@@ -961,13 +948,10 @@ CREATE TRIGGER output_changes AFTER UPDATE OF attempt ON forebay.output_commits
     EXECUTE FUNCTION forebay.record_event();
 CREATE TRIGGER cleanup_happens AFTER INSERT ON forebay.cleanup_events
     FOR EACH ROW EXECUTE FUNCTION forebay.record_event();
-CREATE TRIGGER receiver_changes AFTER UPDATE OF state, process_id ON forebay.receivers
+-- BEFORE: a statement may also report why it changes the state, and that event comes after this one.
+CREATE TRIGGER receiver_changes BEFORE UPDATE OF state, process_id ON forebay.receivers
     FOR EACH ROW WHEN (
         OLD.state <> NEW.state OR NEW.state = 'ACTIVE' AND NEW.process_id IS DISTINCT FROM OLD.process_id)
-    EXECUTE FUNCTION forebay.record_event();
--- The rest are changes of the receiver's state, which its row reports.
-CREATE TRIGGER receiver_reports AFTER INSERT ON forebay.receiver_events
-    FOR EACH ROW WHEN (NEW.kind NOT IN ('SCHEDULED', 'STARTED', 'PAUSED', 'RESUMED', 'STOPPED', 'FAILED'))
     EXECUTE FUNCTION forebay.record_event();
 CREATE TRIGGER pipeline_begins AFTER INSERT ON forebay.pipelines FOR EACH ROW EXECUTE FUNCTION forebay.record_event();
 CREATE TRIGGER pipeline_changes AFTER UPDATE OF state, removed_at, halted_by ON forebay.pipelines

@@ -39,6 +39,12 @@ def _read(*names: str) -> dict[str, Sequence[str]]:
 
 _EVERYTHING = (*(table.name for table in metadata.sorted_tables), *VIEWS, "alembic_version")
 
+# Not `at`, which the database's clock says.
+_REPORTS = ("SELECT", "INSERT (receiver_id, epoch, kind, message, detail)")
+
+# The tables into which views insert: a login that inserts needs the sequence of the table.
+_INSERTED_THROUGH = {"receiver_events": "events"}
+
 ROLES: Mapping[str, Role] = {
     "forebay_receiver": Role(
         "what an agent and its receiver processes do: blocks only by add_block and its like, and claim",
@@ -75,7 +81,7 @@ ROLES: Mapping[str, Role] = {
             "dead_letters": ("SELECT", "INSERT"),
             # Not `login`: its default is the session's own.
             "processes": ("SELECT", "INSERT (kind, name, host, pid, slots, draining)"),
-            "receiver_events": ("SELECT", "INSERT"),
+            "receiver_events": _REPORTS,
         },
     ),
     "forebay_driver": Role(
@@ -144,7 +150,7 @@ ROLES: Mapping[str, Role] = {
                 "INSERT (kind, name, host, pid, slots, draining)",
                 "UPDATE (ended_at, end_reason, draining)",
             ),
-            "receiver_events": ("SELECT", "INSERT"),
+            "receiver_events": _REPORTS,
             "receivers": (
                 "SELECT",
                 "INSERT",
@@ -230,10 +236,13 @@ def grant_statement(role: str, rights: Role) -> str:
             *(f"GRANT {', '.join(granted)} ON forebay.{table} TO {role}" for table, granted in rights.tables.items()),
             *(
                 f"GRANT USAGE ON SEQUENCE forebay.{table}_id_seq TO {role}"
-                for table, granted in rights.tables.items()
+                for table in (
+                    _INSERTED_THROUGH.get(name, name)
+                    for name, granted in rights.tables.items()
+                    if any(right.startswith("INSERT") for right in granted)
+                )
                 # A table whose key comes from another table has no sequence.
-                if any(right.startswith("INSERT") for right in granted)
-                and "id" in metadata.tables[f"{metadata.schema}.{table}"].columns
+                if "id" in metadata.tables[f"{metadata.schema}.{table}"].columns
             ),
         ],
     )

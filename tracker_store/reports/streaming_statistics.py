@@ -491,10 +491,15 @@ def watched_receivers(connection: sa.Connection, stream_ids: Sequence[int]) -> l
                     OFFSET 0
                 ) AS agent ON true
                 LEFT JOIN LATERAL (
-                    SELECT v.at, v.message, v.detail
-                    FROM forebay.receiver_events v
-                    WHERE v.receiver_id = r.id AND v.kind IN ('ERROR', 'FAILED')
-                    ORDER BY v.id DESC LIMIT 1
+                    SELECT newest.at, newest.message, newest.detail
+                    FROM (VALUES ('ERROR'), ('FAILED')) AS failure (kind)
+                    CROSS JOIN LATERAL (
+                        SELECT v.id, v.at, v.message, v.detail
+                        FROM forebay.receiver_events v
+                        WHERE v.receiver_id = r.id AND v.kind = failure.kind
+                        ORDER BY v.id DESC LIMIT 1
+                    ) AS newest
+                    ORDER BY newest.id DESC LIMIT 1
                 ) AS error ON true
                 WHERE r.stream_id = ANY (CAST(:streams AS bigint[])) AND r.removed_at IS NULL
                 ORDER BY r.id

@@ -1131,30 +1131,8 @@ cleanup_events = Table(
     comment="Which blocks did clean-up delete, when, and had they been read?",
 )
 
-receiver_events = Table(
-    "receiver_events",
-    metadata,
-    _identity("The event; ids rise in the order of insertion"),
-    Column("receiver_id", BigInteger, nullable=False, comment="The receiver"),
-    Column(
-        "epoch",
-        BigInteger,
-        nullable=False,
-        comment="The epoch of the reporting process; 0 if the tracker or an agent reports",
-    ),
-    _now("at", "When, by the database's clock"),
-    Column("kind", Text, nullable=False, comment="What happened"),
-    Column("message", Text, nullable=False, comment="In one sentence, for people"),
-    Column("detail", Text, nullable=False, server_default="", comment="The rest, such as a stack; may be empty"),
-    CheckConstraint(_one_of("kind", ReceiverEventKind), name="receiver_events_kind"),
-    Index("receiver_events_receiver", "receiver_id", "id"),
-    Index("receiver_events_age", "at"),
-    # The newest of a kind stays whatever its age, and status shows a receiver's last error.
-    Index("receiver_events_newest", "receiver_id", "kind", "id"),
-    comment="What happened to a receiver, and why?",
-)
-
-# Insert-only, only by the triggers that call record_event: no state changes without its event.
+# Inserted by the triggers that call record_event, so that no state changes without its event, and through the view
+# receiver_events, which lets a login insert reports only.
 events = Table(
     "events",
     metadata,
@@ -1163,11 +1141,18 @@ events = Table(
         BigInteger,
         nullable=False,
         server_default=text("CAST(CAST(pg_current_xact_id() AS text) AS bigint)"),
-        comment="The transaction that made the change; readers wait until all up to it have ended",
+        comment=(
+            "The transaction that made the change; readers wait until all up to it have ended. 0: too old for listeners"
+        ),
     ),
-    Column("id", BigInteger, autoincrement=True, nullable=False, comment="Rises within a transaction"),
+    Column("id", BigInteger, autoincrement=True, nullable=False, comment="The event; rises within a transaction"),
     _now("at", "When, by the database's clock"),
-    Column("kind", Text, nullable=False, comment="What happened, as listed in docs/how-to/listeners.md"),
+    Column(
+        "kind",
+        Text,
+        nullable=False,
+        comment="What happened, as listed in docs/how-to/listeners.md; a report has the kind of receiver_events",
+    ),
     Column("receiver_id", BigInteger, comment="The receiver; null if the event is about none"),
     Column("pipeline_id", BigInteger, comment="The pipeline; null if the event is about none"),
     Column("batch_time", DateTime(timezone=True), comment="The batch; null if the event is about none"),
@@ -1176,7 +1161,22 @@ events = Table(
     Column("term", BigInteger, comment="The term of a new leader; else null"),
     Column("records", BigInteger, comment="Records of the batch, the output or the clean-up; else null"),
     Column("message", Text, nullable=False, comment="The reason or the place, for people; may be empty"),
+    Column(
+        "epoch",
+        BigInteger,
+        comment="Of a report on a receiver: the reporting process's epoch, 0 for the tracker or an agent; else null",
+    ),
+    Column(
+        "detail", Text, nullable=False, server_default="", comment="The rest of a report, such as a stack; may be empty"
+    ),
     PrimaryKeyConstraint("transaction_id", "id"),
-    comment="What happened to batches, receivers, pipelines and the lead, for listeners? (Read by listener_events.)",
+    CheckConstraint(
+        f"epoch IS NULL OR receiver_id IS NOT NULL AND {_one_of('kind', ReceiverEventKind)}", name="events_report"
+    ),
+    Index("events_report_id", "id", postgresql_where=text("epoch IS NOT NULL")),
+    Index("events_report_age", "at", postgresql_where=text("epoch IS NOT NULL")),
+    # The newest of a kind stays whatever its age, and status shows a receiver's last error.
+    Index("events_report_newest", "receiver_id", "kind", "id", postgresql_where=text("epoch IS NOT NULL")),
+    comment="What happened to batches, receivers, pipelines and the lead? (Views: listener_events, receiver_events.)",
     postgresql_with={"autovacuum_vacuum_insert_scale_factor": "0.05"},
 )
