@@ -387,23 +387,33 @@ COMMENT ON COLUMN forebay.events.epoch IS
 COMMENT ON COLUMN forebay.events.detail IS 'The rest of a report, such as a stack; may be empty';
 
 CREATE TABLE forebay.hand_overs (
-    receiver_id bigint NOT NULL,
-    from_assignment bigint NOT NULL,
-    agent_id bigint NOT NULL,
-    assignment bigint NOT NULL,
-    why text NOT NULL,
+    id bigserial NOT NULL,
+    receiver_id bigint,
+    from_assignment bigint,
+    agent_id bigint,
+    assignment bigint,
+    why text,
     since timestamptz DEFAULT clock_timestamp() NOT NULL,
-    PRIMARY KEY (receiver_id),
-    CONSTRAINT hand_overs_assignment CHECK (assignment > from_assignment)
+    listeners boolean,
+    PRIMARY KEY (id),
+    CONSTRAINT hand_overs_receiver UNIQUE (receiver_id),
+    CONSTRAINT hand_overs_assignment CHECK (assignment > from_assignment),
+    CONSTRAINT hand_overs_whole
+        CHECK (num_nulls(receiver_id, from_assignment, agent_id, assignment, why)
+               = CASE WHEN listeners IS NULL THEN 0 ELSE 5 END)
 );
-COMMENT ON TABLE forebay.hand_overs IS 'Which receiver is to move to which agent, as soon as a process there is ready?';
-COMMENT ON COLUMN forebay.hand_overs.receiver_id IS 'The receiver that is to move';
+COMMENT ON TABLE forebay.hand_overs IS
+    'Which receiver is to move to which agent, as soon as a process there is ready, and who asked for moves?';
+COMMENT ON COLUMN forebay.hand_overs.id IS 'The hand-over, or the request to rebalance';
+COMMENT ON COLUMN forebay.hand_overs.receiver_id IS 'The receiver that is to move; null, as the next four, in a request';
 COMMENT ON COLUMN forebay.hand_overs.from_assignment IS
     'Its assignment until it moves; when the receiver has another one, the hand-over is void';
 COMMENT ON COLUMN forebay.hand_overs.agent_id IS 'The agent that starts its next process';
 COMMENT ON COLUMN forebay.hand_overs.assignment IS 'The assignment under which that process takes it over';
 COMMENT ON COLUMN forebay.hand_overs.why IS 'Why it is to move; becomes the reason for its placement';
-COMMENT ON COLUMN forebay.hand_overs.since IS 'When the leader decided it';
+COMMENT ON COLUMN forebay.hand_overs.since IS 'When the leader decided it, or a person requested it';
+COMMENT ON COLUMN forebay.hand_overs.listeners IS
+    'Of a request: whether receivers that listen at an address of their host may move too; else null';
 
 CREATE TABLE forebay.kept_ranges (
     pipeline_id bigint NOT NULL,
@@ -684,18 +694,6 @@ COMMENT ON COLUMN forebay.readers.name IS 'Its name in the query; unique among r
 COMMENT ON COLUMN forebay.readers.stream_id IS 'The stream that it reads';
 COMMENT ON COLUMN forebay.readers.attached_at IS 'When a query first used it';
 COMMENT ON COLUMN forebay.readers.removed_at IS 'When it was removed; null while it holds blocks back';
-
-CREATE TABLE forebay.rebalance_requests (
-    id bigserial NOT NULL,
-    listeners boolean NOT NULL,
-    requested_at timestamptz DEFAULT clock_timestamp() NOT NULL,
-    PRIMARY KEY (id)
-);
-COMMENT ON TABLE forebay.rebalance_requests IS 'Which requests to rebalance has the leader not finished yet?';
-COMMENT ON COLUMN forebay.rebalance_requests.id IS 'The request';
-COMMENT ON COLUMN forebay.rebalance_requests.listeners IS
-    'Whether receivers that listen at an address of their host may move too';
-COMMENT ON COLUMN forebay.rebalance_requests.requested_at IS 'When it was made';
 
 CREATE TABLE forebay.receivers (
     id bigserial NOT NULL,
@@ -992,8 +990,6 @@ CREATE TRIGGER receiver_is_changed
            NEW.removed_at, NEW.host, NEW.preferred_location, NEW.bound_to_host, NEW.reason))
     EXECUTE FUNCTION forebay.note_change('forebay.placement_changes');
 CREATE TRIGGER hand_over_is_changed AFTER INSERT OR UPDATE OR DELETE ON forebay.hand_overs
-    FOR EACH ROW EXECUTE FUNCTION forebay.note_change('forebay.placement_changes');
-CREATE TRIGGER rebalance_is_requested AFTER INSERT OR DELETE ON forebay.rebalance_requests
     FOR EACH ROW EXECUTE FUNCTION forebay.note_change('forebay.placement_changes');
 CREATE TRIGGER agent_comes AFTER INSERT ON forebay.processes
     FOR EACH ROW WHEN (NEW.kind = 'agent')

@@ -140,7 +140,8 @@ ROLES: Mapping[str, Role] = {
             "block_stores": ("SELECT", "DELETE"),
             # A person marks those that were sent again.
             "dead_letters": ("SELECT", "UPDATE (replayed_at, replayed_to)"),
-            "hand_overs": ("SELECT", "DELETE"),
+            # Hand-overs begin by begin_hand_over, so a login inserts requests alone.
+            "hand_overs": ("SELECT", "INSERT (listeners)", "DELETE"),
             "leadership": ("SELECT", "UPDATE"),
             "log_segments": ("SELECT", "UPDATE (state)", "DELETE"),
             "output_commits": ("SELECT", "UPDATE (to_publish)"),
@@ -157,7 +158,6 @@ ROLES: Mapping[str, Role] = {
                 "UPDATE (state, desired_state, reason, since, assignment, agent_id, process_id)",
                 "UPDATE (removed_at, host, preferred_location)",
             ),
-            "rebalance_requests": ("SELECT", "INSERT", "DELETE"),
             "readers": ("SELECT", "UPDATE (removed_at)"),
             "record_keys": ("SELECT", "DELETE"),
             "run_queue": ("SELECT", "INSERT", "UPDATE", "DELETE"),

@@ -397,38 +397,30 @@ receivers = Table(
 hand_overs = Table(
     "hand_overs",
     metadata,
-    Column("receiver_id", BigInteger, primary_key=True, autoincrement=False, comment="The receiver that is to move"),
+    _identity("The hand-over, or the request to rebalance"),
+    Column("receiver_id", BigInteger, comment="The receiver that is to move; null, as the next four, in a request"),
     Column(
         "from_assignment",
         BigInteger,
-        nullable=False,
         comment="Its assignment until it moves; when the receiver has another one, the hand-over is void",
     ),
-    Column("agent_id", BigInteger, nullable=False, comment="The agent that starts its next process"),
-    Column(
-        "assignment",
-        BigInteger,
-        nullable=False,
-        comment="The assignment under which that process takes it over",
-    ),
-    Column("why", Text, nullable=False, comment="Why it is to move; becomes the reason for its placement"),
-    _now("since", "When the leader decided it"),
-    CheckConstraint("assignment > from_assignment", name="hand_overs_assignment"),
-    comment="Which receiver is to move to which agent, as soon as a process there is ready?",
-)
-
-rebalance_requests = Table(
-    "rebalance_requests",
-    metadata,
-    _identity("The request"),
+    Column("agent_id", BigInteger, comment="The agent that starts its next process"),
+    Column("assignment", BigInteger, comment="The assignment under which that process takes it over"),
+    Column("why", Text, comment="Why it is to move; becomes the reason for its placement"),
+    _now("since", "When the leader decided it, or a person requested it"),
     Column(
         "listeners",
         Boolean,
-        nullable=False,
-        comment="Whether receivers that listen at an address of their host may move too",
+        comment="Of a request: whether receivers that listen at an address of their host may move too; else null",
     ),
-    _now("requested_at", "When it was made"),
-    comment="Which requests to rebalance has the leader not finished yet?",
+    UniqueConstraint("receiver_id", name="hand_overs_receiver"),
+    CheckConstraint("assignment > from_assignment", name="hand_overs_assignment"),
+    CheckConstraint(
+        "num_nulls(receiver_id, from_assignment, agent_id, assignment, why) "
+        "= CASE WHEN listeners IS NULL THEN 0 ELSE 5 END",
+        name="hand_overs_whole",
+    ),
+    comment="Which receiver is to move to which agent, as soon as a process there is ready, and who asked for moves?",
 )
 
 # Insert-only; the chain is the fence. No foreign key: that would lock one hot parent row per block.

@@ -41,8 +41,11 @@ from tracker_store.install.programs import FUNCTIONS, is_trigger_function
 from tracker_store.receivers.agents import forget_host, set_draining
 from tracker_store.receivers.hand_overs import (
     begin_hand_over,
+    finish_rebalance_requests,
     list_hand_overs,
+    list_rebalance_requests,
     predecessor_holds,
+    request_rebalance,
     sign_off_receiver,
     take_over,
     withdraw_hand_over,
@@ -56,11 +59,6 @@ from tracker_store.receivers.processes import (
     register_process,
 )
 from tracker_store.receivers.rates import StreamRate, expire_stream_rates, record_stream_rate, set_rate_limits
-from tracker_store.receivers.rebalance_requests import (
-    finish_rebalance_requests,
-    list_rebalance_requests,
-    request_rebalance,
-)
 from tracker_store.receivers.receivers import (
     add_host_receiver,
     get_receiver,
@@ -383,6 +381,8 @@ FORBIDDEN = {
         "UPDATE forebay.processes SET heartbeat = 1",
         "INSERT INTO forebay.events (kind, message) VALUES ('batch_completed', '')",
         "DELETE FROM forebay.receiver_events",
+        "INSERT INTO forebay.hand_overs (receiver_id, listeners) VALUES (1, NULL)",
+        "UPDATE forebay.hand_overs SET assignment = 2",
         ADD,
         CLAIM,
         PARTITION,
