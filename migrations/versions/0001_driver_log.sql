@@ -439,19 +439,6 @@ COMMENT ON COLUMN forebay.kept_ranges.bytes IS 'The same in bytes as stored';
 COMMENT ON COLUMN forebay.kept_ranges.released_at IS
     'When the batch stopped needing it: clean-up then deletes its rows; null while it is kept';
 
-CREATE TABLE forebay.kept_segments (
-    segment_id bigint NOT NULL,
-    receiver_id bigint NOT NULL,
-    blocks bigint NOT NULL,
-    PRIMARY KEY (segment_id),
-    CONSTRAINT kept_segments_positive CHECK (blocks > 0)
-) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
-COMMENT ON TABLE forebay.kept_segments IS 'Which files hold blocks below the low mark that kept ranges need?';
-COMMENT ON COLUMN forebay.kept_segments.segment_id IS 'The segment, whose file must stay';
-COMMENT ON COLUMN forebay.kept_segments.receiver_id IS 'The receiver that wrote it';
-COMMENT ON COLUMN forebay.kept_segments.blocks IS
-    'How many of its blocks clean-up has passed and left; the row is deleted with the last of them';
-
 CREATE TABLE forebay.leadership (
     only_row boolean DEFAULT 'true' NOT NULL,
     term bigint DEFAULT '0' NOT NULL,
@@ -485,14 +472,17 @@ CREATE TABLE forebay.log_segments (
     salvaged_to bigint,
     salvaged_sequence bigint,
     uncompressed_bytes bigint,
+    kept_blocks bigint DEFAULT '0' NOT NULL,
     PRIMARY KEY (id),
     CONSTRAINT log_segments_path UNIQUE (path),
     CONSTRAINT log_segments_state CHECK (state IN ('OPEN', 'SEALED', 'DELETING')),
     CONSTRAINT log_segments_length CHECK ((state = 'OPEN') = (length IS NULL)),
     CONSTRAINT log_segments_salvage_whole CHECK (num_nulls(salvaged_to, salvaged_sequence) IN (0, 2)),
-    CONSTRAINT log_segments_durability CHECK (durability IN ('durable', 'ephemeral'))
+    CONSTRAINT log_segments_durability CHECK (durability IN ('durable', 'ephemeral')),
+    CONSTRAINT log_segments_kept_blocks CHECK (kept_blocks >= 0)
 );
 CREATE INDEX log_segments_deleting ON forebay.log_segments (receiver_id, id) WHERE state = 'DELETING';
+CREATE INDEX log_segments_kept ON forebay.log_segments (receiver_id, id) WHERE kept_blocks > 0;
 CREATE INDEX log_segments_open ON forebay.log_segments (receiver_id, id) WHERE state = 'OPEN';
 CREATE INDEX log_segments_receiver ON forebay.log_segments (receiver_id, id);
 COMMENT ON TABLE forebay.log_segments IS
@@ -518,6 +508,8 @@ COMMENT ON COLUMN forebay.log_segments.salvaged_sequence IS
     'The newest block salvaged from it; the file stays until that block is deleted; null: none';
 COMMENT ON COLUMN forebay.log_segments.uncompressed_bytes IS
     'Bytes of its blocks that are not compressed; null: open, or salvaged';
+COMMENT ON COLUMN forebay.log_segments.kept_blocks IS
+    'How many of its blocks kept ranges need below the low mark; the file stays for them';
 
 CREATE TABLE forebay.output_commits (
     pipeline_id bigint NOT NULL,

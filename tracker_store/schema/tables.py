@@ -579,11 +579,21 @@ log_segments = Table(
         BigInteger,
         comment="Bytes of its blocks that are not compressed; null: open, or salvaged",
     ),
+    # Written only by clean_up_receiver, under the receiver's lock: an index of blocks by segment would cost each block.
+    Column(
+        "kept_blocks",
+        BigInteger,
+        nullable=False,
+        server_default="0",
+        comment="How many of its blocks kept ranges need below the low mark; the file stays for them",
+    ),
     UniqueConstraint("path", name="log_segments_path"),
     CheckConstraint(_one_of("state", SegmentState), name="log_segments_state"),
     CheckConstraint("(state = 'OPEN') = (length IS NULL)", name="log_segments_length"),
     CheckConstraint("num_nulls(salvaged_to, salvaged_sequence) IN (0, 2)", name="log_segments_salvage_whole"),
     CheckConstraint("durability IN ('durable', 'ephemeral')", name="log_segments_durability"),
+    CheckConstraint("kept_blocks >= 0", name="log_segments_kept_blocks"),
+    Index("log_segments_kept", "receiver_id", "id", postgresql_where=text("kept_blocks > 0")),
     Index("log_segments_open", "receiver_id", "id", postgresql_where=text("state = 'OPEN'")),
     # Clean-up looks at a receiver's oldest segments, and at those that it had marked before a crash.
     Index("log_segments_receiver", "receiver_id", "id"),
@@ -1077,25 +1087,6 @@ kept_ranges = Table(
     CheckConstraint("NOT isempty(sequences)", name="kept_ranges_not_empty"),
     Index("kept_ranges_receiver", "receiver_id"),
     comment="Which blocks does a quarantined batch, or a window that ends with it, still need? (Clean-up leaves them.)",
-    postgresql_with=HOT,
-)
-
-# Written only by clean_up_receiver, under the receiver's lock: an index of blocks by segment would cost each block.
-kept_segments = Table(
-    "kept_segments",
-    metadata,
-    Column(
-        "segment_id", BigInteger, primary_key=True, autoincrement=False, comment="The segment, whose file must stay"
-    ),
-    Column("receiver_id", BigInteger, nullable=False, comment="The receiver that wrote it"),
-    Column(
-        "blocks",
-        BigInteger,
-        nullable=False,
-        comment="How many of its blocks clean-up has passed and left; the row is deleted with the last of them",
-    ),
-    CheckConstraint("blocks > 0", name="kept_segments_positive"),
-    comment="Which files hold blocks below the low mark that kept ranges need?",
     postgresql_with=HOT,
 )
 
