@@ -266,21 +266,6 @@ COMMENT ON COLUMN forebay.cleanup_events.unread_records IS
     'Deleted records that no pipeline had read: their stream''s retention was over';
 COMMENT ON COLUMN forebay.cleanup_events.at IS 'When, by the database''s clock';
 
-CREATE TABLE forebay.codec_totals (
-    receiver_id bigint NOT NULL,
-    codec text NOT NULL,
-    blocks bigint DEFAULT 0 NOT NULL,
-    bytes bigint DEFAULT 0 NOT NULL,
-    PRIMARY KEY (receiver_id, codec)
-) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, fillfactor = 50);
-COMMENT ON TABLE forebay.codec_totals IS
-    'Which codec did each receiver''s blocks take? (A row per codec; a salvaged segment is not counted.)';
-COMMENT ON COLUMN forebay.codec_totals.receiver_id IS 'The receiver';
-COMMENT ON COLUMN forebay.codec_totals.codec IS 'How the blocks are compressed: lz4, zstd, or none: not at all';
-COMMENT ON COLUMN forebay.codec_totals.blocks IS
-    'Blocks that its processes stored so, in sealed segments, since the receiver was created';
-COMMENT ON COLUMN forebay.codec_totals.bytes IS 'Their bytes as stored';
-
 CREATE TABLE forebay.cursors (
     pipeline_id bigint NOT NULL,
     receiver_id bigint NOT NULL,
@@ -820,10 +805,16 @@ CREATE TABLE forebay.storage_totals (
     dead_letter_bytes bigint DEFAULT 0 NOT NULL,
     dropped_dead_letters bigint DEFAULT 0 NOT NULL,
     uncompressed_bytes bigint DEFAULT 0 NOT NULL,
+    lz4_blocks bigint DEFAULT 0 NOT NULL,
+    lz4_bytes bigint DEFAULT 0 NOT NULL,
+    zstd_blocks bigint DEFAULT 0 NOT NULL,
+    zstd_bytes bigint DEFAULT 0 NOT NULL,
+    none_blocks bigint DEFAULT 0 NOT NULL,
+    none_bytes bigint DEFAULT 0 NOT NULL,
     PRIMARY KEY (receiver_id)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, fillfactor = 50);
 COMMENT ON TABLE forebay.storage_totals IS
-    'How many segments and dead letters does each receiver have? (Sums that triggers keep.)';
+    'How many segments and dead letters does each receiver have, and which codecs did its blocks take? (Sums.)';
 COMMENT ON COLUMN forebay.storage_totals.receiver_id IS 'The receiver';
 COMMENT ON COLUMN forebay.storage_totals.sealed_segments IS 'Its segments that are complete';
 COMMENT ON COLUMN forebay.storage_totals.deleting_segments IS
@@ -835,6 +826,15 @@ COMMENT ON COLUMN forebay.storage_totals.dropped_dead_letters IS
     'Its records that could not be processed and were counted only, by the rows that are kept';
 COMMENT ON COLUMN forebay.storage_totals.uncompressed_bytes IS
     'The part of segment_bytes in blocks that are not compressed';
+COMMENT ON COLUMN forebay.storage_totals.lz4_blocks IS
+    'Blocks stored with lz4, in segments that its processes sealed, since it was created';
+COMMENT ON COLUMN forebay.storage_totals.lz4_bytes IS 'Their bytes as stored';
+COMMENT ON COLUMN forebay.storage_totals.zstd_blocks IS
+    'Blocks stored with zstd, in segments that its processes sealed, since it was created';
+COMMENT ON COLUMN forebay.storage_totals.zstd_bytes IS 'Their bytes as stored';
+COMMENT ON COLUMN forebay.storage_totals.none_blocks IS
+    'Blocks stored uncompressed, in segments that its processes sealed, since it was created';
+COMMENT ON COLUMN forebay.storage_totals.none_bytes IS 'Their bytes as stored';
 
 CREATE TABLE forebay.stream_rates (
     pipeline_id bigint NOT NULL,

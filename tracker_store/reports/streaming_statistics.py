@@ -460,16 +460,21 @@ def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
 
 
 def stream_codecs(connection: sa.Connection) -> list[StreamCodec]:
-    """Return what each stream's receivers have stored by each codec. No locks; a row per receiver and codec."""
+    """Return what each stream's receivers have stored by each codec. No locks; a row per receiver."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
-                SELECT s.name, t.codec, sum(t.blocks)::bigint, sum(t.bytes)::bigint
-                FROM forebay.codec_totals t
+                SELECT s.name, c.codec, sum(c.blocks)::bigint, sum(c.bytes)::bigint
+                FROM forebay.storage_totals t
                 JOIN forebay.receivers r ON r.id = t.receiver_id AND r.removed_at IS NULL
                 JOIN forebay.streams s ON s.id = r.stream_id
-                GROUP BY s.name, t.codec
-                ORDER BY s.name, t.codec
+                CROSS JOIN LATERAL (
+                    VALUES ('lz4', t.lz4_blocks, t.lz4_bytes), ('zstd', t.zstd_blocks, t.zstd_bytes),
+                        ('none', t.none_blocks, t.none_bytes)
+                ) AS c (codec, blocks, bytes)
+                WHERE c.blocks > 0
+                GROUP BY s.name, c.codec
+                ORDER BY s.name, c.codec
             """)
         ).all()
     return [StreamCodec(*row) for row in rows]

@@ -671,7 +671,7 @@ def _sum(name: str, comment: str) -> Column[int]:
     return Column(name, BigInteger, nullable=False, server_default=text("0"), comment=comment)
 
 
-# Written only by the triggers of log_segments and dead_letters (keep_storage_totals).
+# Written only by the triggers of log_segments and dead_letters (keep_storage_totals), and by seal_segment.
 storage_totals = Table(
     "storage_totals",
     metadata,
@@ -686,22 +686,19 @@ storage_totals = Table(
         "Its records that could not be processed and were counted only, by the rows that are kept",
     ),
     _sum("uncompressed_bytes", "The part of segment_bytes in blocks that are not compressed"),
-    comment="How many segments and dead letters does each receiver have? (Sums that triggers keep.)",
+    _sum("lz4_blocks", "Blocks stored with lz4, in segments that its processes sealed, since it was created"),
+    _sum("lz4_bytes", "Their bytes as stored"),
+    _sum("zstd_blocks", "Blocks stored with zstd, in segments that its processes sealed, since it was created"),
+    _sum("zstd_bytes", "Their bytes as stored"),
+    _sum(
+        "none_blocks",
+        "Blocks stored uncompressed, in segments that its processes sealed, since it was created",
+    ),
+    _sum("none_bytes", "Their bytes as stored"),
+    comment="How many segments and dead letters does each receiver have, and which codecs did its blocks take? (Sums.)",
     postgresql_with={**HOT, "fillfactor": "50"},
 )
 
-# Written only by seal_segment.
-codec_totals = Table(
-    "codec_totals",
-    metadata,
-    Column("receiver_id", BigInteger, nullable=False, comment="The receiver"),
-    Column("codec", Text, nullable=False, comment="How the blocks are compressed: lz4, zstd, or none: not at all"),
-    _sum("blocks", "Blocks that its processes stored so, in sealed segments, since the receiver was created"),
-    _sum("bytes", "Their bytes as stored"),
-    PrimaryKeyConstraint("receiver_id", "codec"),
-    comment="Which codec did each receiver's blocks take? (A row per codec; a salvaged segment is not counted.)",
-    postgresql_with={**HOT, "fillfactor": "50"},
-)
 
 # Insert-only, only by register_schema.
 stream_schemas = Table(
