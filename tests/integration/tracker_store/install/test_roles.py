@@ -356,7 +356,6 @@ FORBIDDEN = {
         CLEAN,
         "SELECT forebay.schedule_receivers(1, '{1}', '{1}', '{x}', '{NULL}')",
         "SELECT forebay.expire_process(1, 1, 1, '')",
-        "SELECT forebay.start_at_latest(1)",
         "SELECT forebay.apply_pipeline('', '{}', '{}', '1 s', '0', true)",
     ],
     DRIVER: [
@@ -401,7 +400,7 @@ FORBIDDEN = {
         ALLOCATE,
         COMMIT,
         CLEAN,
-        "SELECT forebay.heartbeat(1, '{}')",
+        "SELECT forebay.heartbeat(1, '{}', NULL, true)",
     ],
 }
 EVERYONE = [
