@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from tracker_store.blocks.replica_events import REPLICA_PROBLEMS
 from tracker_store.connection.engine import named_failures
 from tracker_store.receivers.receivers import is_degraded, is_hindered
+from tracker_store.reports.rows import read_statement
 from tracker_store.schema.states import BatchState, ReceiverState
 
 if TYPE_CHECKING:
@@ -191,28 +192,22 @@ def _batch(row: sa.Row[Any]) -> WatchedBatch:
 
 def watched_pipelines(connection: sa.Connection) -> list[WatchedPipeline]:
     """Return every declared pipeline. No locks."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text("""
-                SELECT p.id, p.name, p.declaration, p.stream_ids, p.batch_interval, p.applied_at,
-                    (
-                        SELECT count(*)
-                        FROM forebay.receivers r
-                        WHERE r.stream_id = ANY (p.stream_ids) AND r.removed_at IS NULL
-                    ) AS receivers,
-                    CASE
-                        WHEN p.state = 'STOPPED' THEN 0
-                        ELSE greatest(0, floor(
-                            extract(epoch FROM clock_timestamp() - p.last_batch_time)
-                            / extract(epoch FROM p.batch_interval)
-                        ))::bigint
-                    END AS due
-                FROM forebay.pipelines p
-                WHERE p.removed_at IS NULL
-                ORDER BY p.name
-            """)
-        ).all()
-    return [WatchedPipeline(*row) for row in rows]
+    return read_statement(
+        connection,
+        WatchedPipeline,
+        """
+        SELECT p.id, p.name, p.declaration, p.stream_ids, p.batch_interval, p.applied_at,
+            (
+                SELECT count(*)
+                FROM forebay.receivers r
+                WHERE r.stream_id = ANY (p.stream_ids) AND r.removed_at IS NULL
+            ) AS receivers,
+            s.due_batches
+        FROM forebay.pipeline_status s
+        JOIN forebay.pipelines p ON p.id = s.pipeline_id
+        ORDER BY p.name
+        """,
+    )
 
 
 def newest_finished_batches(connection: sa.Connection, pipeline_id: int, *, limit: int) -> list[WatchedBatch]:
@@ -344,22 +339,22 @@ def output_commits(
     connection: sa.Connection, pipeline_id: int, *, outputs: Sequence[str], first: datetime, last: datetime
 ) -> list[OutputResult]:
     """Return commits of these outputs, of the batches from `first` to `last`. No locks; one key range per output."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text("""
-                SELECT c.batch_time, c.output, c.attempt, a.run_id, c.location, a.started_at, c.committed_at
-                FROM forebay.output_commits c
-                LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = c.pipeline_id
-                  AND a.batch_time = c.batch_time
-                  AND a.attempt = c.attempt
-                WHERE c.pipeline_id = :pipeline
-                  AND c.output = ANY (CAST(:outputs AS text[]))
-                  AND c.batch_time BETWEEN :first AND :last
-                ORDER BY c.batch_time, c.output
-            """),
-            {"pipeline": pipeline_id, "outputs": list(outputs), "first": first, "last": last},
-        ).all()
-    return [OutputResult(*row) for row in rows]
+    return read_statement(
+        connection,
+        OutputResult,
+        """
+        SELECT c.batch_time, c.output, c.attempt, a.run_id, c.location, a.started_at, c.committed_at
+        FROM forebay.output_commits c
+        LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = c.pipeline_id
+          AND a.batch_time = c.batch_time
+          AND a.attempt = c.attempt
+        WHERE c.pipeline_id = :pipeline
+          AND c.output = ANY (CAST(:outputs AS text[]))
+          AND c.batch_time BETWEEN :first AND :last
+        ORDER BY c.batch_time, c.output
+        """,
+        {"pipeline": pipeline_id, "outputs": list(outputs), "first": first, "last": last},
+    )
 
 
 def records_by_receiver(
@@ -461,23 +456,23 @@ def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
 
 def stream_codecs(connection: sa.Connection) -> list[StreamCodec]:
     """Return what each stream's receivers have stored by each codec. No locks; a row per receiver."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text("""
-                SELECT s.name, c.codec, sum(c.blocks)::bigint, sum(c.bytes)::bigint
-                FROM forebay.storage_totals t
-                JOIN forebay.receivers r ON r.id = t.receiver_id AND r.removed_at IS NULL
-                JOIN forebay.streams s ON s.id = r.stream_id
-                CROSS JOIN LATERAL (
-                    VALUES ('lz4', t.lz4_blocks, t.lz4_bytes), ('zstd', t.zstd_blocks, t.zstd_bytes),
-                        ('none', t.none_blocks, t.none_bytes)
-                ) AS c (codec, blocks, bytes)
-                WHERE c.blocks > 0
-                GROUP BY s.name, c.codec
-                ORDER BY s.name, c.codec
-            """)
-        ).all()
-    return [StreamCodec(*row) for row in rows]
+    return read_statement(
+        connection,
+        StreamCodec,
+        """
+        SELECT s.name, c.codec, sum(c.blocks)::bigint, sum(c.bytes)::bigint
+        FROM forebay.storage_totals t
+        JOIN forebay.receivers r ON r.id = t.receiver_id AND r.removed_at IS NULL
+        JOIN forebay.streams s ON s.id = r.stream_id
+        CROSS JOIN LATERAL (
+            VALUES ('lz4', t.lz4_blocks, t.lz4_bytes), ('zstd', t.zstd_blocks, t.zstd_bytes),
+                ('none', t.none_blocks, t.none_bytes)
+        ) AS c (codec, blocks, bytes)
+        WHERE c.blocks > 0
+        GROUP BY s.name, c.codec
+        ORDER BY s.name, c.codec
+        """,
+    )
 
 
 def watched_receivers(connection: sa.Connection, stream_ids: Sequence[int]) -> list[WatchedReceiver]:
