@@ -6,7 +6,7 @@ batches, blocks, events or dead letters.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from tracker_store.blocks.replica_events import REPLICA_PROBLEMS
 from tracker_store.connection.engine import named_failures
 from tracker_store.receivers.receivers import is_degraded, is_hindered
-from tracker_store.reports.rows import read_statement
+from tracker_store.reports.rows import only, read_statement
 from tracker_store.schema.states import BatchState, ReceiverState
 
 if TYPE_CHECKING:
@@ -190,6 +190,12 @@ def _batch(row: sa.Row[Any]) -> WatchedBatch:
     )
 
 
+def _batches(connection: sa.Connection, which: str, values: Mapping[str, Any]) -> list[WatchedBatch]:
+    with named_failures():
+        rows = connection.execute(sa.text(f"{_BATCH} {which}"), values).all()
+    return [_batch(row) for row in rows]
+
+
 def watched_pipelines(connection: sa.Connection) -> list[WatchedPipeline]:
     """Return every declared pipeline. No locks."""
     return read_statement(
@@ -212,16 +218,11 @@ def watched_pipelines(connection: sa.Connection) -> list[WatchedPipeline]:
 
 def newest_finished_batches(connection: sa.Connection, pipeline_id: int, *, limit: int) -> list[WatchedBatch]:
     """Return the newest batches before the first unfinished one, in order of time. No locks; by the primary key."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text(f"""
-                {_BATCH}
-                WHERE b.pipeline_id = :pipeline AND b.batch_time < {_first_unfinished(":pipeline")}
-                ORDER BY b.batch_time DESC LIMIT :limit
-            """),
-            {"pipeline": pipeline_id, "limit": limit},
-        ).all()
-    return [_batch(row) for row in reversed(rows)]
+    which = f"""
+        WHERE b.pipeline_id = :pipeline AND b.batch_time < {_first_unfinished(":pipeline")}
+        ORDER BY b.batch_time DESC LIMIT :limit
+    """
+    return _batches(connection, which, {"pipeline": pipeline_id, "limit": limit})[::-1]
 
 
 def next_finished_batches_of_each(
@@ -277,46 +278,28 @@ def newest_batch_of_each(connection: sa.Connection) -> dict[int, WatchedBatch]:
 
 def unfinished_batches(connection: sa.Connection, pipeline_id: int, *, limit: int) -> list[WatchedBatch]:
     """Return the batches from the first unfinished one on, in order of time. No locks."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text(f"""
-                {_BATCH}
-                WHERE b.pipeline_id = :pipeline AND b.batch_time >= {_first_unfinished(":pipeline")}
-                ORDER BY b.batch_time LIMIT :limit
-            """),
-            {"pipeline": pipeline_id, "limit": limit},
-        ).all()
-    return [_batch(row) for row in rows]
+    which = f"""
+        WHERE b.pipeline_id = :pipeline AND b.batch_time >= {_first_unfinished(":pipeline")}
+        ORDER BY b.batch_time LIMIT :limit
+    """
+    return _batches(connection, which, {"pipeline": pipeline_id, "limit": limit})
 
 
 def newest_batches(connection: sa.Connection, pipeline_id: int, *, limit: int) -> list[WatchedBatch]:
     """Return the newest batches in any state, in order of time. No locks; by the primary key."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text(f"""
-                {_BATCH}
-                WHERE b.pipeline_id = :pipeline
-                ORDER BY b.batch_time DESC LIMIT :limit
-            """),
-            {"pipeline": pipeline_id, "limit": limit},
-        ).all()
-    return [_batch(row) for row in reversed(rows)]
+    which = "WHERE b.pipeline_id = :pipeline ORDER BY b.batch_time DESC LIMIT :limit"
+    return _batches(connection, which, {"pipeline": pipeline_id, "limit": limit})[::-1]
 
 
 def batch_between(
     connection: sa.Connection, pipeline_id: int, first: datetime, before: datetime
 ) -> WatchedBatch | None:
     """Return the first batch whose time is from `first` to before `before`, or None. No locks."""
-    with named_failures():
-        row = connection.execute(
-            sa.text(f"""
-                {_BATCH}
-                WHERE b.pipeline_id = :pipeline AND b.batch_time >= :first AND b.batch_time < :before
-                ORDER BY b.batch_time LIMIT 1
-            """),
-            {"pipeline": pipeline_id, "first": first, "before": before},
-        ).one_or_none()
-    return None if row is None else _batch(row)
+    which = """
+        WHERE b.pipeline_id = :pipeline AND b.batch_time >= :first AND b.batch_time < :before
+        ORDER BY b.batch_time LIMIT 1
+    """
+    return only(_batches(connection, which, {"pipeline": pipeline_id, "first": first, "before": before}))
 
 
 def count_unfinished_batches(connection: sa.Connection) -> dict[int, UnfinishedBatches]:
@@ -477,49 +460,37 @@ def stream_codecs(connection: sa.Connection) -> list[StreamCodec]:
 
 def watched_receivers(connection: sa.Connection, stream_ids: Sequence[int]) -> list[WatchedReceiver]:
     """Return the receivers of these streams. No locks; a few probes per receiver."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text("""
-                SELECT r.id, s.name, r.ordinal, r.state, agent.name AS agent, agent.host, error.at, error.message,
-                    error.detail
-                FROM forebay.receivers r
-                JOIN forebay.streams s ON s.id = r.stream_id
-                LEFT JOIN LATERAL (
-                    SELECT p.name, p.host
-                    FROM forebay.processes p
-                    WHERE p.id = r.agent_id
-                    OFFSET 0
-                ) AS agent ON true
-                LEFT JOIN LATERAL (
-                    SELECT newest.at, newest.message, newest.detail
-                    FROM (VALUES ('ERROR'), ('FAILED')) AS failure (kind)
-                    CROSS JOIN LATERAL (
-                        SELECT v.id, v.at, v.message, v.detail
-                        FROM forebay.receiver_events v
-                        WHERE v.receiver_id = r.id AND v.kind = failure.kind
-                        ORDER BY v.id DESC LIMIT 1
-                    ) AS newest
-                    ORDER BY newest.id DESC LIMIT 1
-                ) AS error ON true
-                WHERE r.stream_id = ANY (CAST(:streams AS bigint[])) AND r.removed_at IS NULL
-                ORDER BY r.id
-            """),
-            {"streams": list(stream_ids)},
-        ).all()
-    return [
-        WatchedReceiver(
-            row.id,
-            row.name,
-            row.ordinal,
-            ReceiverState(row.state),
-            row.agent,
-            row.host,
-            row.at,
-            row.message,
-            row.detail,
-        )
-        for row in rows
-    ]
+    found = read_statement(
+        connection,
+        WatchedReceiver,
+        """
+        SELECT r.id, s.name, r.ordinal, r.state, agent.name AS agent, agent.host, error.at, error.message,
+            error.detail
+        FROM forebay.receivers r
+        JOIN forebay.streams s ON s.id = r.stream_id
+        LEFT JOIN LATERAL (
+            SELECT p.name, p.host
+            FROM forebay.processes p
+            WHERE p.id = r.agent_id
+            OFFSET 0
+        ) AS agent ON true
+        LEFT JOIN LATERAL (
+            SELECT newest.at, newest.message, newest.detail
+            FROM (VALUES ('ERROR'), ('FAILED')) AS failure (kind)
+            CROSS JOIN LATERAL (
+                SELECT v.id, v.at, v.message, v.detail
+                FROM forebay.receiver_events v
+                WHERE v.receiver_id = r.id AND v.kind = failure.kind
+                ORDER BY v.id DESC LIMIT 1
+            ) AS newest
+            ORDER BY newest.id DESC LIMIT 1
+        ) AS error ON true
+        WHERE r.stream_id = ANY (CAST(:streams AS bigint[])) AND r.removed_at IS NULL
+        ORDER BY r.id
+        """,
+        {"streams": list(stream_ids)},
+    )
+    return [replace(receiver, state=ReceiverState(receiver.state)) for receiver in found]
 
 
 def restarts_after(connection: sa.Connection, after: int | None) -> Added:
