@@ -266,21 +266,6 @@ COMMENT ON COLUMN forebay.cleanup_events.unread_records IS
     'Deleted records that no pipeline had read: their stream''s retention was over';
 COMMENT ON COLUMN forebay.cleanup_events.at IS 'When, by the database''s clock';
 
-CREATE TABLE forebay.codec_totals (
-    receiver_id bigint NOT NULL,
-    codec text NOT NULL,
-    blocks bigint DEFAULT 0 NOT NULL,
-    bytes bigint DEFAULT 0 NOT NULL,
-    PRIMARY KEY (receiver_id, codec)
-) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, fillfactor = 50);
-COMMENT ON TABLE forebay.codec_totals IS
-    'Which codec did each receiver''s blocks take? (A row per codec; a salvaged segment is not counted.)';
-COMMENT ON COLUMN forebay.codec_totals.receiver_id IS 'The receiver';
-COMMENT ON COLUMN forebay.codec_totals.codec IS 'How the blocks are compressed: lz4, zstd, or none: not at all';
-COMMENT ON COLUMN forebay.codec_totals.blocks IS
-    'Blocks that its processes stored so, in sealed segments, since the receiver was created';
-COMMENT ON COLUMN forebay.codec_totals.bytes IS 'Their bytes as stored';
-
 CREATE TABLE forebay.cursors (
     pipeline_id bigint NOT NULL,
     receiver_id bigint NOT NULL,
@@ -355,15 +340,25 @@ CREATE TABLE forebay.events (
     term bigint,
     records bigint,
     message text NOT NULL,
-    PRIMARY KEY (transaction_id, id)
+    epoch bigint,
+    detail text DEFAULT '' NOT NULL,
+    PRIMARY KEY (transaction_id, id),
+    CONSTRAINT events_report
+        CHECK (epoch IS NULL OR receiver_id IS NOT NULL
+               AND kind IN ('SCHEDULED', 'STARTED', 'CONNECTED', 'RESTARTED', 'PAUSED', 'RESUMED', 'STOPPED', 'ERROR',
+                            'EXITED', 'FENCED', 'FAILED', 'LEASE_EXPIRED', 'BAD_RECORD', 'SALVAGED'))
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.05);
+CREATE INDEX events_report_age ON forebay.events (at) WHERE epoch IS NOT NULL;
+CREATE INDEX events_report_id ON forebay.events (id) WHERE epoch IS NOT NULL;
+CREATE INDEX events_report_newest ON forebay.events (receiver_id, kind, id) WHERE epoch IS NOT NULL;
 COMMENT ON TABLE forebay.events IS
-    'What happened to batches, receivers, pipelines and the lead, for listeners? (Read by listener_events.)';
+    'What happened to batches, receivers, pipelines and the lead? (Views: listener_events, receiver_events.)';
 COMMENT ON COLUMN forebay.events.transaction_id IS
-    'The transaction that made the change; readers wait until all up to it have ended';
-COMMENT ON COLUMN forebay.events.id IS 'Rises within a transaction';
+    'The transaction that made the change; readers wait until all up to it have ended. 0: too old for listeners';
+COMMENT ON COLUMN forebay.events.id IS 'The event; rises within a transaction';
 COMMENT ON COLUMN forebay.events.at IS 'When, by the database''s clock';
-COMMENT ON COLUMN forebay.events.kind IS 'What happened, as listed in docs/how-to/listeners.md';
+COMMENT ON COLUMN forebay.events.kind IS
+    'What happened, as listed in docs/how-to/listeners.md; a report has the kind of receiver_events';
 COMMENT ON COLUMN forebay.events.receiver_id IS 'The receiver; null if the event is about none';
 COMMENT ON COLUMN forebay.events.pipeline_id IS 'The pipeline; null if the event is about none';
 COMMENT ON COLUMN forebay.events.batch_time IS 'The batch; null if the event is about none';
@@ -372,25 +367,38 @@ COMMENT ON COLUMN forebay.events.output IS 'The output that was committed; else 
 COMMENT ON COLUMN forebay.events.term IS 'The term of a new leader; else null';
 COMMENT ON COLUMN forebay.events.records IS 'Records of the batch, the output or the clean-up; else null';
 COMMENT ON COLUMN forebay.events.message IS 'The reason or the place, for people; may be empty';
+COMMENT ON COLUMN forebay.events.epoch IS
+    'Of a report on a receiver: the reporting process''s epoch, 0 for the tracker or an agent; else null';
+COMMENT ON COLUMN forebay.events.detail IS 'The rest of a report, such as a stack; may be empty';
 
 CREATE TABLE forebay.hand_overs (
-    receiver_id bigint NOT NULL,
-    from_assignment bigint NOT NULL,
-    agent_id bigint NOT NULL,
-    assignment bigint NOT NULL,
-    why text NOT NULL,
+    id bigserial NOT NULL,
+    receiver_id bigint,
+    from_assignment bigint,
+    agent_id bigint,
+    assignment bigint,
+    why text,
     since timestamptz DEFAULT clock_timestamp() NOT NULL,
-    PRIMARY KEY (receiver_id),
-    CONSTRAINT hand_overs_assignment CHECK (assignment > from_assignment)
+    listeners boolean,
+    PRIMARY KEY (id),
+    CONSTRAINT hand_overs_receiver UNIQUE (receiver_id),
+    CONSTRAINT hand_overs_assignment CHECK (assignment > from_assignment),
+    CONSTRAINT hand_overs_whole
+        CHECK (num_nulls(receiver_id, from_assignment, agent_id, assignment, why)
+               = CASE WHEN listeners IS NULL THEN 0 ELSE 5 END)
 );
-COMMENT ON TABLE forebay.hand_overs IS 'Which receiver is to move to which agent, as soon as a process there is ready?';
-COMMENT ON COLUMN forebay.hand_overs.receiver_id IS 'The receiver that is to move';
+COMMENT ON TABLE forebay.hand_overs IS
+    'Which receiver is to move to which agent, as soon as a process there is ready, and who asked for moves?';
+COMMENT ON COLUMN forebay.hand_overs.id IS 'The hand-over, or the request to rebalance';
+COMMENT ON COLUMN forebay.hand_overs.receiver_id IS 'The receiver that is to move; null, as the next four, in a request';
 COMMENT ON COLUMN forebay.hand_overs.from_assignment IS
     'Its assignment until it moves; when the receiver has another one, the hand-over is void';
 COMMENT ON COLUMN forebay.hand_overs.agent_id IS 'The agent that starts its next process';
 COMMENT ON COLUMN forebay.hand_overs.assignment IS 'The assignment under which that process takes it over';
 COMMENT ON COLUMN forebay.hand_overs.why IS 'Why it is to move; becomes the reason for its placement';
-COMMENT ON COLUMN forebay.hand_overs.since IS 'When the leader decided it';
+COMMENT ON COLUMN forebay.hand_overs.since IS 'When the leader decided it, or a person requested it';
+COMMENT ON COLUMN forebay.hand_overs.listeners IS
+    'Of a request: whether receivers that listen at an address of their host may move too; else null';
 
 CREATE TABLE forebay.kept_ranges (
     pipeline_id bigint NOT NULL,
@@ -415,19 +423,6 @@ COMMENT ON COLUMN forebay.kept_ranges.records IS 'Records in the range: a differ
 COMMENT ON COLUMN forebay.kept_ranges.bytes IS 'The same in bytes as stored';
 COMMENT ON COLUMN forebay.kept_ranges.released_at IS
     'When the batch stopped needing it: clean-up then deletes its rows; null while it is kept';
-
-CREATE TABLE forebay.kept_segments (
-    segment_id bigint NOT NULL,
-    receiver_id bigint NOT NULL,
-    blocks bigint NOT NULL,
-    PRIMARY KEY (segment_id),
-    CONSTRAINT kept_segments_positive CHECK (blocks > 0)
-) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
-COMMENT ON TABLE forebay.kept_segments IS 'Which files hold blocks below the low mark that kept ranges need?';
-COMMENT ON COLUMN forebay.kept_segments.segment_id IS 'The segment, whose file must stay';
-COMMENT ON COLUMN forebay.kept_segments.receiver_id IS 'The receiver that wrote it';
-COMMENT ON COLUMN forebay.kept_segments.blocks IS
-    'How many of its blocks clean-up has passed and left; the row is deleted with the last of them';
 
 CREATE TABLE forebay.leadership (
     only_row boolean DEFAULT 'true' NOT NULL,
@@ -462,14 +457,17 @@ CREATE TABLE forebay.log_segments (
     salvaged_to bigint,
     salvaged_sequence bigint,
     uncompressed_bytes bigint,
+    kept_blocks bigint DEFAULT '0' NOT NULL,
     PRIMARY KEY (id),
     CONSTRAINT log_segments_path UNIQUE (path),
     CONSTRAINT log_segments_state CHECK (state IN ('OPEN', 'SEALED', 'DELETING')),
     CONSTRAINT log_segments_length CHECK ((state = 'OPEN') = (length IS NULL)),
     CONSTRAINT log_segments_salvage_whole CHECK (num_nulls(salvaged_to, salvaged_sequence) IN (0, 2)),
-    CONSTRAINT log_segments_durability CHECK (durability IN ('durable', 'ephemeral'))
+    CONSTRAINT log_segments_durability CHECK (durability IN ('durable', 'ephemeral')),
+    CONSTRAINT log_segments_kept_blocks CHECK (kept_blocks >= 0)
 );
 CREATE INDEX log_segments_deleting ON forebay.log_segments (receiver_id, id) WHERE state = 'DELETING';
+CREATE INDEX log_segments_kept ON forebay.log_segments (receiver_id, id) WHERE kept_blocks > 0;
 CREATE INDEX log_segments_open ON forebay.log_segments (receiver_id, id) WHERE state = 'OPEN';
 CREATE INDEX log_segments_receiver ON forebay.log_segments (receiver_id, id);
 COMMENT ON TABLE forebay.log_segments IS
@@ -495,6 +493,8 @@ COMMENT ON COLUMN forebay.log_segments.salvaged_sequence IS
     'The newest block salvaged from it; the file stays until that block is deleted; null: none';
 COMMENT ON COLUMN forebay.log_segments.uncompressed_bytes IS
     'Bytes of its blocks that are not compressed; null: open, or salvaged';
+COMMENT ON COLUMN forebay.log_segments.kept_blocks IS
+    'How many of its blocks kept ranges need below the low mark; the file stays for them';
 
 CREATE TABLE forebay.output_commits (
     pipeline_id bigint NOT NULL,
@@ -672,44 +672,6 @@ COMMENT ON COLUMN forebay.readers.stream_id IS 'The stream that it reads';
 COMMENT ON COLUMN forebay.readers.attached_at IS 'When a query first used it';
 COMMENT ON COLUMN forebay.readers.removed_at IS 'When it was removed; null while it holds blocks back';
 
-CREATE TABLE forebay.rebalance_requests (
-    id bigserial NOT NULL,
-    listeners boolean NOT NULL,
-    requested_at timestamptz DEFAULT clock_timestamp() NOT NULL,
-    PRIMARY KEY (id)
-);
-COMMENT ON TABLE forebay.rebalance_requests IS 'Which requests to rebalance has the leader not finished yet?';
-COMMENT ON COLUMN forebay.rebalance_requests.id IS 'The request';
-COMMENT ON COLUMN forebay.rebalance_requests.listeners IS
-    'Whether receivers that listen at an address of their host may move too';
-COMMENT ON COLUMN forebay.rebalance_requests.requested_at IS 'When it was made';
-
-CREATE TABLE forebay.receiver_events (
-    id bigserial NOT NULL,
-    receiver_id bigint NOT NULL,
-    epoch bigint NOT NULL,
-    at timestamptz DEFAULT clock_timestamp() NOT NULL,
-    kind text NOT NULL,
-    message text NOT NULL,
-    detail text DEFAULT '' NOT NULL,
-    PRIMARY KEY (id),
-    CONSTRAINT receiver_events_kind
-        CHECK (kind IN ('SCHEDULED', 'STARTED', 'CONNECTED', 'RESTARTED', 'PAUSED', 'RESUMED', 'STOPPED', 'ERROR',
-                        'EXITED', 'FENCED', 'FAILED', 'LEASE_EXPIRED', 'BAD_RECORD', 'SALVAGED'))
-);
-CREATE INDEX receiver_events_age ON forebay.receiver_events (at);
-CREATE INDEX receiver_events_newest ON forebay.receiver_events (receiver_id, kind, id);
-CREATE INDEX receiver_events_receiver ON forebay.receiver_events (receiver_id, id);
-COMMENT ON TABLE forebay.receiver_events IS 'What happened to a receiver, and why?';
-COMMENT ON COLUMN forebay.receiver_events.id IS 'The event; ids rise in the order of insertion';
-COMMENT ON COLUMN forebay.receiver_events.receiver_id IS 'The receiver';
-COMMENT ON COLUMN forebay.receiver_events.epoch IS
-    'The epoch of the reporting process; 0 if the tracker or an agent reports';
-COMMENT ON COLUMN forebay.receiver_events.at IS 'When, by the database''s clock';
-COMMENT ON COLUMN forebay.receiver_events.kind IS 'What happened';
-COMMENT ON COLUMN forebay.receiver_events.message IS 'In one sentence, for people';
-COMMENT ON COLUMN forebay.receiver_events.detail IS 'The rest, such as a stack; may be empty';
-
 CREATE TABLE forebay.receivers (
     id bigserial NOT NULL,
     stream_id bigint NOT NULL,
@@ -843,10 +805,16 @@ CREATE TABLE forebay.storage_totals (
     dead_letter_bytes bigint DEFAULT 0 NOT NULL,
     dropped_dead_letters bigint DEFAULT 0 NOT NULL,
     uncompressed_bytes bigint DEFAULT 0 NOT NULL,
+    lz4_blocks bigint DEFAULT 0 NOT NULL,
+    lz4_bytes bigint DEFAULT 0 NOT NULL,
+    zstd_blocks bigint DEFAULT 0 NOT NULL,
+    zstd_bytes bigint DEFAULT 0 NOT NULL,
+    none_blocks bigint DEFAULT 0 NOT NULL,
+    none_bytes bigint DEFAULT 0 NOT NULL,
     PRIMARY KEY (receiver_id)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, fillfactor = 50);
 COMMENT ON TABLE forebay.storage_totals IS
-    'How many segments and dead letters does each receiver have? (Sums that triggers keep.)';
+    'How many segments and dead letters does each receiver have, and which codecs did its blocks take? (Sums.)';
 COMMENT ON COLUMN forebay.storage_totals.receiver_id IS 'The receiver';
 COMMENT ON COLUMN forebay.storage_totals.sealed_segments IS 'Its segments that are complete';
 COMMENT ON COLUMN forebay.storage_totals.deleting_segments IS
@@ -858,6 +826,15 @@ COMMENT ON COLUMN forebay.storage_totals.dropped_dead_letters IS
     'Its records that could not be processed and were counted only, by the rows that are kept';
 COMMENT ON COLUMN forebay.storage_totals.uncompressed_bytes IS
     'The part of segment_bytes in blocks that are not compressed';
+COMMENT ON COLUMN forebay.storage_totals.lz4_blocks IS
+    'Blocks stored with lz4, in segments that its processes sealed, since it was created';
+COMMENT ON COLUMN forebay.storage_totals.lz4_bytes IS 'Their bytes as stored';
+COMMENT ON COLUMN forebay.storage_totals.zstd_blocks IS
+    'Blocks stored with zstd, in segments that its processes sealed, since it was created';
+COMMENT ON COLUMN forebay.storage_totals.zstd_bytes IS 'Their bytes as stored';
+COMMENT ON COLUMN forebay.storage_totals.none_blocks IS
+    'Blocks stored uncompressed, in segments that its processes sealed, since it was created';
+COMMENT ON COLUMN forebay.storage_totals.none_bytes IS 'Their bytes as stored';
 
 CREATE TABLE forebay.stream_rates (
     pipeline_id bigint NOT NULL,
@@ -938,7 +915,7 @@ COMMENT ON COLUMN forebay.streams.removed_at IS 'When it was removed; null while
 
 INSERT INTO forebay.leadership DEFAULT VALUES;
 
-CREATE FUNCTION forebay.record_event() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+CREATE FUNCTION forebay.record_event() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;
 CREATE FUNCTION forebay.note_change() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 CREATE FUNCTION forebay.keep_storage_totals() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 CREATE FUNCTION forebay.check_ranges() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
@@ -961,13 +938,10 @@ CREATE TRIGGER output_changes AFTER UPDATE OF attempt ON forebay.output_commits
     EXECUTE FUNCTION forebay.record_event();
 CREATE TRIGGER cleanup_happens AFTER INSERT ON forebay.cleanup_events
     FOR EACH ROW EXECUTE FUNCTION forebay.record_event();
-CREATE TRIGGER receiver_changes AFTER UPDATE OF state, process_id ON forebay.receivers
+-- BEFORE: a statement may also report why it changes the state, and that event comes after this one.
+CREATE TRIGGER receiver_changes BEFORE UPDATE OF state, process_id ON forebay.receivers
     FOR EACH ROW WHEN (
         OLD.state <> NEW.state OR NEW.state = 'ACTIVE' AND NEW.process_id IS DISTINCT FROM OLD.process_id)
-    EXECUTE FUNCTION forebay.record_event();
--- The rest are changes of the receiver's state, which its row reports.
-CREATE TRIGGER receiver_reports AFTER INSERT ON forebay.receiver_events
-    FOR EACH ROW WHEN (NEW.kind NOT IN ('SCHEDULED', 'STARTED', 'PAUSED', 'RESUMED', 'STOPPED', 'FAILED'))
     EXECUTE FUNCTION forebay.record_event();
 CREATE TRIGGER pipeline_begins AFTER INSERT ON forebay.pipelines FOR EACH ROW EXECUTE FUNCTION forebay.record_event();
 CREATE TRIGGER pipeline_changes AFTER UPDATE OF state, removed_at, halted_by ON forebay.pipelines
@@ -1008,8 +982,6 @@ CREATE TRIGGER receiver_is_changed
            NEW.removed_at, NEW.host, NEW.preferred_location, NEW.bound_to_host, NEW.reason))
     EXECUTE FUNCTION forebay.note_change('forebay.placement_changes');
 CREATE TRIGGER hand_over_is_changed AFTER INSERT OR UPDATE OR DELETE ON forebay.hand_overs
-    FOR EACH ROW EXECUTE FUNCTION forebay.note_change('forebay.placement_changes');
-CREATE TRIGGER rebalance_is_requested AFTER INSERT OR DELETE ON forebay.rebalance_requests
     FOR EACH ROW EXECUTE FUNCTION forebay.note_change('forebay.placement_changes');
 CREATE TRIGGER agent_comes AFTER INSERT ON forebay.processes
     FOR EACH ROW WHEN (NEW.kind = 'agent')

@@ -19,9 +19,14 @@ from orchestration.policies.rebalancing_policy import (
     due_move,
     plan_moves,
 )
-from tracker_store.receivers.hand_overs import begin_hand_over, list_hand_overs, withdraw_hand_over
+from tracker_store.receivers.hand_overs import (
+    begin_hand_over,
+    finish_rebalance_requests,
+    list_hand_overs,
+    list_rebalance_requests,
+    withdraw_hand_over,
+)
 from tracker_store.receivers.processes import live_processes
-from tracker_store.receivers.rebalance_requests import finish_rebalance_requests, list_rebalance_requests
 from tracker_store.receivers.receivers import is_hindered, lacks_store, placements
 from tracker_store.schema.states import DesiredState, ProcessKind, ReceiverState
 

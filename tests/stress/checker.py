@@ -166,12 +166,13 @@ SAFETY = {
         LEFT JOIN forebay.output_commits o USING (pipeline_id, batch_time)
         WHERE t.state = 'COMPLETED' AND t.records > 0 AND o.rows IS DISTINCT FROM t.records""",
     "a segment's kept blocks are miscounted": """
-        SELECT coalesce(k.segment_id, b.segment_id), k.blocks, b.blocks FROM forebay.kept_segments k
+        SELECT coalesce(k.id, b.segment_id), k.kept_blocks, b.blocks
+        FROM (SELECT g.id, g.kept_blocks FROM forebay.log_segments g WHERE g.kept_blocks > 0) AS k
         FULL JOIN (SELECT b.segment_id, count(*) AS blocks FROM forebay.blocks b
                    JOIN forebay.receivers r ON r.id = b.receiver_id
                    WHERE b.segment_id IS NOT NULL AND b.sequence <= r.low_mark GROUP BY b.segment_id) AS b
-             ON b.segment_id = k.segment_id
-        WHERE k.blocks IS DISTINCT FROM b.blocks""",
+             ON b.segment_id = k.id
+        WHERE k.kept_blocks IS DISTINCT FROM b.blocks""",
     "a segment's row is gone and its blocks are not": """
         SELECT b.receiver_id, b.sequence, b.segment_id FROM (
             SELECT receiver_id, sequence, segment_id FROM forebay.blocks WHERE segment_id IS NOT NULL

@@ -258,7 +258,7 @@ def complete_batch(
         row = connection.execute(
             sa.text("""
                 SELECT outcome, detail
-                FROM forebay.complete_batch(:pipeline, :time, :attempt, CAST(:outputs AS text[]))
+                FROM forebay.complete_attempt(:pipeline, :time, :attempt, CAST(:outputs AS text[]))
             """),
             {"pipeline": pipeline_id, "time": batch_time, "attempt": attempt, "outputs": list(outputs)},
         ).one()
@@ -285,7 +285,9 @@ def complete_replay(
         row = connection.execute(
             sa.text("""
                 SELECT outcome, detail
-                FROM forebay.complete_replay(:pipeline, :time, :attempt, CAST(:outputs AS text[]), CAST(:due AS text[]))
+                FROM forebay.complete_attempt(
+                    :pipeline, :time, :attempt, CAST(:outputs AS text[]), CAST(:due AS text[])
+                )
             """),
             {
                 "pipeline": pipeline_id,

@@ -80,8 +80,18 @@ def release_launch(
 ) -> bool:
     """Give back a launch that certainly made no run. Locks: the batch's row."""
     with named_failures():
-        released: bool = connection.execute(
-            sa.text("SELECT forebay.release_launch(:pipeline, :time, :attempt, :launcher)"),
+        released = connection.execute(
+            sa.text("""
+                UPDATE forebay.batches
+                SET launch_attempt = NULL, launched_at = NULL, launched_by = NULL
+                WHERE pipeline_id = :pipeline
+                  AND batch_time = :time
+                  AND launch_attempt = :attempt
+                  AND launched_by = :launcher
+                  AND state IN ('ALLOCATED', 'FAILED', 'BLOCKED')
+                  AND attempt = :attempt - 1
+                RETURNING attempt
+            """),
             {"pipeline": pipeline_id, "time": batch_time, "attempt": attempt, "launcher": launcher},
-        ).scalar_one()
-    return released
+        ).scalar()
+    return released is not None

@@ -178,7 +178,12 @@ def follow_commit(
     """
     with named_failures():
         wrote: bool = connection.execute(
-            sa.text("SELECT forebay.follow_commit(:pipeline, :time, :attempt, :output, :location, :rows)"),
+            sa.text("""
+                SELECT changed
+                FROM forebay.commit_output(
+                    :pipeline, :time, :attempt, :output, :location, :rows, has_ended => true
+                )
+            """),
             {
                 "pipeline": pipeline_id,
                 "time": batch_time,

@@ -111,12 +111,22 @@ def record_scaling(
     applied: bool,
     reason: str,
 ) -> None:
-    """Record a decision. Locks: the pipeline's decision."""
+    """Record a decision; numbers that stay the same keep their `since`. Locks: the pipeline's decision."""
     with named_failures():
         connection.execute(
-            sa.text(
-                "SELECT forebay.record_scaling(:pipeline, :ratio, :batches, :executors, :drivers, :applied, :reason)"
-            ),
+            sa.text("""
+                INSERT INTO forebay.scaling_decisions AS d (
+                    pipeline_id, ratio, batches, executors, batch_drivers, applied, reason
+                )
+                VALUES (:pipeline, :ratio, :batches, :executors, :drivers, :applied, :reason)
+                ON CONFLICT (pipeline_id) DO UPDATE
+                SET ratio = excluded.ratio, batches = excluded.batches, executors = excluded.executors,
+                    batch_drivers = excluded.batch_drivers, applied = excluded.applied, reason = excluded.reason,
+                    decided_at = clock_timestamp(),
+                    since = CASE WHEN (d.executors, d.batch_drivers, d.applied)
+                        = (excluded.executors, excluded.batch_drivers, excluded.applied)
+                        THEN d.since ELSE clock_timestamp() END
+            """),
             {
                 "pipeline": pipeline_id,
                 "ratio": ratio,

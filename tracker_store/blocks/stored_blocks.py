@@ -175,7 +175,11 @@ def count_stored_blocks(connection: sa.Connection) -> int:
         count: int = connection.execute(
             sa.text("""
                 SELECT coalesce(sum(newest.sequence - r.low_mark), 0)::bigint
-                    + (SELECT coalesce(sum(k.blocks), 0)::bigint FROM forebay.kept_segments k)
+                    + (
+                        SELECT coalesce(sum(g.kept_blocks), 0)::bigint
+                        FROM forebay.log_segments g
+                        WHERE g.kept_blocks > 0
+                    )
                 FROM forebay.receivers r
                 CROSS JOIN LATERAL (
                     SELECT b.sequence

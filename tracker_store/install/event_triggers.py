@@ -24,7 +24,6 @@ EVENT_TRIGGERS: Mapping[str, Sequence[str]] = {
     "leadership": ("leader_changes",),
     "output_commits": ("output_begins", "output_changes"),
     "pipelines": ("pipeline_begins", "pipeline_changes"),
-    "receiver_events": ("receiver_reports",),
     "receivers": ("receiver_changes",),
 }
 

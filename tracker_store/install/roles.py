@@ -39,6 +39,12 @@ def _read(*names: str) -> dict[str, Sequence[str]]:
 
 _EVERYTHING = (*(table.name for table in metadata.sorted_tables), *VIEWS, "alembic_version")
 
+# Not `at`, which the database's clock says.
+_REPORTS = ("SELECT", "INSERT (receiver_id, epoch, kind, message, detail)")
+
+# The tables into which views insert: a login that inserts needs the sequence of the table.
+_INSERTED_THROUGH = {"receiver_events": "events"}
+
 ROLES: Mapping[str, Role] = {
     "forebay_receiver": Role(
         "what an agent and its receiver processes do: blocks only by add_block and its like, and claim",
@@ -47,8 +53,7 @@ ROLES: Mapping[str, Role] = {
             "add_one_block",
             "attach_block_store",
             "claim",
-            "deregister_process",
-            "end_processes_of_pid",
+            "end_processes",
             "forget_partitions",
             "heartbeat",
             "holds_receiver",
@@ -56,7 +61,6 @@ ROLES: Mapping[str, Role] = {
             "open_partition",
             "open_segment",
             "owns_process",
-            "raise_heartbeat",
             "register_schema",
             "release_receivers_of_agent",
             "salvage_blocks",
@@ -75,7 +79,7 @@ ROLES: Mapping[str, Role] = {
             "dead_letters": ("SELECT", "INSERT"),
             # Not `login`: its default is the session's own.
             "processes": ("SELECT", "INSERT (kind, name, host, pid, slots, draining)"),
-            "receiver_events": ("SELECT", "INSERT"),
+            "receiver_events": _REPORTS,
         },
     ),
     "forebay_driver": Role(
@@ -97,44 +101,41 @@ ROLES: Mapping[str, Role] = {
             "clean_up_offsets",
             "clean_up_receiver",
             "commit_output",
-            "complete_batch",
-            "complete_replay",
-            "deregister_process",
+            "complete_attempt",
             "discard_batch",
             "driver_log_between",
             "end_attempt",
+            "end_processes",
             "expire_process",
             "expire_stream_rates",
             "fail_output",
-            "follow_commit",
             "forget_receivers",
             "heartbeat",
             "move_reader",
             "leads",
-            "raise_heartbeat",
             "read_changes",
             "receivers_to_clean_up",
             "record_batch_inputs",
-            "record_scaling",
             "record_stream_rate",
-            "release_launch",
             "release_receivers",
             "remove_pipeline",
             "remove_stream",
             "schedule_receivers",
             "server_timeline",
             "set_rate_limits",
-            "start_at_latest",
             "streams_to_clean_up",
             "take_launch",
         ),
         {
             **_read(*_EVERYTHING),
             "batch_drivers": ("SELECT", "INSERT", "UPDATE", "DELETE"),
+            # A launch is a lease on a question to Dagster; claim_attempt decides which attempt runs.
+            "batches": ("SELECT", "UPDATE (launch_attempt, launched_at, launched_by)"),
             "block_stores": ("SELECT", "DELETE"),
             # A person marks those that were sent again.
             "dead_letters": ("SELECT", "UPDATE (replayed_at, replayed_to)"),
-            "hand_overs": ("SELECT", "DELETE"),
+            # Hand-overs begin by begin_hand_over, so a login inserts requests alone.
+            "hand_overs": ("SELECT", "INSERT (listeners)", "DELETE"),
             "leadership": ("SELECT", "UPDATE"),
             "log_segments": ("SELECT", "UPDATE (state)", "DELETE"),
             "output_commits": ("SELECT", "UPDATE (to_publish)"),
@@ -144,17 +145,17 @@ ROLES: Mapping[str, Role] = {
                 "INSERT (kind, name, host, pid, slots, draining)",
                 "UPDATE (ended_at, end_reason, draining)",
             ),
-            "receiver_events": ("SELECT", "INSERT"),
+            "receiver_events": _REPORTS,
             "receivers": (
                 "SELECT",
                 "INSERT",
                 "UPDATE (state, desired_state, reason, since, assignment, agent_id, process_id)",
                 "UPDATE (removed_at, host, preferred_location)",
             ),
-            "rebalance_requests": ("SELECT", "INSERT", "DELETE"),
             "readers": ("SELECT", "UPDATE (removed_at)"),
             "record_keys": ("SELECT", "DELETE"),
             "run_queue": ("SELECT", "INSERT", "UPDATE", "DELETE"),
+            "scaling_decisions": ("SELECT", "INSERT", "UPDATE"),
             "streams": ("SELECT", "INSERT", "UPDATE"),
         },
     ),
@@ -230,10 +231,13 @@ def grant_statement(role: str, rights: Role) -> str:
             *(f"GRANT {', '.join(granted)} ON forebay.{table} TO {role}" for table, granted in rights.tables.items()),
             *(
                 f"GRANT USAGE ON SEQUENCE forebay.{table}_id_seq TO {role}"
-                for table, granted in rights.tables.items()
+                for table in (
+                    _INSERTED_THROUGH.get(name, name)
+                    for name, granted in rights.tables.items()
+                    if any(right.startswith("INSERT") for right in granted)
+                )
                 # A table whose key comes from another table has no sequence.
-                if any(right.startswith("INSERT") for right in granted)
-                and "id" in metadata.tables[f"{metadata.schema}.{table}"].columns
+                if "id" in metadata.tables[f"{metadata.schema}.{table}"].columns
             ),
         ],
     )

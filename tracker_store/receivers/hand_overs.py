@@ -1,4 +1,4 @@
-"""Read and write `hand_overs`: the planned move of a receiver from the agent where it runs to another agent.
+"""Read and write `hand_overs`: planned moves of receivers from the agent where they run to another, and requests.
 
 A move has three steps, each one statement, so that a process that dies between two of them leaves nothing to repair:
 
@@ -8,6 +8,9 @@ A move has three steps, each one statement, so that a process that dies between 
 3. The new process waits for the sign-off (`predecessor_holds`), claims, salvages, and reads.
 
 The fence is the claim, as in every placement; a hand-over only decides when it comes.
+
+What `forebay agents rebalance` asks of the leading tracker is a row without a receiver until the leader finds nothing
+more to move, so it outlives the leader. Several requests are worked off together: they ask for the same state.
 """
 
 from __future__ import annotations
@@ -129,4 +132,44 @@ def sign_off_receiver(connection: sa.Connection, *, receiver_id: int, assignment
         connection.execute(
             sa.text("SELECT forebay.sign_off_receiver(:receiver, :assignment, :process)"),
             {"receiver": receiver_id, "assignment": assignment, "process": process_id},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceRequest:
+    """Hold a request that is not finished; `listeners`: receivers that listen at their host's address may move too."""
+
+    request_id: int
+    listeners: bool
+
+
+def request_rebalance(connection: sa.Connection, *, listeners: bool) -> int:
+    """Ask the leader to rebalance now; returns the request's id. Locks: the new row."""
+    with named_failures():
+        request_id: int = connection.execute(
+            sa.text("INSERT INTO forebay.hand_overs (listeners) VALUES (:listeners) RETURNING id"),
+            {"listeners": listeners},
+        ).scalar_one()
+    return request_id
+
+
+def list_rebalance_requests(connection: sa.Connection) -> Sequence[RebalanceRequest]:
+    """Return the requests that are not finished, oldest first. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text("SELECT id, listeners FROM forebay.hand_overs WHERE listeners IS NOT NULL ORDER BY id")
+        ).all()
+    return [RebalanceRequest(row.id, row.listeners) for row in rows]
+
+
+def finish_rebalance_requests(connection: sa.Connection, *, term: int, request_ids: Sequence[int]) -> None:
+    """Delete requests: nothing more is to be moved for them. Locks: leadership FOR SHARE, their rows."""
+    with named_failures():
+        connection.execute(
+            sa.text(f"""
+                {LED}
+                DELETE FROM forebay.hand_overs
+                WHERE id = ANY (CAST(:ids AS bigint[])) AND listeners IS NOT NULL AND EXISTS (SELECT FROM led)
+            """),  # noqa: S608  a constant
+            {"term": term, "ids": list(request_ids)},
         )

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 _HEARTBEAT = Prepared(
-    "forebay_raise_heartbeat",
-    "forebay.raise_heartbeat",
+    "forebay_heartbeat",
+    "forebay.heartbeat",
     "alive, ids, rate_limits, desired_states, assignments, newest_sequences, server",
     ("bigint", "bigint[]", "jsonb", "boolean"),
 )
@@ -121,7 +121,7 @@ def deregister_process(connection: sa.Connection, process_id: int, reason: str =
     """End a process at its own request; only the login that registered it may. Locks: its row."""
     with named_failures():
         connection.execute(
-            sa.text("SELECT forebay.deregister_process(:id, :reason)"),
+            sa.text("SELECT forebay.end_processes(ARRAY[CAST(:id AS bigint)], :reason)"),
             {"id": process_id, "reason": reason},
         )
 
@@ -133,7 +133,17 @@ def end_processes_of_pid(connection: sa.Connection, *, hosts: Sequence[str], pid
     """
     with named_failures():
         ended: int = connection.execute(
-            sa.text("SELECT forebay.end_processes_of_pid(CAST(:hosts AS text[]), :pid, :why)"),
+            # A row keeps its host and pid, so it does not matter that the look at them locks nothing.
+            sa.text("""
+                SELECT forebay.end_processes(
+                    ARRAY(
+                        SELECT id
+                        FROM forebay.processes
+                        WHERE host = ANY (CAST(:hosts AS text[])) AND pid = :pid AND ended_at IS NULL
+                    ),
+                    :why
+                )
+            """),
             {"hosts": list(hosts), "pid": pid, "why": why},
         ).scalar_one()
     return ended

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from tracker_store.connection.engine import named_failures
+from tracker_store.reports.rows import only, read_statement
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -89,29 +90,31 @@ _FIGURES = """
 
 def batch_figures(connection: sa.Connection, pipeline_id: int, batch_time: datetime) -> BatchFigures | None:
     """Return one batch, or None. No locks; by the primary key."""
-    with named_failures():
-        row = connection.execute(
-            sa.text(f"""
-                {_FIGURES}
-                WHERE b.pipeline_id = :pipeline AND b.batch_time = :time
-            """),
-            {"pipeline": pipeline_id, "time": batch_time},
-        ).one_or_none()
-    return None if row is None else BatchFigures(*row)
+    found = read_statement(
+        connection,
+        BatchFigures,
+        f"""
+        {_FIGURES}
+        WHERE b.pipeline_id = :pipeline AND b.batch_time = :time
+        """,
+        {"pipeline": pipeline_id, "time": batch_time},
+    )
+    return only(found)
 
 
 def newest_completed_batch(connection: sa.Connection, pipeline_id: int) -> BatchFigures | None:
     """Return the batch with records that completed last, or None. No locks; from the end of an index."""
-    with named_failures():
-        row = connection.execute(
-            sa.text(f"""
-                {_FIGURES}
-                WHERE b.pipeline_id = :pipeline AND b.completed_at IS NOT NULL AND b.attempt > 0
-                ORDER BY b.completed_at DESC LIMIT 1
-            """),
-            {"pipeline": pipeline_id},
-        ).one_or_none()
-    return None if row is None else BatchFigures(*row)
+    found = read_statement(
+        connection,
+        BatchFigures,
+        f"""
+        {_FIGURES}
+        WHERE b.pipeline_id = :pipeline AND b.completed_at IS NOT NULL AND b.attempt > 0
+        ORDER BY b.completed_at DESC LIMIT 1
+        """,
+        {"pipeline": pipeline_id},
+    )
+    return only(found)
 
 
 def newest_empty_batch(connection: sa.Connection, pipeline_id: int) -> BatchFigures | None:
@@ -139,58 +142,38 @@ def completed_minutes(
     completion time is written before its transaction commits. No locks; O(batches of these minutes), by the index on
     the time of completion.
     """
-    with named_failures():
-        rows = connection.execute(
-            sa.text("""
-                SELECT date_trunc('minute', b.completed_at) AS minute, count(*) AS batches,
-                    sum(b.records)::bigint AS records, sum(b.bytes)::bigint AS bytes,
-                    percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM b.scheduling_delay)::float8),
-                    percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM b.processing_time)::float8),
-                    percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM b.total_delay)::float8),
-                    percentile_cont(0.95) WITHIN GROUP (ORDER BY extract(epoch FROM b.total_delay)::float8)
-                FROM forebay.batch_stats b
-                WHERE b.pipeline_id = :pipeline
-                  AND b.completed_at >= date_trunc('minute', CAST(:after AS timestamptz)) + interval '1 minute'
-                  AND b.completed_at < date_trunc('minute', clock_timestamp() - interval '5 seconds')
-                GROUP BY 1
-                ORDER BY 1 LIMIT :limit
-            """),
-            {"pipeline": pipeline_id, "after": after, "limit": limit},
-        ).all()
-    return [MinuteFigures(*row) for row in rows]
+    return read_statement(
+        connection,
+        MinuteFigures,
+        """
+        SELECT date_trunc('minute', b.completed_at) AS minute, count(*) AS batches,
+            sum(b.records)::bigint AS records, sum(b.bytes)::bigint AS bytes,
+            percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM b.scheduling_delay)::float8),
+            percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM b.processing_time)::float8),
+            percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM b.total_delay)::float8),
+            percentile_cont(0.95) WITHIN GROUP (ORDER BY extract(epoch FROM b.total_delay)::float8)
+        FROM forebay.batch_stats b
+        WHERE b.pipeline_id = :pipeline
+          AND b.completed_at >= date_trunc('minute', CAST(:after AS timestamptz)) + interval '1 minute'
+          AND b.completed_at < date_trunc('minute', clock_timestamp() - interval '5 seconds')
+        GROUP BY 1
+        ORDER BY 1 LIMIT :limit
+        """,
+        {"pipeline": pipeline_id, "after": after, "limit": limit},
+    )
 
 
 def pipeline_queue(connection: sa.Connection, pipeline_id: int) -> PipelineQueue:
     """Return what waits for a pipeline. No locks; reads the unfinished and the quarantined batches."""
-    with named_failures():
-        row = connection.execute(
-            sa.text("""
-                SELECT count(*) FILTER (WHERE b.state IN ('ALLOCATED', 'FAILED', 'BLOCKED')) AS waiting,
-                    count(*) FILTER (WHERE b.state = 'RUNNING') AS running,
-                    (
-                        SELECT CASE
-                            WHEN p.state = 'STOPPED' THEN 0
-                            ELSE greatest(0, floor(
-                                extract(epoch FROM clock_timestamp() - p.last_batch_time)
-                                / extract(epoch FROM p.batch_interval)
-                            ))::bigint
-                        END
-                        FROM forebay.pipelines p
-                        WHERE p.id = :pipeline
-                    ) AS due,
-                    (
-                        SELECT count(*)
-                        FROM forebay.batches q
-                        WHERE q.pipeline_id = :pipeline AND q.state = 'QUARANTINED'
-                    ) AS quarantined,
-                    (
-                        SELECT max(q.batch_time)
-                        FROM forebay.batches q
-                        WHERE q.pipeline_id = :pipeline AND q.state = 'QUARANTINED'
-                    ) AS newest_quarantined
-                FROM forebay.batches b
-                WHERE b.pipeline_id = :pipeline AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
-            """),
-            {"pipeline": pipeline_id},
-        ).one()
-    return PipelineQueue(row.waiting, row.running, row.due, row.quarantined, row.newest_quarantined)
+    found = read_statement(
+        connection,
+        PipelineQueue,
+        """
+        SELECT unfinished_batches - running_batches, running_batches, due_batches, quarantined_batches,
+            newest_quarantined
+        FROM forebay.pipeline_status
+        WHERE pipeline_id = :pipeline
+        """,
+        {"pipeline": pipeline_id},
+    )
+    return only(found) or PipelineQueue(0, 0, 0, 0, None)

@@ -343,16 +343,16 @@ def blocks_have_their_segment(connection: sa.Connection, pipeline_id: int | None
         WHERE (g.id IS NULL OR g.state = 'DELETING') AND $OF_STREAMS
         UNION ALL
         -- Clean-up deletes a file below the low mark by this count.
-        SELECT format('receiver %s: kept_segments counts %s blocks in segment %s, there are %s', r.id,
-                      coalesce(k.blocks, 0), coalesce(k.segment_id, passed.segment_id), coalesce(passed.blocks, 0))
-        FROM forebay.kept_segments k
+        SELECT format('receiver %s: segment %s counts %s kept blocks, there are %s', r.id,
+                      coalesce(g.id, passed.segment_id), coalesce(g.kept_blocks, 0), coalesce(passed.blocks, 0))
+        FROM (SELECT k.id, k.receiver_id, k.kept_blocks FROM forebay.log_segments k WHERE k.kept_blocks > 0) AS g
         FULL JOIN (
             SELECT b.receiver_id, b.segment_id, count(*) AS blocks FROM forebay.receivers q
             JOIN forebay.blocks b ON b.receiver_id = q.id AND b.sequence <= q.low_mark
             WHERE b.segment_id IS NOT NULL GROUP BY b.receiver_id, b.segment_id) AS passed
-             ON passed.segment_id = k.segment_id
-        JOIN forebay.receivers r ON r.id = coalesce(k.receiver_id, passed.receiver_id)
-        WHERE k.blocks IS DISTINCT FROM passed.blocks AND $OF_STREAMS
+             ON passed.segment_id = g.id
+        JOIN forebay.receivers r ON r.id = coalesce(g.receiver_id, passed.receiver_id)
+        WHERE g.kept_blocks IS DISTINCT FROM passed.blocks AND $OF_STREAMS
         """,
         pipeline_id,
     )

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from tracker_store.connection.engine import named_failures
 from tracker_store.reports.listener_events import ListenerEvent
+from tracker_store.reports.rows import columns, only, read, read_statement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -203,39 +204,27 @@ class FinishedState(StrEnum):
     DISCARDED = "DISCARDED"
 
 
-def _columns(row: type) -> str:
-    return ", ".join(f'"{name}"' for name in row.__slots__)  # type: ignore[attr-defined]
-
-
-# By the database's clock, which also gives the times that they are compared with.
+# Read at the database's clock, with which the times are compared.
 _PIPELINE = """
     SELECT pipeline, pipeline_id, state, state_since, batch_interval, last_batch_time, waiting_records, waiting_bytes,
         CASE WHEN waiting_records > 0 THEN oldest_added_at END AS oldest_added_at, unfinished_batches,
         running_batches, last_completed_time, halted_by, quarantined_batches, clock_timestamp() AS now,
-        CASE
-            WHEN state = 'STOPPED' THEN 0
-            ELSE greatest(0, floor(
-                extract(epoch FROM clock_timestamp() - last_batch_time) / extract(epoch FROM batch_interval)
-            ))::bigint
-        END AS due
+        due_batches AS due
     FROM forebay.pipeline_status
 """
 
 
 def page_of_pipelines(connection: sa.Connection, *, offset: int, limit: int) -> list[PagePipeline]:
     """Return declared pipelines by name. No locks; for each two probes per receiver, and its unfinished batches."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text(f"{_PIPELINE} ORDER BY pipeline OFFSET :offset LIMIT :limit"), {"offset": offset, "limit": limit}
-        ).all()
-    return [PagePipeline(*row) for row in rows]
+    values = {"offset": offset, "limit": limit}
+    return read_statement(
+        connection, PagePipeline, f"{_PIPELINE} ORDER BY pipeline OFFSET :offset LIMIT :limit", values
+    )
 
 
 def page_pipeline(connection: sa.Connection, name: str) -> PagePipeline | None:
     """Return a declared pipeline, or None. No locks; two probes per receiver of its streams."""
-    with named_failures():
-        row = connection.execute(sa.text(f"{_PIPELINE} WHERE pipeline = :name"), {"name": name}).one_or_none()
-    return None if row is None else PagePipeline(*row)
+    return only(read_statement(connection, PagePipeline, f"{_PIPELINE} WHERE pipeline = :name", {"name": name}))
 
 
 def newest_finished_of_each(connection: sa.Connection, pipeline_ids: Sequence[int]) -> dict[int, PageBatch]:
@@ -246,7 +235,7 @@ def newest_finished_of_each(connection: sa.Connection, pipeline_ids: Sequence[in
                 SELECT found.*
                 FROM unnest(CAST(:pipelines AS bigint[])) AS asked(pipeline_id)
                 CROSS JOIN LATERAL (
-                    SELECT {_columns(PageBatch)}
+                    SELECT {columns(PageBatch)}
                     FROM forebay.batch_stats
                     WHERE pipeline_id = asked.pipeline_id AND state IN ('COMPLETED', 'QUARANTINED', 'DISCARDED')
                     ORDER BY batch_time DESC LIMIT 1
@@ -259,17 +248,17 @@ def newest_finished_of_each(connection: sa.Connection, pipeline_ids: Sequence[in
 
 def newest_finished(connection: sa.Connection, pipeline_id: int, *, limit: int) -> list[PageBatch]:
     """Return a pipeline's newest finished batches in order of time. No locks; by the primary key."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text(f"""
-                SELECT {_columns(PageBatch)}
-                FROM forebay.batch_stats
-                WHERE pipeline_id = :pipeline AND state IN ('COMPLETED', 'QUARANTINED', 'DISCARDED')
-                ORDER BY batch_time DESC LIMIT :limit
-            """),  # noqa: S608  our own names
-            {"pipeline": pipeline_id, "limit": limit},
-        ).all()
-    return [PageBatch(*row) for row in reversed(rows)]
+    newest = read(
+        connection,
+        PageBatch,
+        """
+        FROM forebay.batch_stats
+        WHERE pipeline_id = :pipeline AND state IN ('COMPLETED', 'QUARANTINED', 'DISCARDED')
+        ORDER BY batch_time DESC LIMIT :limit
+        """,
+        {"pipeline": pipeline_id, "limit": limit},
+    )
+    return newest[::-1]
 
 
 def page_of_finished(
@@ -289,87 +278,86 @@ def page_of_finished(
     """
     which = ", ".join(f"'{FinishedState(state).value}'" for state in states)
     direction = "ASC" if sort.ascending else "DESC"
-    with named_failures():
-        rows = connection.execute(
-            sa.text(f"""
-                SELECT *
-                FROM (
-                    SELECT {_columns(PageBatch)}
-                    FROM forebay.batch_stats
-                    WHERE pipeline_id = :pipeline
-                      AND state IN ({which})
-                      AND batch_time < coalesce(CAST(:before AS timestamptz), 'infinity')
-                    ORDER BY batch_time DESC LIMIT :window
-                ) AS newest
-                ORDER BY {BatchOrder(sort.order).value} {direction} NULLS LAST, batch_time DESC
-                OFFSET :offset LIMIT :limit
-            """),  # noqa: S608  our own names
-            {"pipeline": pipeline_id, "before": before, "window": window, "offset": offset, "limit": limit},
-        ).all()
-    return [PageBatch(*row) for row in rows]
+    return read_statement(
+        connection,
+        PageBatch,
+        f"""
+        SELECT *
+        FROM (
+            SELECT {columns(PageBatch)}
+            FROM forebay.batch_stats
+            WHERE pipeline_id = :pipeline
+              AND state IN ({which})
+              AND batch_time < coalesce(CAST(:before AS timestamptz), 'infinity')
+            ORDER BY batch_time DESC LIMIT :window
+        ) AS newest
+        ORDER BY {BatchOrder(sort.order).value} {direction} NULLS LAST, batch_time DESC
+        OFFSET :offset LIMIT :limit
+        """,  # noqa: S608  our own names
+        {"pipeline": pipeline_id, "before": before, "window": window, "offset": offset, "limit": limit},
+    )
 
 
 def unfinished(connection: sa.Connection, pipeline_id: int, *, limit: int) -> list[PageBatch]:
     """Return the oldest batches that wait or run, in order of time. No locks; by the partial index."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text(f"""
-                SELECT {_columns(PageBatch)}
-                FROM forebay.batch_stats
-                WHERE pipeline_id = :pipeline AND state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
-                ORDER BY batch_time LIMIT :limit
-            """),  # noqa: S608  our own names
-            {"pipeline": pipeline_id, "limit": limit},
-        ).all()
-    return [PageBatch(*row) for row in rows]
+    return read(
+        connection,
+        PageBatch,
+        """
+        FROM forebay.batch_stats
+        WHERE pipeline_id = :pipeline AND state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
+        ORDER BY batch_time LIMIT :limit
+        """,
+        {"pipeline": pipeline_id, "limit": limit},
+    )
 
 
 def page_batch(connection: sa.Connection, pipeline_id: int, first: datetime, before: datetime) -> PageBatch | None:
     """Return the first batch from `first` to before `before`, or None. No locks; by the primary key."""
-    with named_failures():
-        row = connection.execute(
-            sa.text(f"""
-                SELECT {_columns(PageBatch)}
-                FROM forebay.batch_stats
-                WHERE pipeline_id = :pipeline AND batch_time >= :first AND batch_time < :before
-                ORDER BY batch_time LIMIT 1
-            """),  # noqa: S608  our own names
-            {"pipeline": pipeline_id, "first": first, "before": before},
-        ).one_or_none()
-    return None if row is None else PageBatch(*row)
+    found = read(
+        connection,
+        PageBatch,
+        """
+        FROM forebay.batch_stats
+        WHERE pipeline_id = :pipeline AND batch_time >= :first AND batch_time < :before
+        ORDER BY batch_time LIMIT 1
+        """,
+        {"pipeline": pipeline_id, "first": first, "before": before},
+    )
+    return only(found)
 
 
 def page_of_streams(connection: sa.Connection, *, offset: int, limit: int) -> list[PageStream]:
     """Return streams by name. No locks; a probe per receiver."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text("""
-                SELECT stream, receivers, active, scheduled, paused, inactive, failed, records, bytes, last_block_at,
-                    NULL, NULL
-                FROM forebay.stream_status
-                ORDER BY stream OFFSET :offset LIMIT :limit
-            """),
-            {"offset": offset, "limit": limit},
-        ).all()
-    return [PageStream(*row) for row in rows]
+    return read_statement(
+        connection,
+        PageStream,
+        """
+        SELECT stream, receivers, active, scheduled, paused, inactive, failed, records, bytes, last_block_at,
+            NULL, NULL
+        FROM forebay.stream_status
+        ORDER BY stream OFFSET :offset LIMIT :limit
+        """,
+        {"offset": offset, "limit": limit},
+    )
 
 
 def streams_of_pipeline(connection: sa.Connection, pipeline_id: int, *, limit: int) -> list[PageStream]:
     """Return the streams that a pipeline reads, with what waits there. No locks; three probes per receiver."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text("""
-                SELECT s.stream, s.receivers, s.active, s.scheduled, s.paused, s.inactive, s.failed, s.records,
-                    s.bytes, s.last_block_at, l.waiting_records,
-                    CASE WHEN l.waiting_records > 0 THEN l.oldest_added_at END AS oldest_added_at
-                FROM forebay.stream_lag l
-                JOIN forebay.stream_status s ON s.stream_id = l.stream_id
-                WHERE l.pipeline_id = :pipeline
-                ORDER BY s.stream LIMIT :limit
-            """),
-            {"pipeline": pipeline_id, "limit": limit},
-        ).all()
-    return [PageStream(*row) for row in rows]
+    return read_statement(
+        connection,
+        PageStream,
+        """
+        SELECT s.stream, s.receivers, s.active, s.scheduled, s.paused, s.inactive, s.failed, s.records,
+            s.bytes, s.last_block_at, l.waiting_records,
+            CASE WHEN l.waiting_records > 0 THEN l.oldest_added_at END AS oldest_added_at
+        FROM forebay.stream_lag l
+        JOIN forebay.stream_status s ON s.stream_id = l.stream_id
+        WHERE l.pipeline_id = :pipeline
+        ORDER BY s.stream LIMIT :limit
+        """,
+        {"pipeline": pipeline_id, "limit": limit},
+    )
 
 
 def page_stream(connection: sa.Connection, name: str) -> tuple[int, PageStream] | None:
@@ -394,121 +382,114 @@ def page_of_receivers(
 
     A few probes for each receiver that it returns, by the key of (stream, ordinal).
     """
-    with named_failures():
-        rows = connection.execute(
-            sa.text(f"""
-                SELECT {_columns(PageReceiver)}
-                FROM forebay.receiver_status
-                -- The page's receivers first: the view probes for each receiver, and would before it sorts.
-                WHERE receiver_id = ANY (ARRAY(
-                    SELECT r.id
-                    FROM forebay.receivers r
-                    WHERE r.stream_id = :stream
-                      AND r.ordinal > :after
-                      AND r.removed_at IS NULL
-                      AND (CAST(:state AS text) IS NULL OR r.state = :state)
-                    ORDER BY r.ordinal LIMIT :limit
-                ))
-                ORDER BY ordinal
-            """),  # noqa: S608  our own names
-            {"stream": stream_id, "after": after, "state": state, "limit": limit},
-        ).all()
-    return [PageReceiver(*row) for row in rows]
+    return read(
+        connection,
+        PageReceiver,
+        """
+        FROM forebay.receiver_status
+        -- The page's receivers first: the view probes for each receiver, and would before it sorts.
+        WHERE receiver_id = ANY (ARRAY(
+            SELECT r.id
+            FROM forebay.receivers r
+            WHERE r.stream_id = :stream
+              AND r.ordinal > :after
+              AND r.removed_at IS NULL
+              AND (CAST(:state AS text) IS NULL OR r.state = :state)
+            ORDER BY r.ordinal LIMIT :limit
+        ))
+        ORDER BY ordinal
+        """,
+        {"stream": stream_id, "after": after, "state": state, "limit": limit},
+    )
 
 
 def page_of_agents(connection: sa.Connection, *, offset: int, limit: int) -> list[PageAgent]:
     """Return live agents by name. No locks; by the partial indexes of live processes and placed receivers."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text(f"""
-                SELECT {_columns(PageAgent)}
-                FROM forebay.agent_status
-                ORDER BY agent, agent_id OFFSET :offset LIMIT :limit
-            """),  # noqa: S608  our own names
-            {"offset": offset, "limit": limit},
-        ).all()
-    return [PageAgent(*row) for row in rows]
+    return read(
+        connection,
+        PageAgent,
+        """
+        FROM forebay.agent_status
+        ORDER BY agent, agent_id OFFSET :offset LIMIT :limit
+        """,
+        {"offset": offset, "limit": limit},
+    )
 
 
 def attempts_of_batch(
     connection: sa.Connection, pipeline_id: int, batch_time: datetime, *, limit: int
 ) -> list[PageAttempt]:
     """Return the newest attempts and replays of a batch, newest first. No locks; by the primary key."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text(f"""
-                SELECT {_columns(PageAttempt)}
-                FROM forebay.batch_history
-                WHERE pipeline_id = :pipeline AND batch_time = :time AND attempt IS NOT NULL
-                ORDER BY attempt DESC LIMIT :limit
-            """),  # noqa: S608  our own names
-            {"pipeline": pipeline_id, "time": batch_time, "limit": limit},
-        ).all()
-    return [PageAttempt(*row) for row in rows]
+    return read(
+        connection,
+        PageAttempt,
+        """
+        FROM forebay.batch_history
+        WHERE pipeline_id = :pipeline AND batch_time = :time AND attempt IS NOT NULL
+        ORDER BY attempt DESC LIMIT :limit
+        """,
+        {"pipeline": pipeline_id, "time": batch_time, "limit": limit},
+    )
 
 
 def outputs_of_batch(
     connection: sa.Connection, pipeline_id: int, batch_time: datetime, *, limit: int
 ) -> list[PageOutput]:
     """Return the outputs of a batch that were committed or have failed, by name. No locks; by the batch's keys."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text(f"""
-                SELECT {_columns(PageOutput)}
-                FROM forebay.batch_outputs
-                WHERE pipeline_id = :pipeline AND batch_time = :time
-                ORDER BY output LIMIT :limit
-            """),  # noqa: S608  our own names
-            {"pipeline": pipeline_id, "time": batch_time, "limit": limit},
-        ).all()
-    return [PageOutput(*row) for row in rows]
+    return read(
+        connection,
+        PageOutput,
+        """
+        FROM forebay.batch_outputs
+        WHERE pipeline_id = :pipeline AND batch_time = :time
+        ORDER BY output LIMIT :limit
+        """,
+        {"pipeline": pipeline_id, "time": batch_time, "limit": limit},
+    )
 
 
 def positions_of_batch(
     connection: sa.Connection, pipeline_id: int, batch_time: datetime, *, offset: int, limit: int
 ) -> list[PagePositions]:
     """Return a page of the source positions that a batch read. No locks; O(the batch's ranges)."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text(f"""
-                SELECT {_columns(PagePositions)}
-                FROM forebay.batch_input_metadata
-                WHERE pipeline_id = :pipeline AND batch_time = :time
-                ORDER BY stream, source, partition, generation, from_offset OFFSET :offset LIMIT :limit
-            """),  # noqa: S608  our own names
-            {"pipeline": pipeline_id, "time": batch_time, "offset": offset, "limit": limit},
-        ).all()
-    return [PagePositions(*row) for row in rows]
+    return read(
+        connection,
+        PagePositions,
+        """
+        FROM forebay.batch_input_metadata
+        WHERE pipeline_id = :pipeline AND batch_time = :time
+        ORDER BY stream, source, partition, generation, from_offset OFFSET :offset LIMIT :limit
+        """,
+        {"pipeline": pipeline_id, "time": batch_time, "offset": offset, "limit": limit},
+    )
 
 
 def blocks_of_batch(
     connection: sa.Connection, pipeline_id: int, batch_time: datetime, *, offset: int, limit: int
 ) -> list[PageBlock]:
     """Return a page of a batch's blocks that are kept. No locks; O(the batch's blocks)."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text(f"""
-                SELECT {_columns(PageBlock)}
-                FROM forebay.batch_blocks
-                WHERE pipeline_id = :pipeline AND batch_time = :time
-                ORDER BY receiver_id, sequence OFFSET :offset LIMIT :limit
-            """),  # noqa: S608  our own names
-            {"pipeline": pipeline_id, "time": batch_time, "offset": offset, "limit": limit},
-        ).all()
-    return [PageBlock(*row) for row in rows]
+    return read(
+        connection,
+        PageBlock,
+        """
+        FROM forebay.batch_blocks
+        WHERE pipeline_id = :pipeline AND batch_time = :time
+        ORDER BY receiver_id, sequence OFFSET :offset LIMIT :limit
+        """,
+        {"pipeline": pipeline_id, "time": batch_time, "offset": offset, "limit": limit},
+    )
 
 
 def page_of_events(connection: sa.Connection, *, before: tuple[int, int] | None, limit: int) -> list[ListenerEvent]:
     """Return the newest events before a position (transaction_id, id), newest first. No locks; O(result)."""
     transaction_id, number = before or (2**63 - 1, 2**63 - 1)
-    with named_failures():
-        rows = connection.execute(
-            sa.text(f"""
-                SELECT {_columns(ListenerEvent)}
-                FROM forebay.listener_events
-                WHERE (transaction_id, id) < (:t, :i)
-                ORDER BY transaction_id DESC, id DESC LIMIT :limit
-            """),  # noqa: S608  our own names
-            {"t": transaction_id, "i": number, "limit": limit},
-        ).all()
-    return [ListenerEvent(*row) for row in rows]
+    return read(
+        connection,
+        ListenerEvent,
+        """
+        FROM forebay.listener_events
+        WHERE (transaction_id, id) < (:t, :i)
+        ORDER BY transaction_id DESC, id DESC LIMIT :limit
+        """,
+        {"t": transaction_id, "i": number, "limit": limit},
+    )

@@ -6,7 +6,7 @@ batches, blocks, events or dead letters.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from tracker_store.blocks.replica_events import REPLICA_PROBLEMS
 from tracker_store.connection.engine import named_failures
 from tracker_store.receivers.receivers import is_degraded, is_hindered
+from tracker_store.reports.rows import only, read_statement
 from tracker_store.schema.states import BatchState, ReceiverState
 
 if TYPE_CHECKING:
@@ -189,44 +190,39 @@ def _batch(row: sa.Row[Any]) -> WatchedBatch:
     )
 
 
+def _batches(connection: sa.Connection, which: str, values: Mapping[str, Any]) -> list[WatchedBatch]:
+    with named_failures():
+        rows = connection.execute(sa.text(f"{_BATCH} {which}"), values).all()
+    return [_batch(row) for row in rows]
+
+
 def watched_pipelines(connection: sa.Connection) -> list[WatchedPipeline]:
     """Return every declared pipeline. No locks."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text("""
-                SELECT p.id, p.name, p.declaration, p.stream_ids, p.batch_interval, p.applied_at,
-                    (
-                        SELECT count(*)
-                        FROM forebay.receivers r
-                        WHERE r.stream_id = ANY (p.stream_ids) AND r.removed_at IS NULL
-                    ) AS receivers,
-                    CASE
-                        WHEN p.state = 'STOPPED' THEN 0
-                        ELSE greatest(0, floor(
-                            extract(epoch FROM clock_timestamp() - p.last_batch_time)
-                            / extract(epoch FROM p.batch_interval)
-                        ))::bigint
-                    END AS due
-                FROM forebay.pipelines p
-                WHERE p.removed_at IS NULL
-                ORDER BY p.name
-            """)
-        ).all()
-    return [WatchedPipeline(*row) for row in rows]
+    return read_statement(
+        connection,
+        WatchedPipeline,
+        """
+        SELECT p.id, p.name, p.declaration, p.stream_ids, p.batch_interval, p.applied_at,
+            (
+                SELECT count(*)
+                FROM forebay.receivers r
+                WHERE r.stream_id = ANY (p.stream_ids) AND r.removed_at IS NULL
+            ) AS receivers,
+            s.due_batches
+        FROM forebay.pipeline_status s
+        JOIN forebay.pipelines p ON p.id = s.pipeline_id
+        ORDER BY p.name
+        """,
+    )
 
 
 def newest_finished_batches(connection: sa.Connection, pipeline_id: int, *, limit: int) -> list[WatchedBatch]:
     """Return the newest batches before the first unfinished one, in order of time. No locks; by the primary key."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text(f"""
-                {_BATCH}
-                WHERE b.pipeline_id = :pipeline AND b.batch_time < {_first_unfinished(":pipeline")}
-                ORDER BY b.batch_time DESC LIMIT :limit
-            """),
-            {"pipeline": pipeline_id, "limit": limit},
-        ).all()
-    return [_batch(row) for row in reversed(rows)]
+    which = f"""
+        WHERE b.pipeline_id = :pipeline AND b.batch_time < {_first_unfinished(":pipeline")}
+        ORDER BY b.batch_time DESC LIMIT :limit
+    """
+    return _batches(connection, which, {"pipeline": pipeline_id, "limit": limit})[::-1]
 
 
 def next_finished_batches_of_each(
@@ -282,46 +278,28 @@ def newest_batch_of_each(connection: sa.Connection) -> dict[int, WatchedBatch]:
 
 def unfinished_batches(connection: sa.Connection, pipeline_id: int, *, limit: int) -> list[WatchedBatch]:
     """Return the batches from the first unfinished one on, in order of time. No locks."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text(f"""
-                {_BATCH}
-                WHERE b.pipeline_id = :pipeline AND b.batch_time >= {_first_unfinished(":pipeline")}
-                ORDER BY b.batch_time LIMIT :limit
-            """),
-            {"pipeline": pipeline_id, "limit": limit},
-        ).all()
-    return [_batch(row) for row in rows]
+    which = f"""
+        WHERE b.pipeline_id = :pipeline AND b.batch_time >= {_first_unfinished(":pipeline")}
+        ORDER BY b.batch_time LIMIT :limit
+    """
+    return _batches(connection, which, {"pipeline": pipeline_id, "limit": limit})
 
 
 def newest_batches(connection: sa.Connection, pipeline_id: int, *, limit: int) -> list[WatchedBatch]:
     """Return the newest batches in any state, in order of time. No locks; by the primary key."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text(f"""
-                {_BATCH}
-                WHERE b.pipeline_id = :pipeline
-                ORDER BY b.batch_time DESC LIMIT :limit
-            """),
-            {"pipeline": pipeline_id, "limit": limit},
-        ).all()
-    return [_batch(row) for row in reversed(rows)]
+    which = "WHERE b.pipeline_id = :pipeline ORDER BY b.batch_time DESC LIMIT :limit"
+    return _batches(connection, which, {"pipeline": pipeline_id, "limit": limit})[::-1]
 
 
 def batch_between(
     connection: sa.Connection, pipeline_id: int, first: datetime, before: datetime
 ) -> WatchedBatch | None:
     """Return the first batch whose time is from `first` to before `before`, or None. No locks."""
-    with named_failures():
-        row = connection.execute(
-            sa.text(f"""
-                {_BATCH}
-                WHERE b.pipeline_id = :pipeline AND b.batch_time >= :first AND b.batch_time < :before
-                ORDER BY b.batch_time LIMIT 1
-            """),
-            {"pipeline": pipeline_id, "first": first, "before": before},
-        ).one_or_none()
-    return None if row is None else _batch(row)
+    which = """
+        WHERE b.pipeline_id = :pipeline AND b.batch_time >= :first AND b.batch_time < :before
+        ORDER BY b.batch_time LIMIT 1
+    """
+    return only(_batches(connection, which, {"pipeline": pipeline_id, "first": first, "before": before}))
 
 
 def count_unfinished_batches(connection: sa.Connection) -> dict[int, UnfinishedBatches]:
@@ -344,22 +322,22 @@ def output_commits(
     connection: sa.Connection, pipeline_id: int, *, outputs: Sequence[str], first: datetime, last: datetime
 ) -> list[OutputResult]:
     """Return commits of these outputs, of the batches from `first` to `last`. No locks; one key range per output."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text("""
-                SELECT c.batch_time, c.output, c.attempt, a.run_id, c.location, a.started_at, c.committed_at
-                FROM forebay.output_commits c
-                LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = c.pipeline_id
-                  AND a.batch_time = c.batch_time
-                  AND a.attempt = c.attempt
-                WHERE c.pipeline_id = :pipeline
-                  AND c.output = ANY (CAST(:outputs AS text[]))
-                  AND c.batch_time BETWEEN :first AND :last
-                ORDER BY c.batch_time, c.output
-            """),
-            {"pipeline": pipeline_id, "outputs": list(outputs), "first": first, "last": last},
-        ).all()
-    return [OutputResult(*row) for row in rows]
+    return read_statement(
+        connection,
+        OutputResult,
+        """
+        SELECT c.batch_time, c.output, c.attempt, a.run_id, c.location, a.started_at, c.committed_at
+        FROM forebay.output_commits c
+        LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = c.pipeline_id
+          AND a.batch_time = c.batch_time
+          AND a.attempt = c.attempt
+        WHERE c.pipeline_id = :pipeline
+          AND c.output = ANY (CAST(:outputs AS text[]))
+          AND c.batch_time BETWEEN :first AND :last
+        ORDER BY c.batch_time, c.output
+        """,
+        {"pipeline": pipeline_id, "outputs": list(outputs), "first": first, "last": last},
+    )
 
 
 def records_by_receiver(
@@ -460,61 +438,59 @@ def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
 
 
 def stream_codecs(connection: sa.Connection) -> list[StreamCodec]:
-    """Return what each stream's receivers have stored by each codec. No locks; a row per receiver and codec."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text("""
-                SELECT s.name, t.codec, sum(t.blocks)::bigint, sum(t.bytes)::bigint
-                FROM forebay.codec_totals t
-                JOIN forebay.receivers r ON r.id = t.receiver_id AND r.removed_at IS NULL
-                JOIN forebay.streams s ON s.id = r.stream_id
-                GROUP BY s.name, t.codec
-                ORDER BY s.name, t.codec
-            """)
-        ).all()
-    return [StreamCodec(*row) for row in rows]
+    """Return what each stream's receivers have stored by each codec. No locks; a row per receiver."""
+    return read_statement(
+        connection,
+        StreamCodec,
+        """
+        SELECT s.name, c.codec, sum(c.blocks)::bigint, sum(c.bytes)::bigint
+        FROM forebay.storage_totals t
+        JOIN forebay.receivers r ON r.id = t.receiver_id AND r.removed_at IS NULL
+        JOIN forebay.streams s ON s.id = r.stream_id
+        CROSS JOIN LATERAL (
+            VALUES ('lz4', t.lz4_blocks, t.lz4_bytes), ('zstd', t.zstd_blocks, t.zstd_bytes),
+                ('none', t.none_blocks, t.none_bytes)
+        ) AS c (codec, blocks, bytes)
+        WHERE c.blocks > 0
+        GROUP BY s.name, c.codec
+        ORDER BY s.name, c.codec
+        """,
+    )
 
 
 def watched_receivers(connection: sa.Connection, stream_ids: Sequence[int]) -> list[WatchedReceiver]:
     """Return the receivers of these streams. No locks; a few probes per receiver."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text("""
-                SELECT r.id, s.name, r.ordinal, r.state, agent.name AS agent, agent.host, error.at, error.message,
-                    error.detail
-                FROM forebay.receivers r
-                JOIN forebay.streams s ON s.id = r.stream_id
-                LEFT JOIN LATERAL (
-                    SELECT p.name, p.host
-                    FROM forebay.processes p
-                    WHERE p.id = r.agent_id
-                    OFFSET 0
-                ) AS agent ON true
-                LEFT JOIN LATERAL (
-                    SELECT v.at, v.message, v.detail
-                    FROM forebay.receiver_events v
-                    WHERE v.receiver_id = r.id AND v.kind IN ('ERROR', 'FAILED')
-                    ORDER BY v.id DESC LIMIT 1
-                ) AS error ON true
-                WHERE r.stream_id = ANY (CAST(:streams AS bigint[])) AND r.removed_at IS NULL
-                ORDER BY r.id
-            """),
-            {"streams": list(stream_ids)},
-        ).all()
-    return [
-        WatchedReceiver(
-            row.id,
-            row.name,
-            row.ordinal,
-            ReceiverState(row.state),
-            row.agent,
-            row.host,
-            row.at,
-            row.message,
-            row.detail,
-        )
-        for row in rows
-    ]
+    found = read_statement(
+        connection,
+        WatchedReceiver,
+        """
+        SELECT r.id, s.name, r.ordinal, r.state, agent.name AS agent, agent.host, error.at, error.message,
+            error.detail
+        FROM forebay.receivers r
+        JOIN forebay.streams s ON s.id = r.stream_id
+        LEFT JOIN LATERAL (
+            SELECT p.name, p.host
+            FROM forebay.processes p
+            WHERE p.id = r.agent_id
+            OFFSET 0
+        ) AS agent ON true
+        LEFT JOIN LATERAL (
+            SELECT newest.at, newest.message, newest.detail
+            FROM (VALUES ('ERROR'), ('FAILED')) AS failure (kind)
+            CROSS JOIN LATERAL (
+                SELECT v.id, v.at, v.message, v.detail
+                FROM forebay.receiver_events v
+                WHERE v.receiver_id = r.id AND v.kind = failure.kind
+                ORDER BY v.id DESC LIMIT 1
+            ) AS newest
+            ORDER BY newest.id DESC LIMIT 1
+        ) AS error ON true
+        WHERE r.stream_id = ANY (CAST(:streams AS bigint[])) AND r.removed_at IS NULL
+        ORDER BY r.id
+        """,
+        {"streams": list(stream_ids)},
+    )
+    return [replace(receiver, state=ReceiverState(receiver.state)) for receiver in found]
 
 
 def restarts_after(connection: sa.Connection, after: int | None) -> Added:

@@ -280,8 +280,8 @@ def segments_to_delete(
                           AND g.sealed_at < clock_timestamp() - CAST(:window AS interval)
                           AND (m.segment_id IS NOT NULL OR g.epoch < m.epoch)
                           AND (g.salvaged_sequence IS NULL OR g.salvaged_sequence <= m.low_mark)
+                          AND g.kept_blocks = 0
                           -- OFFSET 0: a probe for each segment that is left, never a join with a whole table.
-                          AND NOT EXISTS (SELECT 1 FROM forebay.kept_segments k WHERE k.segment_id = g.id OFFSET 0)
                           AND NOT EXISTS (SELECT 1 FROM forebay.dead_letters d WHERE d.segment_id = g.id OFFSET 0)
                         ORDER BY g.id LIMIT :limit
                     )

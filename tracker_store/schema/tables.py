@@ -397,38 +397,30 @@ receivers = Table(
 hand_overs = Table(
     "hand_overs",
     metadata,
-    Column("receiver_id", BigInteger, primary_key=True, autoincrement=False, comment="The receiver that is to move"),
+    _identity("The hand-over, or the request to rebalance"),
+    Column("receiver_id", BigInteger, comment="The receiver that is to move; null, as the next four, in a request"),
     Column(
         "from_assignment",
         BigInteger,
-        nullable=False,
         comment="Its assignment until it moves; when the receiver has another one, the hand-over is void",
     ),
-    Column("agent_id", BigInteger, nullable=False, comment="The agent that starts its next process"),
-    Column(
-        "assignment",
-        BigInteger,
-        nullable=False,
-        comment="The assignment under which that process takes it over",
-    ),
-    Column("why", Text, nullable=False, comment="Why it is to move; becomes the reason for its placement"),
-    _now("since", "When the leader decided it"),
-    CheckConstraint("assignment > from_assignment", name="hand_overs_assignment"),
-    comment="Which receiver is to move to which agent, as soon as a process there is ready?",
-)
-
-rebalance_requests = Table(
-    "rebalance_requests",
-    metadata,
-    _identity("The request"),
+    Column("agent_id", BigInteger, comment="The agent that starts its next process"),
+    Column("assignment", BigInteger, comment="The assignment under which that process takes it over"),
+    Column("why", Text, comment="Why it is to move; becomes the reason for its placement"),
+    _now("since", "When the leader decided it, or a person requested it"),
     Column(
         "listeners",
         Boolean,
-        nullable=False,
-        comment="Whether receivers that listen at an address of their host may move too",
+        comment="Of a request: whether receivers that listen at an address of their host may move too; else null",
     ),
-    _now("requested_at", "When it was made"),
-    comment="Which requests to rebalance has the leader not finished yet?",
+    UniqueConstraint("receiver_id", name="hand_overs_receiver"),
+    CheckConstraint("assignment > from_assignment", name="hand_overs_assignment"),
+    CheckConstraint(
+        "num_nulls(receiver_id, from_assignment, agent_id, assignment, why) "
+        "= CASE WHEN listeners IS NULL THEN 0 ELSE 5 END",
+        name="hand_overs_whole",
+    ),
+    comment="Which receiver is to move to which agent, as soon as a process there is ready, and who asked for moves?",
 )
 
 # Insert-only; the chain is the fence. No foreign key: that would lock one hot parent row per block.
@@ -587,11 +579,21 @@ log_segments = Table(
         BigInteger,
         comment="Bytes of its blocks that are not compressed; null: open, or salvaged",
     ),
+    # Written only by clean_up_receiver, under the receiver's lock: an index of blocks by segment would cost each block.
+    Column(
+        "kept_blocks",
+        BigInteger,
+        nullable=False,
+        server_default="0",
+        comment="How many of its blocks kept ranges need below the low mark; the file stays for them",
+    ),
     UniqueConstraint("path", name="log_segments_path"),
     CheckConstraint(_one_of("state", SegmentState), name="log_segments_state"),
     CheckConstraint("(state = 'OPEN') = (length IS NULL)", name="log_segments_length"),
     CheckConstraint("num_nulls(salvaged_to, salvaged_sequence) IN (0, 2)", name="log_segments_salvage_whole"),
     CheckConstraint("durability IN ('durable', 'ephemeral')", name="log_segments_durability"),
+    CheckConstraint("kept_blocks >= 0", name="log_segments_kept_blocks"),
+    Index("log_segments_kept", "receiver_id", "id", postgresql_where=text("kept_blocks > 0")),
     Index("log_segments_open", "receiver_id", "id", postgresql_where=text("state = 'OPEN'")),
     # Clean-up looks at a receiver's oldest segments, and at those that it had marked before a crash.
     Index("log_segments_receiver", "receiver_id", "id"),
@@ -669,7 +671,7 @@ def _sum(name: str, comment: str) -> Column[int]:
     return Column(name, BigInteger, nullable=False, server_default=text("0"), comment=comment)
 
 
-# Written only by the triggers of log_segments and dead_letters (keep_storage_totals).
+# Written only by the triggers of log_segments and dead_letters (keep_storage_totals), and by seal_segment.
 storage_totals = Table(
     "storage_totals",
     metadata,
@@ -684,22 +686,19 @@ storage_totals = Table(
         "Its records that could not be processed and were counted only, by the rows that are kept",
     ),
     _sum("uncompressed_bytes", "The part of segment_bytes in blocks that are not compressed"),
-    comment="How many segments and dead letters does each receiver have? (Sums that triggers keep.)",
+    _sum("lz4_blocks", "Blocks stored with lz4, in segments that its processes sealed, since it was created"),
+    _sum("lz4_bytes", "Their bytes as stored"),
+    _sum("zstd_blocks", "Blocks stored with zstd, in segments that its processes sealed, since it was created"),
+    _sum("zstd_bytes", "Their bytes as stored"),
+    _sum(
+        "none_blocks",
+        "Blocks stored uncompressed, in segments that its processes sealed, since it was created",
+    ),
+    _sum("none_bytes", "Their bytes as stored"),
+    comment="How many segments and dead letters does each receiver have, and which codecs did its blocks take? (Sums.)",
     postgresql_with={**HOT, "fillfactor": "50"},
 )
 
-# Written only by seal_segment.
-codec_totals = Table(
-    "codec_totals",
-    metadata,
-    Column("receiver_id", BigInteger, nullable=False, comment="The receiver"),
-    Column("codec", Text, nullable=False, comment="How the blocks are compressed: lz4, zstd, or none: not at all"),
-    _sum("blocks", "Blocks that its processes stored so, in sealed segments, since the receiver was created"),
-    _sum("bytes", "Their bytes as stored"),
-    PrimaryKeyConstraint("receiver_id", "codec"),
-    comment="Which codec did each receiver's blocks take? (A row per codec; a salvaged segment is not counted.)",
-    postgresql_with={**HOT, "fillfactor": "50"},
-)
 
 # Insert-only, only by register_schema.
 stream_schemas = Table(
@@ -1088,25 +1087,6 @@ kept_ranges = Table(
     postgresql_with=HOT,
 )
 
-# Written only by clean_up_receiver, under the receiver's lock: an index of blocks by segment would cost each block.
-kept_segments = Table(
-    "kept_segments",
-    metadata,
-    Column(
-        "segment_id", BigInteger, primary_key=True, autoincrement=False, comment="The segment, whose file must stay"
-    ),
-    Column("receiver_id", BigInteger, nullable=False, comment="The receiver that wrote it"),
-    Column(
-        "blocks",
-        BigInteger,
-        nullable=False,
-        comment="How many of its blocks clean-up has passed and left; the row is deleted with the last of them",
-    ),
-    CheckConstraint("blocks > 0", name="kept_segments_positive"),
-    comment="Which files hold blocks below the low mark that kept ranges need?",
-    postgresql_with=HOT,
-)
-
 cleanup_events = Table(
     "cleanup_events",
     metadata,
@@ -1131,30 +1111,8 @@ cleanup_events = Table(
     comment="Which blocks did clean-up delete, when, and had they been read?",
 )
 
-receiver_events = Table(
-    "receiver_events",
-    metadata,
-    _identity("The event; ids rise in the order of insertion"),
-    Column("receiver_id", BigInteger, nullable=False, comment="The receiver"),
-    Column(
-        "epoch",
-        BigInteger,
-        nullable=False,
-        comment="The epoch of the reporting process; 0 if the tracker or an agent reports",
-    ),
-    _now("at", "When, by the database's clock"),
-    Column("kind", Text, nullable=False, comment="What happened"),
-    Column("message", Text, nullable=False, comment="In one sentence, for people"),
-    Column("detail", Text, nullable=False, server_default="", comment="The rest, such as a stack; may be empty"),
-    CheckConstraint(_one_of("kind", ReceiverEventKind), name="receiver_events_kind"),
-    Index("receiver_events_receiver", "receiver_id", "id"),
-    Index("receiver_events_age", "at"),
-    # The newest of a kind stays whatever its age, and status shows a receiver's last error.
-    Index("receiver_events_newest", "receiver_id", "kind", "id"),
-    comment="What happened to a receiver, and why?",
-)
-
-# Insert-only, only by the triggers that call record_event: no state changes without its event.
+# Inserted by the triggers that call record_event, so that no state changes without its event, and through the view
+# receiver_events, which lets a login insert reports only.
 events = Table(
     "events",
     metadata,
@@ -1163,11 +1121,18 @@ events = Table(
         BigInteger,
         nullable=False,
         server_default=text("CAST(CAST(pg_current_xact_id() AS text) AS bigint)"),
-        comment="The transaction that made the change; readers wait until all up to it have ended",
+        comment=(
+            "The transaction that made the change; readers wait until all up to it have ended. 0: too old for listeners"
+        ),
     ),
-    Column("id", BigInteger, autoincrement=True, nullable=False, comment="Rises within a transaction"),
+    Column("id", BigInteger, autoincrement=True, nullable=False, comment="The event; rises within a transaction"),
     _now("at", "When, by the database's clock"),
-    Column("kind", Text, nullable=False, comment="What happened, as listed in docs/how-to/listeners.md"),
+    Column(
+        "kind",
+        Text,
+        nullable=False,
+        comment="What happened, as listed in docs/how-to/listeners.md; a report has the kind of receiver_events",
+    ),
     Column("receiver_id", BigInteger, comment="The receiver; null if the event is about none"),
     Column("pipeline_id", BigInteger, comment="The pipeline; null if the event is about none"),
     Column("batch_time", DateTime(timezone=True), comment="The batch; null if the event is about none"),
@@ -1176,7 +1141,22 @@ events = Table(
     Column("term", BigInteger, comment="The term of a new leader; else null"),
     Column("records", BigInteger, comment="Records of the batch, the output or the clean-up; else null"),
     Column("message", Text, nullable=False, comment="The reason or the place, for people; may be empty"),
+    Column(
+        "epoch",
+        BigInteger,
+        comment="Of a report on a receiver: the reporting process's epoch, 0 for the tracker or an agent; else null",
+    ),
+    Column(
+        "detail", Text, nullable=False, server_default="", comment="The rest of a report, such as a stack; may be empty"
+    ),
     PrimaryKeyConstraint("transaction_id", "id"),
-    comment="What happened to batches, receivers, pipelines and the lead, for listeners? (Read by listener_events.)",
+    CheckConstraint(
+        f"epoch IS NULL OR receiver_id IS NOT NULL AND {_one_of('kind', ReceiverEventKind)}", name="events_report"
+    ),
+    Index("events_report_id", "id", postgresql_where=text("epoch IS NOT NULL")),
+    Index("events_report_age", "at", postgresql_where=text("epoch IS NOT NULL")),
+    # The newest of a kind stays whatever its age, and status shows a receiver's last error.
+    Index("events_report_newest", "receiver_id", "kind", "id", postgresql_where=text("epoch IS NOT NULL")),
+    comment="What happened to batches, receivers, pipelines and the lead? (Views: listener_events, receiver_events.)",
     postgresql_with={"autovacuum_vacuum_insert_scale_factor": "0.05"},
 )

@@ -37,7 +37,7 @@ COMMENT ON VIEW forebay.driver_log IS
     'driver_log_between(from_time, to_time), which finds its ends by halving.';
 COMMENT ON COLUMN forebay.driver_log.at IS 'When, by the database''s clock';
 COMMENT ON COLUMN forebay.driver_log.source IS
-    'The table that holds the event: blocks, batches, cleanup_events, receiver_events or pipelines';
+    'The table or view that holds the event: blocks, batches, cleanup_events, receiver_events or pipelines';
 COMMENT ON COLUMN forebay.driver_log.event IS
     'block added, epoch claimed, batch allocated, cleaned up, pipeline removed, or receiver and the kind of its event';
 COMMENT ON COLUMN forebay.driver_log.stream IS 'The receiver''s stream; null for an allocation';

@@ -1,14 +1,18 @@
 -- The condition is what makes the order a cursor: ids and transactions are given out before they commit, so an event is
 -- shown only when no transaction of a lower id can still commit. A reader that continues after the last row it has seen
--- misses none.
+-- misses none. A receiver's change of state is the event of its row; the report on the change is none.
 CREATE VIEW forebay.listener_events AS
-SELECT e.transaction_id || '-' || e.id AS event_id, e.transaction_id, e.id, e.at, e.kind, s.name AS stream, r.ordinal,
-       e.receiver_id, p.name AS pipeline, e.pipeline_id, e.batch_time, e.attempt, e.output, e.term, e.records, e.message
+SELECT e.transaction_id || '-' || e.id AS event_id, e.transaction_id, e.id, e.at,
+       CASE WHEN e.epoch IS NULL THEN e.kind ELSE 'receiver_' || lower(e.kind) END AS kind, s.name AS stream,
+       r.ordinal, e.receiver_id, p.name AS pipeline, e.pipeline_id, e.batch_time, e.attempt, e.output, e.term,
+       e.records, CASE WHEN e.epoch IS NULL THEN e.message ELSE left(e.message, 2000) END AS message
 FROM forebay.events e
 LEFT JOIN forebay.receivers r ON r.id = e.receiver_id
 LEFT JOIN forebay.streams s ON s.id = r.stream_id
 LEFT JOIN forebay.pipelines p ON p.id = e.pipeline_id
-WHERE e.transaction_id < CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint);
+WHERE e.transaction_id > 0
+  AND e.transaction_id < CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint)
+  AND (e.epoch IS NULL OR e.kind NOT IN ('SCHEDULED', 'STARTED', 'PAUSED', 'RESUMED', 'STOPPED', 'FAILED'));
 
 COMMENT ON VIEW forebay.listener_events IS
     'What happened to batches, receivers, pipelines and the lead, as a log with one cursor: order it by '

@@ -1,3 +1,4 @@
+-- Each is one row. By LEFT JOIN, what a reader does not ask for is not computed, such as what waits.
 CREATE VIEW forebay.pipeline_status AS
 SELECT p.name AS pipeline, p.id AS pipeline_id, p.state, p.state_since, p.batch_interval, p.last_batch_time,
        lag.blocks AS waiting_blocks, lag.records AS waiting_records, lag.bytes AS waiting_bytes, lag.oldest_added_at,
@@ -9,26 +10,32 @@ SELECT p.name AS pipeline, p.id AS pipeline_id, p.state, p.state_since, p.batch_
        p.halted_by, unfinished.failed AS failed_batches, unfinished.blocked AS blocked_batches,
        quarantined.batches AS quarantined_batches, quarantined.newest AS newest_quarantined, due.oldest AS oldest_due,
        coalesce(floor(extract(epoch FROM clock_timestamp() - due.oldest)
-                      / extract(epoch FROM p.batch_interval)), 0)::bigint AS intervals_behind
+                      / extract(epoch FROM p.batch_interval)), 0)::bigint AS intervals_behind,
+       CASE WHEN p.state = 'STOPPED' THEN 0
+            ELSE greatest(0, floor(extract(epoch FROM clock_timestamp() - p.last_batch_time)
+                                   / extract(epoch FROM p.batch_interval)))::bigint END AS due_batches,
+       greatest(completed.completed_at, p.applied_at, CASE WHEN p.state = 'RUNNING' THEN p.state_since END)
+           AS progress_since,
+       unfinished.oldest AS oldest_unfinished_at
 FROM forebay.pipelines p
-CROSS JOIN LATERAL (
+LEFT JOIN LATERAL (
     SELECT coalesce(sum(w.waiting_blocks), 0)::bigint AS blocks, coalesce(sum(w.waiting_records), 0)::bigint AS records,
            coalesce(sum(w.waiting_bytes), 0)::bigint AS bytes,
            min(w.oldest_added_at) FILTER (WHERE w.waiting_records > 0) AS oldest_added_at
-    FROM forebay.stream_lag w WHERE w.pipeline_id = p.id) AS lag
-CROSS JOIN LATERAL (
+    FROM forebay.stream_lag w WHERE w.pipeline_id = p.id) AS lag ON true
+LEFT JOIN LATERAL (
     SELECT count(*) AS batches, count(*) FILTER (WHERE b.state = 'RUNNING') AS running,
            count(*) FILTER (WHERE b.state = 'FAILED') AS failed, count(*) FILTER (WHERE b.state = 'BLOCKED') AS blocked,
            min(b.allocated_at) AS oldest, min(b.oldest_time) AS oldest_time
     FROM forebay.batches b
-    WHERE b.pipeline_id = p.id AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')) AS unfinished
-CROSS JOIN LATERAL (
+    WHERE b.pipeline_id = p.id AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')) AS unfinished ON true
+LEFT JOIN LATERAL (
     SELECT count(*) AS batches, max(q.batch_time) AS newest
-    FROM forebay.batches q WHERE q.pipeline_id = p.id AND q.state = 'QUARANTINED') AS quarantined
-CROSS JOIN LATERAL (
+    FROM forebay.batches q WHERE q.pipeline_id = p.id AND q.state = 'QUARANTINED') AS quarantined ON true
+LEFT JOIN LATERAL (
     SELECT least(unfinished.oldest_time, CASE
         WHEN p.state <> 'STOPPED' AND p.last_batch_time + p.batch_interval <= clock_timestamp()
-        THEN p.last_batch_time + p.batch_interval END) AS oldest) AS due
+        THEN p.last_batch_time + p.batch_interval END) AS oldest) AS due ON true
 LEFT JOIN LATERAL (
     SELECT b.batch_time, b.completed_at FROM forebay.batches b
     WHERE b.pipeline_id = p.id AND b.state = 'COMPLETED' ORDER BY b.batch_time DESC LIMIT 1) AS completed ON true
@@ -70,3 +77,9 @@ COMMENT ON COLUMN forebay.pipeline_status.oldest_due IS
     'The oldest batch time that has passed and is neither complete nor given up; null when none is';
 COMMENT ON COLUMN forebay.pipeline_status.intervals_behind IS
     'Whole intervals since oldest_due: 0 while the newest batch runs within its interval';
+COMMENT ON COLUMN forebay.pipeline_status.due_batches IS
+    'Batch times that have come and are not decided yet; 0 while it is stopped';
+COMMENT ON COLUMN forebay.pipeline_status.progress_since IS
+    'The latest of: its newest completed batch, its last change, the beginning of its RUNNING';
+COMMENT ON COLUMN forebay.pipeline_status.oldest_unfinished_at IS
+    'When the oldest of its unfinished batches was allocated; null: there is none';

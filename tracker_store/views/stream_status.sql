@@ -17,8 +17,8 @@ CROSS JOIN LATERAL (
         SELECT b.total_records, b.total_bytes, b.added_at FROM forebay.blocks b
         WHERE b.receiver_id = r.id ORDER BY b.sequence DESC LIMIT 1) AS newest ON true
     LEFT JOIN LATERAL (
-        SELECT sum(t.bytes) AS bytes, coalesce(sum(t.bytes) FILTER (WHERE t.codec = 'none'), 0) AS uncompressed
-        FROM forebay.codec_totals t WHERE t.receiver_id = r.id) AS stored ON true
+        SELECT t.lz4_bytes + t.zstd_bytes + t.none_bytes AS bytes, t.none_bytes AS uncompressed
+        FROM forebay.storage_totals t WHERE t.receiver_id = r.id) AS stored ON true
     WHERE r.stream_id = s.id AND r.removed_at IS NULL) AS counted
 WHERE s.removed_at IS NULL;
 

@@ -15,7 +15,7 @@ from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.tables import print_table
 from orchestration.tracker.rebalancing import planned_moves
 from tracker_store.receivers import agents as store
-from tracker_store.receivers.rebalance_requests import request_rebalance
+from tracker_store.receivers.hand_overs import request_rebalance
 
 APPLICATION = "forebay agents"
 

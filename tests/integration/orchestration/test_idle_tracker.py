@@ -18,9 +18,9 @@ from tracker_store.batches.pipelines import apply_pipeline, apply_stream
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.agents import set_draining
 from tracker_store.receivers.changes import read_changes
+from tracker_store.receivers.hand_overs import request_rebalance
 from tracker_store.receivers.processes import ProcessExpiredError, deregister_process, heartbeat, register_process
 from tracker_store.receivers.rates import set_rate_limits
-from tracker_store.receivers.rebalance_requests import request_rebalance
 from tracker_store.receivers.receivers import placements, restart_receiver, set_desired_state, set_receiver_state
 from tracker_store.schema.states import DesiredState, ProcessKind, ReceiverState
 

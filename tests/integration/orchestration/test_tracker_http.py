@@ -814,7 +814,7 @@ def test_the_cost_of_a_look_depends_on_new_rows_and_not_on_the_history(engine: s
         ),
         {"receiver": log.receiver_ids[0]},
     )
-    for table in ("batches", "receiver_events"):
+    for table in ("batches", "events"):
         log.connection.execute(sa.text(f"ANALYZE forebay.{table}"))
 
     def rows_read() -> int:
@@ -823,7 +823,7 @@ def test_the_cost_of_a_look_depends_on_new_rows_and_not_on_the_history(engine: s
         read: int = log.connection.execute(
             sa.text(
                 "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_user_tables "
-                "WHERE relname IN ('batches', 'batch_attempts', 'receiver_events')"
+                "WHERE relname IN ('batches', 'batch_attempts', 'events')"
             )
         ).scalar_one()
         return read

@@ -18,7 +18,7 @@ from orchestration.tracker.tracker import Tracker
 from tests.integration.receiver_runtime.host_rig import _RUN, HostRig
 from tests.namespaces.acking import AckedSource
 from tracker_store.connection.engine import connect
-from tracker_store.receivers.rebalance_requests import list_rebalance_requests, request_rebalance
+from tracker_store.receivers.hand_overs import list_rebalance_requests, request_rebalance
 from tracker_store.reports.checks import check_data
 
 if TYPE_CHECKING:

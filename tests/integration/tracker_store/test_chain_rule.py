@@ -1,7 +1,7 @@
 """A block goes in only after the receiver's newest row, and only if that row is the one before it, of its own epoch.
 
-Five statements spell this rule, for speed (docs/explanation/driver-log.md). Each way of sending blocks below ends in
-other ones of them, and all ways must answer each case alike.
+Three statements call the one function that spells this rule, and two go on after them (docs/explanation/driver-log.md).
+Each way of sending blocks below ends in other ones of them, and all ways must answer each case alike.
 """
 
 from __future__ import annotations
@@ -187,3 +187,14 @@ def test_a_claim_and_a_heartbeat_say_which_server_and_timeline_answered(log: Log
     responses = heartbeat(log.connection, process_id=process, receiver_ids=log.receiver_ids)
     identifier = log.connection.execute(sa.text("SELECT system_identifier FROM pg_control_system()")).scalar_one()
     assert {claimed.server, *(response.server for response in responses)} == {f"{identifier}/1"}
+
+
+def test_the_rule_is_part_of_each_statement_that_calls_it(log: Log) -> None:
+    """A call of its own for each block would cost what the statement costs."""
+    plan = log.connection.exec_driver_sql(
+        "EXPLAIN SELECT p.sequence FROM unnest(ARRAY[1, 2]) AS r(id) "
+        "CROSS JOIN LATERAL forebay.predecessor(r.id, 2, 1) AS p"
+    ).scalars()
+    lines = "\n".join(plan)
+    assert "Index Scan Backward using blocks_pkey" in lines
+    assert "Function Scan on predecessor" not in lines

@@ -231,7 +231,10 @@ class RandomLog:
                 **dict.fromkeys(("offset", "length", "crc32c"), None if is_marker else 1),
             )
         for segment_id, blocks in in_kept.items():
-            self.insert("kept_segments", segment_id=segment_id, receiver_id=receiver, blocks=blocks)
+            self.connection.execute(
+                sa.text("UPDATE forebay.log_segments SET kept_blocks = :blocks WHERE id = :id"),
+                {"blocks": blocks, "id": segment_id},
+            )
 
     def links(self, streams: int = 2) -> list[int]:
         """Write streams with links and keys only; return them."""

@@ -46,7 +46,7 @@ def test_a_heartbeat_is_one_row_however_many_receivers_share_the_process(
     assert (len(responses), rows, cursor.rowcount) == (40, [], 1)
 
 
-def test_a_heartbeat_answers_what_the_one_of_the_release_before_does(connection: sa.Connection) -> None:
+def test_a_heartbeat_answers_what_each_receiver_must_do(connection: sa.Connection) -> None:
     log = make_log(connection, receivers=3)
     for receiver in log.receiver_ids[:2]:
         claim_anew(connection, receiver)
@@ -57,19 +57,19 @@ def test_a_heartbeat_answers_what_the_one_of_the_release_before_does(connection:
         {"id": log.receiver_ids[1]},
     )
     process = registered(connection)
-    before = connection.execute(
-        sa.text("SELECT * FROM forebay.heartbeat(:process, CAST(:ids AS bigint[])) OFFSET 1"),
-        {"process": process, "ids": log.receiver_ids},
-    ).all()
     now = heartbeat(connection, process_id=process, receiver_ids=[*log.receiver_ids, 99])
     assert sorted(
-        (True, each.receiver_id, each.rate_limit, each.desired_state.value, each.assignment, each.newest_sequence)
+        (each.receiver_id, each.rate_limit, each.desired_state.value, each.assignment, each.newest_sequence)
         for each in now
-    ) == [tuple(row) for row in before]
+    ) == [
+        (log.receiver_ids[0], None, "running", 0, 1),
+        (log.receiver_ids[1], 12.5, "paused", 7, 1),
+        (log.receiver_ids[2], None, "running", 0, 0),
+    ]
     assert {each.receiver_id: each.desired_state for each in now}[log.receiver_ids[1]] is DesiredState.PAUSED
     assert heartbeat(connection, process_id=process) == []
     counter = connection.execute(sa.text("SELECT heartbeat FROM forebay.processes WHERE id = :id"), {"id": process})
-    assert counter.scalar_one() == 3
+    assert counter.scalar_one() == 2
 
 
 def test_the_first_heartbeat_of_each_session_and_each_tenth_look_for_lost_commits(
@@ -132,7 +132,7 @@ def test_a_heartbeat_reads_its_receivers_and_a_block_of_each_only_where_it_asks(
         for whole, found in visited.items():
             statement = NestedStatement(
                 connection,
-                "raise_heartbeat",
+                "heartbeat",
                 begins="SELECT array_agg(r.id)",
                 variables={"receiver_ids": ("bigint[]", f"'{{{ids}}}'"), "whole": ("boolean", whole)},
             )

@@ -22,9 +22,9 @@ from tracker_store.blocks.blocks import OffsetLink, open_partition
 from tracker_store.blocks.segments import open_segment, seal_segment
 from tracker_store.connection.engine import connect
 from tracker_store.receivers import hand_overs, rates, receivers
+from tracker_store.receivers.hand_overs import finish_rebalance_requests, request_rebalance
 from tracker_store.receivers.leadership import DeposedError, raise_counter, read_leadership, resign, take_leadership
 from tracker_store.receivers.processes import expire_process, register_process
-from tracker_store.receivers.rebalance_requests import finish_rebalance_requests, request_rebalance
 from tracker_store.retention import cleanup
 from tracker_store.schema.states import ProcessKind, ReceiverState
 

@@ -123,10 +123,10 @@ class ReceiverOfTheVersionBefore:
                 self.acknowledged += 1
                 if self.acknowledged % 10 == 0:
                     beat = connection.exec_driver_sql(
-                        "SELECT alive, receiver_id, rate_limit, desired_state, assignment "
-                        f"FROM forebay.heartbeat({self._process}, ARRAY[{self._receiver}]::bigint[], ARRAY[0])"
+                        "SELECT alive, ids, rate_limits, desired_states, assignments "
+                        f"FROM forebay.heartbeat({self._process}, ARRAY[{self._receiver}]::bigint[], '{{}}', true)"
                     )
-                    assert [row.alive for row in beat] == [True, True]
+                    assert [row.alive for row in beat] == [True]
 
 
 def failed_checks(connection: sa.Connection) -> set[str]:

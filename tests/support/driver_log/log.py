@@ -179,5 +179,8 @@ def wait_until_blocked(connection: sa.Connection, sessions: int = 1) -> None:
 
 def wait_until_told(connection: sa.Connection) -> None:
     """Return as soon as listeners see every event: no transaction that began before the newest is open."""
-    statement = sa.text("SELECT (SELECT count(*) FROM forebay.events) = (SELECT count(*) FROM forebay.listener_events)")
+    statement = sa.text(
+        "SELECT NOT EXISTS (SELECT FROM forebay.events "
+        "WHERE transaction_id >= CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint))"
+    )
     eventually(lambda: connection.execute(statement).scalar_one(), "the events of every transaction")

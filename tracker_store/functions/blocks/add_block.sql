@@ -1,8 +1,8 @@
 -- add_block: add many blocks of many receivers, with one named outcome per receiver (docs/explanation/driver-log.md).
 --
--- Authority: block n goes in only if block n-1 is the newest and carries n's own epoch; the primary key (receiver_id,
--- sequence) decides every race. A receiver may trust "added" and "already added" for ever, and nothing else: a missing
--- answer is unknown, and is resolved only by sending the identical blocks again.
+-- Authority: block n goes in only if block n-1 is the newest and carries n's own epoch (`predecessor`); the primary key
+-- (receiver_id, sequence) decides every race. A receiver may trust "added" and "already added" for ever, and nothing
+-- else: a missing answer is unknown, and is resolved only by sending the identical blocks again.
 -- A block goes in only if its segment has a row, of the same receiver and of no later epoch (salvage adds blocks from
 -- segments of earlier ones): a server that was promoted without the row can give its id away again, and no batch could
 -- read the block. Its outcome is "gap", because the driver log lost commits that come before the block.
@@ -82,9 +82,8 @@ BEGIN
                    p.total_records + record_counts[r.lo], p.total_bytes + byte_counts[r.lo],
                    segment_ids[r.lo], offsets[r.lo], lengths[r.lo], checksums[r.lo]
             FROM runs r
-            CROSS JOIN LATERAL (
-                SELECT * FROM blocks b WHERE b.receiver_id = r.receiver ORDER BY b.sequence DESC LIMIT 1) AS p
-            WHERE p.sequence = sequences[r.lo] - 1 AND p.epoch = epochs[r.lo] AND r.receiver <> ALL (rowless)
+            CROSS JOIN LATERAL predecessor(r.receiver, sequences[r.lo], epochs[r.lo]) AS p
+            WHERE r.receiver <> ALL (rowless)
             ORDER BY r.receiver
             ON CONFLICT (receiver_id, sequence) DO NOTHING
             RETURNING receiver_id)
@@ -182,9 +181,7 @@ BEGIN
                    record_counts[sent.lo], byte_counts[sent.lo],
                    p.total_records + record_counts[sent.lo], p.total_bytes + byte_counts[sent.lo],
                    segment_ids[sent.lo], offsets[sent.lo], lengths[sent.lo], checksums[sent.lo]
-            -- The newest, not any predecessor: the number of a cleaned-up block is free again, and its marker stays.
-            FROM (SELECT * FROM blocks b WHERE b.receiver_id = sent.receiver ORDER BY b.sequence DESC LIMIT 1) AS p
-            WHERE p.sequence = sequences[sent.lo] - 1 AND p.epoch = epochs[sent.lo]
+            FROM predecessor(sent.receiver, sequences[sent.lo], epochs[sent.lo]) AS p
             ON CONFLICT (receiver_id, sequence) DO NOTHING
             RETURNING * INTO first_block;
         END IF;

@@ -1,9 +1,10 @@
 -- add_one_block: add one block, with at most one link of a source position: the most frequent call, with the least
 -- work.
 --
--- Authority: as add_block, under the same conditions: the newest row of the receiver is its predecessor and carries its
--- epoch, the block's segment has a row of this receiver, the primary key decides every race, and a link must begin
--- exactly where its partition's newest one ended. This function names only success. Every other case goes to add_block, which tries again and names the outcome.
+-- Authority: as add_block, under the same conditions: the newest row of the receiver is its `predecessor`, the block's
+-- segment has a row of this receiver, the primary key decides every race, and a link must begin exactly where its
+-- partition's newest one ended. This function names only success. Every other case goes to add_block, which tries again
+-- and names the outcome.
 -- The arguments are plain numbers instead of arrays, and the only setting is search_path, because each of these would
 -- cost a tenth of a call. Instead the caller's session has enable_seqscan and enable_bitmapscan off, for the plan that
 -- it caches.
@@ -41,9 +42,8 @@ BEGIN
         SELECT p.receiver_id, p.sequence + 1, p.epoch, greatest(p.added_at, clock_timestamp()),
                record_count, byte_count, p.total_records + record_count, p.total_bytes + byte_count,
                new_segment_id, new_offset, new_length, checksum
-        FROM (SELECT * FROM blocks b WHERE b.receiver_id = new_receiver_id ORDER BY b.sequence DESC LIMIT 1) AS p
-        WHERE p.sequence = new_sequence - 1 AND p.epoch = new_epoch
-          AND EXISTS (SELECT FROM log_segments g
+        FROM predecessor(new_receiver_id, new_sequence, new_epoch) AS p
+        WHERE EXISTS (SELECT FROM log_segments g
                       WHERE g.id = new_segment_id AND g.receiver_id = new_receiver_id AND g.epoch <= new_epoch)
         ON CONFLICT (receiver_id, sequence) DO NOTHING;
         IF FOUND THEN

@@ -6,8 +6,8 @@
 -- newest row up to `through` has the segment's epoch even if clean-up has deleted the block.
 -- With the call that seals it, the segment's blocks by codec (parallel arrays; empty: the process is of the version
 -- before) are added to the receiver's totals.
--- Returns whether it is sealed now by this call. Locks: the segment's row, then the rows of storage_totals and
--- codec_totals, which only this receiver's process writes, and clean-up.
+-- Returns whether it is sealed now by this call. Locks: the segment's row, then the receiver's row of
+-- storage_totals, which only this receiver's process writes, and clean-up.
 CREATE FUNCTION forebay.seal_segment(
     segment bigint, its_length bigint, through bigint, receiver bigint, under_epoch bigint,
     codecs text[] DEFAULT '{}', block_counts bigint[] DEFAULT '{}', byte_counts bigint[] DEFAULT '{}')
@@ -37,12 +37,19 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    INSERT INTO codec_totals AS t (receiver_id, codec, blocks, bytes)
-    SELECT its_receiver, c.codec, c.blocks, c.bytes
-    FROM unnest(codecs, block_counts, byte_counts) AS c(codec, blocks, bytes)
-    ORDER BY c.codec
-    ON CONFLICT (receiver_id, codec) DO UPDATE SET
-        blocks = t.blocks + excluded.blocks, bytes = t.bytes + excluded.bytes;
+    -- The row is there: the triggers of log_segments have just written it.
+    UPDATE storage_totals t
+    SET lz4_blocks = t.lz4_blocks + s.lz4_blocks, lz4_bytes = t.lz4_bytes + s.lz4_bytes,
+        zstd_blocks = t.zstd_blocks + s.zstd_blocks, zstd_bytes = t.zstd_bytes + s.zstd_bytes,
+        none_blocks = t.none_blocks + s.none_blocks, none_bytes = t.none_bytes + s.none_bytes
+    FROM (SELECT coalesce(sum(c.blocks) FILTER (WHERE c.codec = 'lz4'), 0) AS lz4_blocks,
+                 coalesce(sum(c.bytes) FILTER (WHERE c.codec = 'lz4'), 0) AS lz4_bytes,
+                 coalesce(sum(c.blocks) FILTER (WHERE c.codec = 'zstd'), 0) AS zstd_blocks,
+                 coalesce(sum(c.bytes) FILTER (WHERE c.codec = 'zstd'), 0) AS zstd_bytes,
+                 coalesce(sum(c.blocks) FILTER (WHERE c.codec = 'none'), 0) AS none_blocks,
+                 coalesce(sum(c.bytes) FILTER (WHERE c.codec = 'none'), 0) AS none_bytes
+          FROM unnest(codecs, block_counts, byte_counts) AS c(codec, blocks, bytes)) AS s
+    WHERE t.receiver_id = its_receiver AND cardinality(codecs) > 0;
     RETURN true;
 END
 $$;

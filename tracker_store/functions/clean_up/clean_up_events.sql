@@ -2,8 +2,9 @@
 --
 -- Each table is read by age from its oldest row on: the cost is what is deleted, what stays for ever (see below), and
 -- at most max_rows of events, whatever the history.
--- A receiver's newest event of each kind stays (its last error, its last start), and so does each clean-up that deleted
--- unread records, because it explains a gap. An ended process stays while a receiver, or a run that Dagster may still
+-- A receiver's newest report of each kind stays (its last error, its last start), with 0 for its transaction: listeners
+-- do not see it, and the next call does not read it again. So does each clean-up that deleted unread records, because
+-- it explains a gap. An ended process stays while a receiver, or a run that Dagster may still
 -- ask about, names it. The newest agent of a name stays while it is draining, because the next agent of that name
 -- inherits this.
 -- Events whose transaction has an id that this server has not given out yet come from another server (the driver log
@@ -19,6 +20,7 @@ AS $$
 DECLARE
     before timestamptz := clock_timestamp() - keep;
     gone bigint;
+    old bigint;
 BEGIN
     events := 0;
     more := false;
@@ -29,12 +31,13 @@ BEGIN
     END IF;
     outcome := 'cleaned';
 
-    DELETE FROM receiver_events v WHERE v.id IN (
-        SELECT o.id FROM receiver_events o
-        WHERE o.at < before
-              -- One probe per old event: OFFSET 0 keeps it from becoming a join with all events.
-              AND EXISTS (SELECT FROM receiver_events n
-                          WHERE n.receiver_id = o.receiver_id AND n.kind = o.kind AND n.id > o.id OFFSET 0)
+    DELETE FROM events v WHERE (v.transaction_id, v.id) IN (
+        SELECT o.transaction_id, o.id FROM events o
+        WHERE o.epoch IS NOT NULL AND o.at < before
+              -- One probe per old report: OFFSET 0 keeps it from becoming a join with all events.
+              AND EXISTS (SELECT FROM events n
+                          WHERE n.epoch IS NOT NULL AND n.receiver_id = o.receiver_id AND n.kind = o.kind
+                                AND n.id > o.id OFFSET 0)
         ORDER BY o.at LIMIT max_rows);
     GET DIAGNOSTICS gone = ROW_COUNT;
     events := events + gone;
@@ -54,15 +57,23 @@ BEGIN
     GET DIAGNOSTICS gone = ROW_COUNT;
     more := more OR gone = max_rows;
 
-    -- The oldest by the primary key, and of those the old ones: nothing else is read.
-    DELETE FROM events e WHERE (e.transaction_id, e.id) IN (
-        SELECT o.transaction_id, o.id FROM (
-            SELECT v.transaction_id, v.id, v.at FROM events v
-            ORDER BY v.transaction_id, v.id LIMIT max_rows) AS o
-        WHERE o.at < before);
-    GET DIAGNOSTICS gone = ROW_COUNT;
+    -- The oldest by the primary key, and of those the old ones: nothing else is read. Reports that are left stay.
+    WITH oldest AS MATERIALIZED (
+        SELECT o.transaction_id, o.id, o.epoch IS NOT NULL AS stays FROM (
+            SELECT v.transaction_id, v.id, v.at, v.epoch FROM events v
+            WHERE v.transaction_id > 0 ORDER BY v.transaction_id, v.id LIMIT max_rows) AS o
+        WHERE o.at < before
+    ), kept AS (
+        UPDATE events e SET transaction_id = 0 FROM oldest o
+        WHERE e.transaction_id = o.transaction_id AND e.id = o.id AND o.stays
+    ), deleted AS (
+        DELETE FROM events e USING oldest o
+        WHERE e.transaction_id = o.transaction_id AND e.id = o.id AND NOT o.stays
+        RETURNING 1
+    )
+    SELECT (SELECT count(*) FROM deleted), (SELECT count(*) FROM oldest) INTO gone, old;
     events := events + gone;
-    more := more OR gone = max_rows;
+    more := more OR old = max_rows;
 
     DELETE FROM dead_letters d WHERE d.id IN (
         SELECT o.id FROM dead_letters o WHERE o.added_at < before ORDER BY o.added_at LIMIT max_rows);

@@ -5,7 +5,7 @@
 -- unfinished batch; and when every named reader of the stream has read it. A stream that nothing reads keeps its blocks
 -- for the stream's own retention. A live pipeline or reader without a cursor row counts as a cursor at 1. A quarantined
 -- batch's blocks are in kept_ranges: the low mark passes them, their rows stay until the batch releases them, and
--- kept_segments counts them by segment. The first max_rows of what was released go in each call.
+-- log_segments.kept_blocks counts them by segment. The first max_rows of what was released go in each call.
 -- A pipeline's range goes with the last of its blocks, when its batch is an hour old: rates and pages read the ranges of
 -- finished batches until then. `batches.blocks` still counts it, so a batch of which a range is gone is known by its sum.
 -- The receiver's newest row stays, epoch markers stay (a few a day; they fence a backend that stalled for long), and
@@ -13,8 +13,8 @@
 -- Event first, then rows, in one transaction: a crash leaves both or neither. The files are deleted later, when no row
 -- needs them.
 -- Locks: the receiver's row FOR UPDATE in the first statement; what may go is computed in the next. A call that
--- attaches a cursor takes that row FOR SHARE, so it either sees the new low mark or is seen. Then the rows that go; a
--- range that clean_up_history deletes at the same time is left to it.
+-- attaches a cursor takes that row FOR SHARE, so it either sees the new low mark or is seen. Then the rows that go, and
+-- the segments of what is kept or released, by id; a range that clean_up_history deletes at the same time is left to it.
 CREATE FUNCTION forebay.clean_up_receiver(receiver bigint, threshold timestamptz, max_rows bigint)
 RETURNS TABLE (blocks bigint, records bigint, bytes bigint, unread_records bigint, more boolean)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -132,11 +132,12 @@ BEGIN
                 RETURNING b.segment_id
             ), counted AS (
                 SELECT g.segment_id, count(*) AS blocks FROM gone g GROUP BY g.segment_id
-            ), empty AS (
-                DELETE FROM kept_segments k USING counted c WHERE k.segment_id = c.segment_id AND k.blocks <= c.blocks
+            ), locked AS (
+                SELECT s.id, c.blocks FROM log_segments s JOIN counted c ON c.segment_id = s.id
+                ORDER BY s.id FOR UPDATE OF s
             )
-            UPDATE kept_segments k SET blocks = k.blocks - c.blocks
-            FROM counted c WHERE k.segment_id = c.segment_id AND k.blocks > c.blocks;
+            UPDATE log_segments s SET kept_blocks = greatest(s.kept_blocks - l.blocks, 0)
+            FROM locked l WHERE s.id = l.id;
             IF room <= 0 THEN
                 -- Whether there is more is seen in the next call.
                 done_to := upper(part);
@@ -212,13 +213,17 @@ BEGIN
         WHERE b.receiver_id = receiver AND b.sequence >= lower(part) AND b.sequence < upper(part)
           AND b.segment_id IS NOT NULL;
     END LOOP;
-    INSERT INTO kept_segments AS k (segment_id, receiver_id, blocks)
-    SELECT b.segment_id, receiver, count(*)
-    FROM unnest(kept) AS u
-    JOIN blocks b ON b.receiver_id = receiver AND b.sequence >= lower(u) AND b.sequence < upper(u)
-    WHERE b.segment_id IS NOT NULL
-    GROUP BY b.segment_id
-    ON CONFLICT (segment_id) DO UPDATE SET blocks = k.blocks + excluded.blocks;
+    WITH counted AS (
+        SELECT b.segment_id, count(*) AS blocks
+        FROM unnest(kept) AS u
+        JOIN blocks b ON b.receiver_id = receiver AND b.sequence >= lower(u) AND b.sequence < upper(u)
+        WHERE b.segment_id IS NOT NULL
+        GROUP BY b.segment_id
+    ), locked AS (
+        SELECT s.id, c.blocks FROM log_segments s JOIN counted c ON c.segment_id = s.id
+        ORDER BY s.id FOR UPDATE OF s
+    )
+    UPDATE log_segments s SET kept_blocks = s.kept_blocks + l.blocks FROM locked l WHERE s.id = l.id;
     UPDATE receivers SET low_mark = goes_to WHERE id = receiver;
     -- A pipeline's ranges of the receiver follow each other in time, too, so those that may go come before the first that
     -- ends above the low mark.

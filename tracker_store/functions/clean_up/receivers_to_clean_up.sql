@@ -92,7 +92,8 @@ BEGIN
                OR EXISTS (SELECT FROM log_segments g WHERE g.receiver_id = r.id AND g.state = 'DELETING' OFFSET 0)
                OR EXISTS (
                    SELECT FROM (
-                       SELECT g.id, g.state, g.sealed_at, g.epoch, g.salvaged_sequence, first_left.segment_id
+                       SELECT g.id, g.state, g.sealed_at, g.epoch, g.salvaged_sequence, g.kept_blocks,
+                              first_left.segment_id
                        FROM (
                            SELECT (SELECT b.segment_id FROM blocks b
                                    WHERE b.receiver_id = r.id AND b.sequence > r.low_mark AND b.segment_id IS NOT NULL
@@ -102,11 +103,10 @@ BEGIN
                            WHERE g.receiver_id = r.id AND g.id < coalesce(first_left.segment_id, 9223372036854775807)
                            ORDER BY g.id LIMIT max_segments) AS g
                        OFFSET 0) AS g
-                   WHERE g.state = 'SEALED' AND g.sealed_at < now_is - restore_window
+                   WHERE g.state = 'SEALED' AND g.kept_blocks = 0 AND g.sealed_at < now_is - restore_window
                      AND (g.segment_id IS NOT NULL OR g.epoch < newest.epoch)
                      AND (g.salvaged_sequence IS NULL OR g.salvaged_sequence <= r.low_mark)
                      AND NOT EXISTS (SELECT 1 FROM dead_letters d WHERE d.segment_id = g.id OFFSET 0)
-                     AND NOT EXISTS (SELECT 1 FROM kept_segments k WHERE k.segment_id = g.id OFFSET 0)
                ) AS segments
         FROM streams_of_page s
         CROSS JOIN LATERAL unnest(s.receiver_ids, s.low_marks) AS r(id, low_mark)

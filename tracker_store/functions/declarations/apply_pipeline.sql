@@ -4,7 +4,7 @@
 -- at_latest a new pipeline begins after the existing blocks: its cursors are placed in this transaction, so that no
 -- other session ever sees it without them. An existing pipeline keeps its place.
 -- Locks: the pipeline's row, then the rows of its streams' receivers FOR SHARE, in the order of their ids: a clean-up
--- that did not see the pipeline has ended before a batch of it gets any block.
+-- that did not see the pipeline has ended before a batch of it gets any block. The newest rows are read after that.
 CREATE FUNCTION forebay.apply_pipeline(
     pipeline_name text, declared jsonb, streams bigint[], pace interval, kept interval, at_latest boolean
 )
@@ -26,10 +26,14 @@ BEGIN
         batch_interval = excluded.batch_interval, retention = excluded.retention, applied_at = clock_timestamp()
     -- xmax is 0 only if this statement inserted the row: no transaction has locked or updated it.
     RETURNING p.id, p.xmax = 0 INTO pipeline, is_new;
+    PERFORM 1 FROM receivers r WHERE r.stream_id = ANY (streams) ORDER BY r.id FOR SHARE OF r;
     IF is_new AND at_latest THEN
-        PERFORM start_at_latest(pipeline);
-    ELSE
-        PERFORM 1 FROM receivers r WHERE r.stream_id = ANY (streams) ORDER BY r.id FOR SHARE OF r;
+        INSERT INTO cursors (pipeline_id, receiver_id, next_sequence)
+        SELECT pipeline, r.id, coalesce(newest.sequence, 0) + 1
+        FROM receivers r
+        LEFT JOIN LATERAL (SELECT b.sequence FROM blocks b WHERE b.receiver_id = r.id
+                           ORDER BY b.sequence DESC LIMIT 1) AS newest ON true
+        WHERE r.stream_id = ANY (streams);
     END IF;
     RETURN pipeline;
 END

@@ -2,7 +2,7 @@
 --
 -- Triggers call it once per statement, so no statement of any version changes a row without its sum, and a look at the
 -- sums costs O(receivers). It decides nothing, and nothing reads the sums but people.
--- No statement updates a dead letter, so there is no trigger for that.
+-- No statement updates a dead letter, so there is no trigger for that. The sums by codec are `seal_segment`'s.
 -- Locks: the receivers' rows of storage_totals, in the order of receivers, after the rows that the statement wrote. A
 -- receiver's process writes for itself alone; only clean-up writes for several.
 CREATE FUNCTION forebay.keep_storage_totals()
@@ -17,26 +17,26 @@ BEGIN
     IF TG_TABLE_NAME = 'dead_letters' AND TG_OP = 'INSERT' THEN
         changed := ARRAY(
             SELECT ROW(a.receiver_id, 0, 0, 0, sum(CASE WHEN a.part = 0 THEN a.letters ELSE 0 END), sum(a.bytes),
-                       sum(a.dropped), 0)::storage_totals
+                       sum(a.dropped), 0, 0, 0, 0, 0, 0, 0)::storage_totals
             FROM added a GROUP BY a.receiver_id);
     ELSIF TG_TABLE_NAME = 'dead_letters' THEN
         changed := ARRAY(
             SELECT ROW(g.receiver_id, 0, 0, 0, -sum(CASE WHEN g.part = 0 THEN g.letters ELSE 0 END), -sum(g.bytes),
-                       -sum(g.dropped), 0)::storage_totals
+                       -sum(g.dropped), 0, 0, 0, 0, 0, 0, 0)::storage_totals
             FROM gone g GROUP BY g.receiver_id);
     ELSE
         IF TG_OP <> 'DELETE' THEN
             changed := ARRAY(
                 SELECT ROW(a.receiver_id, count(*) FILTER (WHERE a.state = 'SEALED'),
                            count(*) FILTER (WHERE a.state = 'DELETING'), coalesce(sum(a.length), 0), 0, 0,
-                           0, coalesce(sum(a.uncompressed_bytes), 0))::storage_totals
+                           0, coalesce(sum(a.uncompressed_bytes), 0), 0, 0, 0, 0, 0, 0)::storage_totals
                 FROM added a GROUP BY a.receiver_id);
         END IF;
         IF TG_OP <> 'INSERT' THEN
             changed := changed || ARRAY(
                 SELECT ROW(g.receiver_id, -count(*) FILTER (WHERE g.state = 'SEALED'),
                            -count(*) FILTER (WHERE g.state = 'DELETING'), -coalesce(sum(g.length), 0), 0, 0,
-                           0, -coalesce(sum(g.uncompressed_bytes), 0))::storage_totals
+                           0, -coalesce(sum(g.uncompressed_bytes), 0), 0, 0, 0, 0, 0, 0)::storage_totals
                 FROM gone g GROUP BY g.receiver_id);
         END IF;
     END IF;

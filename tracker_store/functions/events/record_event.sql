@@ -3,7 +3,7 @@
 -- Triggers call it, so no statement of any version changes a state without its event, and a change that is undone has
 -- none. It decides nothing, and there is nothing that it refuses: an event must never stop a change. A trigger's
 -- condition says which rows are changes.
--- The event is about its row alone; a receiver's changes of state are told by its row, its other reports by theirs.
+-- The event is about its row alone. What processes report on a receiver is inserted through the view receiver_events.
 -- Locks: the new row.
 CREATE FUNCTION forebay.record_event()
 RETURNS trigger
@@ -32,9 +32,6 @@ BEGIN
                     WHEN NEW.state = 'INACTIVE' THEN 'stopped'
                     ELSE lower(NEW.state) END,
                 NEW.id, left(NEW.reason, 2000));
-    WHEN 'receiver_events' THEN
-        INSERT INTO events (kind, receiver_id, message)
-        VALUES ('receiver_' || lower(NEW.kind), NEW.receiver_id, left(NEW.message, 2000));
     WHEN 'cleanup_events' THEN
         INSERT INTO events (kind, receiver_id, records, message)
         VALUES ('blocks_cleaned_up', NEW.receiver_id, NEW.records,
@@ -55,6 +52,7 @@ BEGIN
     ELSE
         NULL;
     END CASE;
-    RETURN NULL;
+    -- Of a BEFORE trigger this is the row that is written.
+    RETURN NEW;
 END
 $$;

@@ -72,7 +72,6 @@ BEGIN
         DELETE FROM cleanup_events c WHERE c.receiver_id = candidate;
         DELETE FROM blocks b WHERE b.receiver_id = candidate;
         DELETE FROM storage_totals t WHERE t.receiver_id = candidate;
-        DELETE FROM codec_totals t WHERE t.receiver_id = candidate;
         DELETE FROM receivers r WHERE r.id = candidate;
         forgotten := forgotten + 1;
     END LOOP;

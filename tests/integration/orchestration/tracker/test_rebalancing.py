@@ -16,10 +16,9 @@ from orchestration.tracker.rebalancing import AVOIDED_SECONDS, OFFER_SECONDS, OU
 from tests.integration.orchestration.fleet import Fleet
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.agents import set_draining
-from tracker_store.receivers.hand_overs import predecessor_holds
+from tracker_store.receivers.hand_overs import list_rebalance_requests, predecessor_holds, request_rebalance
 from tracker_store.receivers.leadership import read_leadership, take_leadership
 from tracker_store.receivers.processes import deregister_process, expire_process
-from tracker_store.receivers.rebalance_requests import list_rebalance_requests, request_rebalance
 from tracker_store.receivers.receivers import HINDERED, STORE_MISSING, set_desired_state, set_receiver_state
 from tracker_store.schema.states import DesiredState, ReceiverState
 

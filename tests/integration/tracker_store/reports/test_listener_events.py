@@ -448,6 +448,25 @@ def test_old_events_are_deleted_and_a_listener_behind_them_goes_on_with_the_rest
     assert [event.message for event in told(connection, behind)] == ["new"]
 
 
+def test_an_old_report_that_is_kept_as_the_newest_of_its_kind_is_no_event_any_more(connection: sa.Connection) -> None:
+    def reports() -> list[str]:
+        return list(connection.execute(sa.text("SELECT message FROM forebay.receiver_events ORDER BY id")).scalars())
+
+    [receiver] = make_log(connection).receiver_ids
+    kinds = (ReceiverEventKind.STARTED, ReceiverEventKind.ERROR, ReceiverEventKind.EXITED)
+    for kind in kinds:
+        report_event(connection, receiver_id=receiver, epoch=1, kind=kind, message=f"old {kind}")
+    connection.execute(sa.text("UPDATE forebay.events SET at = at - interval '15 days'"))
+    clean_up(connection)
+    assert told(connection) == []
+    assert reports() == [f"old {kind}" for kind in kinds]
+    assert not clean_up_events(connection, keep=timedelta(days=14), max_rows=1).more, "they are not read again"
+    report_event(connection, receiver_id=receiver, epoch=1, kind=ReceiverEventKind.ERROR, message="new")
+    clean_up(connection)
+    assert [event.message for event in told(connection)] == ["new"]
+    assert reports() == [f"old {ReceiverEventKind.STARTED}", f"old {ReceiverEventKind.EXITED}", "new"]
+
+
 def test_after_a_restore_to_an_earlier_time_a_listener_gets_what_happens_then_once(connection: sa.Connection) -> None:
     """Check the case where transaction ids, and events' ids, begin again below the listener's position."""
     log = make_log(connection)
