@@ -116,7 +116,7 @@ kafka: $(STAMP) ## the Kafka source on Apache Kafka, downloaded by Maven into ~/
 	$(BIN)/python -m pytest -m kafka tests/conformance $(ARGS)
 
 brokers: $(STAMP) ## the other sources on their brokers, from Debian: mosquitto, RabbitMQ, nats-server, Redis, rsyslog; and pgbouncer
-	$(BIN)/python -m pytest $(IN_PARALLEL) -m brokers tests/conformance $(ARGS)
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m brokers forebay_contrib tests/conformance $(ARGS)
 
 namespaces: $(STAMP) ## three hosts as network namespaces, one cut off for 30 s and reconnected; needs root and Go
 	$(BIN)/python -m pytest -m namespaces tests/namespaces $(ARGS)
