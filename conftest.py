@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from tests.support.spark.shared_session import SharedSession
 
 
+# So that a failure shows the values that differ.
+pytest.register_assert_rewrite("forebay.testing.sinks", "tests.support.sinks")
 # An example may take long on a busy machine; in CI hypothesis has no deadline anyway.
 settings.register_profile("without a deadline", settings(), deadline=None)
 settings.load_profile("without a deadline")

@@ -7,6 +7,7 @@ no kind of sink. Needs the package `pytest`.
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -100,8 +101,6 @@ class SinkConformance:
         assert isinstance(sink, class_of(sink.declaration()["kind"]))
 
     def test_its_declaration_is_json_and_its_place_does_not_depend_on_the_object(self, target: SinkTarget) -> None:
-        import json  # noqa: PLC0415
-
         one, other = target.sink(), target.sink()
         declared = json.loads(json.dumps(one.declaration()))
         assert declared == other.declaration()
@@ -163,6 +162,20 @@ class SinkConformance:
         assert words_in(target) == [("a", 1), ("b", 2), ("old", 0)]
         run(next_sink, whole, attempt(3))
         assert words_in(target) == [("a", 1), ("b", 2), ("old", 0)]
+
+    def test_only_a_process_that_may_publish_changes_what_readers_see(self, target: SinkTarget, words: Words) -> None:
+        sink = self._exactly_once(target)
+        if not sink.publishes:
+            pytest.skip("readers see a result when it is written")
+        run(sink, words(("a", 1)), attempt())
+        written = sink.write(words(("a", 2)), attempt(2))
+        assert words_in(target) == [("a", 1)]
+        with pytest.raises(Died):
+            sink.publish(written.location, batch_time=TIME, check=_die)
+        assert words_in(target) == [("a", 1)]
+        for _ in range(2):
+            target.sink().publish(written.location, batch_time=TIME)
+            assert words_in(target) == [("a", 2)]
 
     def test_an_earlier_attempts_commit_is_adopted(self, target: SinkTarget, words: Words) -> None:
         sink = self._with_commits(target)

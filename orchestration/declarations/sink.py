@@ -195,7 +195,7 @@ class Sink(ABC):
 
         Called under the lock of `publish`. `committed` are the attempts of the hour's batches, all published.
         """
-        raise NotImplementedError((time, committed, check))
+        raise NotImplementedError(f"{type(self).__name__}.hours names {time}, and the class has no compact_hour")
 
     def reached(self, step: Step) -> None:  # noqa: B027
         """Do nothing; tests override it to stop or kill the process at a step."""

@@ -40,6 +40,7 @@ def _is_endless(call: ast.Call) -> bool:
 
 def test_each_wait_has_a_bound() -> None:
     paths = [path for path in sorted(TESTS.rglob("*.py")) if not str(path.relative_to(TESTS)).startswith(EXCEPT)]
+    paths += sorted(TESTS.parent.glob("forebay_contrib/*/tests/*.py"))
     found = {path: endless_waits(path.read_text(encoding="utf-8")) for path in paths}
     assert {str(path): waits for path, waits in found.items() if waits} == {}
 

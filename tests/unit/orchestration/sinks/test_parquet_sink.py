@@ -22,7 +22,6 @@ from orchestration.sinks import directories
 from orchestration.sinks.parquet.parquet_object_hours import hours_with_work
 from orchestration.sinks.parquet_names import ATTEMPTS, FILES, attempt_directory, batch_directory
 from tests.support.polling import eventually
-from tracker_store.connection.errors import OutcomeUnknownError
 
 TIME = datetime(2026, 1, 1, 12, 0, 10, tzinfo=UTC)
 
@@ -50,13 +49,6 @@ def visible(sink: ParquetSink) -> list[int]:
 def test_the_layout_is_by_date_hour_and_batch_time() -> None:
     assert batch_directory(TIME) == "date=2026-01-01/hour=12/batch_time=20260101T120010Z"
     assert batch_directory(TIME.replace(microsecond=500_000)).endswith("batch_time=20260101T120010.500000Z")
-
-
-def test_an_attempt_is_invisible_until_published(sink: ParquetSink) -> None:
-    location = attempt(sink, 1, [1, 2], [3])
-    assert ds.dataset(sink.path, format="parquet").files == []
-    sink.publish(location, batch_time=TIME)
-    assert visible(sink) == [1, 2, 3]
 
 
 def test_publishing_again_changes_nothing(sink: ParquetSink) -> None:
@@ -200,17 +192,6 @@ def test_an_hour_missing_between_two_renames_is_restored(sink: ParquetSink) -> N
     assert sink.hours() == [TIME.replace(minute=0, second=0)]
     sink.publish(attempt(sink, 2, [2]), batch_time=TIME + timedelta(seconds=10))
     assert visible(sink) == [1, 2]
-
-
-def test_a_process_that_may_no_longer_publish_changes_nothing(sink: ParquetSink) -> None:
-    sink.publish(attempt(sink, 1, [1]), batch_time=TIME)
-
-    def lost() -> None:
-        raise OutcomeUnknownError("the turn is over")
-
-    with pytest.raises(OutcomeUnknownError):
-        sink.publish(attempt(sink, 2, [2]), batch_time=TIME, check=lost)
-    assert visible(sink) == [1]
 
 
 def test_an_hour_with_files_without_batch_time_is_not_compacted(sink: ParquetSink) -> None:
