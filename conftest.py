@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.support.machine.state_directory import state_directory
 from tests.support.postgres.server_directory import server_directory
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 # So that a failure shows the values that differ.
 pytest.register_assert_rewrite("forebay.testing.sinks", "tests.support.sinks")
-# An example may take long on a busy machine; in CI hypothesis has no deadline anyway.
-settings.register_profile("without a deadline", settings(), deadline=None)
+# An example may take long on a busy machine, and so may drawing it; in CI hypothesis has no deadline anyway.
+settings.register_profile("without a deadline", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("without a deadline")
 
 

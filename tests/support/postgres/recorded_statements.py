@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).parents[3]
 STATEMENTS = _ROOT / "tests" / "integration" / "upgrade" / "statements.json"
-_IMPORT = re.compile(r"^from tracker_store\.\w+ import (?P<names>\([^)]*\)|[^\n]*)", re.MULTILINE)
-_MODULE = re.compile(r"^from tracker_store import (?P<names>[^\n]*)", re.MULTILINE)
+_IMPORT = re.compile(r"^from tracker_store\.[\w.]+ import (?P<names>\([^)]*\)|[^\n]*)", re.MULTILINE)
+_MODULE = re.compile(r"^from tracker_store(?:\.\w+)? import (?P<names>[^\n]*)", re.MULTILINE)
 # Modules with an owner's commands, which are no part of a running system.
 _OWNERS = ("checks.py", "event_triggers.py", "migrate.py", "programs.py", "roles.py", "schema_reference.py", "env.py")
 _QUERY = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b")
