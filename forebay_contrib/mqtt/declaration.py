@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from receiver_runtime.sources.fields.dialects import MQTT_FILTERS
+from receiver_runtime.sources.fields.dialects import BLANKS, Dialect
 from receiver_runtime.sources.fields.secret import Secret  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.fields.several import Several  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.fields.tcp import Host, Tls, address_of, parse_tls
@@ -23,6 +23,16 @@ _TLS_PORT = 8883
 _MOST_BYTES = 65_535  # MQTT's limit for a topic filter
 _KEY = re.compile(r"correlation_data|user_property:.+|json:[^.]+(\.[^.]+)*", re.DOTALL)
 _SHARE = "$share/"
+
+
+#: Topic filters of MQTT (4.7), as brokers grant them.
+_FILTERS = Dialect(
+    (
+        BLANKS,
+        (r"(^|/)\*(/|$)", "'+' stands for one level, and '#' for all the last ones"),
+        (r"(?i)^\$(share|queue|exclusive)/", "give the filter alone, and group"),
+    )
+)
 
 
 class Mqtt(Source):
@@ -124,7 +134,7 @@ class Mqtt(Source):
     def _check_topics(cls, topics: tuple[str, ...]) -> tuple[str, ...]:
         if not topics:
             raise ValueError("no topic is named: give at least one filter, as 'plant/#'")
-        MQTT_FILTERS.check(*topics)
+        _FILTERS.check(*topics)
         for topic in topics:
             levels = topic.split("/")
             odd = any("#" in level for level in levels[:-1]) or any(

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from receiver_runtime.sources.fields.dialects import NATS_SUBJECTS
+from receiver_runtime.sources.fields.dialects import Dialect
 from receiver_runtime.sources.fields.loopback import are_loopback
 from receiver_runtime.sources.fields.secret import Secret  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.fields.tcp import Servers, Tls, parse_tls
@@ -20,6 +20,17 @@ from receiver_runtime.sources.fields.units import parse_duration
 from receiver_runtime.sources.source import Guarantee, Source
 
 _NAME = re.compile(r"[^\s.*>/\\]+")
+
+
+#: Subjects of NATS: a wildcard is a whole word.
+_SUBJECTS = Dialect(
+    (
+        (r"(^|\.)[#+](\.|$)", "'*' stands for one word, and '>' for the rest"),
+        (r"[^.]\*|\*[^.]", "'*' stands for one whole word, as 'orders.*.paid'"),
+        (r"[^.]>|>.", "'>' stands for all the last words, as 'orders.>'"),
+        ("\0", "leave out the NUL"),
+    )
+)
 
 
 class NatsJetStream(Source):
@@ -54,6 +65,7 @@ class NatsJetStream(Source):
         ("timestamp", "timestamp[us, tz=UTC]"),
     )
     needs_extra: ClassVar[str | None] = "nats"
+    any_server_suffices: ClassVar[bool] = True
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE_DEDUPLICATED
     receiver_class: ClassVar[str] = "forebay_contrib.nats.receiver:NatsJetStreamReceiver"
 
@@ -94,7 +106,7 @@ class NatsJetStream(Source):
     def _check_subject(cls, subject: str | None) -> str | None:
         if subject is not None and (not subject or re.search(r"\s", subject) or "" in subject.split(".")):
             raise ValueError(f"{subject!r} is no subject: words with dots between, '*' for one word, '>' for the rest")
-        NATS_SUBJECTS.check(*([] if subject is None else [subject]))
+        _SUBJECTS.check(*([] if subject is None else [subject]))
         return subject
 
     @field_validator("credentials_file")

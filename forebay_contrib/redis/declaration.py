@@ -10,12 +10,15 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from receiver_runtime.sources.fields.dialects import REDIS_KEYS
+from receiver_runtime.sources.fields.dialects import BLANKS, Dialect
 from receiver_runtime.sources.fields.secret import Secret  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.fields.several import Several  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.fields.tcp import Host, Tls, address_of, parse_tls
 from receiver_runtime.sources.fields.units import parse_duration
 from receiver_runtime.sources.source import Guarantee, Source
+
+#: Keys of Redis, which are read by name.
+_KEYS = Dialect((BLANKS, (r"[*?]", "keys are read by name: give each, as streams=['orders:1', 'orders:2']")))
 
 
 class RedisStreams(Source):
@@ -78,7 +81,7 @@ class RedisStreams(Source):
             raise ValueError("no stream key is named: give at least one, as 'orders'")
         if len(set(streams)) != len(streams):
             raise ValueError("a stream key is named twice: name it once")
-        REDIS_KEYS.check(*streams)
+        _KEYS.check(*streams)
         return streams
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from receiver_runtime.sources.fields.dialects import ZEROMQ_TOPICS
+from receiver_runtime.sources.fields.dialects import Dialect
 from receiver_runtime.sources.fields.loopback import is_loopback
 from receiver_runtime.sources.fields.secret import Secret  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.fields.several import Several  # noqa: TC001  pydantic reads it
@@ -28,6 +28,10 @@ _MOST_PORT = 65_535
 _Z85 = string.digits + string.ascii_letters + ".-:+=^!/*?&<>()[]{}@%$#"
 _KEY_CHARACTERS = 40
 _GROUP = 5  # characters of Z85 that stand for four bytes
+
+
+#: Topics of ZeroMQ, which are the beginnings of messages.
+_TOPICS = Dialect(((r"[*#]$", "a topic is the beginning of a message: leave it out, as 'orders.'"),))
 
 
 class ZeroMQ(Source):
@@ -126,7 +130,7 @@ class ZeroMQ(Source):
     def _check_topics(cls, topics: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(topics)) != len(topics):
             raise ValueError("a topic is named twice: name it once")
-        ZEROMQ_TOPICS.check(*topics)
+        _TOPICS.check(*topics)
         return topics
 
     @field_validator("curve_server_key")

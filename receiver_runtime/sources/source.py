@@ -65,6 +65,10 @@ class Source(BaseModel):
     #: The record's columns as (name, Arrow type by name), fixed per kind of source (docs/how-to/sources). Empty: the
     #: receiver's class declares them.
     columns: ClassVar[tuple[tuple[str, str], ...]]
+    #: Whether one of several servers that it connects to is enough, because a client learns of the others from it.
+    any_server_suffices: ClassVar[bool] = False
+    #: Whether a field ``path`` is a pattern of paths.
+    path_is_pattern: ClassVar[bool] = False
     #: Its receiver, as ``module:Class``; loaded, with the broker's client, when a receiver is made.
     receiver_class: ClassVar[str] = ""
     #: The extra of the package ``forebay`` that its receivers need where the agent runs; None if they need none.

@@ -78,7 +78,7 @@ def check_source(stream: Stream, *, running: Collection[str]) -> Iterator[Findin
     yield from _reached(name, source, answering)
     path = getattr(source, "path", None)
     if isinstance(path, str):
-        yield _readable(name, path, is_pattern=source.kind == "followed_files")
+        yield _readable(name, path, is_pattern=source.path_is_pattern)
     if not places and not answering and path is None:
         yield Finding(name, Health.OK, f"{source.kind} {source.address}: its receiver knows where it reads; not tried")
 
@@ -88,8 +88,7 @@ def _reached(name: str, source: Source, answering: list[tuple[_SourcePlace, str]
         if not why:
             yield Finding(name, Health.OK, f"{place} answers")
         else:
-            # Of several servers of one cluster, one is enough for a client to find the others.
-            others = source.kind in ("kafka", "nats_jetstream") and any(not why for _, why in answering)
+            others = source.any_server_suffices and any(not why for _, why in answering)
             health = Health.WARNING if others else Health.FAILED
             way_out = "Start it, correct the address, or open the network between: receivers try again until then."
             yield Finding(name, health, f"{place} does not answer: {why}", way_out)

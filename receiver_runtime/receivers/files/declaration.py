@@ -120,6 +120,7 @@ class FollowedFiles(_FileSource):
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = _LINE_COLUMNS
+    path_is_pattern: ClassVar[bool] = True
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.files.followed.receiver:FollowedFilesReceiver"
 
     kind: Literal["followed_files"] = "followed_files"

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from receiver_runtime.sources.fields.dialects import check_librdkafka_numbers
 from receiver_runtime.sources.fields.loopback import are_loopback
 from receiver_runtime.sources.fields.secret import Secret
 from receiver_runtime.sources.fields.several import Several  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.fields.tcp import Servers  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.source import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,6 +55,18 @@ Option = str | int | float | bool
 _NOT_POSIX = re.compile(
     r"\\[A-Za-z0-9]|\(\?|[*+?}][?+]|\[\^?\]?[^\]]*\\|\[\[?:|\{(?!\d{1,3}(?:,\d{0,3})?\})|\(\||\|\)|\|\||^\||\|$"
 )
+
+
+_WHOLE = re.compile(r"\s*-?\d+\s*")
+_WHOLE_NUMBERS = (".ms", ".bytes", ".kbytes", ".messages")
+
+
+def _check_numbers(options: Iterable[tuple[str, object]]) -> None:
+    """Raise ValueError for a number with a unit: librdkafka takes `"10s"` of milliseconds for 10."""
+    for name, value in options:
+        if name.endswith(_WHOLE_NUMBERS) and not _WHOLE.fullmatch(str(value)):
+            unit = name.rpartition(".")[2]
+            raise ValueError(f"options: {name}={value!r} is no whole number of {unit}, which is all that it takes")
 
 
 class Kafka(Source):
@@ -93,6 +107,7 @@ class Kafka(Source):
         ("headers", "list<item: struct<key: string, value: binary>>"),
     )
     needs_extra: ClassVar[str | None] = "kafka"
+    any_server_suffices: ClassVar[bool] = True
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.kafka.receiver:KafkaReceiver"
 
     kind: Literal["kafka"] = "kafka"
@@ -179,7 +194,7 @@ class Kafka(Source):
                 raise ValueError(f"options: {name} is not to be set here: use {_OURS[name]}")
             # A secret is kept as its reference; a literal is refused.
             checked[name] = Secret.of(value).reference if name in _SECRET_OPTIONS else value
-        check_librdkafka_numbers(checked.items())
+        _check_numbers(checked.items())
         return checked
 
     @model_validator(mode="after")

@@ -9,10 +9,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +25,11 @@ class Dialect:
                     raise ValueError(f"{value!r} does not match what it seems to: {way_out}")
 
 
-_BLANKS = (r"^\s|\s$", "leave out the blanks at its ends")
+#: Every dialect's: a blank at an end is a slip, and matched.
+BLANKS = (r"^\s|\s$", "leave out the blanks at its ends")
 # Python's fnmatch and glob.
 _GLOB = (
-    _BLANKS,
+    BLANKS,
     (r"\[\^", "a class is negated by '!', as '[!a]*'"),
     (r"\{[^{}]*,[^{}]*\}", "braces stand for themselves: declare a stream for each"),
     (r"[?*+@!]\([^()]*\|", "parentheses stand for themselves: declare a stream for each"),
@@ -59,36 +56,5 @@ FILE_PATHS = Dialect(
     )
 )
 #: A directory, or a prefix of an object store, of which nothing is matched.
-PLAIN_PATHS = Dialect(((r"[*]", "it is a directory or a prefix, and its files are named by `pattern`"), _BLANKS))
+PLAIN_PATHS = Dialect(((r"[*]", "it is a directory or a prefix, and its files are named by `pattern`"), BLANKS))
 PLAIN_URLS = Dialect((*PLAIN_PATHS.foreign, ("#", "what follows '#' is no part of a key: choose another prefix")))
-#: Topic filters of MQTT (4.7), as brokers grant them.
-MQTT_FILTERS = Dialect(
-    (
-        _BLANKS,
-        (r"(^|/)\*(/|$)", "'+' stands for one level, and '#' for all the last ones"),
-        (r"(?i)^\$(share|queue|exclusive)/", "give the filter alone, and group"),
-    )
-)
-#: Subjects of NATS: a wildcard is a whole word.
-NATS_SUBJECTS = Dialect(
-    (
-        (r"(^|\.)[#+](\.|$)", "'*' stands for one word, and '>' for the rest"),
-        (r"[^.]\*|\*[^.]", "'*' stands for one whole word, as 'orders.*.paid'"),
-        (r"[^.]>|>.", "'>' stands for all the last words, as 'orders.>'"),
-        ("\0", "leave out the NUL"),
-    )
-)
-#: Keys of Redis, which are read by name.
-REDIS_KEYS = Dialect((_BLANKS, (r"[*?]", "keys are read by name: give each, as streams=['orders:1', 'orders:2']")))
-#: Topics of ZeroMQ, which are the beginnings of messages.
-ZEROMQ_TOPICS = Dialect(((r"[*#]$", "a topic is the beginning of a message: leave it out, as 'orders.'"),))
-_NUMBER = re.compile(r"\s*-?\d+\s*")
-_NUMBERS = (".ms", ".bytes", ".kbytes", ".messages")
-
-
-def check_librdkafka_numbers(options: Iterable[tuple[str, object]]) -> None:
-    """Raise ValueError for a number with a unit: librdkafka takes `"10s"` of milliseconds for 10."""
-    for name, value in options:
-        if name.endswith(_NUMBERS) and not _NUMBER.fullmatch(str(value)):
-            unit = name.rpartition(".")[2]
-            raise ValueError(f"options: {name}={value!r} is no whole number of {unit}, which is all that it takes")

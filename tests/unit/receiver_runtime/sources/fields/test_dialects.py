@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from receiver_runtime.sources.fields import dialects
 from receiver_runtime.sources.source import Source, SourceError
-from receiver_runtime.sources.source_registry import parse_source
+from receiver_runtime.sources.source_registry import parse_source, source_class, source_kinds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,7 +158,8 @@ def test_usual_patterns_of_paths_match(tmp_path: Path) -> None:
 
 
 def test_each_way_out_says_what_to_write() -> None:
-    found = [one for one in vars(dialects).values() if isinstance(one, dialects.Dialect)]
+    modules = [dialects, *(sys.modules[source_class(kind).__module__] for kind in source_kinds())]
+    found = {one for module in modules for one in vars(module).values() if isinstance(one, dialects.Dialect)}
     assert len(found) == 9
     for expression, way_out in {pair for dialect in found for pair in dialect.foreign}:
         re.compile(expression)
