@@ -94,7 +94,8 @@ class Tracker:
         self._link_cleaner = link_cleaner
         self._engine = engine
         self._clock = clock
-        self._name = name or holder_name(socket.gethostname(), os.getpid())
+        #: The name under which people see this tracker.
+        self.name = name or holder_name(socket.gethostname(), os.getpid())
         self._heartbeat_limit = heartbeat_limit_seconds
         self._term: int | None = None
         self._leader_watch: CounterWatch[int] = CounterWatch(LEADERSHIP_LIMIT_SECONDS, clock)
@@ -117,11 +118,6 @@ class Tracker:
         """Return the term in which this tracker leads, as far as it knows; None when it does not."""
         return self._term
 
-    @property
-    def name(self) -> str:
-        """Return the name under which people see this tracker."""
-        return self._name
-
     def lease_ages(self) -> dict[int, float]:
         """Return the seconds since each process's heartbeat counter moved, by id; empty unless this tracker leads.
 
@@ -131,14 +127,21 @@ class Tracker:
 
     def run(self, stop: threading.Event) -> None:
         """Tick every second until `stop`; then resign. Clean-up runs in its own threads, so that it delays no tick."""
-        threads = [
-            threading.Thread(target=target, args=(stop,), name=name, daemon=True)
-            for name, target in (
-                ("cleaner", self._clean_up),
-                ("link cleaner", self._clean_up_links),
-                ("leader's counter", self._vouch),
-            )
-        ]
+        roles: list[tuple[str, Callable[[], None]]] = [("leader's counter", lambda: self._vouch(stop))]
+        if (cleaner := self._cleaner) is not None:
+
+            def clean_up(connection: sa.Connection, term: int) -> bool:
+                return cleaner.cleanup_old_batches(connection, datetime.now(UTC), term=term).more
+
+            roles.append(("cleaner", lambda: self._clean_up(stop, "clean-up", clean_up)))
+        if (link_cleaner := self._link_cleaner) is not None:
+
+            def clean_up_links(connection: sa.Connection, term: int) -> bool:
+                link_cleaner.clean_up(connection, term=term, stopped=stop.is_set)
+                return False
+
+            roles.append(("link cleaner", lambda: self._clean_up(stop, "clean-up of links", clean_up_links)))
+        threads = [threading.Thread(target=run, name=name, daemon=True) for name, run in roles]
         for thread in threads:
             thread.start()
         outage = Outage("the tracker", self._clock)
@@ -197,35 +200,21 @@ class Tracker:
         except SURVIVED as error:
             log.warning("could not resign; the next leader waits for the time limit", error=str(error))
 
-    def _clean_up_links(self, stop: threading.Event) -> None:
-        while self._link_cleaner is not None and not stop.wait(CLEANUP_SECONDS):
-            term = self._term
-            if term is None:
-                continue
-            try:
-                with connect(self._engine) as connection:
-                    self._link_cleaner.clean_up(connection, term=term, stopped=stop.is_set)
-            except DeposedError:
-                log.info("clean-up of links ends: another tracker leads", term=term)
-            except (*SURVIVED, OSError) as error:
-                log.warning("clean-up of links failed, trying again", error=str(error))
-
-    def _clean_up(self, stop: threading.Event) -> None:
+    def _clean_up(self, stop: threading.Event, what: str, clean_up: Callable[[sa.Connection, int], bool]) -> None:
+        """Clean up at intervals while this tracker leads; at once again if ``clean_up`` says that there is more."""
         pause = CLEANUP_SECONDS
-        while self._cleaner is not None and not stop.wait(pause):
+        while not stop.wait(pause):
             pause = CLEANUP_SECONDS
             term = self._term
             if term is None:
                 continue
             try:
                 with connect(self._engine) as connection:
-                    report = self._cleaner.cleanup_old_batches(connection, datetime.now(UTC), term=term)
+                    pause = 0.0 if clean_up(connection, term) else CLEANUP_SECONDS
             except DeposedError:
-                log.info("clean-up ends: another tracker leads", term=term)
+                log.info(f"{what} ends: another tracker leads", term=term)
             except (*SURVIVED, OSError) as error:
-                log.warning("clean-up failed, trying again", error=str(error))
-            else:
-                pause = 0.0 if report.more else CLEANUP_SECONDS
+                log.warning(f"{what} failed, trying again", error=str(error))
 
     def tick(self, connection: sa.Connection) -> None:
         """Keep or try to take the leadership; when leading, do what is due."""
@@ -278,7 +267,7 @@ class Tracker:
         return self._take(connection, seen)
 
     def _take(self, connection: sa.Connection, seen: Leadership) -> bool:
-        self._term = take_leadership(connection, seen=seen, holder=self._name)
+        self._term = take_leadership(connection, seen=seen, holder=self.name)
         if self._term is None:
             return False
         # Observations of an earlier term are stale: every process gets the whole limit again.

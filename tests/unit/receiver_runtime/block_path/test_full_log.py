@@ -263,7 +263,7 @@ def _no_memory(*_: object, **__: object) -> None:
 
 def test_a_failing_reading_loop_ends_the_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = ReadingLoop()
-    monkeypatch.setattr(loop, "_welcome", _no_memory)
+    monkeypatch.setattr(loop, "_register_new", _no_memory)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     loop.start()
     ours, theirs = socket.socketpair()

@@ -119,7 +119,7 @@ def test_a_failing_loop_gives_every_connection_back(monkeypatch: pytest.MonkeyPa
     with mine, theirs, loop() as made:
         thread, errors = in_thread(lambda: made.wait(mine, Reader(mine)))
         eventually(lambda: len(made._selector.get_map()) == 2)
-        monkeypatch.setattr(made, "_welcome", _fail)
+        monkeypatch.setattr(made, "_register_new", _fail)
         with pytest.raises(ReadingLoopClosedError):
             made.wait(theirs, Reader(theirs))
         thread.join(20)
