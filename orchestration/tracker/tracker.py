@@ -227,12 +227,13 @@ class Tracker:
     def _tick(self, connection: sa.Connection) -> None:
         if not self._lead(connection):
             return
-        term = self._require_term()
+        if (term := self._term) is None:
+            raise RuntimeError("a tracker that does not lead may decide nothing")
         # A tick that could not even raise the counter is no failure of this tracker's: the driver log did not answer.
         self._failed_ticks += 1
-        self._expire_processes(connection)
-        self._fail_lost_attempts(connection)
-        # Read before what they count, so that a change during the looks is seen by the next tick.
+        self._expire_processes(connection, term)
+        _fail_lost_attempts(connection, term)
+        # Read before what they count, so that a change meanwhile is seen by the next tick.
         changes = read_changes(connection)
         is_changed = self._placement_watch.is_due(changes.placement, changes)
         if is_changed:
@@ -281,7 +282,7 @@ class Tracker:
         log.info("leading", term=self._term, after=seen.holder)
         return True
 
-    def _expire_processes(self, connection: sa.Connection) -> None:
+    def _expire_processes(self, connection: sa.Connection, term: int) -> None:
         unmoved = self._process_watch.unmoved(live_heartbeats(connection))
         if not unmoved:
             return
@@ -291,37 +292,28 @@ class Tracker:
             if process is None:
                 continue  # it has ended meanwhile
             why = f"no heartbeat from {process.kind} {process.name} for {self._heartbeat_limit:g} s"
-            outcome = expire_process(
-                connection, term=self._require_term(), process_id=process_id, heartbeat=heartbeat, why=why
-            )
+            outcome = expire_process(connection, term=term, process_id=process_id, heartbeat=heartbeat, why=why)
             log.warning("process expired", process=process.name, kind=process.kind.value, outcome=outcome)
 
-    def _fail_lost_attempts(self, connection: sa.Connection) -> None:
-        lost = batches.attempts_of_ended_processes(connection)
-        if not lost:
-            return
-        declarations = {row.pipeline_id: PipelineDeclaration.of(row.declaration) for row in list_pipelines(connection)}
-        for attempt in lost:
-            # A removed pipeline has no declaration, and gets no further attempt.
-            declared = declarations.get(attempt.pipeline_id)
-            batches.fail_attempt(
-                connection,
-                pipeline_id=attempt.pipeline_id,
-                batch_time=attempt.batch_time,
-                attempt=attempt.attempt,
-                run_id=attempt.run_id,
-                error=f"the process of run {attempt.run_id} ended before the batch was complete",
-                failure=AttemptFailure.LOST,
-                max_attempts=1 if declared is None else declared.max_attempts,
-                max_lost_attempts=1
-                if declared is None
-                else PipelineSettings.of_row(declared.settings).max_lost_attempts,
-                term=self._require_term(),
-            )
-            log.warning("attempt lost", run_id=attempt.run_id, attempt=attempt.attempt)
 
-    def _require_term(self) -> int:
-        if self._term is None:
-            message = "a tracker that does not lead may decide nothing"
-            raise RuntimeError(message)
-        return self._term
+def _fail_lost_attempts(connection: sa.Connection, term: int) -> None:
+    lost = batches.attempts_of_ended_processes(connection)
+    if not lost:
+        return
+    declarations = {row.pipeline_id: PipelineDeclaration.of(row.declaration) for row in list_pipelines(connection)}
+    for attempt in lost:
+        # A removed pipeline has no declaration, and gets no further attempt.
+        declared = declarations.get(attempt.pipeline_id)
+        batches.fail_attempt(
+            connection,
+            pipeline_id=attempt.pipeline_id,
+            batch_time=attempt.batch_time,
+            attempt=attempt.attempt,
+            run_id=attempt.run_id,
+            error=f"the process of run {attempt.run_id} ended before the batch was complete",
+            failure=AttemptFailure.LOST,
+            max_attempts=1 if declared is None else declared.max_attempts,
+            max_lost_attempts=1 if declared is None else PipelineSettings.of_row(declared.settings).max_lost_attempts,
+            term=term,
+        )
+        log.warning("attempt lost", run_id=attempt.run_id, attempt=attempt.attempt)
