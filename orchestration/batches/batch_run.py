@@ -296,8 +296,13 @@ def _run_outputs(
             of_attempt = OutputAttempt(
                 pipeline.name, pipeline_id, output.name, batch_time, attempt.number, attempt.run_id, runs, began_at
             )
-            compute = partial(output_result, output, batch, inputs, settings=settings, session=session)
-            written = run_output(engine, output, of_attempt, compute, replaces=attempt.replaces)
+            written = run_output(
+                engine,
+                output,
+                of_attempt,
+                lambda: output_result(output, batch, inputs, settings=settings, session=session),
+                replaces=attempt.replaces,
+            )
             publish(engine, pipeline_id, output, written.location, batch_time=batch_time)
             return OutputResult(
                 output.name,

@@ -7,7 +7,6 @@ committed.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import structlog
@@ -47,17 +46,20 @@ def run_output(
         written = output.sink.write(_checked(compute(), attempt), attempt)
         if written.refused:
             log.warning("rows were refused by the target, and put aside", output=output.name, rows=written.refused)
+
+    def commit(connection: sa.Connection) -> None:
+        outputs.commit_output(
+            connection,
+            pipeline_id=attempt.pipeline_id,
+            batch_time=attempt.batch_time,
+            attempt=attempt.attempt,
+            output=output.name,
+            location=written.location,
+            rows=written.rows,
+            to_publish=output.sink.publishes,
+        )
+
     # Wait through an outage: the result is computed, and the commit is idempotent.
-    commit = partial(
-        outputs.commit_output,
-        pipeline_id=attempt.pipeline_id,
-        batch_time=attempt.batch_time,
-        attempt=attempt.attempt,
-        output=output.name,
-        location=written.location,
-        rows=written.rows,
-        to_publish=output.sink.publishes,
-    )
     patiently(engine, commit, f"commit of {attempt.name}")
     return written
 

@@ -135,7 +135,7 @@ class BatchRunLauncher(RunLauncher[dg.DagsterInstance], ConfigurableClass):
         run = self._instance.get_run_by_id(run_id)
         if run is not None and is_batch_run(run.tags) and not run.is_finished:
             self._instance.report_engine_event(WHAT_CANCELLING_DOES, run)
-        if run is None or not self._may_be_handed_over(run):
+        if run is None or not _needs_driver_log(run, self._database_url):
             return bool(self._delegate.terminate(run_id))
         with self._connection() as connection:
             if run_worker(connection, run_id) is None:
@@ -149,10 +149,6 @@ class BatchRunLauncher(RunLauncher[dg.DagsterInstance], ConfigurableClass):
                 return True
             return request_cancel(connection, run_id)
 
-    def _may_be_handed_over(self, run: dg.DagsterRun) -> bool:
-        """Return whether the driver log must be read for a run; other runs need no driver log."""
-        return is_batch_run(run.tags) and (self._database_url or Settings().database_url) is not None
-
     @property
     def supports_check_run_worker_health(self) -> bool:
         """Return True: Dagster's run monitoring may ask for a run's health."""
@@ -161,7 +157,7 @@ class BatchRunLauncher(RunLauncher[dg.DagsterInstance], ConfigurableClass):
     def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
         """Return FAILED if the driver's process is known to have ended; the batch sensor makes the next attempt."""
         worker = why = None
-        if self._may_be_handed_over(run):
+        if _needs_driver_log(run, self._database_url):
             try:
                 with self._connection() as connection:
                     worker = run_worker(connection, run.run_id)
@@ -210,3 +206,8 @@ def _load(delegate: Mapping[str, Any]) -> RunLauncher[dg.DagsterInstance]:
     data = ConfigurableClassData(delegate["module"], delegate["class"], json.dumps(delegate["config"]))
     launcher: RunLauncher[dg.DagsterInstance] = data.rehydrate(as_type=RunLauncher)  # type: ignore[type-abstract]
     return launcher
+
+
+def _needs_driver_log(run: dg.DagsterRun, database_url: str | None) -> bool:
+    """Return whether the driver log must be read for a run; other runs need no driver log."""
+    return is_batch_run(run.tags) and (database_url or Settings().database_url) is not None

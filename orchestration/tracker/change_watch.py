@@ -1,7 +1,7 @@
-"""Decide when a part of the tracker looks at the driver log: when what it looks at has changed, and now and then.
+"""Decide when a part of the tracker scans the driver log: when what it reads has changed, and now and then.
 
 Owns which counter was seen, and since when a change may not be visible yet. It reads nothing, and never decides that a
-look is unnecessary for longer than `FULL_SCAN_SECONDS`: a change that no trigger counts is found then.
+scan is unnecessary for longer than `FULL_SCAN_SECONDS`: a change that no trigger counts is found then.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
 
     from tracker_store.receivers.changes import Changes
 
-# Longest time between two looks, in seconds.
+# Longest time between two scans, in seconds.
 FULL_SCAN_SECONDS = 30.0
-# How long, in seconds, each tick looks again while a transaction that was open at a change has not ended. A longer one,
-# most likely of another program in the same cluster, is followed up by the full looks.
+# How long, in seconds, each tick scans again while a transaction that was open at a change has not ended. A longer one,
+# most likely of another program in the same cluster, is followed up by the full scans.
 FOLLOW_SECONDS = 10.0
 
 
 class ChangeWatch:
-    """Decide when one part of the tracker must look. For one thread."""
+    """Decide when one part of the tracker must scan. For one thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Start with a look that is due; `clock` is monotonic, in seconds."""
+        """Start with a scan that is due; `clock` is monotonic, in seconds."""
         self._clock = clock
         self._counter: int | None = None
         self._moved_at = clock()
-        # Transactions below this id may have changes that were not visible at the last look; None: there are none.
+        # Transactions below this id may have changes that were not visible at the last scan; None: there are none.
         self._open_below: int | None = None
         self._scan_at = clock()
 
     def is_due(self, counter: int, changes: Changes) -> bool:
-        """Return whether to look now. After the look call `scanned`: without that, the next tick looks again."""
+        """Return whether to scan now. After the scan call `scanned`: without that, the next tick scans again."""
         now = self._clock()
         due = now >= self._scan_at
         if counter != self._counter:
@@ -51,5 +51,5 @@ class ChangeWatch:
         return due
 
     def scanned(self, again_in: float | None = None) -> None:
-        """Record that the look was finished; `again_in`: seconds until one is due without any change."""
+        """Record that the scan was finished; `again_in`: seconds until one is due without any change."""
         self._scan_at = self._clock() + min(FULL_SCAN_SECONDS if again_in is None else again_in, FULL_SCAN_SECONDS)

@@ -94,7 +94,8 @@ class Tracker:
         self._link_cleaner = link_cleaner
         self._engine = engine
         self._clock = clock
-        self._name = name or holder_name(socket.gethostname(), os.getpid())
+        #: The name under which people see this tracker.
+        self.name = name or holder_name(socket.gethostname(), os.getpid())
         self._heartbeat_limit = heartbeat_limit_seconds
         self._term: int | None = None
         self._leader_watch: CounterWatch[int] = CounterWatch(LEADERSHIP_LIMIT_SECONDS, clock)
@@ -117,11 +118,6 @@ class Tracker:
         """Return the term in which this tracker leads, as far as it knows; None when it does not."""
         return self._term
 
-    @property
-    def name(self) -> str:
-        """Return the name under which people see this tracker."""
-        return self._name
-
     def lease_ages(self) -> dict[int, float]:
         """Return the seconds since each process's heartbeat counter moved, by id; empty unless this tracker leads.
 
@@ -131,14 +127,21 @@ class Tracker:
 
     def run(self, stop: threading.Event) -> None:
         """Tick every second until `stop`; then resign. Clean-up runs in its own threads, so that it delays no tick."""
-        threads = [
-            threading.Thread(target=target, args=(stop,), name=name, daemon=True)
-            for name, target in (
-                ("cleaner", self._clean_up),
-                ("link cleaner", self._clean_up_links),
-                ("leader's counter", self._vouch),
-            )
-        ]
+        roles: list[tuple[str, Callable[[], None]]] = [("leader's counter", lambda: self._vouch(stop))]
+        if (cleaner := self._cleaner) is not None:
+
+            def clean_up(connection: sa.Connection, term: int) -> bool:
+                return cleaner.cleanup_old_batches(connection, datetime.now(UTC), term=term).more
+
+            roles.append(("cleaner", lambda: self._clean_up(stop, "clean-up", clean_up)))
+        if (link_cleaner := self._link_cleaner) is not None:
+
+            def clean_up_links(connection: sa.Connection, term: int) -> bool:
+                link_cleaner.clean_up(connection, term=term, stopped=stop.is_set)
+                return False
+
+            roles.append(("link cleaner", lambda: self._clean_up(stop, "clean-up of links", clean_up_links)))
+        threads = [threading.Thread(target=run, name=name, daemon=True) for name, run in roles]
         for thread in threads:
             thread.start()
         outage = Outage("the tracker", self._clock)
@@ -197,35 +200,21 @@ class Tracker:
         except SURVIVED as error:
             log.warning("could not resign; the next leader waits for the time limit", error=str(error))
 
-    def _clean_up_links(self, stop: threading.Event) -> None:
-        while self._link_cleaner is not None and not stop.wait(CLEANUP_SECONDS):
-            term = self._term
-            if term is None:
-                continue
-            try:
-                with connect(self._engine) as connection:
-                    self._link_cleaner.clean_up(connection, term=term, stopped=stop.is_set)
-            except DeposedError:
-                log.info("clean-up of links ends: another tracker leads", term=term)
-            except (*SURVIVED, OSError) as error:
-                log.warning("clean-up of links failed, trying again", error=str(error))
-
-    def _clean_up(self, stop: threading.Event) -> None:
+    def _clean_up(self, stop: threading.Event, what: str, clean_up: Callable[[sa.Connection, int], bool]) -> None:
+        """Clean up at intervals while this tracker leads; at once again if ``clean_up`` says that there is more."""
         pause = CLEANUP_SECONDS
-        while self._cleaner is not None and not stop.wait(pause):
+        while not stop.wait(pause):
             pause = CLEANUP_SECONDS
             term = self._term
             if term is None:
                 continue
             try:
                 with connect(self._engine) as connection:
-                    report = self._cleaner.cleanup_old_batches(connection, datetime.now(UTC), term=term)
+                    pause = 0.0 if clean_up(connection, term) else CLEANUP_SECONDS
             except DeposedError:
-                log.info("clean-up ends: another tracker leads", term=term)
+                log.info(f"{what} ends: another tracker leads", term=term)
             except (*SURVIVED, OSError) as error:
-                log.warning("clean-up failed, trying again", error=str(error))
-            else:
-                pause = 0.0 if report.more else CLEANUP_SECONDS
+                log.warning(f"{what} failed, trying again", error=str(error))
 
     def tick(self, connection: sa.Connection) -> None:
         """Keep or try to take the leadership; when leading, do what is due."""
@@ -238,12 +227,13 @@ class Tracker:
     def _tick(self, connection: sa.Connection) -> None:
         if not self._lead(connection):
             return
-        term = self._require_term()
+        if (term := self._term) is None:
+            raise RuntimeError("a tracker that does not lead may decide nothing")
         # A tick that could not even raise the counter is no failure of this tracker's: the driver log did not answer.
         self._failed_ticks += 1
-        self._expire_processes(connection)
-        self._fail_lost_attempts(connection)
-        # Read before what they count, so that a change during the looks is seen by the next tick.
+        self._expire_processes(connection, term)
+        _fail_lost_attempts(connection, term)
+        # Read before what they count, so that a change meanwhile is seen by the next tick.
         changes = read_changes(connection)
         is_changed = self._placement_watch.is_due(changes.placement, changes)
         if is_changed:
@@ -278,7 +268,7 @@ class Tracker:
         return self._take(connection, seen)
 
     def _take(self, connection: sa.Connection, seen: Leadership) -> bool:
-        self._term = take_leadership(connection, seen=seen, holder=self._name)
+        self._term = take_leadership(connection, seen=seen, holder=self.name)
         if self._term is None:
             return False
         # Observations of an earlier term are stale: every process gets the whole limit again.
@@ -292,7 +282,7 @@ class Tracker:
         log.info("leading", term=self._term, after=seen.holder)
         return True
 
-    def _expire_processes(self, connection: sa.Connection) -> None:
+    def _expire_processes(self, connection: sa.Connection, term: int) -> None:
         unmoved = self._process_watch.unmoved(live_heartbeats(connection))
         if not unmoved:
             return
@@ -302,37 +292,28 @@ class Tracker:
             if process is None:
                 continue  # it has ended meanwhile
             why = f"no heartbeat from {process.kind} {process.name} for {self._heartbeat_limit:g} s"
-            outcome = expire_process(
-                connection, term=self._require_term(), process_id=process_id, heartbeat=heartbeat, why=why
-            )
+            outcome = expire_process(connection, term=term, process_id=process_id, heartbeat=heartbeat, why=why)
             log.warning("process expired", process=process.name, kind=process.kind.value, outcome=outcome)
 
-    def _fail_lost_attempts(self, connection: sa.Connection) -> None:
-        lost = batches.attempts_of_ended_processes(connection)
-        if not lost:
-            return
-        declarations = {row.pipeline_id: PipelineDeclaration.of(row.declaration) for row in list_pipelines(connection)}
-        for attempt in lost:
-            # A removed pipeline has no declaration, and gets no further attempt.
-            declared = declarations.get(attempt.pipeline_id)
-            batches.fail_attempt(
-                connection,
-                pipeline_id=attempt.pipeline_id,
-                batch_time=attempt.batch_time,
-                attempt=attempt.attempt,
-                run_id=attempt.run_id,
-                error=f"the process of run {attempt.run_id} ended before the batch was complete",
-                failure=AttemptFailure.LOST,
-                max_attempts=1 if declared is None else declared.max_attempts,
-                max_lost_attempts=1
-                if declared is None
-                else PipelineSettings.of_row(declared.settings).max_lost_attempts,
-                term=self._require_term(),
-            )
-            log.warning("attempt lost", run_id=attempt.run_id, attempt=attempt.attempt)
 
-    def _require_term(self) -> int:
-        if self._term is None:
-            message = "a tracker that does not lead may decide nothing"
-            raise RuntimeError(message)
-        return self._term
+def _fail_lost_attempts(connection: sa.Connection, term: int) -> None:
+    lost = batches.attempts_of_ended_processes(connection)
+    if not lost:
+        return
+    declarations = {row.pipeline_id: PipelineDeclaration.of(row.declaration) for row in list_pipelines(connection)}
+    for attempt in lost:
+        # A removed pipeline has no declaration, and gets no further attempt.
+        declared = declarations.get(attempt.pipeline_id)
+        batches.fail_attempt(
+            connection,
+            pipeline_id=attempt.pipeline_id,
+            batch_time=attempt.batch_time,
+            attempt=attempt.attempt,
+            run_id=attempt.run_id,
+            error=f"the process of run {attempt.run_id} ended before the batch was complete",
+            failure=AttemptFailure.LOST,
+            max_attempts=1 if declared is None else declared.max_attempts,
+            max_lost_attempts=1 if declared is None else PipelineSettings.of_row(declared.settings).max_lost_attempts,
+            term=term,
+        )
+        log.warning("attempt lost", run_id=attempt.run_id, attempt=attempt.attempt)

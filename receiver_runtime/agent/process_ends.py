@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterable
 
-#: Seconds between two looks where the system has no pidfds.
+#: Seconds between two polls where the system has no pidfds.
 POLL_SECONDS = 0.05
 _MILLISECONDS = 1000
 

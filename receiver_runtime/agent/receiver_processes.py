@@ -318,7 +318,7 @@ class ReceiverProcesses:
 
 
 def _send(process: StartedProcess, message: Message) -> bool:
-    """Send a message; return whether it went out. The caller sends a failed one again at its next look."""
+    """Send a message; return whether it went out. The caller sends a failed one again at its next tick."""
     try:
         process.line.send(encode(message))
     except OSError:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 #: The hindrance "no progress for a long time". The others are those of blocks.
 PROGRESS = "make progress"
-_UNREACHED = "unreached"  # the degradation of a receiver that has restarted several times in a row
+#: The degradation of a receiver that has restarted several times in a row.
+UNREACHED = "unreached"
 
 
 class ReceiverStatus:
@@ -50,25 +51,21 @@ class ReceiverStatus:
         with self.lock:
             self._reason = reason
             if reached:
-                self._degradations.pop(_UNREACHED, None)
+                self._degradations.pop(UNREACHED, None)
             shown = self._calm_reason()
         if shown is not None:
             self._reporter.reason(shown)
 
-    def report_unreached(self, reason: str | None) -> None:
-        """Show that the receiver restarts again and again, or no longer (None)."""
-        self.report_degraded(_UNREACHED, reason)
-
     @property
     def is_unreached(self) -> bool:
         """Return whether the receiver has restarted several times in a row."""
-        return _UNREACHED in self._degradations
+        return UNREACHED in self._degradations
 
     def report_receiving(self) -> None:
         """Show that the receiver runs for long enough to count as healthy."""
         with self.lock:
             self._reason = "receiving"
-        self.report_unreached(None)
+        self.report_degraded(UNREACHED, None)
 
     def report_degraded(self, what: str, reason: str | None) -> None:
         """Show that something of the source is not received, or no longer (None)."""
@@ -81,7 +78,7 @@ class ReceiverStatus:
     def reset_degradations(self) -> None:
         """Forget what the receiver said before it was stopped: it is said again, if it is still so."""
         with self.lock:
-            for what in self._degradations.keys() - {_UNREACHED}:
+            for what in self._degradations.keys() - {UNREACHED}:
                 del self._degradations[what]
 
     # -- what keeps blocks from being registered ---------------------------------------------------------------------

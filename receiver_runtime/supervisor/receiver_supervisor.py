@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from receiver_runtime.block_path.block_path import BlockPath
+from receiver_runtime.reporting.receiver_status import UNREACHED
 from receiver_runtime.reporting.unfailing_reporter import describe
 from receiver_runtime.supervisor.attached_supervisor import AttachedSupervisor
 from receiver_runtime.supervisor.ending import Ending, report_ending
@@ -247,7 +248,7 @@ class ReceiverSupervisor:
             return
         # A source that hangs up once is there again soon.
         if self._backoff.failures:
-            self.status.report_unreached(f"trying again: {_sentence(restart)}")
+            self.status.report_degraded(UNREACHED, f"trying again: {_sentence(restart)}")
         delay = self._backoff.next_delay()
         self._start_at = self._clock.monotonic() + (delay if restart.delay is None else restart.delay)
         self._reporter.event(ReceiverEventKind.RESTARTED, restart.message, describe(restart.error))

@@ -39,7 +39,8 @@ from tracker_store.connection.commit_settings import CommitSettings, commit_sett
 from tracker_store.connection.engine import connect, create_engine, plain_connection
 from tracker_store.connection.errors import DriverLogError
 from tracker_store.install import migrate
-from tracker_store.server.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError
+from tracker_store.server.data_directory import EmbeddedPostgresError
+from tracker_store.server.embedded_postgres import EmbeddedPostgres
 from tracker_store.server.server_account import SHARED_USER
 
 if TYPE_CHECKING:

@@ -218,9 +218,9 @@ class Registrar:
             for queue in list(self._queues.values()):
                 try:
                     queue.refuse(failed)
-                except BaseException:  # noqa: BLE001  the next receiver has to be told too
+                except BaseException:  # noqa: BLE001  the others must be refused too
                     with contextlib.suppress(Exception):
-                        _log.exception("a receiver could not be told that the registrar failed")
+                        _log.exception("a receiver could not be refused after the registrar failed")
             _log.error("the registrar failed", exc_info=error)
 
     def _next_work(self) -> list[ReceiverQueue] | None:
@@ -322,7 +322,7 @@ class Registrar:
             try:
                 queue.on_lost(error)
             except Exception:  # noqa: BLE001  one receiver's fault must not reach the others
-                _log.exception("a receiver could not be told of lost commits", receiver_id=queue.receiver_id)
+                _log.exception("a receiver could not be ended after lost commits", receiver_id=queue.receiver_id)
 
     def _isolate(self, queues: Sequence[ReceiverQueue], error: Exception) -> None:
         """Find the receiver whose blocks made the database refuse a whole call with an error."""

@@ -16,7 +16,7 @@ google_crc32c, and nothing else.
 from __future__ import annotations
 
 import errno
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -35,9 +35,8 @@ from receiver_runtime.block_store.stores.identity import (
     IDENTITY_FILE,
     make_identity_file,
     read_identity,
-    require_identity,
 )
-from receiver_runtime.block_store.stores.root_directory import DurableDirectories, RootDirectory
+from receiver_runtime.block_store.stores.root_directory import RootDirectory, StoreDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -64,6 +63,9 @@ class LocalBlockStore:
         keys: decrypt encrypted blocks. None: they can't be decrypted.
     """
 
+    #: Of a file that was not synced, any part may have reached the disk.
+    crash_may_spoil = True
+
     def __init__(
         self,
         root: str | Path,
@@ -79,19 +81,14 @@ class LocalBlockStore:
         self._files = files or Files()
         self._keys = keys or BlockKeys()
         self._portions = Portions()
-        self._durable = DurableDirectories()
+        self._directory = StoreDirectory(self.root, self._files, expected)
         # Without an identity the root is created at most once: if it is gone later, it may not be mounted.
         self._may_make_root = expected is None
-
-    @property
-    def crash_may_spoil(self) -> bool:
-        """Return True: of a file that was not synced, any part may have reached the disk."""
-        return True
 
     def check(self) -> None:
         """Check that this is the expected store. See ``BlockStore``."""
         try:
-            with self._opened():
+            with self._directory.opened():
                 return
         except StoreUnavailableError as error:
             # Where no store is expected yet, the first segment makes its root.
@@ -124,8 +121,8 @@ class LocalBlockStore:
         """
         relative = _checked(path)
         if self._may_make_root:
-            self._make_root()
-        with self._opened() as root:
+            self._directory.make()
+        with self._directory.opened() as root:
             fd = root.create(relative)
         self._may_make_root = False
         return SegmentWriter(self._files, fd, self.root / relative, portions=self._portions)
@@ -155,7 +152,7 @@ class LocalBlockStore:
             return checked_frame(data, where, offset, length, crc32c)
         except (OSError, BlockMissingError, BlockCorruptError):
             # Find out whether the frame is missing in the store, or another store is in its place.
-            with self._opened() as root:
+            with self._directory.opened() as root:
                 try:
                     data = root.read(relative, length, offset)
                 except FileNotFoundError as error:
@@ -184,7 +181,7 @@ class LocalBlockStore:
             OSError: the system refused.
         """
         relative = _checked(path)
-        with self._opened() as root:
+        with self._directory.opened() as root:
             root.delete(relative)
 
     def segment_paths(self, under: str = "") -> Iterator[str]:
@@ -198,20 +195,20 @@ class LocalBlockStore:
         """
         if self._may_make_root and not self.root.is_dir():
             return
-        with self._opened() as root:
+        with self._directory.opened() as root:
             for path in root.paths(_checked(under) if under else None):
                 if path.parts[0] not in (ASIDE, NOTES) and not _is_identity(path):
                     yield path.as_posix()
 
     def leave_note(self, key: str, text: bytes) -> None:
         """Write a file in `_notes`; see ``Replica``."""
-        with self._opened() as root, suppress(FileExistsError):
+        with self._directory.opened() as root, suppress(FileExistsError):
             root.write_new(_NOTES / key, text)
 
     def take_notes(self) -> list[bytes]:
         """Return and remove the files in `_notes`; see ``Replica``."""
         notes = []
-        with self._opened() as root:
+        with self._directory.opened() as root:
             for name in root.names(_NOTES):
                 notes.append(root.read(_NOTES / name, _NOTE_BYTES, 0))
                 root.delete(_NOTES / name)
@@ -226,7 +223,7 @@ class LocalBlockStore:
             OSError: the system refused.
         """
         relative = _checked(path)
-        with self._opened() as root:
+        with self._directory.opened() as root:
             return _set_aside(root, relative)
 
     def scan(self, path: str) -> Iterator[ScannedItem]:
@@ -239,7 +236,7 @@ class LocalBlockStore:
         relative = _checked(path)
         if self._may_make_root and not self.root.is_dir():
             raise FileNotFoundError(errno.ENOENT, "there is no such directory yet", self.name)
-        with self._opened() as root:
+        with self._directory.opened() as root:
             yield from root.scan(relative)
 
     def restore_segment(self, path: str, frames: Iterable[tuple[int, bytes]]) -> None:
@@ -259,39 +256,13 @@ class LocalBlockStore:
         target = _checked(path)
         unfinished = target.with_name(f"{target.name}.restoring")
         if self._may_make_root:
-            self._make_root()
-        with self._opened() as root:
+            self._directory.make()
+        with self._directory.opened() as root:
             root.make_directories(target.parent)
             root.write_whole(unfinished, frames)
             if root.exists(target):
                 _set_aside(root, target)
             root.move(unfinished, target)
-
-    @contextmanager
-    def _opened(self) -> Iterator[RootDirectory]:
-        """Open the root, after checking its identity."""
-        try:
-            fd = self._files.open_directory(self.root)
-        except OSError as error:
-            mounted = "there is no such directory" if isinstance(error, FileNotFoundError) else str(error)
-            raise StoreUnavailableError(self.name, f"not mounted? {mounted}") from error
-        try:
-            if self._expected is not None:
-                try:
-                    found = read_identity(fd)
-                except OSError as error:
-                    raise StoreUnavailableError(self.name, f"{IDENTITY_FILE}: {error}") from error
-                require_identity(self.name, self._expected, found)
-            yield RootDirectory(self._files, fd, self._durable)
-        finally:
-            self._files.close(fd)
-
-    def _make_root(self) -> None:
-        """Create the missing part of the root's path, each entry durable."""
-        missing = [path for path in (self.root, *self.root.parents) if not path.is_dir()]
-        for path in reversed(missing):
-            self._files.make_directory(path)
-            self._files.sync_directory(path.parent)
 
 
 def _checked(path: str) -> PurePosixPath:

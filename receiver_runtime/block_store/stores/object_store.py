@@ -125,7 +125,10 @@ class ObjectBlockStore:
             within = self._objects.get_within(path, offset, length)
             if within is None:
                 # If everything is missing, the store is at fault, not this block.
-                self._require_root()
+                if self._expected is None:
+                    self._objects.require_any()
+                else:
+                    self.check()
                 raise BlockMissingError(self._objects.where(path), offset, length, "no such object") from None
             data = within
         return checked_frame(data, self._objects.where(path), offset, length, crc32c)
@@ -140,7 +143,10 @@ class ObjectBlockStore:
         objects = self._objects.of_segment(path)
         lost = {at for at in frames if holder_of(objects, at.offset, at.length) is None}
         if lost:
-            self._require_root()
+            if self._expected is None:
+                self._objects.require_any()
+            else:
+                self.check()
         return lost
 
     def scan(self, path: str) -> Iterator[ScannedItem]:
@@ -230,15 +236,6 @@ class ObjectBlockStore:
             self.set_aside(path)
         for name in names:
             self._objects.move(f"{unfinished}/{name}", f"{path}/{name}")
-
-    def _require_root(self) -> None:
-        """Raise StoreUnavailableError if the store is not the expected one, or empty, like a directory not mounted."""
-        if self._expected is not None:
-            self.check()
-            return
-        self._objects.require_bucket()
-        if not self._objects.has_any():
-            raise StoreUnavailableError(self.name, "there is nothing below this prefix")
 
 
 class ObjectSegment:

@@ -94,10 +94,6 @@ class RetriedObjects:
             if OBJECT_NAME.fullmatch(name := key.removeprefix(f"{path}/"))
         ]
 
-    def has_any(self) -> bool:
-        """Return whether there is any object."""
-        return self._call("list", self._objects.has_any)
-
     def free_prefix(self, wanted: str) -> str:
         """Return a prefix below which there is nothing: the wanted one, or with a number behind it."""
         target, number = wanted, 0
@@ -110,6 +106,12 @@ class RetriedObjects:
         """Raise StoreUnavailableError if there is no such bucket."""
         if not self._call("list", self._objects.bucket_exists):
             raise StoreUnavailableError(self._name, "there is no such bucket")
+
+    def require_any(self) -> None:
+        """Raise StoreUnavailableError if the prefix is empty, like a directory that is not mounted."""
+        self.require_bucket()
+        if not self._call("list", self._objects.has_any):
+            raise StoreUnavailableError(self._name, "there is nothing below this prefix")
 
     def _call(self, what: str, call: Callable[[], T]) -> T:
         """Make an idempotent call; retry it with backoff while it fails, for at most the time-out.

@@ -1,20 +1,24 @@
 """Use an open directory that was found to be the root of the block store; every name is looked up relative to it.
 
 So if a store is unmounted, or another is mounted, after the identity check, no write goes astray and no file is wrongly
-reported missing. Owns the directories below the root, and that new names survive a loss of power. It never makes the
-root.
+reported missing. Owns the directories below the root, and that new names survive a loss of power. It makes the root
+only where it is asked to.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from pathlib import PurePath, PurePosixPath
 from typing import TYPE_CHECKING
 
+from receiver_runtime.block_store.frames.errors import StoreUnavailableError
 from receiver_runtime.block_store.frames.segment import scan_segment
+from receiver_runtime.block_store.stores.identity import IDENTITY_FILE, read_identity, require_identity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
+    from pathlib import Path
 
     from receiver_runtime.block_store.frames.files import Files
     from receiver_runtime.block_store.frames.segment import ScannedItem
@@ -156,3 +160,44 @@ class RootDirectory:
     def sync(self, directory: PurePosixPath) -> None:
         """Make a directory's entries survive a loss of power."""
         self._files.sync_directory(directory, dir_fd=self.fd)
+
+
+class StoreDirectory:
+    """Open the root of a store in a directory, or make it.
+
+    Args:
+        path: absolute.
+        expected: the identities of which it must have one; None: any directory is accepted.
+    """
+
+    def __init__(self, path: Path, files: Files, expected: Collection[str] | None) -> None:
+        self._path = path
+        self._files = files
+        self._expected = expected
+        self._durable = DurableDirectories()
+
+    @contextmanager
+    def opened(self) -> Iterator[RootDirectory]:
+        """Open the root, after checking its identity."""
+        try:
+            fd = self._files.open_directory(self._path)
+        except OSError as error:
+            mounted = "there is no such directory" if isinstance(error, FileNotFoundError) else str(error)
+            raise StoreUnavailableError(str(self._path), f"not mounted? {mounted}") from error
+        try:
+            if self._expected is not None:
+                try:
+                    found = read_identity(fd)
+                except OSError as error:
+                    raise StoreUnavailableError(str(self._path), f"{IDENTITY_FILE}: {error}") from error
+                require_identity(str(self._path), self._expected, found)
+            yield RootDirectory(self._files, fd, self._durable)
+        finally:
+            self._files.close(fd)
+
+    def make(self) -> None:
+        """Create the missing part of the root's path, each entry durable."""
+        missing = [path for path in (self._path, *self._path.parents) if not path.is_dir()]
+        for path in reversed(missing):
+            self._files.make_directory(path)
+            self._files.sync_directory(path.parent)

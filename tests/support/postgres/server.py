@@ -17,12 +17,9 @@ class TcpPostgres(EmbeddedPostgres):
 
     def __init__(self, data_directory: Path) -> None:
         super().__init__(data_directory)
-        [self._port] = held_ports(self, 1)
-
-    @property
-    def port(self) -> int:
-        """Return the port, which is in the socket's name too."""
-        return self._port
+        # It is in the socket's name too.
+        [self.port] = held_ports(self, 1)
+        self._directory.port = self.port
 
     @property
     def listening(self) -> dict[str, str]:
@@ -36,7 +33,7 @@ class TcpPostgres(EmbeddedPostgres):
 
     def url(self, database: str = "forebay") -> str:
         """Return the superuser's URL by TCP."""
-        return through(super().url(database), self._port)
+        return through(super().url(database), self.port)
 
 
 class InstalledPostgres(EmbeddedPostgres):

@@ -21,7 +21,8 @@ import tracker_store.install.migrate
 from forebay.testing.postgres import PostgresProcess
 from tests.support.polling import eventually
 from tests.support.postgres.server import TcpPostgres
-from tracker_store.server.embedded_postgres import EmbeddedPostgresError, StopMode
+from tracker_store.server.data_directory import EmbeddedPostgresError
+from tracker_store.server.embedded_postgres import StopMode
 from tracker_store.server.server_account import directory_as_started
 
 if TYPE_CHECKING:

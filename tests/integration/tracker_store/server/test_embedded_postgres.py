@@ -24,12 +24,8 @@ from tests.support.polling import eventually
 from tests.support.postgres.server import InstalledPostgres, ends_within
 from tracker_store.install import migrate
 from tracker_store.server import server_account, server_socket
-from tracker_store.server.embedded_postgres import (
-    BinariesMissingError,
-    EmbeddedPostgres,
-    ForeignDataDirectoryError,
-    ServerNotReadyError,
-)
+from tracker_store.server.data_directory import ForeignDataDirectoryError
+from tracker_store.server.embedded_postgres import BinariesMissingError, EmbeddedPostgres, ServerNotReadyError
 from tracker_store.server.server_socket import SocketPathError
 
 if TYPE_CHECKING:

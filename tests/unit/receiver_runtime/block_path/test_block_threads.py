@@ -85,7 +85,7 @@ def threads(clock: ManualClock | None = None) -> Iterator[BlockThreads]:
 def push_threads(shared: BlockThreads) -> int:
     """Count the existing push threads, busy or idle."""
     with shared._lock:
-        return shared._busy + len(shared._idle)
+        return shared._pushing.busy + len(shared._pushing.idle)
 
 
 @contextmanager
