@@ -121,7 +121,7 @@ class ObjectBlockStore:
         path = _checked(path)
         try:
             data = self._objects.get(f"{path}/{offset:020d}", 0, length)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
             within = self._objects.get_within(path, offset, length)
             if within is None:
                 # If everything is missing, the store is at fault, not this block.
@@ -129,7 +129,7 @@ class ObjectBlockStore:
                     self._objects.require_any()
                 else:
                     self.check()
-                raise BlockMissingError(self._objects.where(path), offset, length, "no such object") from None
+                raise BlockMissingError(self._objects.where(path), offset, length, "no such object") from error
             data = within
         return checked_frame(data, self._objects.where(path), offset, length, crc32c)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from receiver_runtime.block_path.block_handler import BlockHandler
+from receiver_runtime.block_path.generator_state import GeneratorState
 from receiver_runtime.block_path.receiver_context import ReceiverContext
 from receiver_runtime.block_path.registration.registrar import Registrar
 from receiver_runtime.block_store.frames.encryption import BlockKeys
@@ -135,6 +136,8 @@ class Rig:
 
     def start(self) -> None:
         threading.Thread(target=self.supervisor.run, name="receiver 1 supervisor", daemon=True).start()
+        generator = self.supervisor.block_path.generator
+        eventually(lambda: generator.state is not GeneratorState.INITIALIZED)
 
     def end(self) -> Ending:
         ending = self.supervisor.lifecycle.await_termination(20)
