@@ -7,6 +7,7 @@ receiver of its kind does (``receiver_runtime.receivers``).
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, get_args
 
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from receiver_runtime.sources.fields.loopback import is_loopback
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 
 class SourceRule(StrEnum):
@@ -65,6 +66,8 @@ class Source(BaseModel):
     #: The record's columns as (name, Arrow type by name), fixed per kind of source (docs/how-to/sources). Empty: the
     #: receiver's class declares them.
     columns: ClassVar[tuple[tuple[str, str], ...]]
+    #: The fields that name what packages register, each with its entry point group.
+    plugin_fields: ClassVar[Mapping[str, str]] = {}
     #: Whether one of several servers that it connects to is enough, because a client learns of the others from it.
     any_server_suffices: ClassVar[bool] = False
     #: Whether a field ``path`` is a pattern of paths.
@@ -82,7 +85,7 @@ class Source(BaseModel):
     @property
     def plugins(self) -> Mapping[str, Sequence[str]]:
         """Return the names of what packages must have registered for its receivers, by entry point group."""
-        return {}
+        return {group: getattr(self, field) or () for field, group in self.plugin_fields.items()}
 
     def load(self) -> type:
         """Import the receiver's class, with the client that it needs, and return it. Raises SourceError."""

@@ -35,7 +35,7 @@ class Kind:
 
     `guarantee` is the default of a declaration, `guarantees` all that it can have. `columns` is empty if the receiver's
     class is not known, or if it has its columns only once it is created. `installed` says whether the `extra` is
-    installed in this environment.
+    installed in this environment. `choices` are what packages register for a field.
     """
 
     kind: str
@@ -49,6 +49,7 @@ class Kind:
     columns: dict[str, str] = field(default_factory=dict)
     extra: str | None = None
     installed: bool = True
+    choices: dict[str, list[str]] = field(default_factory=dict)
 
 
 def known_kinds() -> list[Kind]:
@@ -78,6 +79,7 @@ def _kind(name: str, entry: EntryPoint) -> Kind:
         columns=dict(source.columns),
         extra=source.needs_extra,
         installed=source.needs_extra is None or is_installed(source.needs_extra),
+        choices={field_name: list(registered(group)) for field_name, group in source.plugin_fields.items()},
     )
 
 
@@ -123,6 +125,8 @@ def _lines(kind: Kind) -> Table:
     table.add_row("  fields", fields or "none")
     table.add_row("  columns", ", ".join(kind.columns) or "the receiver's")
     table.add_row("  guarantee", "; or ".join(kind.guarantees) or "the receiver's")
+    for name, choices in kind.choices.items():
+        table.add_row(f"  {name}", ", ".join(choices))
     if kind.extra is not None:
         table.add_row("  extra", f"{kind.extra}: {'installed' if kind.installed else 'not installed'}")
     return table

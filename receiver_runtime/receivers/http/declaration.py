@@ -17,7 +17,7 @@ from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
 from receiver_runtime.sources.source import Guarantee, Source, SourceRule
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 #: A package registers its protocols of HTTP senders in this entry point group: ``NAME = "package.module:Class"``.
 HTTP_PROTOCOLS = "forebay.http_protocols"
@@ -85,6 +85,7 @@ class Http(Source):
         ("attributes", "map<string, string>"),
     )
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE_DEDUPLICATED
+    plugin_fields: ClassVar[Mapping[str, str]] = {"protocols": HTTP_PROTOCOLS}
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.http.receiver:HttpReceiver"
 
     kind: Literal["http"] = "http"
@@ -107,11 +108,6 @@ class Http(Source):
     parse_timeout: Seconds = 10.0
     idle_timeout: Seconds = 75.0
     acknowledgement_timeout: Seconds = 30.0
-
-    @property
-    def plugins(self) -> Mapping[str, Sequence[str]]:
-        """See ``Source``."""
-        return {HTTP_PROTOCOLS: self.protocols or ()}
 
     @property
     def source_rule(self) -> SourceRule:
