@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestration.batches.store_away import store_away
+from orchestration.batches.unavailable_store import unavailable_store
 from tracker_store.connection.errors import TRANSIENT, AttemptSupersededError
 from tracker_store.schema.states import AttemptFailure
 
@@ -61,7 +61,7 @@ class Failure:
 
 def failure_of(error: BaseException, spark_ended: Callable[[], str | None]) -> Failure:
     """Judge the error of an output or attempt; `spark_ended` returns how the run's Spark ended, None while it lives."""
-    if (away := store_away(error)) is not None:
+    if (away := unavailable_store(error)) is not None:
         return Failure(AttemptFailure.BLOCKED, away[:LONGEST])
     message = f"{type(error).__name__}: {error}"
     if any(isinstance(cause, TRANSIENT) for cause in _chain(error)):

@@ -27,7 +27,7 @@ from orchestration.batches.output_run import run_output
 from orchestration.batches.publishing import publish, publish_what_is_left
 from orchestration.declarations.batch import Batch
 from orchestration.declarations.sink import OutputAttempt
-from orchestration.spark.patience import patiently
+from orchestration.spark.statement_retry import retry_statement
 from tracker_store.batches import batch_outputs, batches
 from tracker_store.batches.input_metadata import record_input_metadata
 from tracker_store.batches.outputs import commits_of_batch
@@ -249,7 +249,7 @@ def _record_failure(
     )
     with _logged("could not record that the attempt failed"):
         # A commit that failed for the same reason has waited already: don't wait as long again.
-        state = patiently(engine, fail, "the attempt's failure", seconds=RECORD_SECONDS)
+        state = retry_statement(engine, fail, "the attempt's failure", seconds=RECORD_SECONDS)
         if state is BatchState.QUARANTINED and not attempt.is_replay:
             with connect(engine) as connection:
                 row = get_pipeline(connection, pipeline.name)
@@ -326,7 +326,7 @@ def _run_outputs(
         on_committed=on_committed,
         on_failed=partial(_record_failed_output, engine, attempt),
     ).run_all(spark.threads() if at_once > 1 else None, at_once=at_once)
-    patiently(engine, partial(_complete, attempt, results), "the batch's completion")
+    retry_statement(engine, partial(_complete, attempt, results), "the batch's completion")
     with connect(engine) as connection:
         report_lost_blocks(connection, lost, pipeline=pipeline.name, batch_time=batch_time)
     publish_what_is_left(engine, pipeline, pipeline_id)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import structlog
 
 from orchestration.declarations.sink import SinkError
-from orchestration.spark.patience import patiently
+from orchestration.spark.statement_retry import retry_statement
 from tracker_store.batches import outputs
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def run_output(
         )
 
     # Wait through an outage: the result is computed, and the commit is idempotent.
-    patiently(engine, commit, f"commit of {attempt.name}")
+    retry_statement(engine, commit, f"commit of {attempt.name}")
     return written
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from orchestration.declarations.sink import SinkError
-from orchestration.spark.patience import patiently
+from orchestration.spark.statement_retry import retry_statement
 from tracker_store.batches import outputs
 from tracker_store.connection.engine import connect, named_failures
 from tracker_store.connection.errors import DriverLogError
@@ -48,7 +48,7 @@ def publish(engine: sa.Engine, pipeline_id: int, output: Output, location: str, 
         output.sink.publish(location, batch_time=batch_time)
         return
     show = partial(_publish_committed, pipeline_id, output, batch_time)
-    patiently(engine, show, f"publishing of output {output.name!r}")
+    retry_statement(engine, show, f"publishing of output {output.name!r}")
 
 
 def publish_what_is_left(engine: sa.Engine, pipeline: Pipeline, pipeline_id: int, *, most: int = MOST_LEFT) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestration.batches.batch_inputs import read_batch_inputs
-from orchestration.batches.store_away import store_away
+from orchestration.batches.unavailable_store import unavailable_store
 from orchestration.declarations.batch import Batch
 from tracker_store.batches import batches
 from tracker_store.batches.pipelines import get_pipeline
@@ -144,7 +144,7 @@ class BatchTrial:
             try:
                 self._compute(output, inputs)
             except Exception as error:  # the user's function may raise anything
-                if store_away(error):
+                if unavailable_store(error):
                     raise
                 return f"{output.name}: {type(error).__name__}: {error}"
         return ""

@@ -40,7 +40,7 @@ MAX_BLOCKS = "maxblockspertrigger"
 MAX_RECORDS = "maxrecordspertrigger"
 
 # How long a trigger waits for an unavailable driver log before the query fails.
-PATIENCE_SECONDS = 60.0
+RETRY_SECONDS = 60.0
 
 
 class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -170,13 +170,13 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._reader
 
     def _asked(self, call: Callable[[sa.Connection], Answer]) -> Answer:
-        """Return the result of `call`, with retries for PATIENCE_SECONDS: every call is idempotent."""
-        from orchestration.spark.patience import patiently  # noqa: PLC0415  tasks need no SQLAlchemy
+        """Return the result of `call`, with retries for RETRY_SECONDS: every call is idempotent."""
         from orchestration.spark.reading.batch_reader import planner_engine  # noqa: PLC0415  as above
+        from orchestration.spark.statement_retry import retry_statement  # noqa: PLC0415  tasks need no SQLAlchemy
 
         if self._engine is None:
             self._engine = planner_engine(self._options.get("database_url"))
-        return patiently(self._engine, call, "plan a streaming query's batch", seconds=PATIENCE_SECONDS)
+        return retry_statement(self._engine, call, "plan a streaming query's batch", seconds=RETRY_SECONDS)
 
 
 def _limit(options: dict[str, str], name: str) -> int | None:

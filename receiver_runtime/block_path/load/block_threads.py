@@ -24,7 +24,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from receiver_runtime.block_path.load.push_threads import PATIENCE_SECONDS, GuardedCalls, PushThreads
+from receiver_runtime.block_path.load.push_threads import RETRY_SECONDS, GuardedCalls, PushThreads
 from receiver_runtime.watching.clock import Clock
 
 #: Called with what a call has raised; must return at once.
@@ -127,7 +127,7 @@ class BlockThreads:
         with self._lock:
             now = self._clock.monotonic()
             if not self._pushing.add(now, action, on_death):
-                if now + PATIENCE_SECONDS < self._wakes_at:
+                if now + RETRY_SECONDS < self._wakes_at:
                     self._changed.notify_all()
                 return
             thread = self._pushing.next_idle()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 #: Seconds that work may wait before another thread is started …
-PATIENCE_SECONDS = 0.05
+RETRY_SECONDS = 0.05
 # … or, from this many threads on, seconds in which no work was begun. More threads than that don't make a slow disk
 # faster, least of all on an overloaded processor.
 _MANY = 16
@@ -135,7 +135,7 @@ class PushThreads:
         if not self._work or self.busy >= self._bound():
             return math.inf
         since = self._work[0][0]
-        return max((since if self.busy < _MANY else max(since, self._begun_at)) + PATIENCE_SECONDS, self._none_before)
+        return max((since if self.busy < _MANY else max(since, self._begun_at)) + RETRY_SECONDS, self._none_before)
 
     def relieve(self, now: float) -> bool:
         """Return whether work has waited too long, and count another thread as busy then."""

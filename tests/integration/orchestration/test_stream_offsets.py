@@ -127,7 +127,7 @@ def test_a_briefly_unavailable_driver_log_is_waited_for(
         return 7
 
     assert ours._asked(answer) == 7
-    monkeypatch.setattr(stream_reader, "PATIENCE_SECONDS", -1.0)
+    monkeypatch.setattr(stream_reader, "RETRY_SECONDS", -1.0)
     asked.clear()
     with pytest.raises(DriverLogUnavailableError, match="away"):
         ours._asked(answer)

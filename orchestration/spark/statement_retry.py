@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 # How long to retry: long enough for a restart of the server or a failover. Giving up costs only another attempt.
-PATIENCE_SECONDS = 120.0
+RETRY_SECONDS = 120.0
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 5.0
 
@@ -28,12 +28,12 @@ Result = TypeVar("Result")
 log = structlog.get_logger(__name__)
 
 
-def patiently(
+def retry_statement(
     engine: sa.Engine,
     statement: Callable[[sa.Connection], Result],
     what: str,
     *,
-    seconds: float = PATIENCE_SECONDS,
+    seconds: float = RETRY_SECONDS,
     pause: Callable[[float], None] = time.sleep,
 ) -> Result:
     """Return the answer of `statement`; retry with backoff for `seconds` while the driver log is unavailable.
@@ -50,7 +50,7 @@ def patiently(
     def on_failure(error: Exception, delay: float) -> None:
         if time.monotonic() + delay > give_up_at:
             raise error
-        log.warning("the driver log is away, trying again", what=what, pause_seconds=delay, error=str(error))
+        log.warning("the driver log is unavailable, trying again", what=what, pause_seconds=delay, error=str(error))
 
     return until_answered(ask, delay=lambda: next(delays), on_failure=on_failure, pause=pause)
 

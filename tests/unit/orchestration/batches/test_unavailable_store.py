@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestration.batches.store_away import store_away
+from orchestration.batches.unavailable_store import unavailable_store
 from receiver_runtime.block_store.frames.errors import (
     BlockAlteredError,
     BlockKeyError,
@@ -35,7 +35,7 @@ def caused_by(cause: Exception) -> Exception:
 
 @pytest.mark.parametrize("error", [AWAY, caused_by(AWAY), SparkError(TEXT), caused_by(SparkError(TEXT))])
 def test_unavailable_store_is_recognized_and_its_message_returned(error: Exception) -> None:
-    assert store_away(error) == str(AWAY)
+    assert unavailable_store(error) == str(AWAY)
 
 
 NO_KEY = BlockKeyError("00aa", "the block at /blocks/1, offset 0, is encrypted with the key 00aa, which …: name it")
@@ -46,7 +46,7 @@ NO_KEY = BlockKeyError("00aa", "the block at /blocks/1, offset 0, is encrypted w
     [NO_KEY, caused_by(NO_KEY), SparkError(TEXT.replace(f"StoreUnavailableError: {AWAY}", f"BlockKeyError: {NO_KEY}"))],
 )
 def test_a_missing_key_is_recognized_as_well(error: Exception) -> None:
-    assert store_away(error) == str(NO_KEY)
+    assert unavailable_store(error) == str(NO_KEY)
 
 
 @pytest.mark.parametrize(
@@ -61,4 +61,4 @@ def test_a_missing_key_is_recognized_as_well(error: Exception) -> None:
     ],
 )
 def test_anything_else_counts_as_a_failure(error: Exception) -> None:
-    assert store_away(error) is None
+    assert unavailable_store(error) is None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _IN_TEXT = re.compile(rf"\b(?:{StoreUnavailableError.__name__}|{BlockKeyError.__name__}): (?P<what>[^\n]+)")
 
 
-def store_away(error: BaseException) -> str | None:
+def unavailable_store(error: BaseException) -> str | None:
     """Return the error if the store could not be reached, or a key is missing; None for any other reason."""
     for cause in _chain(error):
         if isinstance(cause, StoreUnavailableError | BlockKeyError):

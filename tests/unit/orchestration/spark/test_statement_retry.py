@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from orchestration.spark import patience
-from orchestration.spark.patience import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, patiently
+from orchestration.spark import statement_retry
+from orchestration.spark.statement_retry import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, retry_statement
 from tracker_store.connection.errors import AttemptSupersededError, DriverLogUnavailableError, OutcomeUnknownError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def _no_database(monkeypatch: pytest.MonkeyPatch) -> None:
     def connect(engine: object) -> Iterator[object]:
         yield engine
 
-    monkeypatch.setattr(patience, "connect", connect)
+    monkeypatch.setattr(statement_retry, "connect", connect)
 
 
 class Statement:
@@ -45,7 +45,7 @@ NO_ENGINE = cast("sa.Engine", None)
 def test_an_outage_is_waited_out_with_growing_bounded_pauses() -> None:
     pauses: list[float] = []
     away = [DriverLogUnavailableError(), OutcomeUnknownError(), *[DriverLogUnavailableError()] * 6]
-    assert patiently(NO_ENGINE, Statement(*away), "commit", pause=pauses.append) == "done"
+    assert retry_statement(NO_ENGINE, Statement(*away), "commit", pause=pauses.append) == "done"
     assert pauses[:2] == [FIRST_PAUSE_SECONDS, 2 * FIRST_PAUSE_SECONDS]
     assert pauses[-1] == LONGEST_PAUSE_SECONDS == max(pauses)
     assert len(pauses) == len(away)
@@ -54,10 +54,10 @@ def test_an_outage_is_waited_out_with_growing_bounded_pauses() -> None:
 def test_a_refusal_is_raised_at_once() -> None:
     statement = Statement(AttemptSupersededError(), DriverLogUnavailableError())
     with pytest.raises(AttemptSupersededError):
-        patiently(NO_ENGINE, statement, "commit", pause=lambda _: None)
+        retry_statement(NO_ENGINE, statement, "commit", pause=lambda _: None)
     assert len(statement.errors) == 1
 
 
 def test_a_lasting_outage_is_raised() -> None:
     with pytest.raises(DriverLogUnavailableError):
-        patiently(NO_ENGINE, Statement(DriverLogUnavailableError()), "commit", seconds=0.0, pause=lambda _: None)
+        retry_statement(NO_ENGINE, Statement(DriverLogUnavailableError()), "commit", seconds=0.0, pause=lambda _: None)
