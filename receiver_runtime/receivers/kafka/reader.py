@@ -37,9 +37,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
+from receiver_runtime.receivers.kafka.broker_questions import BROKER_SECONDS
 from receiver_runtime.receivers.kafka.library import ColumnFetcher, Library, LibraryError
 from receiver_runtime.receivers.kafka.partition_rates import PartitionRates
-from receiver_runtime.receivers.kafka.places import BROKER_SECONDS, KafkaPlaces, Look, OutOfRangeError, Partition
+from receiver_runtime.receivers.kafka.places import KafkaPlaces, Look, OutOfRangeError, Partition
 from receiver_runtime.receivers.kafka.records import BadRecord, RecordRun, Records, records_of
 from receiver_runtime.receivers.linked_hand_over import LinkedHandOver
 from tracker_store.blocks.blocks import OffsetLink
@@ -558,7 +559,7 @@ class KafkaReader:
     def _look_again(self) -> None:
         """Ask the brokers again for what they could not answer yet."""
         began = time.monotonic()
-        begun = self._places.begin()
+        begun = self._places.beginning.record()
         if self._waiting:
             self._open_waiting()
         elif begun:
