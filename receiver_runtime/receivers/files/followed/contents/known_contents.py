@@ -78,7 +78,8 @@ class KnownContents:
     """
 
     def __init__(self, source: str, prefix: str, driver_log: ReceiverDriverLog) -> None:
-        self._source = source
+        #: The name of the source in the driver log.
+        self.source = source
         self._prefix = prefix
         self._driver_log = driver_log
         self._positions: dict[str, Position] = {}
@@ -120,7 +121,7 @@ class KnownContents:
 
     def refresh(self) -> None:
         """Ask the driver log what it has."""
-        self.learn(self._driver_log.all_of(self._source))
+        self.learn(self._driver_log.all_of(self.source))
 
     def _learn_name(self, name: str) -> None:
         own = name.removeprefix(self._prefix)
@@ -251,18 +252,18 @@ class KnownContents:
         """
         claim = f"{self._prefix}=+{copy_number(name)}:{fingerprint[0]}-{fingerprint[1]}"
         number = int(inode, 16)
-        if self._driver_log.open_partition(self._source, claim, number).offset != number:
+        if self._driver_log.open_partition(self.source, claim, number).offset != number:
             return False
         self._claimed.add(name)
         return True
 
     def register(self, name: str) -> None:
         """Register a name that needs no position, without a block."""
-        self._positions[name] = self._driver_log.open_partition(self._source, name, 0)
+        self._positions[name] = self._driver_log.open_partition(self.source, name, 0)
 
     def register_at(self, name: str, offset: int) -> Position:
         """Register, without a block, that a content is read from ``offset``; return where it is read from."""
-        at = self._positions[name] = self._driver_log.open_partition(self._source, name, offset)
+        at = self._positions[name] = self._driver_log.open_partition(self.source, name, offset)
         return at
 
     def register_second(self, here: At, second: Fingerprint) -> None:
@@ -300,11 +301,11 @@ class KnownContents:
         """End, with the next block of ``other``, a name that the same content had beside that one."""
         at = self._positions.get(name)
         generation = 0 if at is None else at.generation + 1
-        other.before.append(OffsetLink(self._source, name, generation, ORIGIN, beyond, LinkKind.ORIGIN))
+        other.before.append(OffsetLink(self.source, name, generation, ORIGIN, beyond, LinkKind.ORIGIN))
 
     def _link(self, reading: Reading, name: str, value: int) -> None:
         if name not in self._positions:
-            reading.before.append(OffsetLink(self._source, name, 0, ORIGIN, value, LinkKind.ORIGIN))
+            reading.before.append(OffsetLink(self.source, name, 0, ORIGIN, value, LinkKind.ORIGIN))
 
     # -- what is forgotten -------------------------------------------------------------------------------------------
 
@@ -345,7 +346,7 @@ class KnownContents:
 
     def forget(self, names: list[str]) -> None:
         """Have the driver log forget these names."""
-        self._driver_log.forget(self._source, names)
+        self._driver_log.forget(self.source, names)
         self.refresh()
 
     def _superseded(self, is_ours: Callable[[str], bool]) -> list[str]:
