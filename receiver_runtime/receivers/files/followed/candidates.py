@@ -64,7 +64,7 @@ class Candidates:
         name = self._identity.find_last_here(file, head, is_certain=is_certain)
         if name is None:
             return False
-        found = self._known.fingerprint_in(name)
+        found = self._known.names.fingerprint_in(name)
         assert found is not None
         file.fingerprint = found
         reading = Reading(name)

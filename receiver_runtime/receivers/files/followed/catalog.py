@@ -120,9 +120,9 @@ class FollowedCatalog:
             return
         self._changes.note(found, now)
         self._changes.check_changed()
-        at_end = self._starts_at_end and not self._known.is_registered(self._known.start_name)
+        at_end = self._starts_at_end and not self._known.is_registered(self._known.names.start)
         if self._naming.name_files(now, at_end=at_end) and at_end:
-            self._known.register(self._known.start_name)
+            self._known.register(self._known.names.start)
         self._retirement.give_up_gone(now)
         self._marks.mark_done()
         self._marks.mark_idle(now)

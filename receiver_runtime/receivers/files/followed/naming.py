@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from receiver_runtime.receivers.files.file_kinds import UnreadableKindError
 from receiver_runtime.receivers.files.followed.candidates import Pass
 from receiver_runtime.receivers.files.followed.contents.comparisons import read_head
+from receiver_runtime.receivers.files.followed.contents.content_names import copy_number
 from receiver_runtime.receivers.files.followed.contents.fingerprints import (
     FINGERPRINT_BYTES,
     fingerprint_length,
     fingerprint_of,
 )
-from receiver_runtime.receivers.files.followed.contents.known_contents import copy_number
 from receiver_runtime.receivers.files.followed.reports import Failure
 from receiver_runtime.receivers.files.records import Reading
 
@@ -130,7 +130,7 @@ class Naming:
             # Other receivers may have read more of it than this look saw.
             with contextlib.suppress(OSError):
                 file.size = file.tree.status(file.path).st_size
-        file.done_name = None if checksum is None else self._known.done_name(checksum)
+        file.done_name = None if checksum is None else self._known.names.done(checksum)
         file.fingerprint = fingerprint_of(head, length)
         if file.done_name is not None and self._known.is_registered(file.done_name):
             file.done = True
@@ -161,7 +161,7 @@ class Naming:
         alike = self._known.with_fingerprint(file.fingerprint)
         if alike:
             self._report_same_lines(file, head, alike)
-        own = self._known.own_name(file.inode, file.fingerprint)
+        own = self._known.names.own(file.inode, file.fingerprint)
         taken = {copy_number(name) for name in alike}
         number = next(n for n in itertools.count() if n not in taken)
         return f"{own}~{number}" if number else own
