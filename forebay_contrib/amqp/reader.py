@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from forebay_contrib.amqp.client import DecodedProperties
     from forebay_contrib.amqp.declaration import Amqp
-    from receiver_runtime.receivers.keyed_hand_over import HandedOver
+    from receiver_runtime.receivers.keyed_blocks import HandedOver
     from receiver_runtime.supervisor.receiver import Receiver
 
 _log = structlog.get_logger(__name__)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from forebay_contrib.redis.declaration import RedisStreams
-    from receiver_runtime.receivers.keyed_hand_over import HandedOver
+    from receiver_runtime.receivers.keyed_blocks import HandedOver
     from receiver_runtime.supervisor.receiver import Receiver
 
 _log = structlog.get_logger(__name__)

@@ -26,7 +26,7 @@ from forebay_contrib.mqtt.declaration import Mqtt
 from forebay_contrib.mqtt.receiver import MqttReceiver
 from forebay_contrib.mqtt.session import MqttSession
 from forebay_contrib.mqtt.tests.mqtt_source import MqttTopic
-from receiver_runtime.receivers.keyed_hand_over import HandedOver
+from receiver_runtime.receivers.keyed_blocks import HandedOver
 from receiver_runtime.sources.fields.tcp import Tls
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from tests.support.brokers.mosquitto import Mosquitto
