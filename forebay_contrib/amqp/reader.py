@@ -24,11 +24,11 @@ import structlog
 from pika.exceptions import AMQPError
 
 from forebay_contrib.amqp.client import TolerantConnection
+from forebay_contrib.amqp.parameters import connection_parameters
 from forebay_contrib.amqp.records import Message, batch_of, keys_of, text_of
 from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
-from receiver_runtime.receivers.tcp import client_context
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from forebay_contrib.amqp.client import DecodedProperties
     from forebay_contrib.amqp.declaration import Amqp
-    from receiver_runtime.receivers.keyed_hand_over import HandedOver
+    from receiver_runtime.receivers.keyed_blocks import HandedOver
     from receiver_runtime.supervisor.receiver import Receiver
 
 _log = structlog.get_logger(__name__)
@@ -111,7 +111,7 @@ class AmqpReader:
     def _run(self) -> None:
         words = "the AMQP client could not be made"
         try:
-            parameters = self._parameters()
+            parameters = connection_parameters(self._source, self._supervisor.receiver_id)
             words = "the AMQP broker can't be reached"
             connection = pika.BlockingConnection(parameters, _impl_class=TolerantConnection)
             with self._changed:
@@ -136,24 +136,6 @@ class AmqpReader:
                 _log.info("the connection could not be left as it should be", error=str(error))
         finally:
             self._close()
-
-    def _parameters(self) -> pika.ConnectionParameters:
-        source = self._source
-        tls = None
-        if source.tls is not None:
-            tls = pika.SSLOptions(client_context(source.tls), source.tls.server_hostname or source.host)
-        password = "guest" if source.password is None else source.password.resolve()
-        return pika.ConnectionParameters(
-            host=source.host,
-            port=source.broker_port,
-            virtual_host=source.virtual_host,
-            credentials=pika.PlainCredentials(source.username, password),
-            heartbeat=int(source.heartbeat),
-            socket_timeout=source.connect_timeout,
-            stack_timeout=source.connect_timeout,
-            ssl_options=tls,
-            client_properties={"connection_name": f"forebay receiver {self._supervisor.receiver_id}"},
-        )
 
     def _consume(self, connection: pika.BlockingConnection) -> BlockingChannel:
         channel = connection.channel()
@@ -238,30 +220,17 @@ class AmqpReader:
         with self._changed:
             while not self._coming and not self._stopping:
                 self._changed.wait()
-            self._changed.wait_for(self._is_gathered, _GATHERING_SECONDS)
-            most = self._about_a_block()
+            self._changed.wait_for(
+                lambda: self._stopping or len(self._coming) >= _GATHERED_MESSAGES, _GATHERING_SECONDS
+            )
+            most = _about_a_block(self._coming, self._supervisor.settings.max_block_bytes)
             taken, self._coming = self._coming[:most], self._coming[most:]
             return taken
-
-    def _about_a_block(self) -> int:
-        """Return how many of the waiting messages make about a block; all may be too many for one batch.
-
-        The lock is held.
-        """
-        left = self._supervisor.settings.max_block_bytes
-        for number, message in enumerate(self._coming, 1):
-            left -= len(message.body)
-            if left <= 0:
-                return number
-        return len(self._coming)
-
-    def _is_gathered(self) -> bool:
-        return self._stopping or len(self._coming) >= _GATHERED_MESSAGES
 
     def _hand_on(self, taken: Sequence[Message]) -> None:
         good, letters = [], []
         for message in taken:
-            reason = self._fault(message)
+            reason = _fault(message, self._source.max_record_bytes)
             if reason is None:
                 good.append(message)
             else:
@@ -271,13 +240,6 @@ class AmqpReader:
         # Submit even if all of them are dead letters: they are acknowledged in order.
         future = self._hand_over.submit(batch_of(good), keys_of(good, self._source.key))
         future.add_done_callback(partial(self._answered, taken[-1].tag))
-
-    def _fault(self, message: Message) -> DeadLetterReason | None:
-        if len(message.body) > self._source.max_record_bytes:
-            return DeadLetterReason.RECORD_TOO_LARGE
-        if message.properties.undecodable:
-            return DeadLetterReason.INVALID_ENCODING
-        return None
 
     def _answered(self, through: int, future: Future[HandedOver]) -> None:
         """Have messages acknowledged, or restart. Called on the hand-over's thread, in the order of the submits."""
@@ -289,3 +251,21 @@ class AmqpReader:
         elif not self._stopping:
             # Do not leave it to the next submit to fail: if the whole prefetch is in flight, there is none.
             self._receiver.restart("what came from the AMQP broker could not be stored", error)
+
+
+def _about_a_block(messages: Sequence[Message], nbytes: int) -> int:
+    """Return how many of the waiting messages make about a block; all may be too many for one batch."""
+    left = nbytes
+    for number, message in enumerate(messages, 1):
+        left -= len(message.body)
+        if left <= 0:
+            return number
+    return len(messages)
+
+
+def _fault(message: Message, max_record_bytes: int) -> DeadLetterReason | None:
+    if len(message.body) > max_record_bytes:
+        return DeadLetterReason.RECORD_TOO_LARGE
+    if message.properties.undecodable:
+        return DeadLetterReason.INVALID_ENCODING
+    return None

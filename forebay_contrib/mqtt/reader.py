@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from forebay_contrib.mqtt.broker_answers import BrokerAnswers, MqttConnectionError
 from forebay_contrib.mqtt.client import MqttClient, MqttGivenUpError, UndecodableMessage
 from forebay_contrib.mqtt.records import batch_of, keys_of, pieces
 from receiver_runtime.block_path.block_handler import DeadLetter
@@ -35,13 +36,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
 
-    from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
-    from paho.mqtt.properties import Properties
-    from paho.mqtt.reasoncodes import ReasonCode
+    from paho.mqtt.client import MQTTMessage
 
     from forebay_contrib.mqtt.declaration import Mqtt
     from forebay_contrib.mqtt.session import Held, MqttSession
-    from receiver_runtime.receivers.keyed_hand_over import HandedOver
+    from receiver_runtime.receivers.keyed_blocks import HandedOver
     from receiver_runtime.supervisor.receiver import Receiver
 
 _log = structlog.get_logger(__name__)
@@ -54,15 +53,9 @@ _PACKETS_A_TURN = 1000
 _MESSAGE_BYTES = 1000
 # How long to wait at the end until the broker has taken the last acknowledgements.
 _LEAVING_SECONDS = 1.0
-# The reason code of MQTT 5 for a session that another connection has taken over.
-_TAKEN_OVER = 0x8E
 
 _NOT_STORED = "what came from the MQTT broker could not be stored"
 _SENDS_AGAIN = "the MQTT broker sent more than there was room for: it is asked to send that again"
-
-
-class MqttConnectionError(ConnectionError):
-    """Look into the broker's log: the broker ended the connection, or refused it."""
 
 
 class MqttReader:
@@ -75,8 +68,8 @@ class MqttReader:
         self._session = session
         self._client_id = f"{source.client_id}-{self._supervisor.receiver_id}"
         self._hand_over = KeyedHandOver(self._supervisor, most_in_flight=_MOST_UNDER_WAY)
-        settings = self._supervisor.settings
-        self._room_bytes = 2 * settings.max_block_bytes
+        self._block_bytes = self._supervisor.settings.max_block_bytes
+        self._room_bytes = 2 * self._block_bytes
         self._wake_here, self._wake_there = socket.socketpair()
         self._wake_here.settimeout(0)
         self._wake_there.settimeout(0)
@@ -92,7 +85,7 @@ class MqttReader:
         # Only the connection's thread uses these.
         self._client: MqttClient | None = None
         self._connected = False
-        self._refused = ""
+        self._answers = BrokerAnswers(receiver, source, session, self._client_id)
         self._full_since: float | None = None
         self._dropped = 0
         # `_left_out`: there was no room for messages of QoS 1 or 2. `_sends_again`: now there is room, and the broker
@@ -128,9 +121,9 @@ class MqttReader:
     def _run(self) -> None:
         try:
             client = MqttClient(self._source, self._client_id)
-            client.on_connect = self._on_connect
-            client.on_disconnect = self._on_disconnect
-            client.on_subscribe = self._on_subscribe
+            client.on_connect = self._answers.on_connect
+            client.on_disconnect = self._answers.on_disconnect
+            client.on_subscribe = self._answers.on_subscribe
             client.on_message = self._on_message
             client.on_release = self._session.released  # type: ignore[method-assign]
         except Exception as error:  # noqa: BLE001  a file or a secret that is missing
@@ -156,22 +149,17 @@ class MqttReader:
             pass
         except BaseException as error:  # noqa: BLE001  reported, and started again
             if not self._stopping:
-                self._receiver.restart(self._words(), error)
+                self._receiver.restart(self._answers.words(connected=self._connected), error)
             else:
                 _log.info("the connection could not be left as it should be", error=str(error))
         finally:
             self._close()
 
-    def _words(self) -> str:
-        if self._refused:
-            return self._refused
-        return "the connection to the MQTT broker was lost" if self._connected else "the MQTT broker can't be reached"
-
     def _turn(self, client: MqttClient, poller: select.poll, *, reads: bool) -> None:
         """Read what has arrived, acknowledge what is due, keep the connection alive; wait briefly for work."""
         connection = client.socket()
         if connection is None:
-            raise MqttConnectionError(self._refused or MqttConnectionError.__doc__)
+            raise MqttConnectionError(self._answers.refusal or MqttConnectionError.__doc__)
         for mid, qos in self._session.due():
             client.acknowledge(mid, qos)
         wanted = (select.POLLIN if reads else 0) | (select.POLLOUT if client.want_write() else 0)
@@ -183,17 +171,14 @@ class MqttReader:
         if ready.pop(self._wake_here.fileno(), 0):
             self._wake_here.recv(4096)
         if pending or any(events & ~select.POLLOUT for events in ready.values()):
-            self._read(client)
+            for _ in range(_PACKETS_A_TURN):
+                before = client.packets
+                client.loop_read()
+                if client.packets == before or not self._has_room():
+                    break
         if client.want_write():
             client.loop_write()
         client.loop_misc()
-
-    def _read(self, client: MqttClient) -> None:
-        for _ in range(_PACKETS_A_TURN):
-            before = client.packets
-            client.loop_read()
-            if client.packets == before or not self._has_room():
-                return
 
     def _has_room(self) -> bool:
         """Return whether to read. Without room, do not read for half a keepalive; then pings must be answered."""
@@ -256,57 +241,7 @@ class MqttReader:
                 # The other thread is woken already, or has ended.
                 return
 
-    # -- paho's callbacks, on the connection's thread ----------------------------------------------------------------
-
-    def _on_connect(
-        self,
-        client: Client,
-        _: object,
-        flags: ConnectFlags,
-        reason: ReasonCode,
-        __: Properties | None,
-    ) -> None:
-        if reason.is_failure:
-            self._refused = f"the MQTT broker refused the connection: {reason}"
-            raise MqttConnectionError(self._refused)
-        if self._session.begin(present=flags.session_present) and self._source.qos:
-            self._receiver.report_error(
-                f"the MQTT broker has lost the session of {self._client_id}: what was published while the receiver was "
-                "not connected is lost"
-            )
-        assert isinstance(client, MqttClient)
-        client.ask_for_topics()
-
-    def _on_disconnect(
-        self,
-        _: object,
-        __: object,
-        flags: DisconnectFlags,
-        reason: ReasonCode,
-        ___: Properties | None,
-    ) -> None:
-        if flags.is_disconnect_packet_from_server:
-            self._refused = f"the MQTT broker ended the connection: {reason}"
-            if reason.value == _TAKEN_OVER:
-                self._refused += f": another client uses the client id {self._client_id}, give each stream its own"
-
-    def _on_subscribe(
-        self,
-        _: object,
-        __: object,
-        ___: int,
-        reasons: Sequence[ReasonCode],
-        ____: Properties | None,
-    ) -> None:
-        for topic, reason in zip(self._source.subscriptions, reasons, strict=False):
-            if reason.is_failure:
-                self._refused = f"the MQTT broker refused the subscription to {topic!r}: {reason}"
-                raise MqttConnectionError(self._refused)
-            if reason.value < self._source.qos:
-                self._receiver.report_error(
-                    f"the MQTT broker grants QoS {reason.value} for {topic!r} where {self._source.qos} was asked for"
-                )
-        self._receiver.report_connected(self._source.address)
+    # -- paho's callback, on the connection's thread ----------------------------------------------------------------
 
     def _on_message(self, _: object, __: object, message: MQTTMessage) -> None:
         size = len(message.payload) + _MESSAGE_BYTES
@@ -328,13 +263,10 @@ class MqttReader:
                     return
             self._coming.append((message, held))
             self._coming_bytes += size
-            if len(self._coming) in {1, self._source.in_flight} or self._is_block():
+            if len(self._coming) in {1, self._source.in_flight} or self._coming_bytes >= self._block_bytes:
                 self._changed.notify_all()
 
     # -- the hand-over thread ----------------------------------------------------------------------------------------
-
-    def _is_block(self) -> bool:
-        return self._coming_bytes >= self._supervisor.settings.max_block_bytes
 
     def _store(self) -> None:
         taken: Sequence[tuple[MQTTMessage, Held | None]] = ()
@@ -362,7 +294,11 @@ class MqttReader:
             while not self._coming and not self._stopping:
                 self._changed.wait()
             until = time.monotonic() + self._supervisor.settings.block_interval
-            while not self._stopping and not self._is_block() and len(self._coming) < self._source.in_flight:
+            while (
+                not self._stopping
+                and self._coming_bytes < self._block_bytes
+                and len(self._coming) < self._source.in_flight
+            ):
                 left = until - time.monotonic()
                 if left <= 0:
                     break
@@ -374,7 +310,7 @@ class MqttReader:
     def _hand_on(self, taken: Sequence[tuple[MQTTMessage, Held | None]]) -> None:
         good, letters = [], []
         for place, (message, _) in enumerate(taken):
-            reason = self._fault(message)
+            reason = _fault(message, self._source.max_record_bytes)
             if reason is None:
                 good.append(place)
             else:
@@ -385,24 +321,13 @@ class MqttReader:
         batch = batch_of(messages)
         keys = keys_of(messages, self._source.key)
         answered = 0
-        for first, end in pieces(batch, self._supervisor.settings.max_block_bytes):
+        for first, end in pieces(batch, self._block_bytes):
             # Include the dead letters between them: acknowledgements go out in the order in which messages came.
             through = good[end] if end < len(good) else len(taken)
             part = None if keys is None else keys.slice(first, end - first)
             future = self._hand_over.submit(batch.slice(first, end - first), part)
             future.add_done_callback(partial(self._answered, [held for _, held in taken[answered:through]]))
             answered = through
-
-    def _fault(self, message: MQTTMessage) -> DeadLetterReason | None:
-        if len(message.payload) > self._source.max_record_bytes:
-            return DeadLetterReason.RECORD_TOO_LARGE
-        if isinstance(message, UndecodableMessage):
-            return DeadLetterReason.INVALID_ENCODING
-        try:
-            message.topic.encode()
-        except UnicodeError:
-            return DeadLetterReason.INVALID_ENCODING
-        return None
 
     def _answered(self, of_it: Sequence[Held | None], future: Future[HandedOver]) -> None:
         """Note that messages are registered, or dropped. Called on the hand-over's thread, in the submits' order."""
@@ -416,6 +341,18 @@ class MqttReader:
         if not self._stopping:
             # Do not leave it to the next submit to fail: if the broker is at its limit in flight, there is none.
             self._receiver.restart(_NOT_STORED, error)
+
+
+def _fault(message: MQTTMessage, max_record_bytes: int) -> DeadLetterReason | None:
+    if len(message.payload) > max_record_bytes:
+        return DeadLetterReason.RECORD_TOO_LARGE
+    if isinstance(message, UndecodableMessage):
+        return DeadLetterReason.INVALID_ENCODING
+    try:
+        message.topic.encode()
+    except UnicodeError:
+        return DeadLetterReason.INVALID_ENCODING
+    return None
 
 
 def _read_to_the_end(connection: socket.socket, deadline: float) -> None:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+class NatsError(ConnectionError):
+    """NATS ended the connection, or what was asked of it."""
+
+
 class RawHeaders(dict[str, str]):
     """Headers as nats-py parses them, empty if it can't; and in ``raw`` as they arrived."""
 

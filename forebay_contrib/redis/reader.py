@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 import structlog
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
-from forebay_contrib.redis.records import StreamEntry, batch_of, id_parts, keys_of, sorted_out
+from forebay_contrib.redis.client import connect
+from forebay_contrib.redis.records import StreamEntry, batch_of, keys_of, sorted_out
+from forebay_contrib.redis.trimmed_entries import TrimmedEntries
 from receiver_runtime.receivers.keyed_hand_over import HandOverClosedError, KeyedHandOver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from concurrent.futures import Future
 
     from forebay_contrib.redis.declaration import RedisStreams
-    from receiver_runtime.receivers.keyed_hand_over import HandedOver
+    from receiver_runtime.receivers.keyed_blocks import HandedOver
     from receiver_runtime.supervisor.receiver import Receiver
 
 _log = structlog.get_logger(__name__)
@@ -44,8 +44,6 @@ _LEAST_ENTRIES = 10
 _MORE_EACH_TIME = 4
 # How long Redis waits for new entries; acknowledgements may have to wait this long.
 _BLOCK_MILLISECONDS = 50
-# Between two checks for trimmed entries.
-_LOOK_SECONDS = 5.0
 _ACKNOWLEDGED_AT_ONCE = 5_000  # ids, at most, of one XACK
 # Batches, at most, that are handed over and not registered yet.
 _MOST_UNDER_WAY = 16
@@ -75,8 +73,7 @@ class RedisReader:
         self._bytes_each = 1000.0
         self._at_once = _LEAST_ENTRIES
         self._claim_at = time.monotonic() + source.claim_after / 2
-        self._look_at = 0.0
-        self._reported_trimmed: dict[str, bytes] = {}
+        self._trimmed = TrimmedEntries(receiver, source)
 
     def start(self) -> None:
         """Begin to read; return at once."""
@@ -93,7 +90,7 @@ class RedisReader:
 
     def _run(self) -> None:
         try:
-            self._client = self._connect()
+            self._client = connect(self._source)
         except Exception as error:  # noqa: BLE001  a secret or a file that is missing
             self._receiver.restart("the Redis client could not be made", error)
             return
@@ -103,7 +100,7 @@ class RedisReader:
             self._read_own()
             while not self._stopping.is_set():
                 self._acknowledge()
-                self._look_for_trimmed()
+                self._trimmed.check(self._client)
                 self._take_over()
                 self._read_new()
         except HandOverClosedError:
@@ -122,38 +119,6 @@ class RedisReader:
         except Exception as error:  # noqa: BLE001  they are delivered again, and left out by their keys
             _log.info("the last entries could not be acknowledged", error=str(error))
         self._client.close()
-
-    def _connect(self) -> redis.Redis:
-        source = self._source
-        tls: dict[str, Any] = {}
-        if source.tls is not None:
-            tls = {
-                "ssl": True,
-                "ssl_ca_certs": source.tls.ca_file,
-                "ssl_certfile": source.tls.certificate_file,
-                "ssl_keyfile": source.tls.key_file,
-                "ssl_password": None if source.tls.key_password is None else source.tls.key_password.resolve(),
-                "ssl_cert_reqs": "required" if source.tls.verify else "none",
-                "ssl_check_hostname": source.tls.verify,
-            }
-        client = redis.Redis(
-            host=source.host,
-            port=source.port,
-            db=source.database,
-            username=source.username,
-            password=None if source.password is None else source.password.resolve(),
-            socket_timeout=source.connect_timeout,
-            socket_connect_timeout=source.connect_timeout,
-            protocol=2,
-            # The library would retry by itself and get only new entries. Entries in an answer that was lost would wait
-            # until they are taken over.
-            retry=Retry(NoBackoff(), 0),
-            **tls,
-        )
-        # Take answers as the server sends them: the library makes a dict of an entry, whose fields may repeat a name.
-        for command in ("XREADGROUP", "XAUTOCLAIM"):
-            client.set_response_callback(command, lambda response, **_: response)
-        return client
 
     def _make_groups(self) -> None:
         for stream in self._source.streams:
@@ -228,7 +193,7 @@ class RedisReader:
                 )
                 gone = self._not_held(stream, trimmed[0] if trimmed else [])
                 if gone:
-                    self._report_gone(stream, gone)
+                    self._trimmed.report_gone(stream, gone)
                 self._take(stream, entries)
                 self._acknowledge()
                 start = next_start if next_start != b"0-0" else None
@@ -237,7 +202,7 @@ class RedisReader:
         """Hand over the entries that are not in flight already."""
         gone = [entry_id for entry_id, fields in found if fields is None]
         if gone:
-            self._report_gone(stream, gone)
+            self._trimmed.report_gone(stream, gone)
             self._client.xack(stream, self._source.group, *gone)
         came = [StreamEntry(stream, entry_id, fields) for entry_id, fields in found if fields is not None]
         entries = [entry for entry in came if entry.key not in self._held]
@@ -282,53 +247,9 @@ class RedisReader:
         if self._failed is not None:
             raise self._failed
 
-    # -- what is gone ------------------------------------------------------------------------------------------------
-
     def _not_held(self, stream: str, ids: Sequence[bytes]) -> Sequence[bytes]:
         """Return the ids without those in flight here, which are not lost."""
         if not ids:
             return ids
         held = {key.rpartition("@")[0] for key in self._held}
         return [one for one in ids if f"{one.decode('ascii')}@{stream}" not in held]
-
-    def _report_gone(self, stream: str, gone: Sequence[bytes]) -> None:
-        self._receiver.report_error(
-            f"{stream}: {len(gone)} entries were trimmed or deleted after they were given out and before they were "
-            f"stored, as {gone[0].decode()}: they are lost"
-        )
-
-    def _look_for_trimmed(self) -> None:
-        """Check whether entries that the group has never read were trimmed."""
-        if time.monotonic() < self._look_at:
-            return
-        self._look_at = time.monotonic() + _LOOK_SECONDS
-        for stream in self._source.streams:
-            about: Any = _by_name(self._client.xinfo_stream(stream))
-            groups: Any = self._client.xinfo_groups(stream)
-            for group in map(_by_name, groups):
-                if group["name"] == self._source.group.encode():
-                    self._compare(stream, about, group)
-
-    def _compare(self, stream: str, about: Mapping[str, Any], group: Mapping[str, Any]) -> None:
-        read = group["last-delivered-id"]
-        first = about["first-entry"]
-        many = ""
-        if first is None or id_parts(first[0]) > id_parts(read):
-            # All entries ever added, minus those that were read, minus those still there.
-            if group.get("entries-read") is not None:
-                gone = about["entries-added"] - group["entries-read"] - about["length"]
-                many = str(gone) if gone > 0 else ""
-        elif id_parts(about.get("max-deleted-entry-id") or b"0-0") > id_parts(read):
-            many = "some"
-        if many and self._reported_trimmed.get(stream) != read:
-            self._reported_trimmed[stream] = read
-            self._receiver.report_error(
-                f"{stream}: {many} entries after {read.decode()} were trimmed or deleted before they were read, and "
-                "are lost"
-            )
-
-
-def _by_name(answer: Mapping[Any, Any] | Iterable[Any]) -> dict[str, Any]:
-    """Normalise a reply, a mapping or alternating names and values, to a dict by name."""
-    pairs = answer.items() if hasattr(answer, "items") else zip(*[iter(answer)] * 2, strict=True)
-    return {name.decode() if isinstance(name, bytes) else str(name): value for name, value in pairs}

@@ -32,34 +32,28 @@ callbacks, in the order of the submits; they must return soon, and must not subm
 
 from __future__ import annotations
 
-import hashlib
 import math
 import threading
 import time
-from bisect import bisect_right
 from collections import deque
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import structlog
 
 from receiver_runtime.block_path.records import conform
 from receiver_runtime.block_path.text_check import TextCheck
+from receiver_runtime.receivers.keyed_blocks import HandedOver, KeyedBlock, KeyedPart, Requests, Submit, submit_of
+from receiver_runtime.receivers.storable_keys import by_key, storable
 from tracker_store.connection.errors import DuplicateKeysError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
-    import numpy.typing as npt
+    import pyarrow as pa
 
-    from receiver_runtime.block_path.block_handler import DeadLetter
     from receiver_runtime.supervisor.attached_supervisor import AttachedSupervisor
-    from tracker_store.blocks.blocks import NewBlock
 
 _log = structlog.get_logger(__name__)
 
@@ -76,172 +70,10 @@ _GATHERING_SECONDS = 0.02
 _MANY_MESSAGES = 50
 # For this many blocks after a known key, ask for keys before storing.
 _CAREFUL_BLOCKS = 16
-# Bytes that an index of the driver log takes; a longer key is replaced by its digest.
-_LONGEST_KEY_BYTES = 500
 
 
 class HandOverClosedError(Exception):
     """Don't acknowledge the sender, which comes again: the receiver is stopping and takes nothing more."""
-
-
-@dataclass(frozen=True, slots=True)
-class HandedOver:
-    """Hold what was done with a submit's rows: ``added``, or left out because the stream had their keys.
-
-    ``requests`` has the same two numbers for each request of a submit of requests.
-    """
-
-    added: int
-    duplicates: int
-    requests: Sequence[tuple[int, int]] = ()
-
-
-@dataclass(slots=True)
-class _Requests:
-    """Count what was done with the rows of each request of a submit."""
-
-    rows: Sequence[int]
-    duplicates: dict[int, int] = field(default_factory=dict)
-    #: Rows that became dead letters.
-    invalid: dict[int, int] = field(default_factory=dict)
-
-    def numbers(self) -> npt.NDArray[np.int64]:
-        """Return the request's number for each row."""
-        return np.repeat(np.arange(len(self.rows)), self.rows)
-
-    def outcomes(self) -> Sequence[tuple[int, int]]:
-        """Return for each request how many of its rows were added, and how many are duplicates."""
-        if not self.duplicates and not self.invalid:
-            return [(rows, 0) for rows in self.rows]
-        left_out = [(self.duplicates.get(n, 0), self.invalid.get(n, 0)) for n in range(len(self.rows))]
-        return [
-            (rows - duplicates - invalid, duplicates)
-            for rows, (duplicates, invalid) in zip(self.rows, left_out, strict=True)
-        ]
-
-
-def _add_up(counts: dict[int, int], numbers: npt.NDArray[np.int64]) -> None:
-    for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
-        counts[int(number)] = counts.get(int(number), 0) + int(count)
-
-
-@dataclass(slots=True)
-class _Submit:
-    """Hold one submit until it is answered."""
-
-    batch: pa.RecordBatch
-    keys: pa.Array | None
-    #: Rows before which it may be cut, if keys are in several rows; None: anywhere.
-    cuts: Sequence[int] | None
-    nbytes: int
-    #: A key without its scope, by the key.
-    unscoped: Mapping[str, str] = field(default_factory=dict)
-    requests: _Requests | None = None
-    #: The number of each row's request, where rows may be left out.
-    numbers: npt.NDArray[np.int64] | None = None
-    future: Future[HandedOver] = field(default_factory=Future)
-    #: Rows that went into blocks, from the first on.
-    taken: int = 0
-    added: int = 0
-    duplicates: int = 0
-
-    @property
-    def left(self) -> int:
-        return int(self.batch.num_rows) - self.taken
-
-    @property
-    def messages(self) -> int:
-        """Return how many of its senders' messages wait for their answer: its requests, or its rows."""
-        return int(self.batch.num_rows) if self.requests is None else len(self.requests.rows)
-
-    def cut_at(self, rows: int, *, at_least_one: bool) -> int:
-        """Return how many rows to take: at most ``rows``, or more if no smaller cut has one."""
-        if self.cuts is None:
-            return max(rows, 1) if at_least_one else rows
-        found = bisect_right(self.cuts, self.taken + rows) - 1
-        end = self.cuts[found] if found >= 0 else 0
-        if end <= self.taken:
-            if not at_least_one:
-                return 0
-            end = self.cuts[bisect_right(self.cuts, self.taken)]
-        return end - self.taken
-
-
-@dataclass(slots=True)
-class _KeyedPart:
-    """Hold the rows of one submit in one block."""
-
-    submit: _Submit
-    batch: pa.RecordBatch
-    keys: pa.Array | None
-    #: Whether the submit is answered with it.
-    last: bool
-    #: The number of each row's request, in a submit of requests.
-    numbers: npt.NDArray[np.int64] | None = None
-
-    def leave_out(self, known: set[str]) -> None:
-        """Leave out the rows with these keys, and count them."""
-        if self.keys is None:
-            return
-        keep = pc.invert(pc.is_in(self.keys, value_set=pa.array(sorted(known), pa.string())))
-        before = self.batch.num_rows
-        self._keep(keep, None if self.submit.requests is None else self.submit.requests.duplicates)
-        self.submit.duplicates += before - self.batch.num_rows
-
-    def _keep(self, keep: pa.BooleanArray, counts: dict[int, int] | None) -> None:
-        """Keep these rows; count the others by their requests."""
-        self.batch = self.batch.filter(keep)
-        if self.keys is not None:
-            self.keys = self.keys.filter(keep)
-        if self.numbers is not None and counts is not None:
-            kept = keep.to_numpy(zero_copy_only=False)
-            _add_up(counts, self.numbers[~kept])
-            self.numbers = self.numbers[kept]
-
-    def take_invalid(self, text: TextCheck) -> list[DeadLetter]:
-        """Leave out the rows whose text is not UTF-8; return them as dead letters."""
-        invalid = text.invalid_rows(self.batch)
-        if not invalid.any():
-            return []
-        letters = text.dead_letters(self.batch.filter(pa.array(invalid)))
-        self._keep(pa.array(~invalid), None if self.submit.requests is None else self.submit.requests.invalid)
-        return letters
-
-    def distinct_keys(self) -> set[str]:
-        return set() if self.keys is None else {key for key in self.keys.to_pylist() if key is not None}
-
-
-@dataclass(slots=True)
-class _KeyedBlock:
-    """Hold parts that are stored together. Without rows, it is done as soon as the blocks before it are."""
-
-    parts: list[_KeyedPart]
-    keys: set[str] = field(default_factory=set)
-    rows: int = 0
-    messages: int = 0
-    #: The registrar's future; None if the block is still to be stored, or has no rows.
-    future: Future[NewBlock] | None = None
-
-    def leave_out(self, known: set[str]) -> None:
-        gone = self.keys & known
-        if gone:
-            for part in self.parts:
-                part.leave_out(gone)
-            self.keys -= gone
-            self.count()
-
-    def take_invalid(self, text: TextCheck) -> list[DeadLetter]:
-        """Leave out the rows whose text is not UTF-8, and the keys that only they have; return the rows."""
-        letters = [letter for part in self.parts for letter in part.take_invalid(text)]
-        self.keys &= {key for part in self.parts for key in part.distinct_keys()}
-        self.count()
-        return letters
-
-    def joined(self) -> pa.RecordBatch:
-        return pa.concat_batches([part.batch for part in self.parts if part.batch.num_rows])
-
-    def count(self) -> None:
-        self.rows = sum(part.batch.num_rows for part in self.parts)
 
 
 class KeyedHandOver:
@@ -271,7 +103,7 @@ class KeyedHandOver:
         self._gathering = min(_GATHERING_SECONDS, settings.block_interval)
         # Guards the submits with rows in no block yet, what is not answered, and how it ends.
         self._changed = threading.Condition()
-        self._queue: deque[_Submit] = deque()
+        self._queue: deque[Submit] = deque()
         self._submits = 0
         self._bytes = 0
         self._rows_waiting = 0
@@ -283,7 +115,7 @@ class KeyedHandOver:
         self._closed = False
         self._failed: BaseException | None = None
         # Only the thread uses these; the next thread finds them as the last one left them.
-        self._blocks: deque[_KeyedBlock] = deque()
+        self._blocks: deque[KeyedBlock] = deque()
         self._keys: set[str] = set()
         self._careful = _CAREFUL_BLOCKS
         self._not_before = 0.0
@@ -321,14 +153,14 @@ class KeyedHandOver:
             HandOverClosedError: after ``close``.
             Exception: what has ended the hand-over, as a fenced receiver.
         """
-        made = self._made(batch, keys, rows_share_keys=rows_share_keys or requests is not None)
+        made = submit_of(conform(batch, self._schema), keys, rows_share_keys=rows_share_keys or requests is not None)
         if requests is not None:
             if sum(requests) != made.batch.num_rows:
                 raise ValueError(f"requests of {sum(requests)} rows for {made.batch.num_rows} rows")
-            made.requests = _Requests(requests)
+            made.requests = Requests(requests)
             made.numbers = made.requests.numbers()
         if keys is not None and unscoped_keys is not None:
-            made.unscoped = _by_key(_storable(keys), _storable(unscoped_keys))
+            made.unscoped = by_key(storable(keys), storable(unscoped_keys))
         with self._changed:
             while self._open() and not self._has_room(made):
                 self._changed.wait()
@@ -348,27 +180,6 @@ class KeyedHandOver:
             while self._thread is not None:
                 self._changed.wait()
 
-    def _made(
-        self,
-        batch: pa.RecordBatch,
-        keys: pa.StringArray | Sequence[str | None] | None,
-        *,
-        rows_share_keys: bool,
-    ) -> _Submit:
-        conformed = conform(batch, self._schema)
-        if keys is None:
-            return _Submit(conformed, None, None, conformed.nbytes)
-        taken = _storable(keys)
-        if len(taken) != conformed.num_rows:
-            raise ValueError(f"{len(taken)} keys for {conformed.num_rows} rows: give one for each row, null for none")
-        if _are_distinct(taken):
-            return _Submit(conformed, taken, None, conformed.nbytes)
-        if rows_share_keys:
-            return _Submit(conformed, taken, _cuts(taken), conformed.nbytes)
-        firsts = _firsts(taken)
-        kept = conformed.take(firsts)
-        return _Submit(kept, taken.take(firsts), None, kept.nbytes, duplicates=conformed.num_rows - kept.num_rows)
-
     def _open(self) -> bool:
         """Return True if submits are accepted; raise why not otherwise. The lock is held."""
         if self._failed is not None:
@@ -377,13 +188,13 @@ class KeyedHandOver:
             raise HandOverClosedError(HandOverClosedError.__doc__)
         return True
 
-    def _has_room(self, made: _Submit) -> bool:
+    def _has_room(self, made: Submit) -> bool:
         """Return whether there is room; a submit larger than the limit goes alone. The lock is held."""
         return not self._submits or (
             self._submits < self._most_in_flight and self._bytes + made.nbytes <= self._most_bytes
         )
 
-    def _take(self, made: _Submit) -> Future[HandedOver]:
+    def _take(self, made: Submit) -> Future[HandedOver]:
         """Take a submit into the queue. The lock is held."""
         made.future.set_running_or_notify_cancel()
         self._queue.append(made)
@@ -435,7 +246,7 @@ class KeyedHandOver:
             self._answer(block)
         return False
 
-    def _answer(self, block: _KeyedBlock) -> None:
+    def _answer(self, block: KeyedBlock) -> None:
         answered = []
         for part in block.parts:
             part.submit.added += part.batch.num_rows
@@ -481,7 +292,11 @@ class KeyedHandOver:
                 continue
             batch = block.joined()
             if not self._text.is_valid(batch):
-                self._put_invalid_aside(block)
+                # Leave out the rows whose text is not UTF-8, and store them as dead letters.
+                before = set(block.keys)
+                letters = block.take_invalid(self._text)
+                self._keys -= before - block.keys
+                self._path.store_dead_letters(letters)
                 if not block.rows:
                     continue
                 batch = block.joined()
@@ -491,13 +306,6 @@ class KeyedHandOver:
                 return True
             block.future.add_done_callback(self._wake)
         return False
-
-    def _put_invalid_aside(self, block: _KeyedBlock) -> None:
-        """Store the rows whose text is not UTF-8 as dead letters, and leave them out."""
-        before = set(block.keys)
-        letters = block.take_invalid(self._text)
-        self._keys -= before - block.keys
-        self._path.store_dead_letters(letters)
 
     def _wake(self, _: object) -> None:
         with self._changed:
@@ -532,7 +340,7 @@ class KeyedHandOver:
             self._not_before = time.monotonic() + self._gathering
             most = self._path.piece(self._rows_waiting, self._bytes_waiting) if self._rows_waiting else 0
             before = self._messages_waiting
-            block = _KeyedBlock(list(self._parts(most)))
+            block = KeyedBlock(list(self._parts(most)))
             block.messages = before - self._messages_waiting
         # From here on, a failure below reaches the submitters that wait for the block.
         self._blocks.append(block)
@@ -558,7 +366,7 @@ class KeyedHandOver:
             self._blocks.pop()
             self._blocks[-1].parts += block.parts
 
-    def _leave_out_unscoped(self, block: _KeyedBlock) -> None:
+    def _leave_out_unscoped(self, block: KeyedBlock) -> None:
         """Leave out the rows whose keys the driver log has without their scopes; waits for its answer."""
         # Keys of several scopes may be the same without them.
         by_unscoped: dict[str, set[str]] = {}
@@ -570,7 +378,7 @@ class KeyedHandOver:
         block.leave_out(known)
         self._keys -= known
 
-    def _parts(self, most: int) -> Iterable[_KeyedPart]:
+    def _parts(self, most: int) -> Iterable[KeyedPart]:
         """Yield parts of submits in order, at most ``most`` rows and a block's bytes, but at least one.
 
         The lock is held.
@@ -578,7 +386,7 @@ class KeyedHandOver:
         rows = nbytes = 0
         while self._queue:
             submit = self._queue[0]
-            wanted = self._fitting(submit, most - rows, self._largest_block - nbytes)
+            wanted = submit.fitting(most - rows, self._largest_block - nbytes)
             taken = submit.cut_at(wanted, at_least_one=rows == 0 and submit.left > 0)
             if not taken and submit.left:
                 return
@@ -594,14 +402,7 @@ class KeyedHandOver:
                 self._messages_waiting -= submit.messages
             # An estimate: slices do not add up to the size of the whole.
             self._bytes_waiting = max(0, self._bytes_waiting - batch.nbytes) if self._queue else 0
-            yield _KeyedPart(submit, batch, keys, not submit.left, numbers)
-
-    def _fitting(self, submit: _Submit, rows: int, nbytes: int) -> int:
-        """Return how many of the submit's rows are within these bounds."""
-        found = min(submit.left, rows)
-        while found > 0 and submit.batch.slice(submit.taken, found).nbytes > nbytes:
-            found //= 2
-        return max(0, found)
+            yield KeyedPart(submit, batch, keys, not submit.left, numbers)
 
     def _wait(self) -> bool:
         with self._changed:
@@ -609,7 +410,7 @@ class KeyedHandOver:
                 self._thread = None
                 self._changed.notify_all()
                 return False
-            if self._blocks and self._is_settled(self._blocks[0]):
+            if self._blocks and self._blocks[0].is_settled:
                 return True
             seconds = self._seconds_until_next()
             if seconds != 0:
@@ -620,10 +421,6 @@ class KeyedHandOver:
                     self._changed.wait(seconds)
                 self._due_with = 0
             return True
-
-    @staticmethod
-    def _is_settled(block: _KeyedBlock) -> bool:
-        return not block.rows or (block.future is not None and block.future.done())
 
     def _fail(self, error: BaseException) -> None:
         """Take nothing more, and fail the unanswered submits, in order."""
@@ -651,58 +448,3 @@ class KeyedHandOver:
             self._changed.notify_all()
         # Last: a log line that can't be written must not keep a thread waiting.
         _log.warning("records that were handed over are not registered by this process", error=str(error))
-
-
-def _storable(keys: pa.StringArray | Sequence[str | None]) -> pa.Array:
-    """Return keys as the driver log takes them: text without NUL, of bounded length; else their digests."""
-    taken = keys.cast(pa.string()) if isinstance(keys, pa.Array) else pa.array(keys, pa.string())
-    longest = pc.max(pc.binary_length(taken)).as_py() or 0
-    if longest <= _LONGEST_KEY_BYTES and not pc.any(pc.match_substring(taken, "\0")).as_py():
-        return taken
-    return pa.array([None if key is None else _short(key) for key in taken.to_pylist()], pa.string())
-
-
-def _short(key: str) -> str:
-    data = key.encode()
-    if len(data) <= _LONGEST_KEY_BYTES and b"\0" not in data:
-        return key
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
-
-
-def _by_key(keys: pa.Array, unscoped_keys: pa.Array) -> Mapping[str, str]:
-    """Return each key without its scope, by the key."""
-    # One key may be that of thousands of rows.
-    forms = [pc.unique(each) for each in (keys, unscoped_keys)]
-    if len(forms[0]) != len(forms[1]):
-        # Keys of several scopes are the same without them.
-        forms = [keys, unscoped_keys]
-    return {key: form for key, form in zip(*(each.to_pylist() for each in forms), strict=True) if key is not None}
-
-
-def _are_distinct(keys: pa.Array) -> bool:
-    return bool(pc.count_distinct(keys, mode="only_valid").as_py() == len(keys) - keys.null_count)
-
-
-def _firsts(keys: pa.Array) -> pa.Array:
-    """Return the rows that are the first with their key, and those without a key."""
-    seen: set[str] = set()
-    firsts = []
-    for row, key in enumerate(keys.to_pylist()):
-        if key not in seen:
-            firsts.append(row)
-        if key is not None:
-            seen.add(key)
-    return pa.array(firsts, pa.int64())
-
-
-def _cuts(keys: pa.Array) -> Sequence[int]:
-    """Return the rows before which a submit may be cut so that no key is on both sides."""
-    values = keys.to_pylist()
-    last = {key: row for row, key in enumerate(values) if key is not None}
-    cuts = []
-    open_until = 0
-    for row, key in enumerate(values):
-        open_until = max(open_until, row if key is None else last[key])
-        if open_until == row:
-            cuts.append(row + 1)
-    return cuts

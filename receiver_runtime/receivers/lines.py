@@ -180,8 +180,10 @@ class LineFraming:
             for index, first, last in zip(indexes, firsts, lasts, strict=True):
                 peer = pieces[bisect_right(borders, first)].counted_as if pieces else ""
                 # A dead letter has the raw bytes, including the \r.
-                cut.dead_letters.extend(self._aside(bad[index], data[first:last], peer))
-            lines = self._without(lines, ends, indexes)
+                cut.dead_letters.extend(
+                    _letters(bad[index], data[first:last], peer, self._part_bytes, self._letter_bytes)
+                )
+            lines = _without(lines, ends, self._size, indexes)
             ends = self.ends(lines)
             starts = np.delete(starts, indexes)
         return self._array(lines, ends) if ends.size else None, starts
@@ -224,13 +226,8 @@ class LineFraming:
                 return data.decode(self._encoding)
             except UnicodeDecodeError:
                 reason = DeadLetterReason.INVALID_ENCODING
-        cut.dead_letters.extend(self._aside(reason, data, piece.counted_as))
+        cut.dead_letters.extend(_letters(reason, data, piece.counted_as, self._part_bytes, self._letter_bytes))
         return None
-
-    def _aside(self, reason: DeadLetterReason, record: bytes, peer: str) -> Iterable[DeadLetter]:
-        if reason is DeadLetterReason.RECORD_TOO_LARGE:
-            return [too_large(record, peer=peer, most=self._letter_bytes)]
-        return aside(reason, record, self._part_bytes, peer)
 
     def _bad_lines(self, data: bytes, ends: Positions) -> dict[int, DeadLetterReason]:
         """Return why records can't be stored, by their index; good records are left out."""
@@ -260,16 +257,6 @@ class LineFraming:
                 position = stop
                 window *= 2
         return bad
-
-    def _without(self, data: bytes, ends: Positions, bad: list[int]) -> bytes:
-        """Return ``data`` without the bad records: one slice for each run of good ones."""
-        runs = []
-        start = 0
-        for index in bad:
-            runs.append(data[start : int(ends[index - 1]) + self._size if index else 0])
-            start = int(ends[index]) + self._size
-        runs.append(data[start:])
-        return b"".join(runs)
 
     def _array(self, lines: bytes, ends: Positions) -> pa.Array:
         """Return good records as an array of two buffers: the text without delimiters, and each record's end in it."""
@@ -433,3 +420,22 @@ def _utf8_places(text: str) -> Positions:
     sizes = 1 + sum(points >= first for first in _LONGER_FROM)
     np.cumsum(sizes, out=places[1:])
     return places
+
+
+def _letters(
+    reason: DeadLetterReason, record: bytes, peer: str, part_bytes: int, letter_bytes: int
+) -> Iterable[DeadLetter]:
+    if reason is DeadLetterReason.RECORD_TOO_LARGE:
+        return [too_large(record, peer=peer, most=letter_bytes)]
+    return aside(reason, record, part_bytes, peer)
+
+
+def _without(data: bytes, ends: Positions, size: int, bad: list[int]) -> bytes:
+    """Return ``data``, with delimiters of this size, without the bad records: one slice for each run of good ones."""
+    runs = []
+    start = 0
+    for index in bad:
+        runs.append(data[start : int(ends[index - 1]) + size if index else 0])
+        start = int(ends[index]) + size
+    runs.append(data[start:])
+    return b"".join(runs)

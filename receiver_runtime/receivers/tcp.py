@@ -34,6 +34,21 @@ def keep_alive(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
 
 
+def listening_socket(address: tuple[str, int], *, backlog: int) -> socket.socket:
+    """Return a socket that listens; ``::`` listens on IPv4 too. Raises OSError."""
+    host, port = address
+    family, _, _, _, found = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+    )[0]
+    # It sets SO_REUSEADDR: a restarted receiver gets its port at once.
+    return socket.create_server(
+        found[:2],
+        family=family,
+        backlog=backlog,
+        dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
+    )
+
+
 def check_peer(connection: socket.socket) -> None:
     """Check, before TLS, that the peer is connected. Raises OSError if it is gone.
 

@@ -111,7 +111,7 @@ def test_any_names_of_positions_are_learned_or_passed_over(data: bytes) -> None:
     known = KnownContents("files", "logs/", _NoPositions())  # type: ignore[arg-type]
     known.learn(positions)
     for name in positions:
-        known.fingerprint_in(name)
+        known.names.fingerprint_in(name)
         known.is_certain(name)
 
 

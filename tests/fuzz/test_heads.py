@@ -12,7 +12,7 @@ from receiver_runtime.receivers.http.requests.peer_checks import check_origin, m
 from receiver_runtime.receivers.http.requests.pushed import PushRefusedError
 from receiver_runtime.receivers.http.requests.refusals import RefusedError
 from receiver_runtime.receivers.http.requests.web_hooks import permission
-from receiver_runtime.receivers.keyed_hand_over import _short, _storable
+from receiver_runtime.receivers.storable_keys import _short, storable
 from tests.fuzz.http_bodies import check_refusal
 from tests.fuzz.target import fuzzed
 
@@ -80,7 +80,7 @@ def test_a_key_is_printable_and_bounded_or_refused(value: bytes) -> None:
 @fuzzed("stored_key", valid=[b"source\nid", b"otlp 1234", b"scope\x1fkey"], attacks=[b"\0", b"k" * 501])
 def test_any_text_is_stored_as_a_key_that_the_driver_log_takes(data: bytes) -> None:
     key = data.decode("utf-8", "replace")
-    [stored] = _storable([key]).to_pylist()
+    [stored] = storable([key]).to_pylist()
     assert stored == _short(key)
     assert "\0" not in stored
     assert len(stored.encode()) <= 500

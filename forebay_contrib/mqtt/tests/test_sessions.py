@@ -21,11 +21,12 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.reasoncodes import ReasonCode
 
 from forebay_contrib.mqtt import reader as mqtt_reader
+from forebay_contrib.mqtt.broker_answers import MqttConnectionError
 from forebay_contrib.mqtt.declaration import Mqtt
 from forebay_contrib.mqtt.receiver import MqttReceiver
 from forebay_contrib.mqtt.session import MqttSession
 from forebay_contrib.mqtt.tests.mqtt_source import MqttTopic
-from receiver_runtime.receivers.keyed_hand_over import HandedOver
+from receiver_runtime.receivers.keyed_blocks import HandedOver
 from receiver_runtime.sources.fields.tcp import Tls
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from tests.support.brokers.mosquitto import Mosquitto
@@ -579,9 +580,12 @@ def test_a_refused_subscription_and_a_session_taken_over_are_named() -> None:
     running = Running(source)
     reader = mqtt_reader.MqttReader(running.receiver, source, MqttSession())
     refused = ReasonCode(PacketTypes.SUBACK, identifier=0x87)
-    with pytest.raises(mqtt_reader.MqttConnectionError, match="refused the subscription to 'a/#': Not authorized"):
-        reader._on_subscribe(None, None, 1, [refused], None)
+    with pytest.raises(MqttConnectionError, match="refused the subscription to 'a/#': Not authorized"):
+        reader._answers.on_subscribe(None, None, 1, [refused], None)
     taken = ReasonCode(PacketTypes.DISCONNECT, identifier=0x8E)
-    reader._on_disconnect(None, None, DisconnectFlags(is_disconnect_packet_from_server=True), taken, None)
-    assert "Session taken over: another client uses the client id c-1, give each stream its own" in reader._words()
+    reader._answers.on_disconnect(None, None, DisconnectFlags(is_disconnect_packet_from_server=True), taken, None)
+    assert (
+        "Session taken over: another client uses the client id c-1, give each stream its own"
+        in reader._answers.words(connected=True)
+    )
     reader._close()

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import quote, urlencode
 
 from receiver_runtime.block_store.stores.objects import open_objects
-from receiver_runtime.receivers.files.arriving import ArrivingCatalog, LocalFolder, ObjectFolder
+from receiver_runtime.receivers.files.arriving import ArrivingCatalog
 from receiver_runtime.receivers.files.declaration import FileLines, WholeFiles
+from receiver_runtime.receivers.files.folders import LocalFolder, ObjectFolder
 from receiver_runtime.receivers.files.reader import FilesReader
 from receiver_runtime.receivers.run_receiver import RunReceiver
 
 if TYPE_CHECKING:
-    from receiver_runtime.receivers.files.arriving import Folder
+    from receiver_runtime.receivers.files.folders import Folder
     from receiver_runtime.receivers.files.reader import Catalog
     from receiver_runtime.receivers.files.sharing import Sharing
     from receiver_runtime.supervisor.receiver import Receiver

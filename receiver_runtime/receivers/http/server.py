@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import socket
 import threading
 from typing import TYPE_CHECKING, cast
 
@@ -26,11 +25,12 @@ from receiver_runtime.receivers.http.app import HttpApp
 from receiver_runtime.receivers.http.connections.accepting import Acceptor
 from receiver_runtime.receivers.http.connections.buffering import BufferedHandOver
 from receiver_runtime.receivers.http.connections.connections import ConnectionLimits, limited_protocol
-from receiver_runtime.receivers.tcp import server_context
+from receiver_runtime.receivers.tcp import listening_socket, server_context
 from receiver_runtime.sources.fields.secret import SecretError
 from receiver_runtime.sources.fields.tcp import address_of, most_per_peer
 
 if TYPE_CHECKING:
+    import socket
     import ssl
     from collections.abc import Callable, Sequence
 
@@ -114,7 +114,7 @@ class HttpServer:
         try:
             tokens = [(token, secret.reference) for secret in self._source.tokens for token in _tokens_of(secret)]
             context = None if self._source.tls is None else server_context(self._source.tls)
-            listener = listener or self._listen()
+            listener = listener or listening_socket(self._source.listen_address, backlog=_BACKLOG)
         except (OSError, SecretError) as error:
             if listener is not None:
                 listener.close()
@@ -143,19 +143,6 @@ class HttpServer:
             self._receiver.report_error(message, error)
         else:
             self._receiver.restart(message, error)
-
-    def _listen(self) -> socket.socket:
-        host, port = self._source.listen_address
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
-        )[0]
-        # It sets SO_REUSEADDR: a restarted receiver gets its port at once.
-        return socket.create_server(
-            address[:2],
-            family=family,
-            backlog=_BACKLOG,
-            dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
-        )
 
     async def _serve(
         self, listener: socket.socket, context: ssl.SSLContext | None, tokens: list[tuple[str, str]]

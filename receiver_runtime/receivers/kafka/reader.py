@@ -37,9 +37,12 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
+from receiver_runtime.receivers.kafka.broker_questions import BROKER_SECONDS
+from receiver_runtime.receivers.kafka.broker_reports import BrokerReports, ClientLog
+from receiver_runtime.receivers.kafka.group_commits import GroupCommits
 from receiver_runtime.receivers.kafka.library import ColumnFetcher, Library, LibraryError
 from receiver_runtime.receivers.kafka.partition_rates import PartitionRates
-from receiver_runtime.receivers.kafka.places import BROKER_SECONDS, KafkaPlaces, Look, OutOfRangeError, Partition
+from receiver_runtime.receivers.kafka.places import KafkaPlaces, Look, OutOfRangeError, Partition
 from receiver_runtime.receivers.kafka.records import BadRecord, RecordRun, Records, records_of
 from receiver_runtime.receivers.linked_hand_over import LinkedHandOver
 from tracker_store.blocks.blocks import OffsetLink
@@ -63,20 +66,11 @@ _MOST_AT_ONCE = 50_000
 _LEAST_MESSAGES = 100
 # Seconds, the longest fetch: short, so that the group's coordinator hears from us in time and a stop is quick.
 _LONGEST_FETCH = 1.0
-_COMMIT_SECONDS = 1.0  # between two commits of positions to the broker
 _IDS_SECONDS = 30.0  # between two looks at topics' ids and the group's members
-# More consecutive refused commits than a rebalance can explain.
-_REFUSALS = 10
 # The pause between two attempts to open waiting partitions: at least this many seconds, and at least this many times
 # the duration of the last attempt.
 _WAIT_SECONDS = 1.0
 _WAIT_TIMES = 5
-# Seconds until the same line of the client is logged again, and until the same error of one broker is an event again.
-_LINE_SECONDS = 30.0
-_ERROR_SECONDS = 600.0
-# Kinds of message that are remembered, at most.
-_MOST_KINDS = 1000
-_NUMBER = re.compile(r"\d+")
 # In librdkafka's message: the offset up to which the broker's log is still the one that was read.
 _CUT = re.compile(r"log truncation detected .*broker end offset is (\d+)")
 _RESET = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001  librdkafka's own name for it
@@ -121,7 +115,9 @@ class KafkaReader:
         self._look_at = 0.0
         self._strangers: set[str] = set()
         self._ids_at = time.monotonic() + _IDS_SECONDS
-        self._hand_over = LinkedHandOver(receiver, self._on_registered)
+        self._commits = GroupCommits(receiver)
+        self._brokers = BrokerReports(receiver, source)
+        self._hand_over = LinkedHandOver(receiver, self._commits.note_registered)
         self._rates = PartitionRates(
             source.max_rate_per_partition,
             most_bytes=self._supervisor.settings.max_block_bytes,
@@ -130,14 +126,7 @@ class KafkaReader:
         # Partitions to read from their positions again; until then, their records are dropped.
         self._unsure: set[Key] = set()
         self._moved = False
-        self._registered: dict[Key, int] = {}
-        self._committed_at = 0.0
-        self._committed: dict[Key, int] = {}
-        self._refusals = 0
         self._bytes_each = 1000.0
-        # That the brokers can't be reached is reported once, not with each of the client's attempts.
-        self._reported_unreachable = False
-        self._recent_errors = _RecentMessages(_ERROR_SECONDS)
 
     def start(self) -> None:
         """Begin to read; return at once."""
@@ -152,10 +141,15 @@ class KafkaReader:
 
     def _run(self) -> None:
         try:
-            settings = self._settings()
-            self._fetcher = self._make_fetcher(settings)
+            settings = _settings(self._source, self._supervisor.stream_name)
+            self._fetcher = None if self._library is None else _make_fetcher(self._library, settings)
             self._consumer = Consumer(
-                {**settings, "error_cb": self._on_error, "on_commit": self._on_commit, "logger": _ClientLog()}
+                {
+                    **settings,
+                    "error_cb": self._brokers.on_error,
+                    "on_commit": self._commits.on_commit,
+                    "logger": ClientLog(),
+                }
             )
             self._places = KafkaPlaces(self._receiver, self._source, self._consumer, settings)
         except Exception as error:  # noqa: BLE001  an option that is wrong, a secret that is missing
@@ -184,36 +178,6 @@ class KafkaReader:
             self._receiver.restart("reading from Kafka failed", error)
         finally:
             self._close()
-
-    def _make_fetcher(self, settings: Mapping[str, Option]) -> ColumnFetcher | None:
-        if self._library is None:
-            return None
-        try:
-            return ColumnFetcher(self._library, settings)
-        except LibraryError as error:
-            _log.warning("records are read as objects", error=str(error))
-            return None
-
-    def _settings(self) -> dict[str, Option]:
-        exactly_once = self._source.exactly_once
-        start = self._source.start
-        defaults: dict[str, Option] = {
-            "client.id": f"forebay-{self._supervisor.stream_name}",
-            "partition.assignment.strategy": "cooperative-sticky",
-            # How soon new topics and partitions are noticed.
-            "topic.metadata.refresh.interval.ms": 30_000,
-            # By default librdkafka fetches nothing for 1 s when its queue is full. We empty the queue in a tenth of it.
-            "fetch.queue.backoff.ms": 10,
-        }
-        return {
-            **defaults,
-            **self._source.resolved_options(),
-            "bootstrap.servers": self._source.bootstrap_servers,
-            "group.id": self._source.group,
-            "enable.auto.commit": not exactly_once,
-            "enable.auto.offset.store": not exactly_once,
-            "auto.offset.reset": "error" if exactly_once else start if isinstance(start, str) else "earliest",
-        }
 
     def _read(self) -> None:
         while not self._stopping.is_set():
@@ -251,7 +215,7 @@ class KafkaReader:
         self._reposition()
         fetched = fetcher.fetch(self._at_once(), self._pause())
         for error in fetched.errors:
-            self._on_error(KafkaError(error.code, error.message))
+            self._brokers.on_error(KafkaError(error.code, error.message))
         for fault in fetched.faults:
             self._on_partition_error((fault.topic, fault.partition), KafkaError(fault.code, fault.message))
         if fetched.records or fetched.bad:
@@ -262,9 +226,9 @@ class KafkaReader:
             messages = self._consumer.consume(self._at_once(), self._pause())
             good = [message for message in messages if self._is_record(message)]
             if good:
-                self._note_answer()
+                self._brokers.note_answer()
                 found, bad = records_of(good)
-                self._keep_aside(bad)
+                _keep_aside(self._receiver, bad)
                 for one in found:
                     self._supervisor.block_path.push_buffered(one.batch)
 
@@ -306,10 +270,10 @@ class KafkaReader:
 
     def _take(self, found: Sequence[Records], bad: Sequence[BadRecord]) -> None:
         """Hand over the records that come next in each partition."""
-        self._note_answer()
+        self._brokers.note_answer()
         next_ones = {key: partition.position for key, partition in self._partitions.items()}
         passing = [one for some in found if (one := self._passing(some, next_ones)) is not None]
-        self._keep_aside(self._next_bad(bad, passing))
+        _keep_aside(self._receiver, self._next_bad(bad, passing))
         for records in passing:
             self._push(records)
 
@@ -353,28 +317,6 @@ class KafkaReader:
                 found.append(one)
         return found
 
-    def _keep_aside(self, bad: Sequence[BadRecord]) -> None:
-        """Store bad records as dead letters.
-
-        The link of the records after them moves the position past them. Until then they may be read again.
-        """
-        if not bad:
-            return
-        self._receiver.store_dead_letters(
-            [DeadLetter(DeadLetterReason.INVALID_ENCODING, one.data or one.place.encode()) for one in bad]
-        )
-        for one in bad:
-            self._receiver.report_error(
-                "a record went aside: the name of one of its headers is not UTF-8",
-                BadHeaderError(f"{one.place}: {BadHeaderError.__doc__}"),
-            )
-
-    def _note_answer(self) -> None:
-        if self._reported_unreachable:
-            self._reported_unreachable = False
-            self._receiver.report_degraded("brokers", None)
-            self._receiver.report_connected(self._source.address)
-
     def _next_of(self, run: RecordRun, offsets: NDArray[np.int64], next_ones: dict[Key, int]) -> RecordRun | None:
         key = (run.topic, run.partition)
         if key not in next_ones or key in self._unsure or key in self._rates.late:
@@ -406,12 +348,6 @@ class KafkaReader:
         return links
 
     # -- blocks in flight --------------------------------------------------------------------------------------------
-
-    def _on_registered(self, links: Sequence[OffsetLink]) -> None:
-        for link in links:
-            # Other facts about a topic are kept as links too (`places`); they are not positions.
-            if link.partition.isdecimal():
-                self._registered[link.source, int(link.partition)] = link.to_offset
 
     def _recover(self) -> None:
         """Recover from a conflict: drop the blocks in flight, and read the positions from the driver log."""
@@ -465,8 +401,7 @@ class KafkaReader:
             self._partitions.pop(key, None)
             self._waiting.pop(key, None)
             self._reported_waiting.discard(key)
-            self._committed.pop(key, None)
-            self._registered.pop(key, None)
+            self._commits.forget(key)
             self._unsure.discard(key)
             self._rates.forget(key)
 
@@ -484,38 +419,6 @@ class KafkaReader:
         else:
             consumer.assign(positions)
         self._receiver.report_connected(self._source.address)
-
-    def _on_error(self, error: KafkaError) -> None:
-        options = self._source.options
-        if error.fatal():
-            self._receiver.restart("the Kafka client failed", KafkaException(error))
-        elif error.code() == KafkaError._AUTHENTICATION:  # noqa: SLF001  librdkafka's own name for it
-            # A corrected secret is read at the next start.
-            self._refuse(
-                f"Kafka refuses the user {options.get('sasl.username')!r}: check sasl.username, sasl.mechanism and the "
-                f"secret of sasl.password ({options.get('sasl.password')})",
-                error,
-            )
-        elif error.code() == KafkaError._SSL:  # noqa: SLF001  as above
-            self._refuse(
-                "TLS with Kafka fails: check ssl.ca.location, the names in the broker's certificate, and its port",
-                error,
-            )
-        elif error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001  as above
-            # One broker may be unavailable for days, and be tried repeatedly, while records come from the others.
-            if self._recent_errors.is_new(error.str()):
-                self._receiver.report_error("a Kafka broker is away, or answers by an error", KafkaException(error))
-        elif not self._reported_unreachable:
-            self._reported_unreachable = True
-            self._receiver.report_error("Kafka can't be reached", KafkaException(error))
-            self._receiver.report_degraded("brokers", f"Kafka can't be reached: {error.str()}")
-
-    def _refuse(self, sentence: str, error: KafkaError) -> None:
-        """Restart with this sentence as the reason; the client's own error is reported once, as an event."""
-        if not self._reported_unreachable:
-            self._reported_unreachable = True
-            self._receiver.report_error("the Kafka client can't log in", KafkaException(error))
-        self._receiver.restart(sentence)
 
     # -- positions ---------------------------------------------------------------------------------------------------
 
@@ -558,7 +461,7 @@ class KafkaReader:
     def _look_again(self) -> None:
         """Ask the brokers again for what they could not answer yet."""
         began = time.monotonic()
-        begun = self._places.begin()
+        begun = self._places.beginning.record()
         if self._waiting:
             self._open_waiting()
         elif begun:
@@ -573,7 +476,7 @@ class KafkaReader:
         And another stream may use the same group; then each stream gets only a part of the partitions.
         """
         self._ids_at = time.monotonic() + _IDS_SECONDS
-        if self._reported_unreachable:
+        if self._brokers.are_unreachable:
             return
         if recreated := self._places.made_anew(list(self._partitions)):
             self._hand_over.settle()
@@ -633,25 +536,14 @@ class KafkaReader:
     # -- the broker's copy of the positions --------------------------------------------------------------------------
 
     def _commit(self, *, now: bool = False) -> None:
-        """Commit to the broker what is registered; nothing in Forebay relies on these positions."""
-        if not (now or time.monotonic() - self._committed_at >= _COMMIT_SECONDS):
+        """Commit to the broker what is registered, if it is time to, or ``now``."""
+        if not (now or self._commits.is_due):
             return
-        self._committed_at = time.monotonic()
-        ends = {key: offset for key, offset in self._registered.items() if key in self._partitions}
-        self._registered = {}
+        ends = self._commits.take_registered(self._partitions)
         if self._hand_over.is_idle and not self._hand_over.has_conflict:
             # Only markers of transactions lie between: commit past them, so that the group's lag can reach zero.
             ends |= {key: offset for key, offset in self._passed().items() if offset > self._partitions[key].position}
-        offsets = [TopicPartition(*key, offset) for key, offset in ends.items() if offset != self._committed.get(key)]
-        if not offsets:
-            return
-        self._committed |= ends
-        try:
-            # Asynchronous, because a callback calls this too, and must not make a call that waits (see `_on_assign`).
-            # The client waits for the commit before it gives up partitions.
-            self._consumer.commit(offsets=offsets, asynchronous=True)
-        except KafkaException as error:
-            _log.info("the broker took no positions, they stand in the driver log", error=str(error))
+        self._commits.commit(self._consumer, ends)
 
     def _passed(self) -> dict[Key, int]:
         """Return how far the client has read, if that is known: past transaction markers, which are no records."""
@@ -661,20 +553,6 @@ class KafkaReader:
             return self._fetcher.passed(keys)
         found = self._consumer.position([TopicPartition(*key) for key in keys]) if keys else ()
         return {(one.topic, one.partition): one.offset for one in found if one.error is None and one.offset >= 0}
-
-    def _on_commit(self, error: KafkaError | None, positions: Sequence[TopicPartition]) -> None:
-        if error is None:
-            self._refusals = 0
-            return
-        for one in positions:
-            # Commit it again, unless there is a newer position.
-            self._committed.pop((one.topic, one.partition), None)
-            if one.offset >= 0:
-                self._registered.setdefault((one.topic, one.partition), one.offset)
-        if error.code() != KafkaError._NO_OFFSET:  # noqa: SLF001  librdkafka's own name for it
-            self._refusals += 1
-            if self._refusals == _REFUSALS:
-                self._receiver.report_error("the broker does not take the group's positions", KafkaException(error))
 
     def _close(self) -> None:
         """Leave the group; meanwhile the client calls ``_on_revoke``."""
@@ -692,34 +570,48 @@ def _ends(records: Records) -> dict[Key, int]:
     return {(run.topic, run.partition): int(records.offsets[run.end - 1]) + 1 for run in records.runs}
 
 
-class _RecentMessages:
-    """Remember recent messages. Messages that differ only in numbers count as the same."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._at: dict[str, float] = {}
-
-    def is_new(self, said: str) -> bool:
-        """Return whether the message was not seen for ``seconds``; it counts as seen now."""
-        kind = _NUMBER.sub("", said)
-        now = time.monotonic()
-        if now - self._at.get(kind, -math.inf) < self._seconds:
-            return False
-        # This many are not different kinds: they differ in something that is not a number.
-        if len(self._at) >= _MOST_KINDS:
-            self._at.clear()
-        self._at[kind] = now
-        return True
+def _make_fetcher(library: Library, settings: Mapping[str, Option]) -> ColumnFetcher | None:
+    try:
+        return ColumnFetcher(library, settings)
+    except LibraryError as error:
+        _log.warning("records are read as objects", error=str(error))
+        return None
 
 
-class _ClientLog:
-    """Log librdkafka's own lines; a line that it repeats, up to ten times a second, is logged only every 30 s."""
+def _settings(source: Kafka, stream_name: str) -> dict[str, Option]:
+    exactly_once = source.exactly_once
+    start = source.start
+    defaults: dict[str, Option] = {
+        "client.id": f"forebay-{stream_name}",
+        "partition.assignment.strategy": "cooperative-sticky",
+        # How soon new topics and partitions are noticed.
+        "topic.metadata.refresh.interval.ms": 30_000,
+        # By default librdkafka fetches nothing for 1 s when its queue is full. We empty the queue in a tenth of it.
+        "fetch.queue.backoff.ms": 10,
+    }
+    return {
+        **defaults,
+        **source.resolved_options(),
+        "bootstrap.servers": source.bootstrap_servers,
+        "group.id": source.group,
+        "enable.auto.commit": not exactly_once,
+        "enable.auto.offset.store": not exactly_once,
+        "auto.offset.reset": "error" if exactly_once else start if isinstance(start, str) else "earliest",
+    }
 
-    def __init__(self) -> None:
-        self._said = _RecentMessages(_LINE_SECONDS)
 
-    def log(self, level: int, message: str, *arguments: object) -> None:
-        """Log a line, as ``logging.Logger.log`` does."""
-        said = message % arguments if arguments else message
-        if self._said.is_new(said):
-            _log.info("the Kafka client says", level=level, message=said)
+def _keep_aside(receiver: Receiver, bad: Sequence[BadRecord]) -> None:
+    """Store bad records as dead letters.
+
+    The link of the records after them moves the position past them. Until then they may be read again.
+    """
+    if not bad:
+        return
+    receiver.store_dead_letters(
+        [DeadLetter(DeadLetterReason.INVALID_ENCODING, one.data or one.place.encode()) for one in bad]
+    )
+    for one in bad:
+        receiver.report_error(
+            "a record went aside: the name of one of its headers is not UTF-8",
+            BadHeaderError(f"{one.place}: {BadHeaderError.__doc__}"),
+        )

@@ -24,21 +24,19 @@ import selectors
 import socket
 import ssl
 import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-import pyarrow as pa
-
 from receiver_runtime.receivers.connection_places import ConnectionPlaces, peer_of
+from receiver_runtime.receivers.sockets.gathered_records import GatheredRecords
 from receiver_runtime.receivers.sockets.listening_thread import ListeningThread
-from receiver_runtime.receivers.tcp import READ_BYTES, check_peer, keep_alive, server_context
+from receiver_runtime.receivers.tcp import READ_BYTES, check_peer, keep_alive, listening_socket, server_context
 from receiver_runtime.sources.fields.tcp import address_of, most_per_peer
 from receiver_runtime.watching.clock import Clock
 
 if TYPE_CHECKING:
-    from receiver_runtime.block_path.block_handler import DeadLetter
-    from receiver_runtime.receivers.framing import Framing, Piece, Splitter, Taken
+    from receiver_runtime.receivers.framing import Framing, Splitter
     from receiver_runtime.sources.fields.tcp import Tls
     from receiver_runtime.supervisor.receiver import Receiver
 
@@ -98,24 +96,6 @@ class _Connection:
     must_write: bool = False
 
 
-@dataclass(slots=True)
-class _Gathered:
-    """Hold what was read and is not handed on yet."""
-
-    before: list[DeadLetter] = field(default_factory=list)
-    pieces: list[Piece] = field(default_factory=list)
-    after: list[DeadLetter] = field(default_factory=list)
-    nbytes: int = 0
-
-    def add(self, taken: Taken) -> None:
-        self.before += taken.before
-        if taken.piece is not None:
-            self.pieces.append(taken.piece)
-            self.nbytes += len(taken.piece.data)
-        self.after += taken.after
-        self.nbytes += sum(len(letter.data) for letter in (*taken.before, *taken.after))
-
-
 class SocketListener(ListeningThread):
     """Run one listening socket, from binding to its end.
 
@@ -154,22 +134,12 @@ class SocketListener(ListeningThread):
         self._unread: set[_Connection] = set()
         self._buffer = bytearray(READ_BYTES)
         self._view = memoryview(self._buffer)
-        self._gathered = _Gathered()
+        self._gathered = GatheredRecords(receiver, framing)
 
     def _listen(self) -> socket.socket:
         if self._source.tls is not None:
             self._context = server_context(self._source.tls)
-        host, port = self._source.listen_address
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
-        )[0]
-        # It sets SO_REUSEADDR: a restarted receiver gets its port at once.
-        listener = socket.create_server(
-            address[:2],
-            family=family,
-            backlog=_BACKLOG,
-            dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
-        )
+        listener = listening_socket(self._source.listen_address, backlog=_BACKLOG)
         listener.setblocking(False)  # noqa: FBT003  the standard library's own
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
@@ -196,11 +166,17 @@ class SocketListener(ListeningThread):
             if may_accept:
                 self._accept()
                 # What connections that gave up their place had not finished.
-                self._hand_on()
+                self._gathered.hand_on()
             self._keep_deadlines()
             if self._pause and ready and nbytes < _LITTLE_BYTES:
                 wake.poll(self._pause * 1000)
-        self._finish()
+        # Accept no more connections, read each one once more, and hand everything on.
+        if self._listener is not None:
+            self._listener.close()
+        self._read_all({c for c in self._connections if c.handshake_until is None})
+        for connection in self._connections:
+            self._gathered.add(connection.splitter.finish(clean=False), connection.peer, connection.counted_as)
+        self._gathered.hand_on()
 
     def _read_all(self, ready: set[_Connection]) -> int:
         """Read from each connection once. Return about how many bytes the last batch that was handed on had."""
@@ -211,9 +187,9 @@ class SocketListener(ListeningThread):
             else:
                 self._read(connection, most)
             if self._gathered.nbytes >= READ_BYTES:
-                self._hand_on()
+                self._gathered.hand_on()
         nbytes = self._gathered.nbytes
-        self._hand_on()
+        self._gathered.hand_on()
         return nbytes
 
     def _read(self, connection: _Connection, most: int) -> None:
@@ -228,12 +204,16 @@ class SocketListener(ListeningThread):
             del self._connections[connection]
             self._connections[connection] = None
             taken = connection.splitter.take(self._buffer, count)
-            self._gather(connection, taken)
+            self._gathered.add(taken, connection.peer, connection.counted_as)
             if taken.refusal is not None:
                 self._refuse(connection, "a connection was closed: what came is no length of a record", taken.refusal)
                 return
         if ended is not None:
-            self._gather(connection, connection.splitter.finish(clean=ended is _EndedConnection.BY_SENDER))
+            self._gathered.add(
+                connection.splitter.finish(clean=ended is _EndedConnection.BY_SENDER),
+                connection.peer,
+                connection.counted_as,
+            )
             self._drop(connection)
 
     def _receive(self, connection: _Connection, most: int) -> tuple[int, _EndedConnection | None]:
@@ -259,31 +239,6 @@ class SocketListener(ListeningThread):
         if isinstance(connection.socket, ssl.SSLSocket) and connection.socket.pending():
             self._unread.add(connection)
         return count, None
-
-    def _gather(self, connection: _Connection, taken: Taken) -> None:
-        if taken.piece is not None:
-            taken.piece.peer, taken.piece.counted_as = connection.peer, connection.counted_as
-        # Anyone may connect: the dead letters count in the sender's budget.
-        for letters in (taken.before, taken.after):
-            letters[:] = [replace(letter, peer=connection.counted_as) for letter in letters]
-        self._gathered.add(taken)
-
-    def _hand_on(self) -> None:
-        gathered, self._gathered = self._gathered, _Gathered()
-        letters = gathered.before
-        records = None
-        if gathered.pieces:
-            cut = self._framing.cut(gathered.pieces)
-            letters += cut.dead_letters
-            records = cut.records
-        letters += gathered.after
-        # Dead letters first: they are durable on return; the records are not.
-        if letters:
-            self._receiver.store_dead_letters(letters)
-        if isinstance(records, pa.RecordBatch):
-            self._receiver.store_buffered(records)
-        elif records is not None:
-            self._receiver.store_buffered(pa.RecordBatch.from_arrays([records], schema=self._framing.schema))
 
     # -- connections -------------------------------------------------------------------------------------------------
 
@@ -332,7 +287,7 @@ class SocketListener(ListeningThread):
             limit = self._source.idle_timeout if connection.has_sent else self._source.connect_timeout
             if silent < limit or (own_only and connection.counted_as != counted_as) or _has_data(connection.socket):
                 continue
-            self._gather(connection, connection.splitter.finish(clean=False))
+            self._gathered.add(connection.splitter.finish(clean=False), connection.peer, connection.counted_as)
             self._refuse(
                 connection,
                 "a connection was closed: it was silent, and a new one needed its place",
@@ -408,15 +363,6 @@ class SocketListener(ListeningThread):
             self._selector.register(self._listener, selectors.EVENT_READ)
 
     # -- the end -----------------------------------------------------------------------------------------------------
-
-    def _finish(self) -> None:
-        """Accept no more connections, read each one once more, and hand everything on."""
-        if self._listener is not None:
-            self._listener.close()
-        self._read_all({c for c in self._connections if c.handshake_until is None})
-        for connection in self._connections:
-            self._gather(connection, connection.splitter.finish(clean=False))
-        self._hand_on()
 
     def _close(self) -> None:
         for connection in self._connections:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
 
-    from receiver_runtime.receivers.keyed_hand_over import HandedOver
+    from receiver_runtime.receivers.keyed_blocks import HandedOver
 
 
 class KeyedReceiver(Receiver):

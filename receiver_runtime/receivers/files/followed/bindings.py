@@ -124,8 +124,8 @@ class Bindings:
 
     def take_fingerprints(self, file: FollowedFile, reading: Reading) -> None:
         """Take over the second fingerprint and the last mark that are known of a content."""
-        file.second = self._known.second(reading.name, reading.generation)
-        mark = self._known.mark(reading.name, reading.generation)
+        file.second = self._known.seconds.of(reading.name, reading.generation)
+        mark = self._known.seconds.mark_of(reading.name, reading.generation)
         file.marked = max((mark or (0, ""))[0], (file.second or (0, ""))[0])
 
     def unbind(self, file: FollowedFile) -> None:

@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.files.followed.bindings import Bindings
+from receiver_runtime.receivers.files.followed.candidates import Candidates
 from receiver_runtime.receivers.files.followed.changes import ChangeDetector
 from receiver_runtime.receivers.files.followed.contents.known_contents import KnownContents
 from receiver_runtime.receivers.files.followed.continuations import Continuations
@@ -26,7 +27,7 @@ from receiver_runtime.receivers.files.followed.marks import Marks
 from receiver_runtime.receivers.files.followed.naming import Naming
 from receiver_runtime.receivers.files.followed.reading import ContentReplacedError, OpenFiles, PieceReader
 from receiver_runtime.receivers.files.followed.reconciliation import Reconciliation
-from receiver_runtime.receivers.files.followed.reports import Reports
+from receiver_runtime.receivers.files.followed.reports import Failure, Reports
 from receiver_runtime.receivers.files.followed.retirement import Retirement
 from receiver_runtime.watching.clock import Clock
 
@@ -79,19 +80,18 @@ class FollowedCatalog:
             self._reconciliation,
             sharing,
             self._reports,
-            source=self.source,
             forget_after=source.forget_after,
             now=self._clock.monotonic(),
         )
+        candidates = Candidates(self._known, self._bindings, identity, self._changes, self._retirement)
         self._naming = Naming(
             source,
             self._known,
             self._bindings,
             identity,
-            self._changes,
+            candidates,
             self._reconciliation,
             self._marks,
-            self._retirement,
             self._reports,
         )
 
@@ -120,9 +120,9 @@ class FollowedCatalog:
             return
         self._changes.note(found, now)
         self._changes.check_changed()
-        at_end = self._starts_at_end and not self._known.is_registered(self._known.start_name)
+        at_end = self._starts_at_end and not self._known.is_registered(self._known.names.start)
         if self._naming.name_files(now, at_end=at_end) and at_end:
-            self._known.register(self._known.start_name)
+            self._known.register(self._known.names.start)
         self._retirement.give_up_gone(now)
         self._marks.mark_done()
         self._marks.mark_idle(now)
@@ -148,7 +148,7 @@ class FollowedCatalog:
         except ContentReplacedError:
             self._bindings.replace(file)
         except OSError as error:
-            self._reports.report_unreadable(file.path, error)
+            self._reports.report_failure(file.path, Failure.UNREADABLE, error)
             file.note_failure()
         return None
 

@@ -51,9 +51,9 @@ class Continuations:
         The two had it in different files, as after a copytruncate, and more contents began alike since, so that neither
         could tell which one it is. A content that is in another present file is another content.
         """
-        for name, generation in self._known.continued_with(head):
+        for name, generation in self._known.seconds.continued_with(head):
             at = self._known.registered(name)
-            found = self._known.fingerprint_in(name)
+            found = self._known.names.fingerprint_in(name)
             if at is None or at.generation != generation or name == reading.name or found is None:
                 continue
             if not self._identity.may_have(file, name, head):
@@ -61,7 +61,7 @@ class Continuations:
             content = self._bindings.named(name)
             if content is not None and content.is_present and self._changes.still_holds(content):
                 continue
-            if self._known.second_seen_at(name, generation) <= file.bound_at:
+            if self._known.seconds.seen_at(name, generation) <= file.bound_at:
                 self._reports.report_possible_duplicate(file, name, at)
                 continue
             if content is not None:

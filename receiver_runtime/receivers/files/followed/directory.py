@@ -13,6 +13,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.files.followed.contents.followed_file import key_of
+from receiver_runtime.receivers.files.followed.reports import Failure
 from receiver_runtime.receivers.files.local_tree import LocalTree, SymlinkRefusedError
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Directory:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                self._reports.report_no_status(path, error)
+                self._reports.report_failure(path, Failure.NO_STATUS, error)
                 continue
             if stat.S_ISREG(status.st_mode):
                 found.setdefault(key_of(status), (path, status))
@@ -108,7 +109,7 @@ class Directory:
             with contextlib.suppress(OSError):
                 status = os.stat(path)  # noqa: PTH116  of many, with each look
                 if stat.S_ISREG(status.st_mode) and key_of(status) not in found:
-                    self._reports.report_refused(path, error)
+                    self._reports.report_failure(path, Failure.REFUSED, error)
 
 
 def has_parent(path: str) -> bool:

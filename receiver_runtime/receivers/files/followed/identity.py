@@ -17,9 +17,9 @@ from receiver_runtime.receivers.files.followed.contents.comparisons import (
     is_unchanged,
     reaches,
 )
+from receiver_runtime.receivers.files.followed.contents.content_names import copy_number, is_name_of
 from receiver_runtime.receivers.files.followed.contents.fingerprints import FINGERPRINT_BYTES, matches
 from receiver_runtime.receivers.files.followed.contents.followed_file import COPY_SECONDS
-from receiver_runtime.receivers.files.followed.contents.known_contents import copy_number, is_name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,7 +49,7 @@ class Identity:
         at = self._known.at(name)
         if at is None:
             return False, 0, name
-        return self._known.second(name, at.generation) is not None, at.offset, name
+        return self._known.seconds.of(name, at.generation) is not None, at.offset, name
 
     def find_last_here(self, file: FollowedFile, head: bytes, *, is_certain: bool) -> str | None:
         """Return the name of the content that was last in this inode, if it may still be there.
@@ -59,7 +59,7 @@ class Identity:
         if file.codec is not None:
             return None
         for name in sorted(self._known.begun_in(file.inode), key=copy_number, reverse=True):
-            found = self._known.fingerprint_in(name)
+            found = self._known.names.fingerprint_in(name)
             at = self._known.at(name)
             if (
                 found is None
@@ -74,7 +74,7 @@ class Identity:
 
     def had_another(self, file: FollowedFile, head: bytes) -> bool:
         """Return whether this file had another content before that begins like its present one."""
-        own = self._known.own_name(file.inode, file.fingerprint)
+        own = self._known.names.own(file.inode, file.fingerprint)
         names = self._known.with_fingerprint(file.fingerprint)
         return (
             any(is_name_of(name, own) for name in names) and self.find_last_here(file, head, is_certain=False) is None
@@ -92,7 +92,7 @@ class Identity:
 
     def find_own(self, file: FollowedFile, head: bytes) -> str | None:
         """Return the name by which a compressed file was read before, if no file has it now."""
-        own = self._known.own_name(file.inode, file.fingerprint)
+        own = self._known.names.own(file.inode, file.fingerprint)
         for name in sorted(self._known.with_fingerprint(file.fingerprint) - self._bindings.names()):
             at = self._known.at(name)
             if at is not None and is_name_of(name, own) and self._may_be(file, name, at, head, file.fingerprint[0]):
@@ -101,7 +101,7 @@ class Identity:
 
     def may_have(self, file: FollowedFile, name: str, head: bytes) -> bool:
         """Return whether a file may have a known content."""
-        at, found = self._known.at(name), self._known.fingerprint_in(name)
+        at, found = self._known.at(name), self._known.names.fingerprint_in(name)
         return (
             at is not None
             and found is not None
@@ -149,7 +149,7 @@ class Identity:
         ``is_whole``: a file that ends before the second fingerprint, or the mark, does not have it.
         """
         return (
-            matches(head, self._known.second(name, at.generation), is_whole=is_whole)
-            and not self._known.has_ended(name, at, length)
-            and reaches(file, at.offset, self._known.mark(name, at.generation), is_whole=is_whole)
+            matches(head, self._known.seconds.of(name, at.generation), is_whole=is_whole)
+            and not self._known.seconds.has_ended(name, at, length)
+            and reaches(file, at.offset, self._known.seconds.mark_of(name, at.generation), is_whole=is_whole)
         )

@@ -1,57 +1,40 @@
 """Name files: each gets the name of a known content, a new name, or none yet.
 
-This module owns the pass over unidentified files. ``identity`` answers which contents a file may have; here one is
-chosen, so that
-
-- a renamed file keeps its content, and is read to its end;
-- a content that was copied and truncated (copytruncate), or compressed, continues in the copy, once its own file is
-  gone or begins otherwise;
-- a truncated file's content has ended: what was seen and not read is lost, unless a copy of it appears;
-- an inode that is used again has another content, because its fingerprint is another.
-
-While a copy and its original are both present, the copy waits. All receivers take the same steps in the same order,
-because two that read one file must give it one name. This module must never read records or move a position.
+This module owns the pass over unidentified files: which file comes first, which name it gets, and when a name is
+claimed. ``candidates`` says which known contents a file may continue. All receivers take the same steps in the same
+order, because two that read one file must give it one name. This module must never read records or move a position.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.files.file_kinds import UnreadableKindError
+from receiver_runtime.receivers.files.followed.candidates import Pass
 from receiver_runtime.receivers.files.followed.contents.comparisons import read_head
+from receiver_runtime.receivers.files.followed.contents.content_names import copy_number
 from receiver_runtime.receivers.files.followed.contents.fingerprints import (
     FINGERPRINT_BYTES,
     fingerprint_length,
     fingerprint_of,
 )
-from receiver_runtime.receivers.files.followed.contents.known_contents import copy_number
+from receiver_runtime.receivers.files.followed.reports import Failure
 from receiver_runtime.receivers.files.records import Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from receiver_runtime.receivers.files.declaration import FollowedFiles
     from receiver_runtime.receivers.files.followed.bindings import Bindings
-    from receiver_runtime.receivers.files.followed.changes import ChangeDetector
+    from receiver_runtime.receivers.files.followed.candidates import Candidates
     from receiver_runtime.receivers.files.followed.contents.followed_file import FollowedFile
     from receiver_runtime.receivers.files.followed.contents.known_contents import KnownContents
     from receiver_runtime.receivers.files.followed.identity import Identity
     from receiver_runtime.receivers.files.followed.marks import Marks
     from receiver_runtime.receivers.files.followed.reconciliation import Reconciliation
     from receiver_runtime.receivers.files.followed.reports import Reports
-    from receiver_runtime.receivers.files.followed.retirement import Retirement
-
-
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """Hold what one pass has before it names files: the time, the unidentified files, the replacements so far."""
-
-    now: float
-    unknown: Sequence[tuple[FollowedFile, bytes]]
-    replacements: int
 
 
 class Naming:
@@ -63,10 +46,9 @@ class Naming:
         known: KnownContents,
         bindings: Bindings,
         identity: Identity,
-        changes: ChangeDetector,
+        candidates: Candidates,
         reconciliation: Reconciliation,
         marks: Marks,
-        retirement: Retirement,
         reports: Reports,
     ) -> None:
         self._fingerprint_lines = settings.fingerprint_lines
@@ -74,10 +56,9 @@ class Naming:
         self._known = known
         self._bindings = bindings
         self._identity = identity
-        self._changes = changes
+        self._candidates = candidates
         self._reconciliation = reconciliation
         self._marks = marks
-        self._retirement = retirement
         self._reports = reports
 
     def name_files(self, now: float, *, at_end: bool) -> bool:
@@ -94,13 +75,13 @@ class Naming:
                 with self._report_unreadable(file):
                     unknown += self._look_into(file, now)
         self._reports.show_refused([file for file in self._bindings.files() if file.refused is not None])
-        this_pass = _Pass(now, unknown, self._bindings.replacements)
+        this_pass = Pass(now, unknown, self._bindings.replacements)
         for file, head in sorted(unknown, key=lambda one: (self._identity.had_another(*one), one[0].path)):
             if not self._name_file(file, head, this_pass, at_end=at_end):
                 return False
         return True
 
-    def _name_file(self, file: FollowedFile, head: bytes, this_pass: _Pass, *, at_end: bool) -> bool:
+    def _name_file(self, file: FollowedFile, head: bytes, this_pass: Pass, *, at_end: bool) -> bool:
         """Name one file, or let it wait; False: others know more than this receiver did."""
         name = None
         if self._bindings.file_at(file.key) is file:
@@ -129,7 +110,7 @@ class Naming:
         head = self._inspect(file, now)
         if head is None:
             return []
-        if not self._rebind_in_place(file, head, is_certain=True):
+        if not self._candidates.rebind_in_place(file, head, is_certain=True):
             return [(file, head)]
         # If it was truncated since, its file is now an unidentified one.
         new = self._bindings.file_at(file.last_key)
@@ -149,7 +130,7 @@ class Naming:
             # Other receivers may have read more of it than this look saw.
             with contextlib.suppress(OSError):
                 file.size = file.tree.status(file.path).st_size
-        file.done_name = None if checksum is None else self._known.done_name(checksum)
+        file.done_name = None if checksum is None else self._known.names.done(checksum)
         file.fingerprint = fingerprint_of(head, length)
         if file.done_name is not None and self._known.is_registered(file.done_name):
             file.done = True
@@ -157,29 +138,11 @@ class Naming:
             return None
         return head
 
-    def _rebind_in_place(self, file: FollowedFile, head: bytes, *, is_certain: bool) -> bool:
-        """Bind a file to the content that was last in its inode, if it is still there. Raises OSError.
-
-        ``is_certain``: more than the fingerprint is known of that content.
-        """
-        name = self._identity.find_last_here(file, head, is_certain=is_certain)
-        if name is None:
-            return False
-        found = self._known.fingerprint_in(name)
-        assert found is not None
-        file.fingerprint = found
-        reading = Reading(name)
-        reading.go_to(self._known.registered(name))
-        self._bindings.bind(file, reading)
-        if file.size < reading.position:
-            self._bindings.replace(file)
-        return True
-
     # -- other files -------------------------------------------------------------------------------------------------
 
-    def _choose_name(self, file: FollowedFile, head: bytes, this_pass: _Pass) -> str | None:
+    def _choose_name(self, file: FollowedFile, head: bytes, this_pass: Pass) -> str | None:
         """Return the name of a content that is in no other file, or a new name; None: the file has one, or waits."""
-        candidates = self._find_candidates(file, head, this_pass)
+        candidates = self._candidates.find(file, head, this_pass)
         if candidates is None:
             return None
         certain = [name for name in candidates if self._known.is_certain(name)]
@@ -198,98 +161,10 @@ class Naming:
         alike = self._known.with_fingerprint(file.fingerprint)
         if alike:
             self._report_same_lines(file, head, alike)
-        own = self._known.own_name(file.inode, file.fingerprint)
+        own = self._known.names.own(file.inode, file.fingerprint)
         taken = {copy_number(name) for name in alike}
         number = next(n for n in itertools.count() if n not in taken)
         return f"{own}~{number}" if number else own
-
-    def _find_candidates(self, file: FollowedFile, head: bytes, this_pass: _Pass) -> list[str] | None:
-        """Return the known contents that begin alike and are in no file; None: the file has one of them, or waits."""
-        candidates: list[str] = []
-        names = self._known.beginning_with(head)
-        # Compare with present files first: a copy waits even if a content that is gone begins alike.
-        if self._is_waiting_copy(file, head, names, this_pass.now):
-            return None
-        truncated = self._identity.find_truncated_here(file, names)
-        # Then compare with the contents of which most is known.
-        by_extent = sorted(names, key=self._identity.extent, reverse=True)
-        certain = [name for name in by_extent if self._identity.extent(name)[0]]
-        for name in certain:
-            if self._continue(name, file, head, truncated, candidates):
-                return None
-        if truncated is not None and not candidates:
-            # It begins with the same line again, and there is no copy.
-            if not self._may_have_copy(truncated, file, this_pass):
-                self._retirement.begin_next(truncated, file)
-            return None
-        if truncated is None and self._rebind_begun(file, head, is_known=bool(candidates)):
-            return None
-        for name in by_extent[len(certain) :]:
-            if self._continue(name, file, head, truncated, candidates):
-                return None
-        return candidates
-
-    def _is_waiting_copy(self, file: FollowedFile, head: bytes, names: set[str], now: float) -> bool:
-        for present in [self._bindings.named(name) for name in sorted(names & self._bindings.names())]:
-            if (
-                present is not None
-                and present.is_present
-                and self._changes.still_holds(present)
-                and self._identity.is_waiting_copy(file, present, head, now)
-            ):
-                return True
-        return False
-
-    def _may_have_copy(self, truncated: FollowedFile, file: FollowedFile, this_pass: _Pass) -> bool:
-        """Return whether a copy of a truncated content is among the unidentified files, or may be in the next pass."""
-        return self._bindings.replacements != this_pass.replacements or any(
-            self._identity.may_continue_in(truncated, other, head)
-            for other, head in this_pass.unknown
-            if other is not file
-        )
-
-    def _continue(
-        self, name: str, file: FollowedFile, head: bytes, truncated: FollowedFile | None, candidates: list[str]
-    ) -> bool:
-        """Move a content into this file if it continues there; one that is not in memory becomes a candidate.
-
-        Raises OSError.
-        """
-        content = self._bindings.named(name)
-        if content is None:
-            if self._identity.may_have(file, name, head):
-                candidates.append(name)
-            return False
-        if content is truncated or content.is_present:
-            return False
-        if not self._known.is_claimed(name):
-            # Nothing of it was read here, and the receiver that reads it may give it another name.
-            self._bindings.drop(content)
-            return False
-        if self._identity.may_continue_in(content, file, head):
-            self._bindings.move(content, file)
-            return True
-        if (
-            self._known.is_registered(name)
-            and self._known.is_certain(name)
-            and self._identity.may_have(file, name, head)
-        ):
-            # Other receivers have read another content by that name, and what was read of it here is refused.
-            self._bindings.drop(content, is_refused=True)
-            candidates.append(name)
-        return False
-
-    def _rebind_begun(self, file: FollowedFile, head: bytes, *, is_known: bool) -> bool:
-        """Bind a file to a content that began in its inode and of which no more than the fingerprint was read.
-
-        ``is_known``: other known contents may continue in this file too, so the content must be registered.
-        """
-        name = self._identity.find_last_here(file, head, is_certain=False)
-        return (
-            name is not None
-            and (self._known.is_registered(name) or not is_known)
-            and self._rebind_in_place(file, head, is_certain=False)
-        )
 
     # -- reports -----------------------------------------------------------------------------------------------------
 
@@ -314,6 +189,6 @@ class Naming:
             yield
         except UnreadableKindError as error:
             file.refused = error
-            self._reports.report_refused(file.path, error)
+            self._reports.report_failure(file.path, Failure.REFUSED, error)
         except OSError as error:
-            self._reports.report_unreadable(file.path, error)
+            self._reports.report_failure(file.path, Failure.UNREADABLE, error)

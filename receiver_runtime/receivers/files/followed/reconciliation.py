@@ -79,7 +79,7 @@ class Reconciliation:
 
     def _compare(self, name: str, file: FollowedFile, reading: Reading, at: Position) -> None:
         """Compare one content with a position that is not older than its own."""
-        second = self._known.second(name, at.generation)
+        second = self._known.seconds.of(name, at.generation)
         if file.done:
             if (
                 at.generation > reading.generation
@@ -91,7 +91,9 @@ class Reconciliation:
                 self._bindings.unbind(file)
                 self._bindings.bind(file, Reading(file.done_name))
         elif at.generation == reading.generation and (
-            second == file.second if second is not None else not self._known.has_ended(name, at, file.fingerprint[0])
+            second == file.second
+            if second is not None
+            else not self._known.seconds.has_ended(name, at, file.fingerprint[0])
         ):
             return
         elif file.is_present:

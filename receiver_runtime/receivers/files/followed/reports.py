@@ -6,7 +6,10 @@ to be reported: its callers do.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from receiver_runtime.receivers.files.file_kinds import unread_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +18,14 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.files.holes import Hole
     from receiver_runtime.supervisor.receiver import Receiver
     from tracker_store.blocks.blocks import Position
-from receiver_runtime.receivers.files.file_kinds import unread_files
+
+
+class Failure(StrEnum):
+    """Say why a file is not read."""
+
+    NO_STATUS = "can't be looked at, it is tried again"
+    UNREADABLE = "can't be read, it is tried again"
+    REFUSED = "is not read"  # a symbolic link, or a kind without lines
 
 
 class Reports:
@@ -37,26 +47,16 @@ class Reports:
         self._receiver.report_degraded("listing", None)
         self._receiver.report_connected(pattern)
 
-    def report_no_status(self, path: str, error: OSError) -> None:
-        """Report, once for each file and reason, that a file has no status."""
+    def report_failure(self, path: str, failure: Failure, error: OSError) -> None:
+        """Report, once for each file and reason, that a file is not read now, or never."""
         if self._is_first(path, str(error)):
-            self._receiver.report_error(f"{path} can't be looked at, it is tried again", error)
-
-    def report_refused(self, path: str, error: OSError) -> None:
-        """Report, once for each file and reason, that a file is not read: a symbolic link, or a kind without lines."""
-        if self._is_first(path, str(error)):
-            self._receiver.report_error(f"{path} is not read", error)
+            self._receiver.report_error(f"{path} {failure}", error)
 
     def show_refused(self, files: Sequence[FollowedFile]) -> None:
         """Show in the receiver's status, for as long as there are any, the files whose kind is not read."""
         self._receiver.report_degraded(
             "kinds of files", unread_files([(file.path, file.refused) for file in files if file.refused is not None])
         )
-
-    def report_unreadable(self, path: str, error: OSError) -> None:
-        """Report, once for each file and reason, that a file can't be read."""
-        if self._is_first(path, str(error)):
-            self._receiver.report_error(f"{path} can't be read, it is tried again", error)
 
     def report_hole(self, path: str, hole: Hole) -> None:
         """Report that NULs of a file were passed over."""

@@ -27,7 +27,6 @@ class Retirement:
     """End contents, and account for what is lost of them.
 
     Args:
-        source: the name of the source in the driver log.
         forget_after: for how many seconds a file is gone before it is forgotten.
         now: the monotonic clock's time.
     """
@@ -41,7 +40,6 @@ class Retirement:
         sharing: Sharing,
         reports: Reports,
         *,
-        source: str,
         forget_after: float,
         now: float,
     ) -> None:
@@ -51,7 +49,6 @@ class Retirement:
         self._reconciliation = reconciliation
         self._sharing = sharing
         self._reports = reports
-        self._source = source
         self._forget_after = forget_after
         self._forget_at = now + min(_FORGET_SECONDS, forget_after)
         # Readings with links that go in though nothing was read.
@@ -68,7 +65,7 @@ class Retirement:
         assert reading is not None
         if old.ours:
             self._lose(old, "what was seen there and not read")
-            reading.begin_again(self._source)
+            reading.begin_again(self._known.source)
             self._changed.append(reading)
         self._bindings.drop(old)
         self._bindings.bind(file, reading)
@@ -114,5 +111,5 @@ class Retirement:
         if file.size <= reading.position:
             return
         self._reports.report_lost(file, what, reading.position)
-        reading.lose(self._source, file.size)
+        reading.lose(self._known.source, file.size)
         self._changed.append(reading)

@@ -19,8 +19,8 @@ from receiver_runtime.block_path.records import RecordTypeError
 from receiver_runtime.block_path.write_ahead_log import WriteAheadLogError
 from receiver_runtime.block_store.frames.frame import SourceRule
 from receiver_runtime.block_store.frames.segment import IntactFrame
-from receiver_runtime.receivers import keyed_hand_over
-from receiver_runtime.receivers.keyed_hand_over import HandedOver, HandOverClosedError, KeyedHandOver, _cuts
+from receiver_runtime.receivers import keyed_hand_over, storable_keys
+from receiver_runtime.receivers.keyed_hand_over import HandOverClosedError, KeyedHandOver
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.unit.receiver_runtime.rig import HandReceiver, Rig, batch, in_thread, rig
 from tests.unit.receiver_runtime.support import ManualClock, MemoryBlockLog, advance_until, eventually
@@ -30,6 +30,8 @@ from tracker_store.connection.errors import ReceiverFencedError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from receiver_runtime.receivers.keyed_blocks import HandedOver
 
     # The last element says whether the rows share their keys.
     Submitted = tuple[Future[HandedOver], list[str], list[str | None], bool]
@@ -442,7 +444,7 @@ def test_a_rate_limit_applies_once(tmp_path: Path, log: KeyedBlockLog) -> None:
 @given(st.lists(st.sampled_from(["a", "b", "c", None]), max_size=30))
 @settings(deadline=None)
 def test_no_cut_separates_rows_with_one_key(keys: list[str | None]) -> None:
-    cuts = _cuts(pa.array(keys, pa.string()))
+    cuts = storable_keys.cuts(pa.array(keys, pa.string()))
     for cut in cuts:
         assert not {key for key in keys[:cut] if key} & {key for key in keys[cut:] if key}
     if cuts:

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
-from receiver_runtime.receivers.files.arriving import ArrivingCatalog, LocalFolder
+from receiver_runtime.receivers.files.arriving import ArrivingCatalog
 from receiver_runtime.receivers.files.content import LocalFile
 from receiver_runtime.receivers.files.declaration import FileLines, WholeFiles
+from receiver_runtime.receivers.files.folders import LocalFolder
 from receiver_runtime.receivers.framing import LETTER_BYTES
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log, Reader
 from tracker_store.blocks.blocks import Position

@@ -18,8 +18,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from receiver_runtime.receivers.files.arriving import ArrivingCatalog, LocalFolder
+from receiver_runtime.receivers.files.arriving import ArrivingCatalog
 from receiver_runtime.receivers.files.declaration import FileLines
+from receiver_runtime.receivers.files.folders import LocalFolder
 from tests.support.searches import examples
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log, Reader
 

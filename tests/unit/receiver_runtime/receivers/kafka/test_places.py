@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("confluent_kafka")
 
-from receiver_runtime.receivers.kafka import places as kafka_places
+from receiver_runtime.receivers.kafka import topic_ids
+from receiver_runtime.receivers.kafka.broker_questions import BrokerQuestions
 from receiver_runtime.receivers.kafka.declaration import Kafka
 from receiver_runtime.receivers.kafka.places import KafkaPlaces, Look
 from receiver_runtime.receivers.kafka.receiver import KafkaReceiver
@@ -38,22 +39,21 @@ class Places(KafkaPlaces):
     ids: list[int]
     log: dict[str, Position]
 
-    def _ask_ids(self, topics: object, seconds: float) -> dict[str, int]:
-        assert topics
-        assert seconds
+    def next_ids(self) -> dict[str, int]:
         return {"t": self.ids.pop(0) if len(self.ids) > 1 else self.ids[0]}
 
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Places]:
     """Give places at which offset 10 is next, read under the topic's id 1."""
-    monkeypatch.setattr(kafka_places, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(topic_ids, "_LOOK_SECONDS", 0.0)
     source = Kafka(bootstrap_servers="127.0.0.1:1", topics="t", group="g")
     receiver = KafkaReceiver(source)
     with rig(tmp_path, receiver, start=False) as made:
         found = Places(receiver, source, Consumer(), {})  # type: ignore[arg-type]
         found.log = {"0": Position(0, 10), TOPIC_ID: Position(0, 1)}
         found.ids = [1]
+        monkeypatch.setattr(BrokerQuestions, "topic_ids", lambda *_: found.next_ids())
         monkeypatch.setattr(
             made.supervisor.block_path,
             "positions",
@@ -66,7 +66,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Places]:
 
 def opened(places: Places) -> tuple[int, int]:
     """Return the partition's generation and position that follow from what the brokers report now."""
-    found = places.open(KEY, Look({KEY: 1}, places._ask_ids({"t"}, 1.0)))
+    found = places.open(KEY, Look({KEY: 1}, places.next_ids()))
     return found.generation, found.position
 
 

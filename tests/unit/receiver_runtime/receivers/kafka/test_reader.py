@@ -11,11 +11,12 @@ pytest.importorskip("confluent_kafka")
 from confluent_kafka import KafkaError
 from structlog.testing import capture_logs
 
+from receiver_runtime.receivers.kafka.broker_reports import ClientLog
 from receiver_runtime.receivers.kafka.declaration import Kafka
 from receiver_runtime.receivers.kafka.library import Fault, FetchedColumns
 from receiver_runtime.receivers.kafka.partition_rates import PartitionRates
 from receiver_runtime.receivers.kafka.places import Look, Partition
-from receiver_runtime.receivers.kafka.reader import KafkaReader, _ClientLog
+from receiver_runtime.receivers.kafka.reader import KafkaReader
 from receiver_runtime.receivers.kafka.receiver import KafkaReceiver
 from receiver_runtime.receivers.kafka.records import BadRecord, Records
 from tests.unit.receiver_runtime.receivers.kafka.test_partition_rates import records
@@ -180,13 +181,13 @@ def test_refused_positions_are_reported_once(tmp_path: Path) -> None:
         reader = KafkaReader(receiver, source)
         refused = KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)
         for _ in range(9):
-            reader._on_commit(refused, [])
-        reader._on_commit(None, [])
+            reader._commits.on_commit(refused, [])
+        reader._commits.on_commit(None, [])
         for _ in range(9):
-            reader._on_commit(refused, [])
+            reader._commits.on_commit(refused, [])
         assert made.reporter.events == []
         for _ in range(9):
-            reader._on_commit(refused, [])
+            reader._commits.on_commit(refused, [])
         [(_, message, _)] = made.reporter.events
         assert message == "the broker does not take the group's positions"
 
@@ -204,7 +205,7 @@ def test_an_error_of_the_fetching_client_is_reported_like_the_consumers(tmp_path
 
 def test_repeated_lines_of_the_client_are_logged_once_in_a_while() -> None:
     """The client tries an unavailable broker ten times a second."""
-    client_log = _ClientLog()
+    client_log = ClientLog()
     with capture_logs() as logged:
         for number in range(100):
             client_log.log(3, "Connect to %s failed (after %dms)", "127.0.0.1:9092", number)
@@ -219,12 +220,12 @@ def test_an_unavailable_broker_is_reported_once_while_others_send_records(tmp_pa
         reader = KafkaReader(receiver, source)
         for number in range(10):
             refused = f"a.example:9092/2: Connect failed: Connection refused (after {number}ms in state CONNECT)"
-            reader._on_error(KafkaError(KafkaError._TRANSPORT, refused))
-            reader._note_answer()
-        reader._on_error(KafkaError(KafkaError._TRANSPORT, "b.example:9092/3: Connect failed"))
-        reader._on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 brokers are down"))
-        reader._on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 brokers are down"))
-        reader._note_answer()
+            reader._brokers.on_error(KafkaError(KafkaError._TRANSPORT, refused))
+            reader._brokers.note_answer()
+        reader._brokers.on_error(KafkaError(KafkaError._TRANSPORT, "b.example:9092/3: Connect failed"))
+        reader._brokers.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 brokers are down"))
+        reader._brokers.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 brokers are down"))
+        reader._brokers.note_answer()
         messages = [message for _, message, _ in made.reporter.events]
         assert messages[:3] == [*2 * ["a Kafka broker is away, or answers by an error"], "Kafka can't be reached"]
         assert len(messages) == 4

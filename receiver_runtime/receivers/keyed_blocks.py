@@ -1,0 +1,225 @@
+"""Hold what a keyed hand-over has taken: submits, and the blocks that their rows go into.
+
+This module owns which rows are left out, and how they are counted for the sender's answer. It must never store a block,
+or ask which keys are known. The hand-over's thread, or its lock, guards each of these.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from receiver_runtime.receivers.storable_keys import are_distinct, cuts, firsts, storable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from receiver_runtime.block_path.block_handler import DeadLetter
+    from receiver_runtime.block_path.text_check import TextCheck
+    from tracker_store.blocks.blocks import NewBlock
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """Hold what was done with a submit's rows: ``added``, or left out because the stream had their keys.
+
+    ``requests`` has the same two numbers for each request of a submit of requests.
+    """
+
+    added: int
+    duplicates: int
+    requests: Sequence[tuple[int, int]] = ()
+
+
+@dataclass(slots=True)
+class Requests:
+    """Count what was done with the rows of each request of a submit."""
+
+    rows: Sequence[int]
+    duplicates: dict[int, int] = field(default_factory=dict)
+    #: Rows that became dead letters.
+    invalid: dict[int, int] = field(default_factory=dict)
+
+    def numbers(self) -> npt.NDArray[np.int64]:
+        """Return the request's number for each row."""
+        return np.repeat(np.arange(len(self.rows)), self.rows)
+
+    def outcomes(self) -> Sequence[tuple[int, int]]:
+        """Return for each request how many of its rows were added, and how many are duplicates."""
+        if not self.duplicates and not self.invalid:
+            return [(rows, 0) for rows in self.rows]
+        left_out = [(self.duplicates.get(n, 0), self.invalid.get(n, 0)) for n in range(len(self.rows))]
+        return [
+            (rows - duplicates - invalid, duplicates)
+            for rows, (duplicates, invalid) in zip(self.rows, left_out, strict=True)
+        ]
+
+
+def _add_up(counts: dict[int, int], numbers: npt.NDArray[np.int64]) -> None:
+    for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
+        counts[int(number)] = counts.get(int(number), 0) + int(count)
+
+
+@dataclass(slots=True)
+class Submit:
+    """Hold one submit until it is answered."""
+
+    batch: pa.RecordBatch
+    keys: pa.Array | None
+    #: Rows before which it may be cut, if keys are in several rows; None: anywhere.
+    cuts: Sequence[int] | None
+    nbytes: int
+    #: A key without its scope, by the key.
+    unscoped: Mapping[str, str] = field(default_factory=dict)
+    requests: Requests | None = None
+    #: The number of each row's request, where rows may be left out.
+    numbers: npt.NDArray[np.int64] | None = None
+    future: Future[HandedOver] = field(default_factory=Future)
+    #: Rows that went into blocks, from the first on.
+    taken: int = 0
+    added: int = 0
+    duplicates: int = 0
+
+    @property
+    def left(self) -> int:
+        """Return how many of its rows are in no block yet."""
+        return int(self.batch.num_rows) - self.taken
+
+    @property
+    def messages(self) -> int:
+        """Return how many of its senders' messages wait for their answer: its requests, or its rows."""
+        return int(self.batch.num_rows) if self.requests is None else len(self.requests.rows)
+
+    def fitting(self, rows: int, nbytes: int) -> int:
+        """Return how many of its rows are within these bounds."""
+        found = min(self.left, rows)
+        while found > 0 and self.batch.slice(self.taken, found).nbytes > nbytes:
+            found //= 2
+        return max(0, found)
+
+    def cut_at(self, rows: int, *, at_least_one: bool) -> int:
+        """Return how many rows to take: at most ``rows``, or more if no smaller cut has one."""
+        if self.cuts is None:
+            return max(rows, 1) if at_least_one else rows
+        found = bisect_right(self.cuts, self.taken + rows) - 1
+        end = self.cuts[found] if found >= 0 else 0
+        if end <= self.taken:
+            if not at_least_one:
+                return 0
+            end = self.cuts[bisect_right(self.cuts, self.taken)]
+        return end - self.taken
+
+
+@dataclass(slots=True)
+class KeyedPart:
+    """Hold the rows of one submit in one block."""
+
+    submit: Submit
+    batch: pa.RecordBatch
+    keys: pa.Array | None
+    #: Whether the submit is answered with it.
+    last: bool
+    #: The number of each row's request, in a submit of requests.
+    numbers: npt.NDArray[np.int64] | None = None
+
+    def leave_out(self, known: set[str]) -> None:
+        """Leave out the rows with these keys, and count them."""
+        if self.keys is None:
+            return
+        keep = pc.invert(pc.is_in(self.keys, value_set=pa.array(sorted(known), pa.string())))
+        before = self.batch.num_rows
+        self._keep(keep, None if self.submit.requests is None else self.submit.requests.duplicates)
+        self.submit.duplicates += before - self.batch.num_rows
+
+    def _keep(self, keep: pa.BooleanArray, counts: dict[int, int] | None) -> None:
+        """Keep these rows; count the others by their requests."""
+        self.batch = self.batch.filter(keep)
+        if self.keys is not None:
+            self.keys = self.keys.filter(keep)
+        if self.numbers is not None and counts is not None:
+            kept = keep.to_numpy(zero_copy_only=False)
+            _add_up(counts, self.numbers[~kept])
+            self.numbers = self.numbers[kept]
+
+    def take_invalid(self, text: TextCheck) -> list[DeadLetter]:
+        """Leave out the rows whose text is not UTF-8; return them as dead letters."""
+        invalid = text.invalid_rows(self.batch)
+        if not invalid.any():
+            return []
+        letters = text.dead_letters(self.batch.filter(pa.array(invalid)))
+        self._keep(pa.array(~invalid), None if self.submit.requests is None else self.submit.requests.invalid)
+        return letters
+
+    def distinct_keys(self) -> set[str]:
+        """Return the keys of its rows."""
+        return set() if self.keys is None else {key for key in self.keys.to_pylist() if key is not None}
+
+
+@dataclass(slots=True)
+class KeyedBlock:
+    """Hold parts that are stored together. Without rows, it is done as soon as the blocks before it are."""
+
+    parts: list[KeyedPart]
+    keys: set[str] = field(default_factory=set)
+    rows: int = 0
+    messages: int = 0
+    #: The registrar's future; None if the block is still to be stored, or has no rows.
+    future: Future[NewBlock] | None = None
+
+    def leave_out(self, known: set[str]) -> None:
+        """Leave out the rows with these keys."""
+        gone = self.keys & known
+        if gone:
+            for part in self.parts:
+                part.leave_out(gone)
+            self.keys -= gone
+            self.count()
+
+    def take_invalid(self, text: TextCheck) -> list[DeadLetter]:
+        """Leave out the rows whose text is not UTF-8, and the keys that only they have; return the rows."""
+        letters = [letter for part in self.parts for letter in part.take_invalid(text)]
+        self.keys &= {key for part in self.parts for key in part.distinct_keys()}
+        self.count()
+        return letters
+
+    def joined(self) -> pa.RecordBatch:
+        """Return its rows as one batch."""
+        return pa.concat_batches([part.batch for part in self.parts if part.batch.num_rows])
+
+    def count(self) -> None:
+        """Count its rows again."""
+        self.rows = sum(part.batch.num_rows for part in self.parts)
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether it is registered or refused, or has no rows."""
+        return not self.rows or (self.future is not None and self.future.done())
+
+
+def submit_of(
+    batch: pa.RecordBatch,
+    keys: pa.StringArray | Sequence[str | None] | None,
+    *,
+    rows_share_keys: bool,
+) -> Submit:
+    """Return a submit of a batch of the receiver's columns. Raises ValueError if there are not as many keys as rows."""
+    if keys is None:
+        return Submit(batch, None, None, batch.nbytes)
+    taken = storable(keys)
+    if len(taken) != batch.num_rows:
+        raise ValueError(f"{len(taken)} keys for {batch.num_rows} rows: give one for each row, null for none")
+    if are_distinct(taken):
+        return Submit(batch, taken, None, batch.nbytes)
+    if rows_share_keys:
+        return Submit(batch, taken, cuts(taken), batch.nbytes)
+    first_rows = firsts(taken)
+    kept = batch.take(first_rows)
+    return Submit(kept, taken.take(first_rows), None, kept.nbytes, duplicates=batch.num_rows - kept.num_rows)

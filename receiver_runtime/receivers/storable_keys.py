@@ -1,0 +1,71 @@
+"""Make keys as the driver log takes them, and find where they repeat. Must not remember a key."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# Bytes that an index of the driver log takes; a longer key is replaced by its digest.
+_LONGEST_KEY_BYTES = 500
+
+
+def storable(keys: pa.StringArray | Sequence[str | None]) -> pa.Array:
+    """Return keys as the driver log takes them: text without NUL, of bounded length; else their digests."""
+    taken = keys.cast(pa.string()) if isinstance(keys, pa.Array) else pa.array(keys, pa.string())
+    longest = pc.max(pc.binary_length(taken)).as_py() or 0
+    if longest <= _LONGEST_KEY_BYTES and not pc.any(pc.match_substring(taken, "\0")).as_py():
+        return taken
+    return pa.array([None if key is None else _short(key) for key in taken.to_pylist()], pa.string())
+
+
+def _short(key: str) -> str:
+    data = key.encode()
+    if len(data) <= _LONGEST_KEY_BYTES and b"\0" not in data:
+        return key
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def by_key(keys: pa.Array, unscoped_keys: pa.Array) -> Mapping[str, str]:
+    """Return each key without its scope, by the key."""
+    # One key may be that of thousands of rows.
+    forms = [pc.unique(each) for each in (keys, unscoped_keys)]
+    if len(forms[0]) != len(forms[1]):
+        # Keys of several scopes are the same without them.
+        forms = [keys, unscoped_keys]
+    return {key: form for key, form in zip(*(each.to_pylist() for each in forms), strict=True) if key is not None}
+
+
+def are_distinct(keys: pa.Array) -> bool:
+    """Return whether no key is there twice."""
+    return bool(pc.count_distinct(keys, mode="only_valid").as_py() == len(keys) - keys.null_count)
+
+
+def firsts(keys: pa.Array) -> pa.Array:
+    """Return the rows that are the first with their key, and those without a key."""
+    seen: set[str] = set()
+    found = []
+    for row, key in enumerate(keys.to_pylist()):
+        if key not in seen:
+            found.append(row)
+        if key is not None:
+            seen.add(key)
+    return pa.array(found, pa.int64())
+
+
+def cuts(keys: pa.Array) -> Sequence[int]:
+    """Return the rows before which a submit may be cut so that no key is on both sides."""
+    values = keys.to_pylist()
+    last = {key: row for row, key in enumerate(values) if key is not None}
+    found = []
+    open_until = 0
+    for row, key in enumerate(values):
+        open_until = max(open_until, row if key is None else last[key])
+        if open_until == row:
+            found.append(row + 1)
+    return found
