@@ -25,13 +25,12 @@ class BillOfMaterialsHook(BuildHookInterface):  # type: ignore[misc,type-arg,unu
         try:
             from release.bill_of_materials import FILE_NAME, bill_of_materials  # noqa: PLC0415
             from release.bundled_programs import read_bundled_programs  # noqa: PLC0415
-            from release.lock_file import read_lock_file  # noqa: PLC0415
         finally:
             sys.path.remove(self.root)
         self._directory = tempfile.TemporaryDirectory(prefix="forebay-sbom-")
         path = Path(self._directory.name) / FILE_NAME
-        lock = read_lock_file(Path(self.root) / "uv.lock")
-        path.write_text(bill_of_materials(lock, self.metadata.version, read_bundled_programs()), encoding="utf-8")
+        bill = bill_of_materials(Path(self.root), self.metadata.version, read_bundled_programs())
+        path.write_text(bill, encoding="utf-8")
         build_data["sbom_files"].append(str(path))
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:

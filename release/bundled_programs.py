@@ -12,12 +12,11 @@ import subprocess
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import datetime as dt
-
-    from release.lock_file import LockedPackage, LockFile
+    from collections.abc import Iterable, Mapping
 
 LIST = Path(__file__).with_name("bundled.toml")
 _VERSION = re.compile(r'(?:\(PostgreSQL\) |version ")(?P<version>\d+(?:\.\d+)+)')
@@ -36,9 +35,9 @@ class BundledProgram:
     command: tuple[str, ...]
     use: str
 
-    def is_in(self, package: LockedPackage) -> bool:
-        """Return whether this package, in this version, bundles it."""
-        return (self.package, self.package_version) == (package.name, package.version)
+    def is_in(self, package: Mapping[str, Any]) -> bool:
+        """Return whether the package of this name and version bundles it."""
+        return (self.package, self.package_version) == (package["name"], package["version"])
 
 
 def read_bundled_programs(path: Path = LIST) -> list[BundledProgram]:
@@ -47,11 +46,11 @@ def read_bundled_programs(path: Path = LIST) -> list[BundledProgram]:
     return [BundledProgram(**{**entry, "command": tuple(entry["command"])}) for entry in entries]
 
 
-def problems(programs: list[BundledProgram], lock: LockFile) -> list[str]:
+def problems(programs: Iterable[BundledProgram], packages: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return where the list differs from uv.lock, or from what is installed: one sentence each."""
     found = []
     for program in programs:
-        if not any(program.is_in(package) for package in lock.packages):
+        if not any(program.is_in(package) for package in packages):
             found.append(f"{LIST.name}: {program.package} {program.package_version} is not what uv.lock has")
             continue
         installed = installed_version(program)

@@ -14,6 +14,8 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.responses import Response
 
+from receiver_runtime.sources.fields.request_peer import all_values, only_value
+
 if TYPE_CHECKING:
     from starlette.types import Scope
 
@@ -65,14 +67,12 @@ class BrowserToken:
 
     def is_sent(self, scope: Scope) -> bool:
         """Return whether a request has the token in its one Authorization header, or its cookie."""
-        headers = [(name.lower(), value.strip()) for name, value in scope["headers"]]
-        given = [value for name, value in headers if name == b"authorization"]
-        if len(given) == 1 and hmac.compare_digest(given[0], b"Bearer " + self._token):
+        given = only_value(scope["headers"], b"authorization")
+        if given is not None and hmac.compare_digest(given, b"Bearer " + self._token):
             return True
         cookies = [
             value.strip()
-            for header, line in headers
-            if header == b"cookie"
+            for line in all_values(scope["headers"], b"cookie")
             for name, _, value in (part.partition(b"=") for part in line.split(b";"))
             if name.strip() == self._cookie_name
         ]

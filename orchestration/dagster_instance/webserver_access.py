@@ -22,13 +22,23 @@ from typing import TYPE_CHECKING
 from starlette.responses import PlainTextResponse, Response
 
 from orchestration.dagster_instance.browser_token import BrowserToken
-from orchestration.dagster_instance.request_origin import RequestHeaders, foreign_origin, foreign_site, not_json
-from receiver_runtime.sources.fields.loopback import host_name, is_written_as_loopback
+from receiver_runtime.sources.fields.request_peer import (
+    all_values,
+    asks_for_loopback,
+    foreign_origin,
+    foreign_site,
+    not_json,
+    not_one_host,
+    only_value,
+    shown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from receiver_runtime.sources.fields.request_peer import Headers
 
 _GRAPHQL = "/graphql"
 _READS = frozenset({"GET", "HEAD"})
@@ -65,7 +75,7 @@ class WebserverAccess:
         if scope["type"] not in {"http", "websocket"}:
             await self._app(scope, receive, send)
             return
-        headers = RequestHeaders(scope)
+        headers = scope["headers"]
         refusal = _check_host(headers) or _check_page(scope, headers)
         if refusal is None and scope["type"] == "http":
             refusal = _check_request(scope, headers)
@@ -91,20 +101,20 @@ _NO_TOKEN = _Refusal(
 )
 
 
-def _check_host(headers: RequestHeaders) -> _Refusal | None:
-    hosts = headers.all(b"host")
-    if len(hosts) != 1:
-        return _Refusal(HTTPStatus.BAD_REQUEST, f"Host: it came {len(hosts)} times: send it once")
-    if is_written_as_loopback(host_name(hosts[0].decode("latin-1"))):
+def _check_host(headers: Headers) -> _Refusal | None:
+    if (why := not_one_host(headers)) is not None:
+        return _Refusal(HTTPStatus.BAD_REQUEST, why)
+    if asks_for_loopback(headers):
         return None
+    [host] = all_values(headers, b"host")
     return _Refusal(
         HTTPStatus.FORBIDDEN,
-        f"Host: {hosts[0].decode('latin-1')!r:.200} is no name of this machine's loopback: ask for 127.0.0.1 or "
+        f"Host: {shown(host)} is no name of this machine's loopback: ask for 127.0.0.1 or "
         "localhost, from another machine through ssh -L",
     )
 
 
-def _check_page(scope: Scope, headers: RequestHeaders) -> _Refusal | None:
+def _check_page(scope: Scope, headers: Headers) -> _Refusal | None:
     """Refuse what another site's page sends."""
     foreign = foreign_site(headers)
     if foreign is not None and _is_link(scope, headers):
@@ -115,17 +125,17 @@ def _check_page(scope: Scope, headers: RequestHeaders) -> _Refusal | None:
     return None
 
 
-def _is_link(scope: Scope, headers: RequestHeaders) -> bool:
+def _is_link(scope: Scope, headers: Headers) -> bool:
     """Return whether a browser follows a link in its window: the page that has the link can't see the answer."""
     return (
         scope["type"] == "http"
         and scope["method"] in _READS
-        and headers.only(b"sec-fetch-mode") == b"navigate"
-        and headers.only(b"sec-fetch-dest") == b"document"
+        and only_value(headers, b"sec-fetch-mode") == b"navigate"
+        and only_value(headers, b"sec-fetch-dest") == b"document"
     )
 
 
-def _check_request(scope: Scope, headers: RequestHeaders) -> _Refusal | None:
+def _check_request(scope: Scope, headers: Headers) -> _Refusal | None:
     """Refuse forms in which a request could change something without being JSON."""
     method = scope["method"]
     if method == "POST":
@@ -133,7 +143,7 @@ def _check_request(scope: Scope, headers: RequestHeaders) -> _Refusal | None:
             return _Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, why)
     elif method not in _READS:
         return _Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"method: {method!r:.20}: GET or POST", {"allow": "GET, POST"})
-    elif scope["path"] == _GRAPHQL and b"text/html" not in (headers.only(b"accept") or b""):
+    elif scope["path"] == _GRAPHQL and b"text/html" not in (only_value(headers, b"accept") or b""):
         # Dagster would also execute mutations that come in the query string.
         return _Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "method: POST queries as JSON", {"allow": "POST"})
     return None

@@ -8,13 +8,14 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import pytest
 
 from tests.support.polling import joined
-from tracker_store.host.process_output import UnfailingLog, UnfailingOutput, open_child_log
+from tracker_store.host.process_output import UnfailingOutput, open_child_log, unfailing_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +30,7 @@ class Disk:
         self.room: int | None = None
         self.taken = b""
 
-    def write(self, _descriptor: int, data: bytes) -> int:
+    def write(self, data: bytes) -> int:
         done = len(data) if self.room is None else min(len(data), self.room)
         if not done:
             raise _FULL
@@ -44,7 +45,7 @@ class Disk:
 
 
 def output(disk: Disk) -> UnfailingOutput:
-    return UnfailingOutput(99, write=disk.write)
+    return UnfailingOutput(disk.write)
 
 
 def test_lines_refused_by_a_full_disk_are_counted_and_reported_once_it_has_room() -> None:
@@ -102,7 +103,7 @@ class FailingStream(io.StringIO):
 def test_the_logger_never_raises_whatever_its_stream_does() -> None:
     stream = FailingStream()
     streams: list[TextIO] = [stream]
-    log = UnfailingLog(lambda: streams[0])
+    log = unfailing_log(lambda: streams[0])()
     log.warning("lost")
     log.error("lost")
     streams.clear()
@@ -165,7 +166,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 def test_lines_of_many_threads_come_out_separately(pipe: tuple[int, int]) -> None:
-    made = UnfailingOutput(pipe[1])
+    made = UnfailingOutput(partial(os.write, pipe[1]))
     threads = [threading.Thread(target=made.write, args=(b"%d" % n * 100 + b"\n",)) for n in range(8)]
     for thread in threads:
         thread.start()

@@ -2,7 +2,8 @@
 
 A child holds its log file open, and so do programs that are not Forebay's (Postgres, Dagster). So a file is not
 renamed: what it has is copied to NAME.log.1, and it is truncated. Every writer appends, so it goes on at the new end.
-Lines that are written between the last read of the copy and the truncation, some microseconds, are lost.
+Lines that are written between the last read of the copy and the truncation, some microseconds, are lost. Python's own
+handler moves the older files.
 
 Owns the mode and the size of the files. It must never stop a child: a file that can't be rolled is left as it is.
 """
@@ -13,12 +14,11 @@ import contextlib
 import fcntl
 import os
 import threading
-from typing import IO, TYPE_CHECKING
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import IO
 
 import structlog
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _log = structlog.get_logger(__name__)
 
@@ -54,12 +54,12 @@ def roll(path: Path, *, most_bytes: int = MOST_BYTES) -> bool:
             return False
         if os.fstat(log.fileno()).st_size <= most_bytes:
             return False
-        for number in range(MOST_KEPT, 1, -1):
-            with contextlib.suppress(FileNotFoundError):
-                _numbered(path, number - 1).replace(_numbered(path, number))
+        roller = RotatingFileHandler(path, backupCount=MOST_KEPT, delay=True)
+        roller.rotator = lambda _, newest: _copy(log, Path(newest))
         try:
-            _copy(log, _numbered(path, 1))
+            roller.doRollover()
         finally:
+            roller.close()
             # Cut it even on a full disk, where the copy fails: the log must not be what fills it.
             log.truncate(0)
     return True
@@ -100,16 +100,9 @@ class LogRoller:
 
 
 def _copy(log: IO[bytes], to: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        to.unlink()
-    descriptor = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
-    with os.fdopen(descriptor, "wb", buffering=0) as copy:
+    with open_log(to) as copy:
         # Bounded: a process may write faster than this reads.
         left = 2 * os.fstat(log.fileno()).st_size
         while left > 0 and (data := log.read(_COPY_BYTES)):
             copy.write(data)
             left -= len(data)
-
-
-def _numbered(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.name}.{number}")

@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
@@ -32,40 +33,20 @@ _log = structlog.get_logger(__name__)
 _NEWLINE = b"\n"
 
 
-class _LostLines:
-    """Count the lines that could not be written since the last report. The caller holds a lock."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._why = ""
-
-    def add(self, lines: int, error: BaseException) -> None:
-        self.count += lines
-        self._why = (error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}"
-
-    def report(self) -> str:
-        """Return a log line that reports them."""
-        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        lines = "1 log line" if self.count == 1 else f"{self.count} log lines"
-        return f"{now} [warning  ] {lines} could not be written: {self._why}\n"
-
-    def clear(self) -> None:
-        self.count = 0
-
-
 class UnfailingOutput(io.RawIOBase):
-    """Accept every write to a descriptor: one that fails is counted, and reported before the next that works.
+    """Accept every write: one that fails is counted, and reported before the next that works.
 
     Any thread may write. Closing it does not close the descriptor, which belongs to the interpreter.
     """
 
-    def __init__(self, descriptor: int, *, write: Callable[[int, bytes], int] = os.write) -> None:
-        """Take the descriptor; `write` works as ``os.write`` (tests inject faults by it)."""
+    def __init__(self, write: Callable[[bytes], int], descriptor: int | None = None) -> None:
+        """Take what writes bytes and returns how many it has written, and its descriptor, if it has one."""
         super().__init__()
-        self._descriptor = descriptor
         self._write = write
+        self._descriptor = descriptor
         self._lock = threading.Lock()
-        self._lost = _LostLines()
+        self._lost_lines = 0
+        self._why = ""
         # True while the last byte written is not a newline.
         self._in_line = False
 
@@ -73,72 +54,68 @@ class UnfailingOutput(io.RawIOBase):
     def lost_lines(self) -> int:
         """Return the number of lines that could not be written since the last report."""
         with self._lock:
-            return self._lost.count
+            return self._lost_lines
+
+    def as_text(self, encoding: str = "utf-8") -> TextIO:
+        """Return a text stream that writes to it, without a buffer in between, as Python's own for `python -u`."""
+        raw: Any = self
+        return io.TextIOWrapper(raw, encoding=encoding, errors="backslashreplace", write_through=True)
 
     def writable(self) -> bool:
         """Return True."""
         return True
 
     def fileno(self) -> int:
-        """Return the descriptor."""
-        return self._descriptor
+        """Return the descriptor. Raises OSError if there is none."""
+        return super().fileno() if self._descriptor is None else self._descriptor
 
     def isatty(self) -> bool:
         """Return whether the descriptor is a terminal."""
-        return os.isatty(self._descriptor)
+        return self._descriptor is not None and os.isatty(self._descriptor)
 
     def write(self, data: Any, /) -> int:  # noqa: ANN401  any buffer
         """Write all of it, or count its lines as lost; returns the length either way."""
         whole = bytes(data)
         with self._lock:
             try:
-                if self._lost.count:
-                    self._write_all((_NEWLINE if self._in_line else b"") + self._lost.report().encode())
-                    self._lost.clear()
+                if self._lost_lines:
+                    self._write_all((_NEWLINE if self._in_line else b"") + self._report().encode())
+                    self._lost_lines = 0
                 self._write_all(whole)
             except Exception as error:  # noqa: BLE001  no caller of a logger can handle it
-                self._lost.add(max(1, whole.count(_NEWLINE)), error)
+                self._lost_lines += max(1, whole.count(_NEWLINE))
+                why = error.strerror if isinstance(error, OSError) else None
+                self._why = why or f"{type(error).__name__}: {error}"
         return len(whole)
 
     def _write_all(self, data: bytes) -> None:
         while data:
             # A disk that is almost full takes only a part.
-            done = self._write(self._descriptor, data)
+            done = self._write(data)
             if done:
                 self._in_line = data[done - 1 : done] != _NEWLINE
             data = data[done:]
 
+    def _report(self) -> str:
+        """Return a log line that reports the lost ones."""
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        lines = "1 log line" if self._lost_lines == 1 else f"{self._lost_lines} log lines"
+        return f"{now} [warning  ] {lines} could not be written: {self._why}\n"
 
-class UnfailingLog:
-    """Log for structlog, as its logger and its own factory: write each line to the current stream, and never raise."""
 
-    def __init__(self, stream: Callable[[], TextIO]) -> None:
-        """Take `stream`, which is called for each line because tests and Dagster replace the process's streams."""
-        self._stream = stream
-        self._lock = threading.Lock()
-        self._lost = _LostLines()
+def unfailing_log(stream: Callable[[], TextIO]) -> structlog.WriteLoggerFactory:
+    """Return a logger factory whose loggers never raise.
 
-    def __call__(self, *args: object) -> UnfailingLog:
-        """Return the logger: there is one for all names."""
-        del args
-        return self
+    `stream` is called for each line, because tests and Dagster replace the process's streams.
+    """
 
-    def msg(self, message: str) -> None:
-        """Write a line, or count it as lost."""
-        with self._lock:
-            try:
-                stream = self._stream()
-                if self._lost.count:
-                    stream.write(self._lost.report())
-                    stream.flush()
-                    self._lost.clear()
-                stream.write(message + "\n")
-                stream.flush()
-            except Exception as error:  # noqa: BLE001  no caller of a logger can handle it
-                self._lost.add(1, error)
+    def write(line: bytes) -> int:
+        to = stream()
+        to.write(line.decode())
+        to.flush()
+        return len(line)
 
-    log = debug = info = warn = warning = msg
-    fatal = failure = err = error = critical = exception = msg
+    return structlog.WriteLoggerFactory(UnfailingOutput(write).as_text())
 
 
 def configure_log(level: int = logging.INFO) -> None:
@@ -146,7 +123,7 @@ def configure_log(level: int = logging.INFO) -> None:
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(level),
         # Looked up for each line: a test that runs a command replaces standard error only for that time.
-        logger_factory=UnfailingLog(lambda: sys.stderr),
+        logger_factory=unfailing_log(lambda: sys.stderr),
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
@@ -173,7 +150,7 @@ def keep_log_from_failing() -> None:
     if not structlog.is_configured():
         *processors, _ = structlog.get_config()["processors"]
         structlog.configure(
-            logger_factory=UnfailingLog(lambda: sys.stdout),
+            logger_factory=unfailing_log(lambda: sys.stdout),
             processors=[*processors, _plain_renderer(colors=sys.stdout.isatty())],
         )
 
@@ -200,11 +177,10 @@ def keep_output_from_failing() -> None:
 def _unfailing(stream: TextIO) -> TextIO:
     try:
         stream.flush()
-        # Without a buffer in between, as the interpreter itself does for `python -u`.
-        raw: Any = UnfailingOutput(stream.fileno())
+        descriptor = stream.fileno()
     except (OSError, ValueError):
         return stream
-    return io.TextIOWrapper(raw, encoding=stream.encoding, errors="backslashreplace", write_through=True)
+    return UnfailingOutput(partial(os.write, descriptor), descriptor).as_text(stream.encoding)
 
 
 def open_child_log(path: Path) -> IO[bytes]:

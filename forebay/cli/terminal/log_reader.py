@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from tracker_store.host.log_files import MOST_KEPT
 
@@ -27,20 +27,15 @@ def newest_lines(path: Path, count: int, *, whole: bool = False) -> tuple[list[s
     `whole`: leave out a last line that has no newline yet, for what follows the log from that position on.
     Raises FileNotFoundError if there is no such log.
     """
-    with path.open("rb") as log:
-        end = os.fstat(log.fileno()).st_size
-        if whole:
-            end = _after_last_newline(log, end)
-    lines = _last_lines(path, count, end)
-    number = 1
-    while len(lines) < count and number <= MOST_KEPT:
-        rolled = _rolled(path, number)
+    lines, end = _last_lines(path, count, whole=whole)
+    for number in range(1, MOST_KEPT + 1):
+        if len(lines) >= count:
+            break
         try:
-            older = _last_lines(rolled, count - len(lines), rolled.stat().st_size)
+            older, _ = _last_lines(_rolled(path, number), count - len(lines))
         except FileNotFoundError:
             break
         lines = older + lines
-        number += 1
     return lines, end
 
 
@@ -84,37 +79,19 @@ class LogFollower:
                 yield from map(_text, complete)
 
 
-def _last_lines(path: Path, count: int, end: int) -> list[str]:
-    """Return at most `count` lines before the position `end` of a file, reading from there backwards."""
-    if count == 0:
-        return []
-    blocks: deque[bytes] = deque()
-    newlines, position = 0, end
+def _last_lines(path: Path, count: int, *, whole: bool = False) -> tuple[list[str], int]:
+    """Return at most `count` lines at the end of a file, and the position after them."""
+    newest: deque[bytes] = deque(maxlen=count)
+    position = 0
     with path.open("rb") as log:
-        # The newline of the last line counts, so that one more must be found.
-        while position > 0 and newlines <= count:
-            start = max(0, position - _BLOCK_BYTES)
-            log.seek(start)
-            blocks.appendleft(log.read(position - start))
-            newlines += blocks[0].count(b"\n")
-            position = start
-    lines = b"".join(blocks).split(b"\n")
-    if lines[-1] == b"":
-        lines.pop()
-    return [_text(line) for line in lines[-count:]]
-
-
-def _after_last_newline(log: IO[bytes], end: int) -> int:
-    """Return the position after the last newline before `end`; 0 if there is none."""
-    position = end
-    while position > 0:
-        start = max(0, position - _BLOCK_BYTES)
-        log.seek(start)
-        found = log.read(position - start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        position = start
-    return 0
+        # A process may write faster than this reads.
+        size = os.fstat(log.fileno()).st_size
+        for line in log:
+            if position >= size or (whole and not line.endswith(b"\n")):
+                break
+            newest.append(line)
+            position += len(line)
+    return [_text(line.removesuffix(b"\n")) for line in newest], position
 
 
 def _rolled(path: Path, number: int) -> Path:

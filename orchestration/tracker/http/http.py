@@ -32,7 +32,7 @@ from orchestration.tracker.http.listen_address import url
 from orchestration.tracker.http.metrics import MAX_RECEIVERS, metrics_page
 from orchestration.tracker.http.streaming_endpoints import StreamingEndpoints, json_answer
 from orchestration.tracker.http.streaming_progress import StreamingProgress
-from receiver_runtime.sources.fields.loopback import host_name, is_written_as_loopback
+from receiver_runtime.sources.fields.request_peer import asks_for_loopback
 from tracker_store.connection.engine import connect
 from tracker_store.connection.outage import SURVIVED, Outage
 from tracker_store.receivers.leadership import read_leadership
@@ -115,8 +115,7 @@ class _HostGuard:
             return True
         if self._token is not None:
             return self._token.is_sent(scope)
-        headers = {name.lower(): value for name, value in scope["headers"]}
-        return is_written_as_loopback(host_name(headers.get(b"host", b"").decode("latin-1")))
+        return asks_for_loopback(scope["headers"])
 
     def _refusal(self) -> Response:
         if self._token is not None:

@@ -21,7 +21,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orchestration.dagster_instance.dagster_client import DagsterClient, DagsterError, DagsterUnansweredError
-from orchestration.dagster_instance.request_origin import RequestHeaders, foreign_origin, foreign_site, not_json
 from orchestration.replays.replay_choice import ReplayError, batches_to_replay, check_output_names
 from orchestration.replays.replay_run import (
     REQUEST_TAG,
@@ -31,6 +30,7 @@ from orchestration.replays.replay_run import (
     replay_with_key,
     unfinished_replay,
 )
+from receiver_runtime.sources.fields.request_peer import all_values, foreign_origin, foreign_site, not_json, only_value
 from tracker_store.blocks.idempotency_key import WANTED, idempotency_key
 from tracker_store.receivers import receivers
 from tracker_store.schema.declarations import PipelineDeclaration
@@ -79,7 +79,7 @@ class ReplayDagster:
 
 def has_write_token(scope: Scope, token: str | None) -> bool:
     """Return whether a request has the write token in its one Authorization header."""
-    given = RequestHeaders(scope).only(b"authorization")
+    given = only_value(scope["headers"], b"authorization")
     return token is not None and given is not None and hmac.compare_digest(given, b"Bearer " + token.encode())
 
 
@@ -119,7 +119,7 @@ class Writes:
 
     def _check(self, request: Request) -> None:
         """Raise HTTPException unless a program with the token sends the request."""
-        headers = RequestHeaders(request.scope)
+        headers = request.scope["headers"]
         if (site := foreign_site(headers) or foreign_origin(headers)) is not None:
             raise HTTPException(HTTPStatus.FORBIDDEN, f"{site}: the page of another site may not send this")
         if self._token is None:
@@ -280,8 +280,7 @@ def _only(body: dict[str, Any], *names: str) -> dict[str, Any]:
 
 def _key_of(request: Request) -> str | None:
     """Return the request's key, with its quotes, if it has any, taken off. Raises HTTPException: it is no key."""
-    headers = RequestHeaders(request.scope)
-    values = headers.all(b"idempotency-key")
+    values = all_values(request.scope["headers"], b"idempotency-key")
     if not values:
         return None
     given = values[0].decode("latin-1")

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from release.audit import main
 from release.bundled_programs import installed_version, problems, read_bundled_programs
-from release.lock_file import read_lock_file
+from release.lock_file import locked_packages
 from tests.support.polling import joined
 from tracker_store.server.embedded_postgres import _BINARIES
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[3]
+_MODIFIED = "2026-01-01T00:00:00Z"
 
 
 @contextmanager
@@ -34,8 +36,14 @@ def service(vulnerable: str | None, status: int = 200) -> Iterator[tuple[str, li
         def do_POST(self) -> None:
             queries = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["queries"]
             asked.append((self.path, queries))
-            results = [{"vulns": [{"id": "X-1"}]} if one["package"]["name"] == vulnerable else {} for one in queries]
-            body = json.dumps({"results": results}).encode()
+            known = {"vulns": [{"id": "X-1", "modified": _MODIFIED}]}
+            self.answer({"results": [known if one["package"]["name"] == vulnerable else {} for one in queries]})
+
+        def do_GET(self) -> None:
+            self.answer({"id": self.path.rpartition("/")[2], "modified": _MODIFIED})
+
+        def answer(self, content: object) -> None:
+            body = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -58,7 +66,8 @@ def audit(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "release.audit", *arguments],
         cwd=ROOT,
-        env={"PATH": "/usr/bin:/bin"},
+        # uv asks PyPI, too: whether a project has been archived. Here that fails at once, which uv leaves out.
+        env={"PATH": "/usr/bin:/bin", "UV_HTTP_RETRIES": "0", "HTTPS_PROXY": "http://127.0.0.1:9"},
         capture_output=True,
         text=True,
         check=False,
@@ -73,19 +82,18 @@ def test_all_packages_are_asked_about_in_one_request() -> None:
     assert done.stdout.splitlines()[-1] == "known vulnerabilities: none"
     [(path, queries)] = asked
     assert path == "/v1/querybatch"
-    lock = read_lock_file(ROOT / "uv.lock")
-    assert [(one["package"]["ecosystem"], one["package"]["name"], one["version"]) for one in queries] == [
-        ("PyPI", package.name, package.version) for package in lock.packages if not package.is_own
-    ]
+    assert {(one["package"]["ecosystem"], one["package"]["name"], one["version"]) for one in queries} == {
+        ("PyPI", package["name"], package["version"]) for package in locked_packages(ROOT / "uv.lock")
+    }
 
 
 def test_a_known_vulnerability_fails_the_audit() -> None:
     with service(vulnerable="alembic") as (address, _):
-        done = audit("--service", address, "--json")
+        done = audit("--service", address)
     assert done.returncode == 1
-    [found] = json.loads(done.stdout)["vulnerabilities"]["found"]
-    assert found["id"] == "X-1"
-    assert found["package"].startswith("alembic ")
+    assert "alembic" in done.stdout
+    assert "X-1" in done.stdout
+    assert done.stdout.splitlines()[-1] == "known vulnerabilities: FOUND"
 
 
 def test_without_the_service_it_says_not_checked_and_has_a_code_of_its_own() -> None:
@@ -102,20 +110,18 @@ def test_an_answer_that_is_no_answer_is_not_checked() -> None:
         assert audit("--service", address).returncode == 3
 
 
-def test_a_package_without_a_hash_fails_the_audit_whatever_else_holds(tmp_path: Path) -> None:
-    text = (ROOT / "uv.lock").read_text(encoding="utf-8")
-    digest = read_lock_file(ROOT / "uv.lock").packages[0].files[0].hash
-    assert digest is not None
-    (tmp_path / "uv.lock").write_text(text.replace(f', hash = "{digest}"', "", 1), encoding="utf-8")
-    with service(vulnerable=None) as (address, _):
-        done = audit("--service", address, "--lock", str(tmp_path / "uv.lock"))
-    assert done.returncode == 1
-    assert "has no SHA-256 hash" in done.stdout
+def test_a_problem_fails_the_audit_whatever_else_holds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("release.lock_file.problems", lambda _: ["one 1.0 has no file"])
+    monkeypatch.setattr("release.audit.known_vulnerabilities", lambda _: (None, ""))
+    assert main([]) == 1
+    assert "PROBLEM: one 1.0 has no file" in capsys.readouterr().out
 
 
 def test_the_list_of_bundled_programs_is_what_is_installed_and_what_the_server_uses() -> None:
     programs = read_bundled_programs()
-    assert problems(programs, read_lock_file(ROOT / "uv.lock")) == []
+    assert problems(programs, locked_packages(ROOT / "uv.lock")) == []
     folders = {one.command[0].split("/")[0] for one in programs if one.name == "PostgreSQL"}
     assert folders == set(_BINARIES.values())
     assert {one.name for one in programs} == {"PostgreSQL", "OpenJDK"}
