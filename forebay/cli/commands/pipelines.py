@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +13,7 @@ from forebay.cli.instance import names
 from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.confirmation import Yes, confirm
 from forebay.cli.terminal.console import Console
+from forebay.cli.terminal.row_json import pipeline_columns, to_json
 from forebay.cli.terminal.tables import print_table
 from orchestration.batches.batch_schedule import halted
 from tracker_store.batches.pipelines import PipelineRunsError, remove_pipeline
@@ -52,7 +52,7 @@ def pipelines(context: typer.Context, as_json: AsJson = False) -> None:  # noqa:
     with driver_log(console, application_name=APPLICATION) as connection:
         rows = pipeline_status(connection)
     if as_json:
-        typer.echo(json.dumps({"pipelines": [plain(row) for row in rows]}))
+        typer.echo(to_json({"pipelines": [pipeline_columns(row) for row in rows]}))
         return
     cells = [
         (
@@ -90,17 +90,6 @@ def warnings(rows: Sequence[PipelineStatus]) -> list[str]:
 def shown_state(row: PipelineStatus) -> str:
     """Return the pipeline's state, or HALTED if it is RUNNING but a batch has halted it."""
     return "HALTED" if row.halted_by is not None and row.state == "RUNNING" else row.state
-
-
-def plain(row: PipelineStatus) -> dict[str, object]:
-    """Return the row, and what follows from it, for JSON: times as ISO 8601, durations in seconds."""
-    values: dict[str, object] = {}
-    for name, value in asdict(row).items():
-        if isinstance(value, datetime):
-            values[name] = value.isoformat()
-        else:
-            values[name] = value.total_seconds() if isinstance(value, timedelta) else value
-    return {**values, "is_stale": row.is_stale, "intervals_behind": row.intervals_behind}
 
 
 @app.command()

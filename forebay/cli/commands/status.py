@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,7 @@ import psutil
 import typer
 
 from forebay.cli.checks.problems import problems
-from forebay.cli.commands.pipelines import plain, shown_state
+from forebay.cli.commands.pipelines import shown_state
 from forebay.cli.instance.database import database_url
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.many_rows import (
@@ -28,6 +27,7 @@ from forebay.cli.terminal.many_rows import (
     stream_sums,
     sums_urgency,
 )
+from forebay.cli.terminal.row_json import columns, pipeline_columns, to_json
 from forebay.cli.terminal.tables import print_table
 from orchestration.declarations.settings import Settings
 from orchestration.policies.executor_allocation import scaling
@@ -113,18 +113,9 @@ def _cell(value: object) -> str:
     return str(value)
 
 
-def _plain(value: object) -> object:
-    """Return what JSON has no type for as a number of seconds or as text."""
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, datetime):
-        return value.isoformat()
-    raise TypeError(f"{value!r} has no form in JSON")
-
-
-def _print_rows(console: Console, title: str, columns: dict[str, str], rows: Sequence[Mapping[str, object]]) -> None:
-    cells = [[_cell(row[column]) for column in columns] for row in rows]
-    print_table(console, list(columns.values()), cells, title=title)
+def _print_rows(console: Console, title: str, headings: dict[str, str], rows: Sequence[Mapping[str, object]]) -> None:
+    cells = [[_cell(row[column]) for column in headings] for row in rows]
+    print_table(console, list(headings.values()), cells, title=title)
 
 
 def _seconds(within: float) -> float:
@@ -177,7 +168,7 @@ def status(
     )
     found = replace(found, unreachable=[_without_secrets(one, settings) for one in found.unreachable])
     if as_json:
-        typer.echo(json.dumps(_report(found), default=_plain))
+        typer.echo(to_json(_report(found)))
     else:
         console = Console(highlight=False)
         _show(console, found, everything=everything)
@@ -204,12 +195,7 @@ def _scalings(found: SystemStatus) -> list[dict[str, Any]] | None:
 
 
 def _rows(rows: Sequence[DataclassInstance] | None) -> list[dict[str, Any]] | None:
-    """Return the rows as dictionaries. Their values are not copied, which `asdict` does for each: see `_cells`."""
-    return None if rows is None else [_cells(row) for row in rows]
-
-
-def _cells(row: DataclassInstance) -> dict[str, Any]:
-    return {field.name: getattr(row, field.name) for field in fields(row)}
+    return None if rows is None else [columns(row) for row in rows]
 
 
 def _without_secrets(part: Unreachable, settings: Settings) -> Unreachable:
@@ -224,7 +210,7 @@ def _report(found: SystemStatus) -> dict[str, object]:
     """Return the JSON object; a part that did not answer is null."""
     parts = {
         "agents": _rows(found.agents),
-        "pipelines": None if found.pipelines is None else [plain(row) for row in found.pipelines],
+        "pipelines": None if found.pipelines is None else [pipeline_columns(row) for row in found.pipelines],
         "receivers": _rows(found.receivers),
         "lag": _rows(found.lag),
         "batches": _rows(found.batches),
@@ -251,7 +237,7 @@ def _show(console: Console, found: SystemStatus, *, everything: bool) -> None:
         _show_left_out(console, lag.left_out, "rows", "stream_lag")
     if found.batches is not None:
         for pipeline in sorted({row.pipeline for row in found.batches}) or ["none yet"]:
-            rows = [_cells(row) for row in found.batches if row.pipeline == pipeline]
+            rows = [columns(row) for row in found.batches if row.pipeline == pipeline]
             _print_rows(console, f"Batches of {pipeline}, newest first", BATCH_COLUMNS, rows)
             for row in rows:
                 # Not in the table, which would leave it a few characters. A batch without records shows it by its size.
@@ -290,7 +276,7 @@ def _pipeline_cells(row: PipelineStatus) -> dict[str, Any]:
     # No space within a count: a narrow terminal wraps between two of them.
     batches = ", ".join(f"{number:,}\N{NO-BREAK SPACE}{state}" for state, number in counts.items() if number)
     return {
-        **_cells(row),
+        **columns(row),
         "state": shown_state(row),
         "batches": batches or "-",
         "intervals_behind": row.intervals_behind,

@@ -5,7 +5,6 @@ It only reads, and waits at least ten times as long as reading took, so that it 
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import sys
@@ -22,7 +21,8 @@ from rich.live import Live
 
 from forebay.cli.instance.database import driver_log_engine
 from forebay.cli.terminal.console import Console
-from forebay.cli.terminal.top_screen import Snapshot, as_json, draw
+from forebay.cli.terminal.row_json import to_json
+from forebay.cli.terminal.top_screen import Snapshot, draw, report
 from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import TRANSIENT
 from tracker_store.reports import status as store
@@ -71,7 +71,7 @@ def top(
                 time.sleep(interval)
                 now = _look(engine)
                 if as_one_object:
-                    typer.echo(json.dumps(as_json(before, now)))
+                    typer.echo(to_json(report(before, now)))
                 else:
                     console.print(draw(before, now, height=_LINES_OF_A_PAGE, keys=False))
                 return

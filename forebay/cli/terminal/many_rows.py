@@ -1,4 +1,4 @@
-"""Choose what `forebay status` shows of a large installation: sums of each stream, and what needs attention.
+"""Choose what `forebay status` and `top` show of a large installation: sums of each stream, and what needs attention.
 
 Owns the limits and the order. It reads nothing and prints nothing.
 """
@@ -14,7 +14,7 @@ from tracker_store.receivers.receivers import is_degraded, is_hindered
 from tracker_store.schema.states import DesiredState, ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tracker_store.reports.status import PipelineStatus, ReceiverStatus, StreamLag
 
@@ -27,15 +27,21 @@ _NO_LAG = timedelta(0)
 
 @dataclass(frozen=True, slots=True)
 class StreamSums:
-    """Sums of a stream's receivers; `attention` counts those that need some, `states` names how many are in which."""
+    """Sums of a stream's receivers; `attention` counts those that need some, `states` names how many are in which.
+
+    `records_per_second`: None if it is not known of any; `lag`: of the slowest pipeline.
+    """
 
     stream: str
+    running: int
     receivers: int
     attention: int
     states: str
     records: int
     queued_blocks: int
     dead_letters: int
+    records_per_second: float | None = None
+    lag: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +98,30 @@ def sums_urgency(sums: StreamSums) -> tuple[int, int]:
     return (sums.attention, sums.queued_blocks)
 
 
-def stream_sums(receivers: Sequence[ReceiverStatus]) -> list[StreamSums]:
-    """Return the sums of each stream, in the order in which the receivers come."""
+def stream_sums(
+    receivers: Sequence[ReceiverStatus], rates: Mapping[int, float] | None = None, lags: Sequence[StreamLag] = ()
+) -> list[StreamSums]:
+    """Return the sums of each stream, in the order in which the receivers come. `rates`: by receiver id."""
     of_streams: dict[str, list[ReceiverStatus]] = {}
     for receiver in receivers:
         of_streams.setdefault(receiver.stream, []).append(receiver)
+    known = rates or {}
+    slowest: dict[str, timedelta] = {}
+    for one in lags:
+        if one.lag is not None:
+            slowest[one.stream] = max(one.lag, slowest.get(one.stream, one.lag))
     return [
         StreamSums(
             stream,
+            sum(row.state == ReceiverState.ACTIVE for row in rows),
             len(rows),
             sum(map(needs_attention, rows)),
             ", ".join(f"{count:,} {state}" for state, count in Counter(row.state for row in rows).most_common()),
             sum(row.records for row in rows),
             sum(row.queued_blocks or 0 for row in rows),
             sum(row.dead_letters for row in rows),
+            sum(found) if (found := [known[row.receiver_id] for row in rows if row.receiver_id in known]) else None,
+            slowest.get(stream),
         )
         for stream, rows in of_streams.items()
     ]

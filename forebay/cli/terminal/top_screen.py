@@ -5,7 +5,6 @@ It reads nothing and writes nothing.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -14,9 +13,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from forebay.cli.terminal.many_rows import needs_attention, pipeline_urgency, receiver_urgency
+from forebay.cli.terminal.many_rows import needs_attention, pipeline_urgency, receiver_urgency, stream_sums
+from forebay.cli.terminal.row_json import columns, pipeline_columns
 from tracker_store.host.terminal_text import escaped
-from tracker_store.schema.states import BatchState, ReceiverState
+from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,20 +45,6 @@ class Snapshot:
     batches: Sequence[BatchStats]
 
 
-@dataclass(frozen=True, slots=True)
-class StreamRates:
-    """Sum up a stream; `rate` in records per second, None before the second look; `lag` of the slowest pipeline."""
-
-    stream: str
-    running: int
-    receivers: int
-    rate: float | None
-    records: int
-    queued_blocks: int
-    dead_letters: int
-    lag: timedelta | None
-
-
 def rates(before: Snapshot | None, now: Snapshot) -> dict[int, float]:
     """Return the records per second of each receiver that both snapshots have, by receiver id."""
     if before is None or now.at <= before.at:
@@ -72,34 +58,10 @@ def rates(before: Snapshot | None, now: Snapshot) -> dict[int, float]:
     }
 
 
-def stream_rows(now: Snapshot, rate_of: dict[int, float]) -> list[StreamRates]:
-    """Return the streams by name."""
-    of_streams: dict[str, list[ReceiverStatus]] = defaultdict(list)
-    for row in now.receivers:
-        of_streams[row.stream].append(row)
-    lags: dict[str, timedelta] = {}
-    for lag in now.lags:
-        if lag.lag is not None:
-            lags[lag.stream] = max(lag.lag, lags.get(lag.stream, lag.lag))
-    return [
-        StreamRates(
-            stream,
-            sum(row.state == ReceiverState.ACTIVE for row in rows),
-            len(rows),
-            sum(known) if (known := [rate_of[row.receiver_id] for row in rows if row.receiver_id in rate_of]) else None,
-            sum(row.records for row in rows),
-            sum(row.queued_blocks or 0 for row in rows),
-            sum(row.dead_letters for row in rows),
-            lags.get(stream),
-        )
-        for stream, rows in sorted(of_streams.items())
-    ]
-
-
 def draw(before: Snapshot | None, now: Snapshot, *, height: int, note: str = "", keys: bool = True) -> RenderableType:
     """Return the screen, at most `height` lines high. `note`: what is wrong; `keys`: whether q ends it."""
     rate_of = rates(before, now)
-    streams = stream_rows(now, rate_of)
+    streams = stream_sums(now.receivers, rate_of, now.lags)
     receivers = sorted(
         now.receivers,
         key=lambda row: (needs_attention(row), receiver_urgency(row), rate_of.get(row.receiver_id, 0.0)),
@@ -120,14 +82,18 @@ def draw(before: Snapshot | None, now: Snapshot, *, height: int, note: str = "",
                     [
                         row.stream,
                         f"{row.running}/{row.receivers}",
-                        _number(row.rate),
+                        _number(row.records_per_second),
                         _number(row.records),
                         _number(row.queued_blocks),
                         _number(row.dead_letters),
                         _span(row.lag),
                     ],
                 )
-                for row in sorted(streams, key=lambda row: (row.running < row.receivers, row.rate or 0), reverse=True)
+                for row in sorted(
+                    streams,
+                    key=lambda row: (row.running < row.receivers, row.records_per_second or 0),
+                    reverse=True,
+                )
             ],
             room[0],
         ),
@@ -190,55 +156,22 @@ def draw(before: Snapshot | None, now: Snapshot, *, height: int, note: str = "",
     )
 
 
-def as_json(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:
-    """Return what the screen shows, of all rows; durations in seconds."""
+def report(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:
+    """Return what the screen shows, of all rows, for JSON."""
     rate_of = rates(before, now)
     return {
-        "at": now.now.isoformat(),
-        "streams": [
-            {
-                "stream": row.stream,
-                "running": row.running,
-                "receivers": row.receivers,
-                "records_per_second": row.rate,
-                "records": row.records,
-                "queued_blocks": row.queued_blocks,
-                "dead_letters": row.dead_letters,
-                "lag": None if row.lag is None else row.lag.total_seconds(),
-            }
-            for row in stream_rows(now, rate_of)
-        ],
+        "at": now.now,
+        "streams": [columns(row) for row in stream_sums(now.receivers, rate_of, now.lags)],
         "receivers": [
             {
                 "receiver": f"{row.stream}/{row.ordinal}",
-                "state": row.state,
-                "host": row.host,
                 "records_per_second": rate_of.get(row.receiver_id),
-                "queued_blocks": row.queued_blocks,
-                "last_block_at": None if row.last_block_at is None else row.last_block_at.isoformat(),
+                **columns(row),
             }
             for row in now.receivers
         ],
-        "pipelines": [
-            {
-                "pipeline": row.pipeline,
-                "state": row.state,
-                "waiting_records": row.waiting_records,
-                "lag": None if row.lag is None else row.lag.total_seconds(),
-                "unfinished_batches": row.unfinished_batches,
-            }
-            for row in now.pipelines
-        ],
-        "batches": [
-            {
-                "pipeline": row.pipeline,
-                "batch_time": row.batch_time.isoformat(),
-                "state": row.state,
-                "records": row.records,
-                "total_delay": None if row.total_delay is None else row.total_delay.total_seconds(),
-            }
-            for row in now.batches
-        ],
+        "pipelines": [pipeline_columns(row) for row in now.pipelines],
+        "batches": [columns(row) for row in now.batches],
     }
 
 

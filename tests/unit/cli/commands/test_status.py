@@ -9,9 +9,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from forebay.cli.commands.status import _plain, _report, _show
+from forebay.cli.commands.status import _report, _show
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.many_rows import MOST_ROWS, SHORT_ROWS
+from forebay.cli.terminal.row_json import to_json
 from orchestration.tracker.system_status import SystemStatus
 from tracker_store.receivers.receivers import HINDERED
 from tracker_store.reports.status import PipelineStatus, ReceiverStatus, StreamLag
@@ -119,9 +120,9 @@ def test_the_page_does_not_grow_with_the_receivers(receivers: int) -> None:
 
 
 def test_the_json_has_every_receiver_with_plain_values() -> None:
-    report = json.loads(json.dumps(_report(system([receiver(number) for number in range(1, 301)])), default=_plain))
+    report = json.loads(to_json(_report(system([receiver(number) for number in range(1, 301)]))))
     assert len(report["receivers"]) == 300
     assert report["receivers"][0]["last_block_at"] == NOON.isoformat()
     assert set(report["receivers"][0]) == set(ReceiverStatus.__slots__)
     lag = _report(system([], lag=[StreamLag("p", "lines", 1, 1, 1, 2 * SECOND)]))
-    assert json.loads(json.dumps(lag, default=_plain))["lag"][0]["lag"] == 2.0
+    assert json.loads(to_json(lag))["lag"][0]["lag"] == 2.0

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from forebay.cli.terminal.console import Console
-from forebay.cli.terminal.top_screen import Snapshot, as_json, draw, rates, stream_rows
+from forebay.cli.terminal.many_rows import stream_sums
+from forebay.cli.terminal.row_json import to_json
+from forebay.cli.terminal.top_screen import Snapshot, draw, rates, report
 from tracker_store.reports.status import BatchStats, PipelineStatus, ReceiverStatus, StreamLag
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -85,10 +88,10 @@ def test_a_rate_is_what_came_between_two_looks() -> None:
     now = snapshot([receiver(1, records=400), receiver(2, records=50), receiver(3, records=2), receiver(4)], 2)
     # The third was forgotten and declared again, the fourth is new: nothing is known of them.
     assert rates(before, now) == {1: 150, 2: 0}
-    [row] = stream_rows(now, rates(before, now))
-    assert (row.rate, row.running, row.receivers, row.records, row.queued_blocks) == (150, 4, 4, 452, 8)
+    [row] = stream_sums(now.receivers, rates(before, now))
+    assert (row.records_per_second, row.running, row.receivers, row.records, row.queued_blocks) == (150, 4, 4, 452, 8)
     assert "150 records/s" in shown(before, now)[0]
-    assert stream_rows(now, {})[0].rate is None
+    assert stream_sums(now.receivers)[0].records_per_second is None
     assert rates(now, now) == rates(None, now) == {}
 
 
@@ -98,7 +101,7 @@ def test_the_lag_of_a_stream_is_that_of_its_slowest_pipeline() -> None:
         StreamLag("b", "lines", 1, 1, 1, timedelta(seconds=8)),
         StreamLag("c", "lines", 0, 0, 0, None),
     ]
-    [row] = stream_rows(snapshot([receiver(1)], lags=list(lags)), {})
+    [row] = stream_sums([receiver(1)], lags=lags)
     assert row.lag == timedelta(seconds=8)
 
 
@@ -148,7 +151,7 @@ def test_a_name_obeys_no_terminal_and_no_markup() -> None:
 def test_json_has_every_row() -> None:
     before = snapshot([receiver(1)])
     now = snapshot([receiver(1, records=5)], 1, pipelines=[pipeline("words")], batches=[batch(1)])
-    told = as_json(before, now)
+    told = json.loads(to_json(report(before, now)))
     assert told["streams"][0]["records_per_second"] == 5
     assert told["receivers"][0]["receiver"] == "lines/1"
     assert told["pipelines"][0]["lag"] == 5400
