@@ -9,8 +9,8 @@ from receiver_runtime.block_store.frames.columns import ColumnsError
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
 from receiver_runtime.receivers.linked_hand_over import LinkedHandOver
+from receiver_runtime.receivers.position_buffer import PositionError
 from receiver_runtime.receivers.positioned_receiver import Fetched, PositionedReceiver
-from receiver_runtime.receivers.positioned_run import PositionError
 from receiver_runtime.receivers.reading_thread import ReadingThread
 from receiver_runtime.receivers.run_receiver import Run, RunReceiver
 from receiver_runtime.sources.source import SourceRule

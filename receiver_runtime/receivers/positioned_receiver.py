@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from receiver_runtime.block_path.records import many_of, to_batches
-from receiver_runtime.receivers.positioned_run import PositionedRun, PositionError, checked_position
+from receiver_runtime.receivers.position_buffer import PositionError, checked_position
+from receiver_runtime.receivers.positioned_run import PositionedRun
 from receiver_runtime.receivers.run_receiver import RunReceiver
 from receiver_runtime.sources.source import SourceRule
 from receiver_runtime.supervisor.receiver import ReceiverNotAttachedError
@@ -126,7 +127,7 @@ class PositionedReceiver(RunReceiver):
         checked = self._check("store", position)
         many = many_of(data, self.record_schema)
         if many is None:
-            self._positioned().add(to_batches([data], self.record_schema), checked)
+            self._positioned().buffer.add(to_batches([data], self.record_schema), checked)
             return
         batches = to_batches(many, self.record_schema)
         if not batches:
@@ -134,7 +135,7 @@ class PositionedReceiver(RunReceiver):
                 f"{type(self).__name__} stored many records as one block, at position {checked}, and there were 0 "
                 "(store_buffered([], position) moves the position alone)"
             )
-        self._positioned().add_block(batches, checked)
+        self._positioned().buffer.add_block(batches, checked)
 
     def store_buffered(
         self, records: pa.RecordBatch | pa.Table | Sequence[object], position: int | None = None
@@ -151,11 +152,11 @@ class PositionedReceiver(RunReceiver):
         """
         checked = self._check("store_buffered", position)
         many = many_of(records, self.record_schema)
-        self._positioned().add(to_batches(records if many is None else many, self.record_schema), checked)
+        self._positioned().buffer.add(to_batches(records if many is None else many, self.record_schema), checked)
 
     def wait(self, seconds: float) -> bool:
         """Wait; return True, at once, when ``read`` is to return."""
-        return self._positioned().wait(seconds)
+        return self._positioned().buffer.wait(seconds)
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 

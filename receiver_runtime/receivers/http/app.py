@@ -1,7 +1,7 @@
 """Take each request through its checks to its records' hand-over, and answer it: the ASGI application.
 
-It runs on the server's loop. Threads do what takes long: the body reader's threads parse large bodies, and other
-threads store dead letters, because those may wait for the driver log or the disk. The checks are in order of their
+It runs on the server's loop. Threads do what takes long: the body reader's parse large bodies, and others store dead
+letters (``dead_letters``). The checks are in order of their
 cost, the cheapest first, and it reads nothing of an unwanted body.
 
 This module never makes blocks: ``acknowledgement`` does, and ``buffering`` for requests that are answered before their
@@ -15,9 +15,7 @@ import base64
 import hmac
 import re
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -28,19 +26,19 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route as StarletteRoute
 
-from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_path.generator_state import GeneratorStateError
 from receiver_runtime.receivers.http import description
 from receiver_runtime.receivers.http.acknowledgement import AcknowledgementClosedError, WaitingRequest, batch_of
 from receiver_runtime.receivers.http.admission import Admission
 from receiver_runtime.receivers.http.body_reader import BodyReader, RequestBody
 from receiver_runtime.receivers.http.connections.deadlines import Deadlines
+from receiver_runtime.receivers.http.dead_letters import RequestDeadLetters
 from receiver_runtime.receivers.http.direct import DirectRequests
 from receiver_runtime.receivers.http.requests.framing_checks import body_framing, check_framing
 from receiver_runtime.receivers.http.requests.idempotency_key import key_of
 from receiver_runtime.receivers.http.requests.peer_checks import check_origin, missing_host
 from receiver_runtime.receivers.http.requests.protocol import STREAM_PATH
-from receiver_runtime.receivers.http.requests.pushed import MOST_REJECTED, Pushed, PushRefusedError, header
+from receiver_runtime.receivers.http.requests.pushed import Pushed, PushRefusedError, header
 from receiver_runtime.receivers.http.requests.records import Plain
 from receiver_runtime.receivers.http.requests.refusal_counts import RefusalCounts
 from receiver_runtime.receivers.http.requests.refusals import (
@@ -54,7 +52,7 @@ from receiver_runtime.receivers.http.requests.route import Answered, Refused, Re
 from receiver_runtime.receivers.http.requests.web_hooks import permission
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
@@ -71,7 +69,6 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-_WORKERS = 2  # threads that store dead letters, which are rare
 _AUTHORIZATION = re.compile(rb"(bearer|basic) +(\S+)", re.IGNORECASE)
 _ASKED = frozenset({"/health", "/ready", description.PATH})
 _ACKS = frozenset({"registered", "buffered"})
@@ -106,16 +103,14 @@ class HttpApp:
         self._description = description.describe(source, receiver.supervisor.stream_name, routes)
         # Each token, and the scope of the keys that come with it.
         self._tokens = [(token.encode(), scope) for token, scope in tokens]
-        self._asiders = ThreadPoolExecutor(_WORKERS, thread_name_prefix="http dead letters")
         self.draining = asyncio.Event()
-        # The storing of a request's dead letters by its key, until the request is registered.
-        self._asides: dict[str, asyncio.Future[None]] = {}
         # The time limits of bodies, dead letters and registrations.
         self._deadlines = Deadlines()
         self.admission = Admission(
             source, self._supervisor, acknowledgement, buffering, self.draining, is_paused=is_paused
         )
         self._bodies = BodyReader(source, self.admission, self._deadlines)
+        self._dead_letters = RequestDeadLetters(receiver, self.admission, self._in_time)
         self.refusals = RefusalCounts(receiver, asyncio.get_running_loop())
         self._open_requests = 0
         # The types of errors of Forebay's own that were logged with their place.
@@ -173,7 +168,7 @@ class HttpApp:
         """End the threads. The loop must have ended."""
         self.refusals.close()
         self._bodies.close()
-        self._asiders.shutdown(wait=False, cancel_futures=True)
+        self._dead_letters.close()
 
     def give_up_waiting(self) -> None:
         """Refuse the requests whose bodies are not whole, or whose records are not registered yet."""
@@ -262,7 +257,7 @@ class HttpApp:
         parsed = await self._bodies.read(body, route, headers, encoding)
         waiting = self.waiting_of(parsed, scope["path"], headers, key, key_scope, parameters)
         self.check_size(waiting, buffered=buffered)
-        rejected, why = await self._put_aside(parsed, waiting)
+        rejected, why = await self._dead_letters.store(parsed, waiting)
         if not waiting.bodies:
             answered = Answered(0, 0, rejected, why, buffered)
         elif buffered:
@@ -389,65 +384,6 @@ class HttpApp:
                 text = value.decode("latin-1")
                 kept[name] = f"{kept[name]}, {text}" if name in kept else text
         return kept or None
-
-    async def _put_aside(self, parsed: Pushed | Plain, waiting: WaitingRequest) -> tuple[int, str]:
-        """Store the dead letters; return how many there are, and the reason of the first one.
-
-        They are stored before the request is answered, and before its records are registered: a request whose key is
-        known has stored its dead letters already.
-        """
-        if not parsed.rejected:
-            return 0, ""
-        if len(parsed.rejected) > MOST_REJECTED:
-            raise refusal(
-                HTTPStatus.BAD_REQUEST,
-                f"body: {len(parsed.rejected)} can't be records, {MOST_REJECTED} are put aside at most; "
-                f"{parsed.rejected[0].why}: correct it, or send less at once",
-            )
-        letters = [DeadLetter(one.reason, one.data) for one in parsed.rejected if one.data]
-        # What waits for its dead letters takes memory as what waits for its registration does.
-        held = waiting.nbytes + sum(len(letter.data) for letter in letters)
-        if (too_much := self.admission.check_room(held)) is not None:
-            raise RefusedError(too_much)
-        key = waiting.only_key()
-        forms = waiting.key_forms()
-
-        def put_aside() -> None:
-            if key is None or not self._supervisor.block_path.known_keys(forms):
-                self._receiver.store_dead_letters(letters)
-
-        async with self._in_time():
-            if key is None:
-                await self._aside(put_aside, held)
-            elif not await self._is_aside(key):
-                job = self._aside(put_aside, held)
-                self._asides[key] = job
-                waiting.on_settled = partial(self._asides.pop, key, None)
-                # Runs before any repeat of the request resumes.
-                job.add_done_callback(partial(self._on_aside, key))
-                await job
-        if not waiting.bodies and waiting.on_settled is not None:
-            waiting.on_settled()
-        return len(parsed.rejected), parsed.rejected[0].why
-
-    def _aside(self, put_aside: Callable[[], None], held: int) -> asyncio.Future[None]:
-        """Store dead letters in a thread. What they hold is counted until then, whether or not the request waits."""
-        self.admission.count_body_bytes(held)
-        job = self._asiders.submit(put_aside)
-        job.add_done_callback(lambda _: self.admission.count_body_bytes(-held))
-        return asyncio.wrap_future(job)
-
-    async def _is_aside(self, key: str) -> bool:
-        """Return whether a request with this key, not registered yet, has stored its dead letters."""
-        while (earlier := self._asides.get(key)) is not None:
-            await asyncio.wait([earlier])
-            if self._asides.get(key) is earlier:
-                return True
-        return False
-
-    def _on_aside(self, key: str, job: asyncio.Future[None]) -> None:
-        if job.cancelled() or job.exception() is not None:
-            self._asides.pop(key, None)
 
     async def _register(self, waiting: WaitingRequest, rejected: int, why: str) -> Answered:
         async with self._in_time():

@@ -15,8 +15,9 @@ import pyarrow as pa
 import pytest
 
 from receiver_runtime.block_path.records import RecordTypeError
+from receiver_runtime.receivers.position_buffer import PositionError
 from receiver_runtime.receivers.positioned_receiver import Fetched, PositionedReceiver
-from receiver_runtime.receivers.positioned_run import SOURCE, PositionError
+from receiver_runtime.receivers.positioned_run import SOURCE
 from receiver_runtime.sources.source import SourceRule
 from receiver_runtime.supervisor.ending import Ending
 from receiver_runtime.supervisor.receiver import ReceiverNotAttachedError
@@ -301,7 +302,7 @@ def test_s09_a_block_of_its_own_has_nothing_before_and_nothing_after_it(tmp_path
         storing, errors = in_thread(lambda: receiver.store([1], 2))
         run = receiver._positioned_run
         assert run is not None
-        eventually(lambda: run._position == 2, "the block in the buffer")
+        eventually(lambda: run.buffer.position == 2, "the block in the buffer")
         adding, more_errors = in_thread(lambda: receiver.store_buffered([2], 3))
         adding.join(0.2)
         assert adding.is_alive(), "it waits for the next block"
@@ -471,7 +472,7 @@ def test_s04_a_read_that_waits_for_the_driver_log_does_not_hang(tmp_path: Path) 
         receiver.may_go_on.set()
         run = receiver._positioned_run
         assert run is not None
-        eventually(lambda: run._position == 1, "the block in the buffer")
+        eventually(lambda: run.buffer.position == 1, "the block in the buffer")
         made.supervisor.lifecycle.stop("now")
         eventually(receiver.is_stopped)
         # Wait three times as long as an on_stop may take. Then stop the clock: the rest depends on the machine's speed.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from receiver_runtime.receivers.http import acknowledgement
-from receiver_runtime.receivers.http.app import HttpApp
+from receiver_runtime.receivers.http.dead_letters import RequestDeadLetters
 from receiver_runtime.receivers.http.direct import DirectRequests
 from tests.unit.receiver_runtime.receivers.http.http_client import JSON, LINES, Answer, HandedIn, Listening, listening
 from tests.unit.receiver_runtime.support import eventually
@@ -51,19 +51,19 @@ class HeldDeadLetters:
         self.requests = 0
         self._free = threading.Event()
         add = made.rig.rows.add_dead_letters
-        put_aside = HttpApp._put_aside
+        put_aside = RequestDeadLetters.store
 
         def held(letters: Sequence[StoredDeadLetter]) -> None:
             self.asked += 1
             assert self._free.wait(60)
             add(letters)
 
-        async def counted(app: HttpApp, parsed: Pushed | Plain, waiting: WaitingRequest) -> tuple[int, str]:
+        async def counted(one: RequestDeadLetters, parsed: Pushed | Plain, waiting: WaitingRequest) -> tuple[int, str]:
             self.requests += 1
-            return await put_aside(app, parsed, waiting)
+            return await put_aside(one, parsed, waiting)
 
         monkeypatch.setattr(made.rig.rows, "add_dead_letters", held)
-        monkeypatch.setattr(HttpApp, "_put_aside", counted)
+        monkeypatch.setattr(RequestDeadLetters, "store", counted)
 
     def let_go(self) -> None:
         self._free.set()
