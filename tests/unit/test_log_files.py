@@ -135,3 +135,21 @@ def test_a_log_that_another_process_rolls_is_left_to_it(tmp_path: Path) -> None:
         holder.communicate(timeout=_SECONDS)
     assert roll(path, most_bytes=1)
     assert path.read_bytes() == b""
+
+
+def test_a_log_whose_older_files_can_not_be_moved_is_left_whole(tmp_path: Path) -> None:
+    path = tmp_path / "child.log"
+    path.write_bytes(b"x" * 2000)
+    path.with_name(f"{path.name}.{MOST_KEPT - 1}").touch()
+    path.with_name(f"{path.name}.{MOST_KEPT}").mkdir()
+    with pytest.raises(OSError, match=f"child.log.{MOST_KEPT}"):
+        roll(path, most_bytes=1000)
+    assert path.read_bytes() == b"x" * 2000
+
+
+def test_a_roll_does_not_write_through_a_link(tmp_path: Path) -> None:
+    path, elsewhere = tmp_path / "child.log", tmp_path / "elsewhere"
+    path.write_bytes(b"x" * 2000)
+    path.with_name(f"{path.name}.1").symlink_to(elsewhere)
+    assert roll(path, most_bytes=1000)
+    assert (rolled(path, 1), path.read_bytes(), elsewhere.exists()) == (b"x" * 2000, b"", False)

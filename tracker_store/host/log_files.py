@@ -55,13 +55,11 @@ def roll(path: Path, *, most_bytes: int = MOST_BYTES) -> bool:
         if os.fstat(log.fileno()).st_size <= most_bytes:
             return False
         roller = RotatingFileHandler(path, backupCount=MOST_KEPT, delay=True)
-        roller.rotator = lambda _, newest: _copy(log, Path(newest))
+        roller.rotator = lambda _, newest: _move(log, Path(newest))
         try:
             roller.doRollover()
         finally:
             roller.close()
-            # Cut it even on a full disk, where the copy fails: the log must not be what fills it.
-            log.truncate(0)
     return True
 
 
@@ -99,7 +97,17 @@ class LogRoller:
                 _log.warning("a log file could not be rolled", path=str(path), error=str(error))
 
 
+def _move(log: IO[bytes], to: Path) -> None:
+    """Copy a log, and cut it even on a full disk, where the copy fails: the log must not be what fills it."""
+    try:
+        _copy(log, to)
+    finally:
+        log.truncate(0)
+
+
 def _copy(log: IO[bytes], to: Path) -> None:
+    # The handler has moved a file of this name away: what is still there is a link that leads nowhere.
+    to.unlink(missing_ok=True)
     with open_log(to) as copy:
         # Bounded: a process may write faster than this reads.
         left = 2 * os.fstat(log.fileno()).st_size
