@@ -166,6 +166,7 @@ def test_forebay_sources_lists_the_receivers_of_installed_packages(tmp_path: Pat
         "columns": {"file": "string", "line": "string"},
         "extra": None,
         "installed": True,
+        "choices": {},
         "package": "my-spool 1.0",
         "error": None,
     }
