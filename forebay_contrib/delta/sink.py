@@ -11,6 +11,7 @@ Needs the package `deltalake`, and no connector in the JVM.
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,6 +25,7 @@ from orchestration.sinks.table_columns import check_fit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     import pyarrow as pa
 
@@ -91,9 +93,9 @@ class DeltaSink(FileTableSink):
                 return Committed(version, Written(str(self.path), int(commit["forebay_rows"])))
         return None
 
-    def _connect(self, attempt: OutputAttempt) -> Any:  # noqa: ANN401
+    def _connect(self, attempt: OutputAttempt) -> AbstractContextManager[Any]:
         del attempt
-        return self._deltalake()
+        return nullcontext(self._deltalake())
 
     def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> Path:  # noqa: ANN401
         import pyarrow as pa  # noqa: PLC0415

@@ -11,6 +11,7 @@ Needs the package `pyiceberg`, and no connector in the JVM.
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
@@ -26,6 +27,7 @@ from receiver_runtime.sources.fields.secret import Secret, SecretError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     import pyarrow as pa
 
@@ -95,13 +97,15 @@ class IcebergSink(FileTableSink):
 
     def committed(self, attempt: OutputAttempt) -> Committed | None:
         """Return the newest attempt at this batch in the table's snapshots, if the driver log knows its run."""
-        found = _newest_commit(self._table(self._load_catalog(attempt)), attempt)
+        with self._connect(attempt) as catalog:
+            found = _newest_commit(self._table(catalog), attempt)
         if found is None or not attempt.knows(int(found[_ATTEMPT]), found[_RUN]):
             return None
         return Committed(int(found[_ATTEMPT]), Written(self.table, int(found[_ROWS])))
 
-    def _connect(self, attempt: OutputAttempt) -> Any:  # noqa: ANN401
-        return self._load_catalog(attempt)
+    def _connect(self, attempt: OutputAttempt) -> AbstractContextManager[Any]:
+        # A catalog in a database holds connections until it is closed.
+        return closing(self._load_catalog(attempt))
 
     def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> Path:  # noqa: ANN401
         from pyiceberg.exceptions import TableAlreadyExistsError  # noqa: PLC0415

@@ -17,6 +17,7 @@ from orchestration.sinks.table_columns import arrow_schema, refuse_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     import pyarrow as pa
@@ -47,8 +48,11 @@ class FileTableSink(Sink):
         """Return the table's name as its owner gave it."""
 
     @abstractmethod
-    def _connect(self, attempt: OutputAttempt) -> Any:  # noqa: ANN401  a format's own
-        """Return the connection for one write. Raises SinkError if a package is missing or the table is unavailable."""
+    def _connect(self, attempt: OutputAttempt) -> AbstractContextManager[Any]:
+        """Open a connection of the format's own for one write, which is closed when the context ends.
+
+        Raises SinkError if a package is missing or the table is unavailable.
+        """
 
     @abstractmethod
     def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> Path:  # noqa: ANN401
@@ -66,15 +70,15 @@ class FileTableSink(Sink):
 
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
         """Let the tasks write files, and commit them to the table."""
-        connection = self._connect(attempt)
-        schema = arrow_schema(result.schema, attempt.name, widens=self.widens)
-        self._check_characters(schema, attempt)
-        directory = self._prepare(connection, schema, attempt)
-        self.reached(Step.PREPARED)
-        own = directory / batch_folder(attempt) / f"attempt{attempt.attempt}-{secrets.token_hex(4)}"
-        files = staged_files(result, own, schema, attempt.batch_time)
-        self.reached(Step.STAGED)
-        self._commit(connection, files, schema, attempt)
+        with self._connect(attempt) as connection:
+            schema = arrow_schema(result.schema, attempt.name, widens=self.widens)
+            self._check_characters(schema, attempt)
+            directory = self._prepare(connection, schema, attempt)
+            self.reached(Step.PREPARED)
+            own = directory / batch_folder(attempt) / f"attempt{attempt.attempt}-{secrets.token_hex(4)}"
+            files = staged_files(result, own, schema, attempt.batch_time)
+            self.reached(Step.STAGED)
+            self._commit(connection, files, schema, attempt)
         self.reached(Step.COMMITTED)
         return Written(self.target, sum(file.rows for file in files))
 

@@ -35,7 +35,8 @@ class IcebergTarget(FileTableTarget):
 
     @property
     def table(self) -> Table:
-        return load_catalog("forebay", **self.catalog | {"uri": self.catalog["uri"].resolve()}).load_table(TABLE)
+        with load_catalog("forebay", **self.catalog | {"uri": self.catalog["uri"].resolve()}) as catalog:
+            return catalog.load_table(TABLE)
 
     def sink(self) -> IcebergSink:
         return IcebergSink(TABLE, catalog=self.catalog)

@@ -36,9 +36,9 @@ def test_an_iceberg_table_is_refused(tmp_path: Path, *, required: bool) -> None:
         NestedField(3, "_batch_time", TimestamptzType(), required=False),
     )
     spec = PartitionSpec() if required else PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "word"))
-    loaded = load_catalog("forebay", **catalog)
-    loaded.create_namespace("s")
-    loaded.create_table("s.t", schema=schema, partition_spec=spec)
+    with load_catalog("forebay", **catalog) as loaded:
+        loaded.create_namespace("s")
+        loaded.create_table("s.t", schema=schema, partition_spec=spec)
     before = {*(tmp_path / "warehouse").rglob("*.parquet")}
     with pytest.raises(SinkError, match="the required column word" if required else "the partition spec"):
         IcebergSink("s.t", catalog=catalog).write(words(("a", 1)), attempt())
