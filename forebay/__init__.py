@@ -19,6 +19,7 @@ from orchestration.sinks.foreach_batch import ForeachBatchSink  # noqa: E402
 from orchestration.sinks.parquet.parquet import ParquetSink  # noqa: E402
 from orchestration.sinks.postgres.postgres import PostgresSink  # noqa: E402
 from orchestration.sinks.postgres.postgres_totals import Totals  # noqa: E402
+from receiver_runtime.sources import plugins  # noqa: E402
 from receiver_runtime.sources.fields.secret import EnvVar, Secret  # noqa: E402
 
 __all__ = [
@@ -40,7 +41,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Return the registered sink of this name. Raises AttributeError, and PluginError if its package is broken."""
-    kind = None if name.startswith("_") else sink_kinds.class_names().get(name)
+    kind = None if name.startswith("_") else plugins.class_names(sink_kinds.GROUP).get(name)
     if kind is None:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
@@ -49,4 +50,4 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     """Return every public name, those of registered sinks among them."""
-    return sorted({*__all__, *sink_kinds.class_names()})
+    return sorted({*__all__, *plugins.class_names(sink_kinds.GROUP)})

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from receiver_runtime.sources import source_registry
 from receiver_runtime.sources.fields.tcp import Tls
+from receiver_runtime.sources.plugins import class_names
 
 __all__ = ["Tls"]
 
 
 def __getattr__(name: str) -> object:
     """Return the registered source of this name. Raises AttributeError, and SourceError if its package is broken."""
-    kind = None if name.startswith("_") else source_registry.class_names().get(name)
+    kind = None if name.startswith("_") else class_names(source_registry.GROUP).get(name)
     if kind is None:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
@@ -22,4 +23,4 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     """Return every public name, those of registered sources among them."""
-    return sorted({*__all__, *source_registry.class_names()})
+    return sorted({*__all__, *class_names(source_registry.GROUP)})

@@ -26,6 +26,7 @@ from receiver_runtime.receivers.http.requests.pushed import (
     header,
     media_type,
 )
+from receiver_runtime.receivers.http.requests.web_hooks import FORBIDDEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,8 +48,6 @@ _TIME = re.compile(
     r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])[Tt]([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?"
     r"([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)"
 )
-# Characters that no attribute may contain: control characters and halves of surrogate pairs.
-_FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _BLANK = re.compile(r"[ \t\n\r]*")
 _JSON_TYPE = re.compile(r"[^/]+/(json|[^/]+\+json)")
@@ -342,7 +341,7 @@ def _event(attributes: dict[str, str], content_type: str | None, body: bytes | N
 def _check_value(name: str, value: str, where: str) -> None:
     if not value and name in _OPTIONAL:
         raise PushRefusedError(400, f"{where}the attribute {name} is empty: fill it, or leave it out")
-    if _FORBIDDEN.search(value):
+    if FORBIDDEN.search(value):
         raise PushRefusedError(400, f"{where}the attribute {name} holds a control character: take it out")
 
 

@@ -11,7 +11,7 @@ from forebay_contrib.cloud_events.events import (
     parse_cloud_events,
 )
 from receiver_runtime.receivers.http.requests.protocol import STREAM_PATH, HttpProtocol
-from receiver_runtime.receivers.http.requests.route import Described, Json, Route
+from receiver_runtime.receivers.http.requests.route import BASE64_PATTERN, Described, Json, Route
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
 
 _ATTRIBUTE: Json = {"type": "string", "pattern": r"^[^\x00-\x1f\x7f-\x9f]+$"}
-_BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _EVENT: Json = {"$ref": "#/components/schemas/CloudEvent"}
 
 
@@ -44,7 +43,7 @@ _SCHEMAS: dict[str, Json] = {
             "subject": _nullable(_ATTRIBUTE),
             "time": _nullable({"type": "string", "format": "date-time"}),
             "data": {"description": "Of any type. Text that is no JSON, by datacontenttype, is a string."},
-            "data_base64": _nullable({"type": "string", "contentEncoding": "base64", "pattern": _BASE64}),
+            "data_base64": _nullable({"type": "string", "contentEncoding": "base64", "pattern": BASE64_PATTERN}),
         },
         "propertyNames": {"pattern": "^([a-z0-9]+|data_base64)$"},
         "additionalProperties": {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from receiver_runtime.receivers.http.requests.route import BASE64_PATTERN
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from receiver_runtime.receivers.http.requests.route import Json
-
-_BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
 SCHEMAS: Mapping[str, Json] = {
     "ExportLogsServiceRequest": {
@@ -79,7 +79,7 @@ SCHEMAS: Mapping[str, Json] = {
                 ("boolValue", {"type": "boolean"}),
                 ("intValue", {"type": "string", "pattern": "^-?[0-9]{1,18}$"}),
                 ("doubleValue", {"type": "number"}),
-                ("bytesValue", {"type": "string", "pattern": _BASE64}),
+                ("bytesValue", {"type": "string", "pattern": BASE64_PATTERN}),
                 (
                     "arrayValue",
                     {

@@ -16,11 +16,6 @@ if TYPE_CHECKING:
 GROUP = "forebay.sinks"
 
 
-def class_names() -> dict[str, str]:
-    """Return the kind of each registered class, by the class's name. Imports none of them."""
-    return {entry.attr: kind for kind, entry in registered(GROUP).items()}
-
-
 def class_of(kind: str) -> type[Sink]:
     """Import the class of a kind. Raises PluginError."""
     return load(GROUP, kind, Sink)  # type: ignore[type-abstract]  # a bound; `load` makes no object

@@ -23,6 +23,11 @@ def registered(group: str) -> dict[str, EntryPoint]:
     return {name: found[0] for name, found in _entries(group, tuple(sys.path)).items()}
 
 
+def class_names(group: str) -> dict[str, str]:
+    """Return the name under which each class of a group is registered, by the class's own name. Imports none."""
+    return {entry.attr: name for name, entry in registered(group).items()}
+
+
 def load(group: str, name: str, base: type[T]) -> type[T]:
     """Import the class that is registered under a name.
 

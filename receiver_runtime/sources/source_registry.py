@@ -28,11 +28,6 @@ def source_kinds() -> list[str]:
     return list(plugins.registered(GROUP))
 
 
-def class_names() -> dict[str, str]:
-    """Return the kind of each registered class by the class's name."""
-    return {entry.attr: kind for kind, entry in plugins.registered(GROUP).items()}
-
-
 def source_class(kind: object) -> type[Source]:
     """Import the class of a kind. Raises SourceError if no package registers it, or it can't be used."""
     if not isinstance(kind, str) or kind not in plugins.registered(GROUP):

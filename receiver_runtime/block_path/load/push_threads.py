@@ -80,7 +80,7 @@ class PushThreads:
     """Hold the push threads and their work. The lock of ``BlockThreads`` guards all fields.
 
     Args:
-        changed: on that lock; notified where the timer has to decide anew.
+        changed: on that lock; notified where the timer has to decide again.
         at_once: the least number of threads, which take new work at once.
         most: the largest number of threads; None: as many as the users can keep busy.
     """

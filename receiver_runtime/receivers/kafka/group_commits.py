@@ -14,12 +14,12 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
+    from receiver_runtime.receivers.kafka.partition_key import Key
     from receiver_runtime.supervisor.receiver import Receiver
     from tracker_store.blocks.blocks import OffsetLink
 
 _log = structlog.get_logger(__name__)
 
-Key = tuple[str, int]
 
 _COMMIT_SECONDS = 1.0  # between two commits of positions to the broker
 # More consecutive refused commits than a rebalance can explain.

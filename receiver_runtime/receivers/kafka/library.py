@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-Key = tuple[str, int]
+    from receiver_runtime.receivers.kafka.partition_key import Key
+
 
 _log = structlog.get_logger(__name__)
 

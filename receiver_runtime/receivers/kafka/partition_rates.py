@@ -23,7 +23,8 @@ from receiver_runtime.watching.clock import Clock
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-Key = tuple[str, int]
+    from receiver_runtime.receivers.kafka.partition_key import Key
+
 
 _BURST_SECONDS = 1.0  # unused permits of this time may be used at once
 # Unused permits of a partition that was not seen before: few, so that a receiver that restarts again and again does not

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from receiver_runtime.receivers.kafka.declaration import Kafka, Option
+    from receiver_runtime.receivers.kafka.partition_key import Key
     from receiver_runtime.supervisor.receiver import Receiver
     from tracker_store.blocks.blocks import Position
 
-Key = tuple[str, int]
 
 # A log's end before our position is believed when it was seen this many times, this many seconds apart: a new leader
 # may lag for a moment.

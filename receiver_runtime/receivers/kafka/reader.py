@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from receiver_runtime.receivers.kafka.declaration import Kafka, Option
+    from receiver_runtime.receivers.kafka.partition_key import Key
     from receiver_runtime.supervisor.receiver import Receiver
 
 _log = structlog.get_logger(__name__)
 
-Key = tuple[str, int]
 
 # Messages, at most, of one fetch as objects; each takes a few hundred bytes of memory besides its data.
 _MOST_MESSAGES = 20_000

@@ -17,10 +17,10 @@ from receiver_runtime.receivers.kafka.broker_questions import BROKER_SECONDS, me
 if TYPE_CHECKING:
     from receiver_runtime.block_path.block_path import BlockPath
     from receiver_runtime.receivers.kafka.declaration import Kafka
+    from receiver_runtime.receivers.kafka.partition_key import Key
 
 _log = structlog.get_logger(__name__)
 
-Key = tuple[str, int]
 
 # The name of a pseudo-partition; no real partition has such a name.
 _BEGINNING: Final = "partitions at the beginning"

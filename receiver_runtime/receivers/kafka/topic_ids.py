@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from receiver_runtime.block_path.block_path import BlockPath
+    from receiver_runtime.receivers.kafka.partition_key import Key
     from tracker_store.blocks.blocks import Position
 
-Key = tuple[str, int]
 
 # Another topic id is believed when it was seen this many times, this many seconds apart: a broker's metadata may lag
 # for a moment.

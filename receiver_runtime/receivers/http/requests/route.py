@@ -87,6 +87,9 @@ def with_retry(reply: Reply, refused: Refused) -> Reply:
 #: A JSON schema, or another part of an OpenAPI document.
 Json = dict[str, Any]
 
+#: The pattern of a string that holds bytes in Base64.
+BASE64_PATTERN = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+
 
 @dataclass(frozen=True, slots=True)
 class Described:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
     from receiver_runtime.receivers.http.requests.pushed import Headers
 
-_FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+#: Characters that no attribute of CloudEvents may contain: control characters and halves of surrogate pairs.
+FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def permission(headers: Headers, origins: Sequence[str]) -> dict[str, str] | None:
@@ -23,6 +24,6 @@ def permission(headers: Headers, origins: Sequence[str]) -> dict[str, str] | Non
     origin = header(headers, b"webhook-request-origin")
     if not origin or not ("*" in origins or origin.lower() in {allowed.lower() for allowed in origins}):
         return None
-    if _FORBIDDEN.search(origin) or not origin.isascii():
+    if FORBIDDEN.search(origin) or not origin.isascii():
         return None
     return {"WebHook-Allowed-Origin": origin, "WebHook-Allowed-Rate": "*"}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from receiver_runtime.receivers.kafka.places import Key
+    from receiver_runtime.receivers.kafka.partition_key import Key
     from tracker_store.blocks.blocks import NewBlock
 
 KEY = ("t", 0)
