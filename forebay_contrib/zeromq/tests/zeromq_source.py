@@ -95,6 +95,8 @@ class ZeroMQSender(ForwardingSender[Message, _Connection]):
         super().__init__(database_url)
 
     def _close_sockets(self) -> None:
+        for connection in self._open.values():
+            connection.close()
         self._context.destroy(linger=0)
 
     def source(self, **changes: Any) -> ZeroMQ:  # noqa: ANN401  fields of the source
