@@ -969,6 +969,8 @@ CREATE TRIGGER pipeline_is_changed
     EXECUTE FUNCTION forebay.note_change('forebay.placement_changes');
 CREATE TRIGGER stream_is_changed AFTER INSERT OR UPDATE OR DELETE ON forebay.streams
     FOR EACH ROW EXECUTE FUNCTION forebay.note_change('forebay.placement_changes');
+CREATE TRIGGER reader_comes_or_goes AFTER INSERT OR UPDATE OF removed_at OR DELETE ON forebay.readers
+    FOR EACH ROW EXECUTE FUNCTION forebay.note_change('forebay.placement_changes');
 CREATE TRIGGER receiver_comes_or_goes AFTER INSERT OR DELETE ON forebay.receivers
     FOR EACH ROW EXECUTE FUNCTION forebay.note_change('forebay.placement_changes');
 CREATE TRIGGER receiver_is_changed

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from orchestration.declarations.pipeline import PER_HOST
+from orchestration.declarations.pipeline import PER_HOST, DeclarationError
 from orchestration.declarations.sink_kinds import place_of
 from receiver_runtime.sources.plugins import PluginError
 from receiver_runtime.sources.source import SourceError
 from tracker_store.batches import pipelines as store
+from tracker_store.batches.streams import stream_overview
 from tracker_store.connection.errors import SharedPlaceError, StrandingChangeError
 from tracker_store.schema.declarations import PipelineDeclaration
 
@@ -30,7 +31,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One line of a difference: `action` is "add" or "change"; `details` are (key, old, new)."""
+    """One line of a difference: `details` are (key, old, new).
+
+    `action` is "add", "change", "rename", or "stop": nothing reads the stream any more, so that its receivers stop.
+    """
 
     kind: str
     name: str
@@ -70,15 +74,50 @@ def difference(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list
     pipelines = list(pipelines)
     changes: list[Change] = []
     applied_streams = {row.name: row.declaration for row in store.list_streams(connection)}
-    applied_pipelines = {row.name: row.declaration for row in store.list_pipelines(connection)}
-    declared = [("stream", s.name, s.declaration(), applied_streams) for s in declared_streams(pipelines)]
+    rows = {row.name: row for row in store.list_pipelines(connection)}
+    applied_pipelines = {row.name: row.declaration for row in rows.values()}
+    streams = declared_streams(pipelines)
+    renames = _renames(streams, applied_streams)
+    declared = [("stream", s.name, s.declaration(), applied_streams) for s in streams]
     declared += [("pipeline", p.name, p.declaration(), applied_pipelines) for p in pipelines]
     for kind, name, declaration, applied in declared:
-        if name not in applied:
+        if kind == "stream" and name in renames:
+            old = renames[name]
+            changes.append(Change(kind, name, "rename", (("name", old, name), *_details(applied[old], declaration))))
+        elif name not in applied:
             changes.append(Change(kind, name, "add"))
         elif details := _details(applied[name], declaration):
             changes.append(Change(kind, name, "change", details))
-    return changes
+    return changes + _stops(connection, pipelines, rows, {*renames.values()})
+
+
+def _renames(streams: Sequence[Stream], applied: Mapping[str, object]) -> dict[str, str]:
+    """Return the applied name of each stream that would get a new one."""
+    named = {stream.name: stream.renamed_from for stream in streams if stream.name not in applied}
+    return {name: old for name, old in named.items() if old is not None and old in applied}
+
+
+def _stops(
+    connection: sa.Connection, pipelines: Sequence[Pipeline], rows: Mapping[str, store.PipelineRow], renamed: set[str]
+) -> list[Change]:
+    """Return a change for each stream of these pipelines that nothing would read any more."""
+    own = {pipeline.name for pipeline in pipelines}
+    before = {name: _streams_of(row) for name, row in rows.items()}
+    after = {stream.name for stream in declared_streams(pipelines)}.union(
+        *(names for pipeline, names in before.items() if pipeline not in own)
+    )
+    lost = set().union(*(names for pipeline, names in before.items() if pipeline in own)) - after - renamed
+    if not lost:
+        return []
+    return [
+        Change("stream", row.stream, "stop", (("receivers", row.receivers, 0), ("records", row.stored_records, None)))
+        for row in stream_overview(connection)
+        if row.stream in lost and not row.readers
+    ]
+
+
+def _streams_of(row: store.PipelineRow) -> set[str]:
+    return {*PipelineDeclaration.of(row.declaration).streams}
 
 
 def is_applied(connection: sa.Connection, pipeline: Pipeline) -> bool:
@@ -89,7 +128,7 @@ def is_applied(connection: sa.Connection, pipeline: Pipeline) -> bool:
 def apply(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Change]:
     """Write the declarations; return what was changed.
 
-    Raises StrandingChangeError or SharedPlaceError before writing anything.
+    Raises DeclarationError, StrandingChangeError or SharedPlaceError before writing anything.
     """
     pipelines = list(pipelines)
     changes = difference(connection, pipelines)
@@ -104,6 +143,7 @@ def apply(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Chan
             receivers=None if stream.receivers == PER_HOST else stream.receivers,
             retention=stream.retention,
             preferred_host=_preferred_host(stream) if stream.name in changed else None,
+            renamed_from=stream.renamed_from,
         )
         for stream in declared_streams(pipelines)
     }
@@ -121,13 +161,34 @@ def apply(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Chan
 
 
 def refuse(connection: sa.Connection, pipelines: Sequence[Pipeline]) -> None:
-    """Raise StrandingChangeError or SharedPlaceError if `apply` would; write nothing."""
+    """Raise DeclarationError, StrandingChangeError or SharedPlaceError if `apply` would; write nothing."""
     applied = {row.name: row for row in store.list_streams(connection)}
     before = {row.name: row for row in store.list_pipelines(connection)}
+    renames = _renames(declared_streams(pipelines), applied)
+    _refuse_to_rename(renames, pipelines, before)
     for pipeline in pipelines:
         if pipeline.name in before:
-            _refuse_to_strand(connection, pipeline, before[pipeline.name], applied)
+            _refuse_to_strand(connection, pipeline, before[pipeline.name], applied, renames)
     refuse_to_share(pipelines, before)
+
+
+def _refuse_to_rename(
+    renames: Mapping[str, str], pipelines: Sequence[Pipeline], before: Mapping[str, store.PipelineRow]
+) -> None:
+    """Refuse to take a name that something else still reads: another stream would be made under it."""
+    names, own = {stream.name for stream in declared_streams(pipelines)}, {pipeline.name for pipeline in pipelines}
+    for new, old in renames.items():
+        where = f"stream {new!r}: renamed_from={old!r}"
+        if old in names:
+            message = f"{where}: {old} is declared too: leave renamed_from out, or that stream"
+            raise DeclarationError(message)
+        others = sorted(name for name, row in before.items() if name not in own and old in _streams_of(row))
+        if others:
+            message = (
+                f"{where}: pipeline {others[0]!r} reads it too, and is not declared here: apply both in one call, or "
+                f"remove that pipeline, `forebay pipelines remove {others[0]}`"
+            )
+            raise DeclarationError(message)
 
 
 def _preferred_host(stream: Stream) -> str | None:
@@ -182,10 +243,14 @@ def refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.Pi
 
 
 def _refuse_to_strand(
-    connection: sa.Connection, pipeline: Pipeline, row: store.PipelineRow, streams: dict[str, store.StreamRow]
+    connection: sa.Connection,
+    pipeline: Pipeline,
+    row: store.PipelineRow,
+    streams: dict[str, store.StreamRow],
+    renames: Mapping[str, str],
 ) -> None:
     """Refuse to take a stream from a pipeline while its blocks, or a batch with its records, wait there."""
-    for name in set(PipelineDeclaration.of(row.declaration).streams) - {stream.name for stream in pipeline.streams}:
+    for name in _streams_of(row) - {renames.get(stream.name, stream.name) for stream in pipeline.streams}:
         waiting = store.waiting_records(connection, row.pipeline_id, streams[name].stream_id)
         if waiting:
             raise StrandingChangeError(

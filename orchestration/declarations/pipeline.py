@@ -110,6 +110,7 @@ class Stream:
         receivers: int | PerHost = 1,
         retention: str | timedelta = "7d",
         shared_address: bool = False,
+        renamed_from: str | None = None,
         **settings: object,
     ) -> None:
         """Declare a stream.
@@ -121,12 +122,15 @@ class Stream:
             retention: how long its blocks are kept while no pipeline reads it.
             shared_address: for a source that listens: its senders use an address that is not the host's own, such as a
                 load balancer's. Then its receivers may run on any host, and may be moved to another.
+            renamed_from: the name under which it was applied before. It keeps its receivers, positions and records;
+                leave it out once it is applied.
             settings: any field of `ReceiverSettings`, such as `block_interval="200ms"`, `receiver_max_rate=1000`.
 
         Raises:
             DeclarationError: a value can't work; the message names the setting and the value, and says how to fix it.
         """
         self.name = _checked_name("stream", name)
+        self.renamed_from = renamed_from
         self.source = source
         if receivers != PER_HOST and (not isinstance(receivers, int) or receivers < 1):
             message = f'stream {name!r}: receivers={receivers!r} must be at least 1, or "per_host"'

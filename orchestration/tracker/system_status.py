@@ -17,6 +17,7 @@ from orchestration.block_checks.store_scan import scan_root, store_of_host
 from orchestration.policies.executor_allocation import SCALING_INTERVAL
 from receiver_runtime.block_store.roots import root_name
 from tracker_store.batches.scaling import scaling_decisions
+from tracker_store.batches.streams import unread_streams
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.receivers.leadership import read_leadership
 from tracker_store.receivers.processes import live_processes
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from orchestration.block_checks.bounded_scans import Unreachable
     from tracker_store.batches.scaling import ScalingDecision
+    from tracker_store.batches.streams import UnreadStream
     from tracker_store.reports.status import (
         BatchStats,
         PipelineProcessingTimes,
@@ -88,6 +90,7 @@ class SystemStatus:
     batches: list[BatchStats] | None
     processing_times: list[PipelineProcessingTimes] | None
     decisions: list[ScalingDecision] | None
+    unread: list[UnreadStream] | None
     unreachable: list[Unreachable]
 
 
@@ -135,6 +138,7 @@ def system_status(
         lambda connection: store.processing_times(connection, seconds=SCALING_INTERVAL.total_seconds()),
     )
     decisions = ask("scaling decisions", scaling_decisions)
+    unread = ask("unread streams", unread_streams)
     # A problem of the block store appears as the exception of one of these looks; there is one per root.
     known = ask("block store's identity", lambda connection: store_of_host(connection, host))
     for root in roots:
@@ -149,6 +153,7 @@ def system_status(
         batches=answer(newest),
         processing_times=answer(times),
         decisions=answer(decisions),
+        unread=answer(unread),
         unreachable=unreachable,
     )
 

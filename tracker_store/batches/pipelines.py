@@ -177,11 +177,13 @@ def apply_stream(
     receivers: int | None,
     retention: timedelta = timedelta(days=7),
     preferred_host: str | None = None,
+    renamed_from: str | None = None,
 ) -> int:
     """Write a stream and its receivers, in one transaction; returns the stream's id.
 
     Locks: the stream's row, then its receivers', by id.
 
+    `renamed_from`: the name of a stream that this one is from now on, unless there is one with its name.
     `preferred_host`: where its receivers ask to run, as far as that is known before they start (None: not known).
 
     A changed declaration gives each of its receivers a new assignment. The process that holds the receiver stays named
@@ -194,12 +196,13 @@ def apply_stream(
         stream_id: int = connection.execute(
             sa.text("""
                 SELECT forebay.apply_stream(
-                    :name, CAST(:declaration AS jsonb), :retention, CAST(:receivers AS integer),
-                    CAST(:preferred AS text)
+                    :name, CAST(:renamed_from AS text), CAST(:declaration AS jsonb), :retention,
+                    CAST(:receivers AS integer), CAST(:preferred AS text)
                 )
             """),
             {
                 "name": name,
+                "renamed_from": renamed_from,
                 "declaration": json.dumps(declaration),
                 "retention": retention,
                 "receivers": receivers,

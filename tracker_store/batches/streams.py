@@ -102,6 +102,59 @@ def stream_overview(connection: sa.Connection) -> list[StreamOverview]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadStream:
+    """Describe a live stream that nothing reads, with records that no pipeline has had in a batch."""
+
+    stream: str
+    records: int
+    retention: timedelta
+
+
+def unread_streams(connection: sa.Connection) -> list[UnreadStream]:
+    """Return the streams with records that nothing will read. No locks; two probes for each of their receivers."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text("""
+                SELECT s.name, waiting.records, s.retention
+                FROM forebay.streams s
+                CROSS JOIN LATERAL (
+                    SELECT coalesce(
+                        sum(newest.total_records - first_row.total_records + first_row.records), 0
+                    )::bigint AS records
+                    FROM forebay.receivers r
+                    CROSS JOIN LATERAL (
+                        SELECT coalesce(max(c.next_sequence), 1) AS sequence
+                        FROM forebay.cursors c
+                        WHERE c.receiver_id = r.id
+                    ) AS next
+                    CROSS JOIN LATERAL (
+                        SELECT b.total_records, b.records
+                        FROM forebay.blocks b
+                        WHERE b.receiver_id = r.id AND b.sequence = greatest(next.sequence, r.low_mark + 1)
+                    ) AS first_row
+                    CROSS JOIN LATERAL (
+                        SELECT b.total_records
+                        FROM forebay.blocks b
+                        WHERE b.receiver_id = r.id
+                        ORDER BY b.sequence DESC LIMIT 1
+                    ) AS newest
+                    WHERE r.stream_id = s.id
+                ) AS waiting
+                WHERE s.removed_at IS NULL
+                  AND waiting.records > 0
+                  AND NOT EXISTS (
+                      SELECT FROM forebay.pipelines p WHERE p.removed_at IS NULL AND s.id = ANY (p.stream_ids)
+                  )
+                  AND NOT EXISTS (
+                      SELECT FROM forebay.readers d WHERE d.removed_at IS NULL AND d.stream_id = s.id
+                  )
+                ORDER BY s.name
+            """)
+        ).all()
+    return [UnreadStream(row.name, row.records, row.retention) for row in rows]
+
+
 def remove_stream(connection: sa.Connection, name: str, *, with_waiting: bool) -> int:
     """Remove a stream and its receivers; return how many receivers that were. Locks: its row, its receivers' by id.
 

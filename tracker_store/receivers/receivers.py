@@ -24,7 +24,10 @@ class NoSuchReceiverError(UnknownNameError):
 
 
 class PipelinesStoppedError(DriverLogError):
-    """Run `forebay start`, which lets both run: the pipelines that read it are stopped, and it with them."""
+    """Run `forebay start`, which lets both run: the pipelines that read it are stopped, and it with them.
+
+    If nothing reads it (`forebay streams`), apply a pipeline that does.
+    """
 
 
 class ReceiverStoppedError(DriverLogError):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from receiver_runtime.sources.fields.units import duration_text
 from tracker_store.receivers.receivers import is_degraded, is_hindered, refused_in
 from tracker_store.schema.states import DesiredState, ReceiverState
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from orchestration.tracker.system_status import AgentStatus, LeaderStatus, SystemStatus
+    from tracker_store.batches.streams import UnreadStream
     from tracker_store.reports.status import PipelineStatus, ReceiverStatus
 
 # A batch may be late for a moment: a pipeline is behind from this number of intervals on, if they take this long.
@@ -50,6 +52,7 @@ def problems(found: SystemStatus) -> list[Problem]:
         listed += [problem for row in pipelines for problem in of_one(row)]
     listed += _of_receivers(found.receivers or [])
     listed += _refusing(found.receivers or [])
+    listed += _unread(found.unread or [])
     late = [problem for row in pipelines for problem in _late(row)]
     return listed + late
 
@@ -156,6 +159,16 @@ def _refusing(receivers: Sequence[ReceiverStatus]) -> Iterator[Problem]:
     for row in receivers:
         if (refused := refused_in(row.reason)) is not None:
             yield Problem(f"{row.stream}/{row.ordinal}: {refused}", "forebay events --kind receiver_error")
+
+
+def _unread(streams: Sequence[UnreadStream]) -> Iterator[Problem]:
+    for row in streams:
+        kept = duration_text(row.retention.total_seconds())
+        yield Problem(
+            f"Nothing reads {row.stream}: {row.records:,} records of it were in no batch, and are deleted {kept} after "
+            "they came, unless a pipeline that reads it is applied",
+            "forebay streams",
+        )
 
 
 def _late(row: PipelineStatus) -> Iterator[Problem]:

@@ -21,14 +21,29 @@ if TYPE_CHECKING:
 
 
 def print_changes(console: Console, changes: Sequence[Change]) -> None:
-    """Print the difference, with one line per changed key."""
+    """Print the difference, with one line per changed key, and a sentence for each stream that nothing reads now."""
     rows = [[f"+ {change.kind}", change.name, "", "", "new"] for change in changes if change.action == "add"]
+    signs = {"stop": "-"}
     rows += [
-        [f"~ {change.kind}", change.name, key, shown_value(old), shown_value(new)]
+        [f"{signs.get(change.action, '~')} {change.kind}", change.name, key, shown_value(old), shown_value(new)]
         for change in changes
         for key, old, new in change.details
     ]
     print_table(console, ["", "name", "key", "driver log", "code"], rows, title="Declarations")
+    added = [change.name for change in changes if (change.kind, change.action) == ("stream", "add")]
+    for change in changes:
+        if change.action == "stop":
+            console.print(_stop_line(change.name, added), markup=False)
+
+
+def _stop_line(stream: str, added: Sequence[str]) -> str:
+    line = (
+        f"{stream}: nothing reads it any more. Its receivers stop, so that senders are refused; what it has stored is "
+        f"kept for its retention (`forebay streams`). If it is gone for good: `forebay streams remove {stream}`."
+    )
+    if added:
+        line += f' If it is {" or ".join(added)} by another name, write Stream(…, renamed_from="{stream}") and apply.'
+    return line
 
 
 def shown_value(value: object) -> str:

@@ -18,9 +18,11 @@ from tracker_store.batches.pipeline_states import (
     stop_progress,
 )
 from tracker_store.batches.pipelines import apply_pipeline, get_pipeline
+from tracker_store.batches.readers import attach_reader
 from tracker_store.batches.received_block_tracker import batch_times
 from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import AllocationError, NotAppliedError
+from tracker_store.receivers.changes import read_changes
 from tracker_store.receivers.leadership import read_leadership, take_leadership
 from tracker_store.receivers.processes import deregister_process, heartbeat, register_process
 from tracker_store.receivers.receivers import (
@@ -159,6 +161,26 @@ def test_an_operators_desired_state_of_a_receiver_applies_again_after_the_start(
     start_pipelines(log.connection, names=["words"])
     advance_stops(log.connection, term=term)
     assert desired(log) is DesiredState.PAUSED
+
+
+def test_the_receivers_of_a_stream_stop_when_nothing_reads_it_and_go_on_with_a_new_reader(log: Log, term: int) -> None:
+    [receiver] = log.receiver_ids
+    run_receiver(log, term)
+    apply_pipeline(
+        log.connection,
+        name="words",
+        declaration={"max_attempts": 3, "streams": []},
+        stream_ids=[],
+        interval=INTERVAL,
+    )
+    assert advance_stops(log.connection, term=term) == [("receiver stops", receiver)]
+    with pytest.raises(PipelinesStoppedError, match="apply a pipeline that does"):
+        set_desired_state(log.connection, receiver_ids=[receiver], desired=DesiredState.RUNNING)
+    before = read_changes(log.connection).placement
+    attach_reader(log.connection, name="query", stream="lines", start="latest")
+    assert read_changes(log.connection).placement > before, "the tracker sees it"
+    assert advance_stops(log.connection, term=term) == [("receiver goes on", receiver)]
+    assert desired(log) is DesiredState.RUNNING
 
 
 def test_a_stream_that_another_pipeline_reads_goes_on(log: Log, term: int) -> None:

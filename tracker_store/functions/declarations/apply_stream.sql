@@ -5,11 +5,12 @@
 -- beyond the new number are removed in the same way. Without a number (null) there is one receiver per host, which the
 -- tracker adds. All of it is one transaction: a stream is never seen without its receivers, or with those of another
 -- declaration.
--- An unchanged declaration changes nothing.
+-- An unchanged declaration changes nothing. With the name that the stream had before, it keeps its id, and so its
+-- receivers, positions and blocks; but not if a stream has the new name already.
 -- Locks: the stream's row, which orders two calls for one stream; then, if the declaration changed, its receivers' rows
 -- by id: a claim or a placement that holds one is waited for, and each later statement sees what it did.
 CREATE FUNCTION forebay.apply_stream(
-    stream_name text, declared jsonb, kept interval, receiver_count integer, preferred text
+    stream_name text, renamed_from text, declared jsonb, kept interval, receiver_count integer, preferred text
 )
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -19,8 +20,13 @@ AS $$
 DECLARE
     stream bigint;
     its_version bigint;
+    is_renamed boolean;
     listens boolean := coalesce((declared ->> 'listens')::boolean, false);
 BEGIN
+    UPDATE streams s SET name = stream_name, version = s.version + 1, applied_at = clock_timestamp()
+    WHERE s.name = renamed_from AND s.removed_at IS NULL
+      AND NOT EXISTS (SELECT FROM streams o WHERE o.name = stream_name AND o.removed_at IS NULL);
+    is_renamed := FOUND;
     INSERT INTO streams AS s (name, declaration, retention)
     VALUES (stream_name, declared, kept)
     ON CONFLICT (name) WHERE removed_at IS NULL DO UPDATE
@@ -32,7 +38,7 @@ BEGIN
         -- The conflict has locked the row, so no other call changes the stream before this one has committed.
         SELECT s.id INTO stream FROM streams s WHERE s.name = stream_name AND s.removed_at IS NULL;
     END IF;
-    IF its_version > 1 THEN
+    IF its_version > 1 OR is_renamed THEN
         PERFORM 1 FROM receivers r WHERE r.stream_id = stream ORDER BY r.id FOR UPDATE;
         UPDATE receivers r
         SET state = 'INACTIVE', reason = 'declaration changed', since = clock_timestamp(),

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 import sqlalchemy as sa
 
-from forebay import ConsoleSink, DeltaSink, IcebergSink, ParquetSink, Pipeline, PostgresSink, Stream
+from forebay import ConsoleSink, DeclarationError, DeltaSink, IcebergSink, ParquetSink, Pipeline, PostgresSink, Stream
 from forebay.sources import SocketText
 from orchestration.declarations.apply import apply, difference, is_applied
 from receiver_runtime.sources.fields.secret import Secret
 from tests.support.driver_log.log import NOON, Log
 from tracker_store.batches.pipelines import get_pipeline, list_pipelines, list_streams, waiting_records
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker, batch_times
+from tracker_store.batches.streams import UnreadStream, unread_streams
 from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import DriverLogUnavailableError, SharedPlaceError, StrandingChangeError
 from tracker_store.receivers.receivers import placements
@@ -32,8 +33,15 @@ def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
         yield made
 
 
-def declare(*, receivers: int = 1, interval: str = "10s", port: int = 9999, stream: str = "lines") -> Pipeline:
-    lines = Stream(stream, SocketText(host="127.0.0.1", port=port), receivers=receivers)
+def declare(
+    *,
+    receivers: int = 1,
+    interval: str = "10s",
+    port: int = 9999,
+    stream: str = "lines",
+    renamed_from: str | None = None,
+) -> Pipeline:
+    lines = Stream(stream, SocketText(host="127.0.0.1", port=port), receivers=receivers, renamed_from=renamed_from)
     pipeline = Pipeline("words", interval=interval)
     pipeline.output(inputs=[lines], sink=ParquetSink("/out"), name="counts")(lambda frame: frame)
     return pipeline
@@ -181,6 +189,52 @@ def test_a_stream_without_waiting_blocks_may_leave_and_another_may_come(connecti
     apply(connection, [declare(stream="others")])
     others = next(stream for stream in list_streams(connection) if stream.name == "others")
     assert get_pipeline(connection, "words").stream_ids == (others.stream_id,)
+
+
+def test_a_renamed_stream_keeps_its_receivers_and_what_waits(connection: sa.Connection) -> None:
+    apply(connection, [declare()])
+    receive(connection, NOON)
+    [before], [stream] = placements(connection), list_streams(connection)
+    renamed = declare(stream="words_in", renamed_from="lines")
+    changes = apply(connection, [renamed])
+    assert [(change.kind, change.name, change.action) for change in changes] == [
+        ("stream", "words_in", "rename"),
+        ("pipeline", "words", "change"),
+    ]
+    assert changes[0].details == (("name", "lines", "words_in"),)
+    assert [(row.stream_id, row.name) for row in list_streams(connection)] == [(stream.stream_id, "words_in")]
+    # Its name is in the path of its address: the receiver starts anew, by a hand-over.
+    [after] = placements(connection)
+    assert (after.receiver_id, after.assignment) == (before.receiver_id, before.assignment + 1)
+    assert waiting_records(connection, get_pipeline(connection, "words").pipeline_id, stream.stream_id) == 10
+    assert apply(connection, [renamed]) == []
+    assert apply(connection, [declare(stream="words_in")]) == [], "it may be left out afterwards"
+
+
+def test_a_stream_is_not_renamed_while_its_name_is_read(connection: sa.Connection) -> None:
+    other = Pipeline("other", interval="10s")
+    other.output(inputs=declare().streams, sink=ParquetSink("/out2"), name="counts")(lambda frame: frame)
+    apply(connection, [declare(), other])
+    renamed = declare(stream="words_in", renamed_from="lines")
+    with pytest.raises(DeclarationError, match=r"pipeline 'other' reads it too.*forebay pipelines remove other"):
+        apply(connection, [renamed])
+    with pytest.raises(DeclarationError, match="lines is declared too: leave renamed_from out"):
+        apply(connection, [renamed, other])
+    assert [stream.name for stream in list_streams(connection)] == ["lines"]
+
+
+def test_a_stream_that_nothing_reads_any_more_is_shown_with_what_it_still_gets(connection: sa.Connection) -> None:
+    apply(connection, [declare()])
+    [row], [placed] = list_streams(connection), placements(connection)
+    stop, *_ = [change for change in difference(connection, [declare(stream="others")]) if change.action == "stop"]
+    assert (stop.name, stop.details) == ("lines", (("receivers", 1, 0), ("records", 0, None)))
+    apply(connection, [declare(stream="others")])
+    assert unread_streams(connection) == []
+    words = get_pipeline(connection, "words")
+    Log(connection, row.stream_id, words.pipeline_id, [placed.receiver_id]).add_at(placed.receiver_id, NOON)
+    assert unread_streams(connection) == [UnreadStream("lines", 10, timedelta(days=7))]
+    apply(connection, [declare()])
+    assert unread_streams(connection) == []
 
 
 def test_fewer_receivers_strand_no_blocks_and_may_become_more_again(connection: sa.Connection) -> None:

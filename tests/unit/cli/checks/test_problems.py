@@ -10,6 +10,7 @@ import pytest
 from forebay.cli.checks.problems import problems
 from orchestration.block_checks.bounded_scans import Unreachable
 from orchestration.tracker.system_status import AgentStatus, LeaderStatus, SystemStatus
+from tracker_store.batches.streams import UnreadStream
 from tracker_store.receivers.receivers import DEGRADED, HINDERED, refused_requests
 from tracker_store.reports.status import PipelineStatus, ReceiverStatus
 
@@ -27,7 +28,7 @@ def receiver(number: int, state: str = "ACTIVE", reason: str = "", stream: str =
 
 
 def system(*receivers: ReceiverStatus, pipeline: PipelineStatus = HEALTHY) -> SystemStatus:
-    return SystemStatus(LEADER, [AGENT], [pipeline], list(receivers), [], [], [], [], [])
+    return SystemStatus(LEADER, [AGENT], [pipeline], list(receivers), [], [], [], [], [], [])
 
 
 def lines(found: SystemStatus) -> list[str]:
@@ -72,6 +73,12 @@ def test_refused_requests_and_what_is_not_received_have_lines_of_their_own() -> 
         "lines/1: 12,031 requests refused: 11,000 of them 404 /v1/traces: forebay events --kind receiver_error",
         "lines/2: 1 request refused: 401 Authorization: forebay events --kind receiver_error",
     ]
+
+
+def test_records_that_nothing_reads() -> None:
+    [line] = lines(replace(system(), unread=[UnreadStream("clicks", 1_234, timedelta(days=7))]))
+    assert line.startswith("Nothing reads clicks: 1,234 records of it were in no batch, and are deleted 7d after they")
+    assert line.endswith(": forebay streams")
 
 
 @pytest.mark.parametrize(

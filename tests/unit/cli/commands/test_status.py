@@ -54,7 +54,7 @@ def system(
     lag: list[StreamLag] | None = None,
     pipelines: list[PipelineStatus] | None = None,
 ) -> SystemStatus:
-    return SystemStatus(None, [], pipelines or [], receivers, lag or [], [], [], [], [])
+    return SystemStatus(None, [], pipelines or [], receivers, lag or [], [], [], [], [], [])
 
 
 def shown(found: SystemStatus, *, everything: bool = False) -> list[str]:
