@@ -1,7 +1,7 @@
 """Decide which receiver moves to which agent, by pure functions of the state and of ages (P02, W15).
 
 Owns when a move is due and which move it is. It reads no clock and no driver log, and it never moves a receiver that is
-bound to a host, that is on its preferred host, or that is hindered.
+bound to a host, that is on its preferred host, or that stores nothing.
 
 There are three reasons for a move, always to an agent with a free slot: the agent is on the receiver's preferred host;
 the receiver must not share its host with another of its stream, and does; or the agent where it runs has at least two

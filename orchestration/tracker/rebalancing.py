@@ -27,7 +27,7 @@ from tracker_store.receivers.hand_overs import (
     withdraw_hand_over,
 )
 from tracker_store.receivers.processes import live_processes
-from tracker_store.receivers.receivers import is_hindered, lacks_store, placements
+from tracker_store.receivers.receivers import is_not_storing, lacks_store, placements
 from tracker_store.schema.states import DesiredState, ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ def _usable(processes: Sequence[LiveProcess]) -> list[LiveProcess]:
 
 
 def _is_troubled(placement: Placement) -> bool:
-    return is_hindered(placement.reason) or lacks_store(placement.reason)
+    return is_not_storing(placement.reason) or lacks_store(placement.reason)
 
 
 def _troubled(placed: Sequence[Placement]) -> set[int]:
@@ -295,7 +295,7 @@ def _receivers(placed: Sequence[Placement]) -> list[RunningReceiver]:
                 and placement.desired_state is not DesiredState.STOPPED
                 and not placement.per_host
                 and (placement.host is None or placement.listens)
-                and not is_hindered(placement.reason)
+                and not is_not_storing(placement.reason)
             ),
             is_bound_listener=placement.listens,
             is_apart=placement.is_apart,

@@ -141,7 +141,7 @@ class ReceiverProcesses:
             case Ended(receiver_id, _, code, reason):
                 process.strays.discard(receiver_id)
                 member = process.members.pop(receiver_id, None)
-                if code in (ExitCode.FAILED, ExitCode.STUCK):
+                if code in (ExitCode.FAILED, ExitCode.HANGING):
                     # Its code may still do anything in that process.
                     process.strays.add(receiver_id)
                 if member is not None:
@@ -160,7 +160,7 @@ class ReceiverProcesses:
             history.count_crash(self._clock(), member.started)
             log.warning("receiver was fenced", receiver_id=receiver_id, assignment=member.assignment, reason=reason)
         else:
-            if code is ExitCode.STUCK:
+            if code is ExitCode.HANGING:
                 # It makes its process end: do not start it again together with receivers that are not at fault.
                 history.suspect(self._clock())
             # It failed in good order: it reported why in the driver log, and ended no other receiver. If the failure is

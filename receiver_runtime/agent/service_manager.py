@@ -39,7 +39,7 @@ class ServiceManager:
         self._send("READY=1")
 
     def alive(self, status: str) -> None:
-        """Report that the process is not stuck; `status` is one line that `systemctl status` shows."""
+        """Report that the process is not hanging; `status` is one line that `systemctl status` shows."""
         self._send(f"WATCHDOG=1\nSTATUS={status}")
 
     def stopping(self) -> None:

@@ -1,7 +1,7 @@
 """Check each second whether the receivers of a process make progress: the only check of their threads from outside.
 
 The watchdog takes no lock, writes no line and asks no other part, because it must not hang where they hang. It starts
-threads that report and act. ``progress`` says what counts as stuck.
+threads that report and act. ``progress`` says what counts as hanging.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class _Entry:
     task: ReceiverTask
     watch: ProgressWatch
-    hindered: bool = False
+    failing: bool = False
     # One thread at a time, so that the last report is the true one.
     reporting: threading.Thread | None = None
 
@@ -33,7 +33,7 @@ class ProgressWatchdog:
 
     Args:
         watched: returns the current receivers; must take no lock.
-        on_stuck: called on the watchdog's thread with the stuck receivers; must not wait without a time limit. It
+        on_hanging: called on the watchdog's thread with the hanging receivers; must not wait without a time limit. It
             either ends the process and returns True, and nothing is watched from then on; or it counts in each one's
             progress why the process goes on, and returns False.
     """
@@ -41,12 +41,12 @@ class ProgressWatchdog:
     def __init__(
         self,
         watched: Callable[[], Sequence[ReceiverTask]],
-        on_stuck: Callable[[Sequence[ReceiverTask]], bool],
+        on_hanging: Callable[[Sequence[ReceiverTask]], bool],
         *,
         check_seconds: float = CHECK_SECONDS,
     ) -> None:
         self._watched = watched
-        self._on_stuck = on_stuck
+        self._on_hanging = on_hanging
         self._check_seconds = check_seconds
         self._entries: dict[int, _Entry] = {}
         self._stopping = threading.Event()
@@ -61,42 +61,42 @@ class ProgressWatchdog:
         self._stopping.set()
 
     def check(self) -> Sequence[ReceiverTask]:
-        """Check all of them once, and have changes reported; return the stuck ones."""
+        """Check all of them once, and have changes reported; return the hanging ones."""
         there = list(self._watched())
         self._entries = {
             id(one): self._entries.get(id(one)) or _Entry(one, ProgressWatch(one.progress)) for one in there
         }
-        stuck = []
+        hanging = []
         for entry in self._entries.values():
             one = entry.task
             verdict = entry.watch.check(
                 holds_data=one.holds_data, limit=one.progress_limit, seconds=self._check_seconds
             )
-            if verdict is Verdict.STUCK:
-                stuck.append(one)
+            if verdict is Verdict.HANGING:
+                hanging.append(one)
             else:
-                self._report(entry, hindered=verdict is Verdict.HINDERED)
-        return stuck
+                self._report(entry, failing=verdict is Verdict.FAILING)
+        return hanging
 
-    def _report(self, entry: _Entry, *, hindered: bool) -> None:
-        if hindered is entry.hindered or (entry.reporting is not None and entry.reporting.is_alive()):
+    def _report(self, entry: _Entry, *, failing: bool) -> None:
+        if failing is entry.failing or (entry.reporting is not None and entry.reporting.is_alive()):
             return
         one = entry.task
         entry.reporting = threading.Thread(
-            target=(lambda: one.on_hindered(one.progress_limit, one.progress.why)) if hindered else one.on_moving,
+            target=(lambda: one.on_failing(one.progress_limit, one.progress.why)) if failing else one.on_moving,
             name="progress",
             daemon=True,
         )
         # If no thread can be started, the next check reports it.
         with suppress(RuntimeError, MemoryError):
             entry.reporting.start()
-            entry.hindered = hindered
+            entry.failing = failing
 
     def _run(self) -> None:
         while not self._stopping.wait(self._check_seconds):
             try:
-                stuck = self.check()
+                hanging = self.check()
             except Exception:  # noqa: BLE001, S112  out of memory, for example: it checks again, and must write no line
                 continue
-            if stuck and self._on_stuck(stuck):
+            if hanging and self._on_hanging(hanging):
                 return

@@ -27,12 +27,12 @@ from receiver_runtime.block_path.load.block_threads import BlockThreads
 from receiver_runtime.block_path.registration.block_log import BlockLog
 from receiver_runtime.block_path.registration.registrar import Registrar
 from receiver_runtime.process.deferred_pandas import defer_pandas
+from receiver_runtime.process.hanging_receivers import HangingReceivers
 from receiver_runtime.process.parent_watch import AgentLine, ParentWatcher
 from receiver_runtime.process.process_control import Accepted, ControlledRun, Declined, Ended, Message, Stop
 from receiver_runtime.process.progress_watchdog import ProgressWatchdog
 from receiver_runtime.process.receiver_task import ReceiverTask
 from receiver_runtime.process.shared_parts import SharedParts
-from receiver_runtime.process.stuck_receivers import StuckReceivers
 from receiver_runtime.reporting.driver_log import DriverLog, GivenUpError
 from receiver_runtime.reporting.status_reporter import StatusReporter
 from receiver_runtime.supervisor.ending import Ending
@@ -135,7 +135,7 @@ class _Process:
         # Guards everything below.
         self._changed = threading.Condition()
         self._shared: SharedParts | None = None
-        self._stuck = StuckReceivers(
+        self._hanging = HangingReceivers(
             engine,
             running=self._running,
             close=self._close,
@@ -143,7 +143,7 @@ class _Process:
             exit_process=exit_process,
             clock=self._clock,
         )
-        self._watchdog = ProgressWatchdog(self._running, self._stuck.end_process)
+        self._watchdog = ProgressWatchdog(self._running, self._hanging.end_process)
         self._tasks: dict[int, ReceiverTask] = {}
         self._ended: list[Ending] = []
         # How many endings are being sent to the agent.

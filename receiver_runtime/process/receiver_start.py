@@ -209,7 +209,7 @@ class ReceiverStart:
 
     @contextlib.contextmanager
     def _unwatched(self) -> Iterator[None]:
-        """Say that the receiver holds no data: what runs in this block may last without being stuck."""
+        """Say that the receiver holds no data: what runs in this block may last without hanging."""
         self.holds_data = False
         try:
             yield

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-#: The message of the event, and of the log line, that reports a stuck receiver.
-STUCK_MESSAGE = "the receiver is stuck, its process ends and is replaced"
+#: The message of the event, and of the log line, that reports a hanging receiver.
+HANGING_MESSAGE = "the receiver hangs, its process ends and is replaced"
 _REPLACED = "another process takes over and salvages what this one has stored"
 
 
@@ -88,12 +88,12 @@ class ReceiverTask:
         return self._start.holds_data if supervisor is None else supervisor.block_path.holds_data
 
     @property
-    def stuck_reason(self) -> str:
-        """Return, for people, why the receiver counts as stuck."""
+    def hanging_reason(self) -> str:
+        """Return, for people, why the receiver counts as hanging."""
         what = "starts" if self._supervisor is None else "holds data"
-        return f"stuck: it {what}, and nothing was done or even failed for {self.progress_limit:g} s; {_REPLACED}"
+        return f"degraded: it {what}, and nothing was done or even failed for {self.progress_limit:g} s; {_REPLACED}"
 
-    def on_hindered(self, seconds: float, why: str) -> None:
+    def on_failing(self, seconds: float, why: str) -> None:
         """Report that the receiver has made no progress for these seconds, and why."""
         supervisor = self._supervisor
         if supervisor is not None:
@@ -110,7 +110,7 @@ class ReceiverTask:
 
     def give_up(self, connection: sa.Connection, process_id: int) -> None:
         """Give the receiver up in the driver log, with an event, so that another process may take it over."""
-        reason = self.stuck_reason
+        reason = self.hanging_reason
         if give_up_receiver(
             connection,
             receiver_id=self.receiver_id,
@@ -123,7 +123,7 @@ class ReceiverTask:
                 receiver_id=self.receiver_id,
                 epoch=0,
                 kind=ReceiverEventKind.ERROR,
-                message=STUCK_MESSAGE,
+                message=HANGING_MESSAGE,
                 detail=reason,
             )
 

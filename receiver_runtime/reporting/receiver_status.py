@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from tracker_store.connection.errors import DriverLogError, OtherReleaseError
-from tracker_store.receivers.receivers import DEGRADED, HINDERED
+from tracker_store.receivers.receivers import DEGRADED, NOT_STORING
 from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class ReceiverStatus:
         self.report_reason(how, reached=True)
 
     def report_reason(self, reason: str, *, reached: bool = False) -> None:
-        """Show a reason while nothing is hindered or degraded."""
+        """Show a reason while nothing is hindered, and nothing of the source is missing."""
         with self.lock:
             self._reason = reason
             if reached:
@@ -105,7 +105,7 @@ class ReceiverStatus:
 
     def report_no_progress(self, seconds: float, why: str) -> None:
         """Show that nothing gets stored or registered, and why. The watchdog calls it; receiving goes on."""
-        self.hinder(PROGRESS, f"{HINDERED}: nothing stored or registered for {seconds:g} s: {why}")
+        self.hinder(PROGRESS, f"{NOT_STORING} for {seconds:g} s: {why}")
         self._reporter.event(
             ReceiverEventKind.ERROR, "data is held and nothing of it could be stored or registered, trying on", why
         )

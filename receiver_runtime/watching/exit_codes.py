@@ -10,5 +10,5 @@ class ExitCode(IntEnum):
 
     STOPPED = 0  # stopped as requested, drained
     FAILED = 1  # restart it, with backoff
-    STUCK = 74  # it held data and made no progress: start another process at once, which salvages
+    HANGING = 74  # it held data and made no progress: start another process at once, which salvages
     FENCED = 75  # another process holds the receiver: only a newer assignment starts it again

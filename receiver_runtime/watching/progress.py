@@ -4,15 +4,15 @@ Each receiver has a ``Progress``. Its threads count in it what they got done, an
 named error. The watchdog (``progress_watchdog``), one thread per process, checks all of them each second:
 
 - *moving*: the receiver holds nothing, or has got something done within its limit;
-- *hindered*: it has got nothing done for the limit, but a thread tried within that time and failed with a named error
+- *failing*: it has got nothing done for the limit, but a thread tried within that time and failed with a named error
   (a full disk, an unavailable driver log), or waits to retry. That resolves itself, so it is reported, and nothing is
   ended;
-- *stuck*: it has got nothing done for the limit, and no thread has even failed: a thread is gone, or hangs in a disk.
+- *hanging*: it has got nothing done for the limit, and no thread has even failed: a thread is gone, or hangs in a disk.
   Only another process can go on. If none could, because the driver log takes no connection, that counts as a failure
   like any other.
 
 Nothing here takes a lock or writes a line, because the watchdog must not hang where others hang. It counts its own
-checks instead of reading the clock, so a process that was stopped, or a machine that slept, does not count as stuck.
+checks instead of reading the clock, so a process that was stopped, or a machine that slept, does not count as hanging.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Verdict(StrEnum):
     """Name how a receiver does; see the module."""
 
     MOVING = "moving"
-    HINDERED = "hindered"
-    STUCK = "stuck"
+    FAILING = "failing"
+    HANGING = "hanging"
 
 
 class ProgressWatch:
@@ -83,4 +83,4 @@ class ProgressWatch:
         self._done, self._failures = done, failures
         if self._without_progress < limit:
             return Verdict.MOVING
-        return Verdict.STUCK if self._without_failure >= limit + self._pause else Verdict.HINDERED
+        return Verdict.HANGING if self._without_failure >= limit + self._pause else Verdict.FAILING

@@ -36,10 +36,11 @@ class ReceiverStoppedError(DriverLogError):
 
 # Most receivers that one statement places or gives a reason: it holds their rows' locks for some milliseconds.
 ROWS_PER_STATEMENT = 1_000
-#: Prefix of the reason of a receiver that holds data but has made no progress for long, where the cause is known.
-HINDERED = "hindered"
-#: Prefix of the reason of a receiver that does not get all of its source, or nothing of it for now.
+#: Prefix of the reason of a receiver that can't do its work: it does not get all of its source, or nothing of it for
+#: now; or it holds data and has stored or registered nothing of it for long.
 DEGRADED = "degraded"
+#: How the reason begins in that last case.
+NOT_STORING = f"{DEGRADED}: nothing stored or registered"
 #: Prefix of the reason of a receiver that has started where its block store is missing.
 STORE_MISSING = "nothing is received before the block store is there"
 
@@ -59,14 +60,14 @@ def refused_in(reason: str) -> str | None:
     return None if found is None else found[1]
 
 
-def is_hindered(reason: str) -> bool:
-    """Return whether a receiver's reason says that it is hindered."""
-    return reason.startswith(f"{HINDERED}:")
-
-
 def is_degraded(reason: str) -> bool:
-    """Return whether a receiver's reason says that it does not get all of its source."""
+    """Return whether a receiver's reason says that it can't do its work, or not all of it."""
     return reason.startswith(f"{DEGRADED}:")
+
+
+def is_not_storing(reason: str) -> bool:
+    """Return whether a receiver's reason says that it is degraded because it stores or registers nothing."""
+    return reason.startswith(NOT_STORING)
 
 
 def lacks_store(reason: str) -> bool:
@@ -397,7 +398,7 @@ def set_receiver_state(
 def give_up_receiver(
     connection: sa.Connection, *, receiver_id: int, assignment: int, process_id: int, reason: str
 ) -> bool:
-    """Take a receiver from the process that is stuck with it; its agent starts another under the same assignment.
+    """Take a receiver from the process that hangs with it; its agent starts another under the same assignment.
 
     Locks: the receiver's row. Returns False if that process no longer holds it: another one does, or none should.
     """

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from tracker_store.blocks.replica_events import REPLICA_PROBLEMS
 from tracker_store.connection.engine import named_failures
-from tracker_store.receivers.receivers import is_degraded, is_hindered
+from tracker_store.receivers.receivers import is_degraded, is_not_storing
 from tracker_store.reports.rows import only, read_statement
 from tracker_store.schema.states import BatchState, ReceiverState
 
@@ -84,8 +84,8 @@ class OutputResult:
 class ReceiverCounters:
     """Hold a receiver's running totals; `kept_bytes` are those of its blocks that are not cleaned up.
 
-    `queued` blocks are in its process's queue, not stored yet; null if no process holds it. `hindered`: it holds data
-    but has made no progress for long, and its reason names the cause. `degraded`: it does not get all of its source.
+    `queued` blocks are in its process's queue, not stored yet; null if no process holds it. `degraded`: it can't do its
+    work, or not all of it, and its reason names the cause; `not_storing`: because it stores or registers nothing.
     """
 
     receiver_id: int
@@ -98,7 +98,7 @@ class ReceiverCounters:
     bytes: int
     kept_bytes: int
     queued: int | None
-    hindered: bool
+    not_storing: bool
     degraded: bool
 
 
@@ -418,7 +418,7 @@ def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
             nbytes,
             kept_bytes,
             queued,
-            is_hindered(reason),
+            is_not_storing(reason),
             is_degraded(reason),
         )
         for (

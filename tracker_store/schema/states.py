@@ -35,7 +35,7 @@ class ReceiverState(StrEnum):
 RECEIVER_TRANSITIONS: Mapping[ReceiverState, frozenset[ReceiverState]] = {
     ReceiverState.INACTIVE: frozenset({ReceiverState.SCHEDULED}),
     ReceiverState.SCHEDULED: frozenset({ReceiverState.ACTIVE, ReceiverState.FAILED, ReceiverState.INACTIVE}),
-    # To SCHEDULED when its process is stuck and the agent replaces it.
+    # To SCHEDULED when its process hangs and the agent replaces it.
     ReceiverState.ACTIVE: frozenset(
         {ReceiverState.PAUSED, ReceiverState.FAILED, ReceiverState.INACTIVE, ReceiverState.SCHEDULED}
     ),

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from receiver_runtime.sources.fields.units import duration_text
-from tracker_store.receivers.receivers import is_degraded, is_hindered, refused_in
+from tracker_store.receivers.receivers import DEGRADED, is_degraded, is_not_storing, refused_in
 from tracker_store.schema.states import DesiredState, ReceiverState
 
 if TYPE_CHECKING:
@@ -133,11 +133,11 @@ def _blocked(row: PipelineStatus) -> Iterator[Problem]:
 
 
 def _of_receivers(receivers: Sequence[ReceiverStatus]) -> Iterator[Problem]:
-    for adjective, chosen in (
-        ("FAILED", [row for row in receivers if row.state == ReceiverState.FAILED]),
-        ("hindered", [row for row in receivers if row.state != ReceiverState.FAILED and is_hindered(row.reason)]),
-        ("degraded", [row for row in receivers if row.state != ReceiverState.FAILED and is_degraded(row.reason)]),
-    ):
+    failed = [row for row in receivers if row.state == ReceiverState.FAILED]
+    degraded = [row for row in receivers if row.state != ReceiverState.FAILED and is_degraded(row.reason)]
+    # Of those that store nothing the newest records may be lost with their host.
+    degraded.sort(key=lambda row: not is_not_storing(row.reason))
+    for adjective, chosen in (("FAILED", failed), (DEGRADED, degraded)):
         # One line for each stream, whatever the number of its receivers.
         numbers = Counter(row.stream for row in chosen)
         firsts = {row.stream: row for row in reversed(chosen)}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from tracker_store.receivers.receivers import is_degraded, is_hindered
+from tracker_store.receivers.receivers import is_degraded, is_not_storing
 from tracker_store.schema.states import DesiredState, ReceiverState
 
 if TYPE_CHECKING:
@@ -61,17 +61,17 @@ def shortened(rows: Sequence[Row], urgency: Callable[[Row], tuple[Any, ...]], *,
 
 
 def needs_attention(receiver: ReceiverStatus) -> bool:
-    """Return whether the receiver does not run, makes no progress, lacks some of its source, or has dead letters."""
+    """Return whether the receiver does not run, is degraded, or has dead letters."""
     is_active = receiver.state == ReceiverState.ACTIVE
-    return not is_active or receiver.dead_letters > 0 or is_hindered(receiver.reason) or is_degraded(receiver.reason)
+    return not is_active or receiver.dead_letters > 0 or is_degraded(receiver.reason)
 
 
 def receiver_urgency(receiver: ReceiverStatus) -> tuple[bool, bool, bool, bool, int, int]:
-    """Return what orders receivers: failed, not running though it should, hindered, degraded; queue, dead letters."""
+    """Order receivers by: failed, not running though it should, not storing, degraded, queue, dead letters."""
     return (
         receiver.state == ReceiverState.FAILED,
         receiver.state != ReceiverState.ACTIVE and receiver.desired_state == DesiredState.RUNNING,
-        is_hindered(receiver.reason),
+        is_not_storing(receiver.reason),
         is_degraded(receiver.reason),
         receiver.queued_blocks or 0,
         receiver.dead_letters,

@@ -17,7 +17,7 @@ from orchestration.declarations.pipeline import Output, Pipeline, Stream
 from orchestration.declarations.settings import Settings
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.connection.engine import connect_once
-from tracker_store.receivers.receivers import is_degraded, is_hindered
+from tracker_store.receivers.receivers import is_degraded
 from tracker_store.reports import checks
 from tracker_store.reports.status import ReceiverStatus, receiver_status
 from tracker_store.schema.states import DesiredState, ReceiverState
@@ -121,9 +121,7 @@ def check_receivers(streams: Sequence[Stream], receivers: Sequence[ReceiverStatu
         amiss = [
             row
             for row in rows
-            if row.state not in _AS_WANTED[DesiredState(row.desired_state)]
-            or is_hindered(row.reason)
-            or is_degraded(row.reason)
+            if row.state not in _AS_WANTED[DesiredState(row.desired_state)] or is_degraded(row.reason)
         ]
         yield dg.AssetCheckResult(
             # A stream with a receiver per host may have no receiver yet, and then receives nothing.

@@ -84,8 +84,10 @@ _FOREBAY: Mapping[str, tuple[tuple[str, ...], str]] = {
     ),
     "forebay_reader_waiting_bytes": (_READER, "Bytes of these records as stored; clean-up must keep them"),
     "forebay_stream_receivers": ((*_SUM, "state"), "Receivers of the stream in this state"),
-    "forebay_stream_hindered_receivers": (_SUM, "Receivers of the stream that are hindered, as below"),
-    "forebay_stream_degraded_receivers": (_SUM, "Receivers of the stream that are degraded, as below"),
+    "forebay_stream_degraded_receivers": (
+        (*_SUM, "cause"),
+        "Receivers of the stream that are degraded by this cause, as below",
+    ),
     "forebay_stream_records_total": (_SUM, "Records registered by all its receivers, removed ones left out"),
     "forebay_stream_bytes_total": (_SUM, "Bytes of these records as stored"),
     "forebay_stream_stored_blocks_total": (
@@ -121,13 +123,12 @@ _FOREBAY: Mapping[str, tuple[tuple[str, ...], str]] = {
     ),
     "forebay_receiver_bytes_per_second": (_RECEIVER, "The same in bytes as stored"),
     "forebay_receiver_state": ((*_RECEIVER, "state"), "1 for the receiver's state, 0 for the others"),
-    "forebay_receiver_hindered": (
-        _RECEIVER,
-        "1 while it holds data and could store or register none of it for progress_timeout; its reason says why",
-    ),
     "forebay_receiver_degraded": (
-        _RECEIVER,
-        "1 while it does not get all of its source: it can't reach it, or can't read some of it; its reason says why",
+        (*_RECEIVER, "cause"),
+        (
+            "1 while it is degraded: it does not get all of its source (cause source), or could store or register "
+            "nothing of what it holds for progress_timeout (cause storing); its reason says more"
+        ),
     ),
     "forebay_receiver_rate_limit": (_RECEIVER, "Most records per second it may take; no value: unlimited"),
     "forebay_receiver_lease_age_seconds": (
@@ -263,8 +264,9 @@ def _stream(labels: tuple[str], receivers: Sequence[ReceiverProgress]) -> Iterat
     states = Counter([row.state for row in rows])
     for state in ReceiverState:
         yield "forebay_stream_receivers", (*labels, state), states[state]
-    yield "forebay_stream_hindered_receivers", labels, sum([row.hindered for row in rows])
-    yield "forebay_stream_degraded_receivers", labels, sum([row.degraded for row in rows])
+    not_storing = sum([row.not_storing for row in rows])
+    yield "forebay_stream_degraded_receivers", (*labels, "source"), sum([row.degraded for row in rows]) - not_storing
+    yield "forebay_stream_degraded_receivers", (*labels, "storing"), not_storing
     for name, value_of in _SUMMED.items():
         values = [value for receiver in receivers if (value := value_of(receiver)) is not None]
         # Receivers without a process have empty queues, but those without a rate have not been seen twice.
@@ -278,8 +280,8 @@ def _receiver(receiver: ReceiverProgress, lease_ages: Mapping[int, float]) -> It
         yield f"forebay_receiver_{name}", labels, value_of(receiver)
     for state in ReceiverState:
         yield "forebay_receiver_state", (*labels, state), row.state is state
-    yield "forebay_receiver_hindered", labels, row.hindered
-    yield "forebay_receiver_degraded", labels, row.degraded
+    yield "forebay_receiver_degraded", (*labels, "source"), row.degraded and not row.not_storing
+    yield "forebay_receiver_degraded", (*labels, "storing"), row.not_storing
     yield "forebay_receiver_rate_limit", labels, row.rate_limit
     age = None if row.process_id is None else lease_ages.get(row.process_id)
     yield "forebay_receiver_lease_age_seconds", labels, age

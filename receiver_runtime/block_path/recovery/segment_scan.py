@@ -100,7 +100,7 @@ class SegmentScan:
         for item in self._store.scan(segment.path):
             if isinstance(item, TornTail):
                 break
-            # A large segment in a slow store takes long to read; that is not stuck.
+            # A large segment in a slow store takes long to read; that is not hanging.
             self._progress.made()
             length = item.offset + item.length
             header = item.header

@@ -33,7 +33,7 @@ from tracker_store.batches.readers import attach_reader, move_reader
 from tracker_store.blocks.replica_events import replica_back, replica_damaged, replica_lost
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.receivers.processes import deregister_process, heartbeat, register_process
-from tracker_store.receivers.receivers import report_event
+from tracker_store.receivers.receivers import NOT_STORING, report_event
 from tracker_store.reports.status import receiver_status
 from tracker_store.schema.states import AttemptFailure, ProcessKind, ReceiverEventKind
 
@@ -542,14 +542,15 @@ def test_lag_state_and_rate_limit(url: str, log: Log) -> None:
     assert ("forebay_receiver_rate_limit", "2", "lines") not in samples
 
 
-def test_a_hindered_receiver_is_reported(url: str, log: Log) -> None:
+def test_a_degraded_receiver_is_reported_with_its_cause(url: str, log: Log) -> None:
     log.connection.execute(
-        sa.text("UPDATE forebay.receivers SET state = 'ACTIVE', reason = 'hindered: the disk is full' WHERE id = :id"),
-        {"id": log.receiver_ids[0]},
+        sa.text("UPDATE forebay.receivers SET state = 'ACTIVE', reason = :reason WHERE id = :id"),
+        {"id": log.receiver_ids[0], "reason": f"{NOT_STORING} for 60 s: the disk is full"},
     )
     samples = ask(url, "/metrics").samples
-    assert samples["forebay_receiver_hindered", "1", "lines"] == 1
-    assert samples["forebay_receiver_hindered", "2", "lines"] == 0
+    assert samples["forebay_receiver_degraded", "source", "1", "lines"] == 0
+    assert samples["forebay_receiver_degraded", "storing", "1", "lines"] == 1
+    assert samples["forebay_receiver_degraded", "storing", "2", "lines"] == 0
 
 
 def test_how_full_a_receivers_queue_is(url: str, log: Log) -> None:

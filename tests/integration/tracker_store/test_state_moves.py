@@ -208,7 +208,7 @@ class Receiver:
             receiver_id=self.receiver_id,
             assignment=self.assignment,
             process_id=self.process_id,
-            reason="stuck",
+            reason="hangs",
         )
 
     def expire(self) -> None:

@@ -38,6 +38,7 @@ from tracker_store.receivers.processes import (
     register_process,
 )
 from tracker_store.receivers.receivers import (
+    NOT_STORING,
     placements,
     report_event,
     restart_receivers,
@@ -189,7 +190,7 @@ def _placed(connection: sa.Connection, log: Log) -> tuple[int, int]:
     return agent_id, assignment
 
 
-def _hindered(connection: sa.Connection, log: Log, what: str) -> None:
+def _not_storing(connection: sa.Connection, log: Log, what: str) -> None:
     """Let the receiver hold data that it can't store or register; it has said so once."""
     [receiver_id] = log.receiver_ids
     _, assignment = _placed(connection, log)
@@ -198,7 +199,7 @@ def _hindered(connection: sa.Connection, log: Log, what: str) -> None:
         receiver_id=receiver_id,
         assignment=assignment,
         state=ReceiverState.ACTIVE,
-        reason=f"hindered: {what}",
+        reason=f"{NOT_STORING} for 60 s: {what}",
     )
     _report(connection, receiver_id, ReceiverEventKind.ERROR, what)
 
@@ -211,16 +212,16 @@ def _report(
 
 def _store_read_only(connection: sa.Connection, log: Log, _home: Path) -> None:
     what = "a block could not be stored: [Errno 30] Read-only file system: '/blocks/receiver-1'"
-    _hindered(connection, log, what)
+    _not_storing(connection, log, what)
 
 
 def _disk_full(connection: sa.Connection, log: Log, _home: Path) -> None:
-    _hindered(connection, log, "a block could not be stored: [Errno 28] No space left on device: '/blocks/receiver-1'")
+    _not_storing(connection, log, "a block could not be stored: [Errno 28] No space left on device: '/blocks'")
 
 
 def _postgres_away(connection: sa.Connection, log: Log, _home: Path) -> None:
     """Let the server answer and accept no blocks: else no statement could be run."""
-    _hindered(connection, log, "the driver log does not register blocks: canceling statement due to lock timeout")
+    _not_storing(connection, log, "the driver log does not register blocks: canceling statement due to lock timeout")
 
 
 def _store_not_mounted(connection: sa.Connection, log: Log, home: Path) -> None:

@@ -19,7 +19,7 @@ from tracker_store.receivers.agents import set_draining
 from tracker_store.receivers.hand_overs import list_rebalance_requests, predecessor_holds, request_rebalance
 from tracker_store.receivers.leadership import read_leadership, take_leadership
 from tracker_store.receivers.processes import deregister_process, expire_process
-from tracker_store.receivers.receivers import HINDERED, STORE_MISSING, set_desired_state, set_receiver_state
+from tracker_store.receivers.receivers import NOT_STORING, STORE_MISSING, set_desired_state, set_receiver_state
 from tracker_store.schema.states import DesiredState, ReceiverState
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def test_a_receiver_that_fails_before_it_moves_delays_no_other_and_bans_no_agent
     assert not fleet.take(offer)
 
 
-@pytest.mark.parametrize("reason", [f"{STORE_MISSING}: not mounted?", f"{HINDERED}: nothing stored for 30 s: EIO"])
+@pytest.mark.parametrize("reason", [f"{STORE_MISSING}: not mounted?", f"{NOT_STORING} for 30 s: EIO"])
 def test_no_receiver_is_moved_to_a_host_where_one_can_not_store(fleet: Fleet, url: str, reason: str) -> None:
     offer = begin(fleet)
     fleet.complete(offer)

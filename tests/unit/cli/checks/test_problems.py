@@ -11,7 +11,7 @@ from forebay.cli.checks.problems import problems
 from orchestration.block_checks.bounded_scans import Unreachable
 from orchestration.tracker.system_status import AgentStatus, LeaderStatus, SystemStatus
 from tracker_store.batches.streams import UnreadStream
-from tracker_store.receivers.receivers import DEGRADED, HINDERED, refused_requests
+from tracker_store.receivers.receivers import DEGRADED, NOT_STORING, refused_requests
 from tracker_store.reports.status import PipelineStatus, ReceiverStatus
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -55,9 +55,9 @@ def test_failed_receivers_are_one_line_for_each_stream_however_many() -> None:
         "lines/2 is FAILED: no such host: forebay receivers restart lines/2"
     ]
     many = [receiver(number, "FAILED", f"why {number}") for number in range(3, 10_003)]
-    assert lines(system(*many, receiver(1, "ACTIVE", f"{HINDERED}: disk full", stream="clicks"))) == [
+    assert lines(system(*many, receiver(1, "ACTIVE", f"{NOT_STORING} for 60 s: disk full", stream="clicks"))) == [
         "10,000 receivers of lines are FAILED; lines/3: why 3: forebay receivers restart lines",
-        "clicks/1 is hindered: disk full: forebay receivers list",
+        "clicks/1 is degraded: nothing stored or registered for 60 s: disk full: forebay receivers list",
     ]
 
 

@@ -14,7 +14,7 @@ from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.many_rows import MOST_ROWS, SHORT_ROWS
 from forebay.cli.terminal.row_json import to_json
 from orchestration.tracker.system_status import SystemStatus
-from tracker_store.receivers.receivers import HINDERED
+from tracker_store.receivers.receivers import NOT_STORING
 from tracker_store.reports.status import PipelineStatus, ReceiverStatus, StreamLag
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -72,7 +72,7 @@ def test_a_small_installation_sees_each_receiver() -> None:
 def test_a_large_installation_sees_sums_and_who_needs_attention() -> None:
     receivers = [receiver(number) for number in range(1, 1_011)]
     receivers[500] = replace(receivers[500], state="FAILED", reason="no such host")
-    receivers[700] = replace(receivers[700], reason=f"{HINDERED}: the disk is full")
+    receivers[700] = replace(receivers[700], reason=f"{NOT_STORING} for 60 s: the disk is full")
     receivers[800] = replace(receivers[800], dead_letters=7)
     lines = shown(system(receivers))
     title = next(number for number, line in enumerate(lines) if "Receivers that need attention: 3 of 1,010" in line)

@@ -466,7 +466,7 @@ def test_a_source_that_is_not_reached_again_and_again_is_degraded_until_it_is(
             eventually(step_on)
 
 
-def test_what_is_degraded_and_noted_is_shown_unless_a_block_is_hindered(receiver: HandReceiver, tmp_path: Path) -> None:
+def test_what_is_degraded_and_noted_is_shown_unless_blocks_wait(receiver: HandReceiver, tmp_path: Path) -> None:
     with rig(tmp_path, receiver) as made:
         eventually(receiver.is_started)
         receiver.report_connected("there")
@@ -474,7 +474,7 @@ def test_what_is_degraded_and_noted_is_shown_unless_a_block_is_hindered(receiver
         receiver.report_degraded("files", "one file is not read")
         receiver.report_degraded("more", "another thing")
         receiver.report_degraded("files", None)
-        made.supervisor.status.hinder("store", "hindered: the disk is full")
+        made.supervisor.status.hinder("store", "the disk is full")
         receiver.report_degraded("more", "another thing, still")
         made.supervisor.status.clear("store")
         receiver.report_degraded("more", None)
@@ -484,7 +484,7 @@ def test_what_is_degraded_and_noted_is_shown_unless_a_block_is_hindered(receiver
             "connected to there; a note",
             "degraded: one file is not read; a note",
             "degraded: another thing; a note",
-            "hindered: the disk is full",
+            "the disk is full",
             "degraded: another thing, still; a note",
             "connected to there; a note",
             "connected to there",

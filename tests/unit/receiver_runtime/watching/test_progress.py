@@ -1,4 +1,4 @@
-"""Check that a receiver with data and no progress is hindered if a thread reports an error, and otherwise stuck."""
+"""Check that a receiver with data and no progress is failing if a thread reports an error, and otherwise hanging."""
 
 from __future__ import annotations
 
@@ -49,30 +49,30 @@ def test_a_receiver_with_steady_progress_is_moving() -> None:
         progress.made()
 
 
-def test_a_receiver_without_progress_or_failures_is_stuck_at_its_limit() -> None:
+def test_a_receiver_without_progress_or_failures_is_hanging_at_its_limit() -> None:
     watch = ProgressWatch(Progress())
-    assert verdicts(watch, 60) == [Verdict.MOVING] * 59 + [Verdict.STUCK]
+    assert verdicts(watch, 60) == [Verdict.MOVING] * 59 + [Verdict.HANGING]
 
 
-def test_a_receiver_with_repeated_named_failures_is_hindered() -> None:
+def test_a_receiver_with_repeated_named_failures_is_failing() -> None:
     progress = Progress()
     watch = ProgressWatch(progress)
     found = []
     for _ in range(20):
         found += verdicts(watch, 10)
         progress.failed("No space left on device")
-    assert found == [Verdict.MOVING] * 59 + [Verdict.HINDERED] * 141
+    assert found == [Verdict.MOVING] * 59 + [Verdict.FAILING] * 141
     # The thread that tried has ended, or is still waiting before it tries again.
-    assert verdicts(watch, 71)[-2:] == [Verdict.HINDERED, Verdict.STUCK]
+    assert verdicts(watch, 71)[-2:] == [Verdict.FAILING, Verdict.HANGING]
 
 
-def test_a_receiver_in_a_retry_pause_is_not_stuck_however_short_its_limit() -> None:
+def test_a_receiver_in_a_retry_pause_is_not_hanging_however_short_its_limit() -> None:
     progress = Progress()
     watch = ProgressWatch(progress)
     for _ in range(5):
         progress.failed("No space left on device")
         found = [watch.check(holds_data=True, limit=2.0) for _ in range(int(LONGEST_PAUSE_SECONDS))]
-        assert Verdict.STUCK not in found
+        assert Verdict.HANGING not in found
 
 
 def test_time_without_looks_does_not_count() -> None:
@@ -105,7 +105,7 @@ class Held(ReceiverTask):
         self.may_say = threading.Event()
         self.may_say.set()
 
-    def on_hindered(self, seconds: float, why: str) -> None:
+    def on_failing(self, seconds: float, why: str) -> None:
         self.may_say.wait(60)
         self.said.append(f"{seconds:g} s: {why}")
 
@@ -113,7 +113,7 @@ class Held(ReceiverTask):
         self.said.append("moving")
 
 
-def test_the_watchdog_reports_a_hindered_receiver_once_and_its_recovery() -> None:
+def test_the_watchdog_reports_a_failing_receiver_once_and_its_recovery() -> None:
     held = Held()
     watchdog = ProgressWatchdog(lambda: [held], lambda _: True)
     for _ in range(10):
@@ -132,23 +132,23 @@ def test_the_watchdog_reports_a_hindered_receiver_once_and_its_recovery() -> Non
 
 
 def test_a_report_that_hangs_does_not_delay_the_looks() -> None:
-    silent, stuck = Held(), Held()
+    silent, hanging = Held(), Held()
     silent.may_say.clear()
-    watchdog = ProgressWatchdog(lambda: [silent, stuck], lambda _: True)
+    watchdog = ProgressWatchdog(lambda: [silent, hanging], lambda _: True)
     found: Sequence[ReceiverTask] = []
     for _ in range(3):
         silent.progress.failed("the log hangs")
         found = watchdog.check()
-    assert found == [stuck]
+    assert found == [hanging]
     silent.may_say.set()
 
 
-def test_the_watchdogs_thread_hands_over_stuck_receivers_until_the_process_ends() -> None:
+def test_the_watchdogs_thread_hands_over_hanging_receivers_until_the_process_ends() -> None:
     held = Held()
     handed: list[Sequence[ReceiverTask]] = []
 
-    def hand(stuck: Sequence[ReceiverTask]) -> bool:
-        handed.append(stuck)
+    def hand(hanging: Sequence[ReceiverTask]) -> bool:
+        handed.append(hanging)
         # The first time, the process could not end.
         return len(handed) > 1
 
@@ -169,8 +169,8 @@ def test_a_failed_look_is_repeated() -> None:
             raise failures.pop()
         return [held]
 
-    def hand(stuck: Sequence[ReceiverTask]) -> bool:
-        handed.append(stuck)
+    def hand(hanging: Sequence[ReceiverTask]) -> bool:
+        handed.append(hanging)
         return True
 
     watchdog = ProgressWatchdog(watched, hand, check_seconds=0.01)
@@ -210,14 +210,14 @@ def test_a_full_disk_is_a_named_failure_in_every_way_to_store(tmp_path: Path) ->
         thread, errors = in_thread(lambda: supervisor.block_path.push_keyed(batch("y"), ["k"]).result(60))
         eventually(lambda: supervisor.block_path.progress.failures > 7)
         supervisor.status.report_no_progress(60.0, supervisor.block_path.progress.why)
-        assert made.reporter.reasons[-1].startswith("hindered: nothing stored or registered for 60 s: ")
+        assert made.reporter.reasons[-1].startswith("degraded: nothing stored or registered for 60 s: ")
         assert (
             ReceiverEventKind.ERROR,
             "data is held and nothing of it could be stored or registered, trying on",
             supervisor.block_path.progress.why,
         ) in made.reporter.events
         supervisor.block_path.pusher.report_failure("once more", OSError(28, "No space left on device"))
-        assert made.reporter.reasons[-1].startswith("hindered: "), "until it gets on"
+        assert made.reporter.reasons[-1].startswith("degraded: "), "until it gets on"
         made.files.create_faults = 0
         eventually(lambda: not supervisor.block_path.holds_data, "nothing held")
         thread.join(60)
@@ -245,14 +245,14 @@ def test_a_hanging_write_is_neither_failure_nor_progress(tmp_path: Path, monkeyp
             watch.check(holds_data=made.supervisor.block_path.holds_data, limit=made.supervisor.progress_limit)
             for _ in range(61)
         ]
-        assert found[-1] is Verdict.STUCK
+        assert found[-1] is Verdict.HANGING
         gate.set()
 
 
 # --- the end of a process ---
 
 
-def test_a_stuck_process_ends_even_if_the_driver_log_can_not_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_process_ends_even_if_the_driver_log_can_not_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that could be asked hangs or fails; the agent is informed, and the process ends with its exit code."""
     told: list[Message] = []
     codes: list[int] = []
@@ -260,20 +260,20 @@ def test_a_stuck_process_ends_even_if_the_driver_log_can_not_be_told(monkeypatch
     process = _Process(
         engine, block_store="/nowhere", host="here", send_to_agent=told.append, exit_process=codes.append
     )
-    monkeypatch.setattr("receiver_runtime.process.stuck_receivers._LAST_SECONDS", 0.5)
+    monkeypatch.setattr("receiver_runtime.process.hanging_receivers._LAST_SECONDS", 0.5)
     # The driver log becomes unavailable only after this question.
-    monkeypatch.setattr(process._stuck, "_why_none_can_take_over", lambda: None)
-    stuck = ReceiverTask(engine, 7, 3, on_ended=lambda *_: None)
+    monkeypatch.setattr(process._hanging, "_why_none_can_take_over", lambda: None)
+    hanging = ReceiverTask(engine, 7, 3, on_ended=lambda *_: None)
     other = ReceiverTask(engine, 8, 1, on_ended=lambda *_: None)
-    process._tasks = {7: stuck, 8: other}
+    process._tasks = {7: hanging, 8: other}
     # A thread that hangs may hold this lock.
     with process._changed:
-        assert process._stuck.end_process([stuck])
+        assert process._hanging.end_process([hanging])
     [ended] = told
     assert isinstance(ended, Ended)
-    assert (ended.receiver_id, ended.assignment, ended.code) == (7, 3, ExitCode.STUCK)
+    assert (ended.receiver_id, ended.assignment, ended.code) == (7, 3, ExitCode.HANGING)
     assert "nothing was done or even failed for 60 s" in ended.reason
-    assert codes == [ExitCode.STUCK]
+    assert codes == [ExitCode.HANGING]
     # The other receiver was asked to drain.
     assert other._wanted_end is not None
     assert other._wanted_end.drained
@@ -286,7 +286,7 @@ def test_nothing_is_ended_while_the_driver_log_does_not_answer_other_processes_e
 ) -> None:
     """The receiver may hang in the driver log (its server or disk hangs); then another process could not even start."""
     codes: list[int] = []
-    monkeypatch.setattr("receiver_runtime.process.stuck_receivers._LAST_SECONDS", 0.5 if frozen else 60.0)
+    monkeypatch.setattr("receiver_runtime.process.hanging_receivers._LAST_SECONDS", 0.5 if frozen else 60.0)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         if frozen:
@@ -297,7 +297,7 @@ def test_nothing_is_ended_while_the_driver_log_does_not_answer_other_processes_e
         )
         task = ReceiverTask(engine, 7, 3, on_ended=lambda *_: None)
         process._tasks = {7: task}
-        assert not process._stuck.end_process([task])
+        assert not process._hanging.end_process([task])
         assert task.progress.failures == 1
         assert task.progress.why.startswith("the driver log ")
         assert codes == []
@@ -312,13 +312,13 @@ def test_a_receiver_that_moves_during_the_check_is_not_ended(monkeypatch: pytest
         engine, block_store="/nowhere", host="here", send_to_agent=lambda _: None, exit_process=codes.append
     )
     task = ReceiverTask(engine, 7, 3, on_ended=lambda *_: None)
-    monkeypatch.setattr(process._stuck, "_why_none_can_take_over", task.progress.made)
-    assert not process._stuck.end_process([task])
+    monkeypatch.setattr(process._hanging, "_why_none_can_take_over", task.progress.made)
+    assert not process._hanging.end_process([task])
     assert codes == []
     engine.dispose()
 
 
-def test_a_receiver_that_waits_for_its_turn_to_start_is_not_stuck() -> None:
+def test_a_receiver_that_waits_for_its_turn_to_start_is_not_hanging() -> None:
     """A hundred receivers salvage, a few at a time, when their store is mounted again."""
     engine = create_engine("postgresql://nobody@127.0.0.1:1/none", application_name="tests")
     task = ReceiverTask(engine, 7, 3, on_ended=lambda *_: None)

@@ -216,10 +216,10 @@ def test_a_receiver_not_in_its_desired_state_is_a_warning_on_its_stream(
     assert "so it is" in str(result.metadata)
 
 
-def test_a_hindered_receiver_is_a_warning_on_its_stream(
+def test_a_degraded_receiver_is_a_warning_on_its_stream(
     connection: sa.Connection, pipeline: Pipeline, log: Log
 ) -> None:
-    connection.execute(sa.text("UPDATE forebay.receivers SET state = 'ACTIVE', reason = 'hindered: the disk is full'"))
+    connection.execute(sa.text("UPDATE forebay.receivers SET state = 'ACTIVE', reason = 'degraded: the disk is full'"))
     [result] = check_receivers(pipeline.streams, receiver_status(connection))
     assert (result.passed, result.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert "the disk is full" in str(result.metadata)

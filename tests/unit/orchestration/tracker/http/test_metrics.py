@@ -24,7 +24,7 @@ def receiver(receiver_id: int, stream: str, *, state: ReceiverState = ReceiverSt
         bytes=1_000,
         kept_bytes=10,
         queued=None if state is ReceiverState.FAILED else 2,
-        hindered=receiver_id == 1,
+        not_storing=receiver_id == 1,
         degraded=receiver_id == 1,
     )
     return ReceiverProgress(counters, 5.0, None, restarts=1, dead_letters=3, replica_problems=0)
@@ -63,7 +63,7 @@ def test_a_stream_s_sums_are_of_all_its_receivers() -> None:
     assert found["forebay_stream_receivers", "ACTIVE", "lines"] == 2
     assert found["forebay_stream_receivers", "FAILED", "lines"] == 1
     assert found["forebay_stream_receivers", "PAUSED", "lines"] == 0
-    assert found["forebay_stream_hindered_receivers", "lines"] == 1
+    assert found["forebay_stream_degraded_receivers", "storing", "lines"] == 1
     assert found["forebay_stream_degraded_receivers", "lines"] == 1
     assert found["forebay_stream_bytes_total", "lines"] == 3_000
     assert found["forebay_stream_records_per_second", "lines"] == 15

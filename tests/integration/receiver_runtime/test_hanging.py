@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forebay.testing.receiver_processes import eventually
-from receiver_runtime.process.receiver_task import STUCK_MESSAGE
+from receiver_runtime.process.receiver_task import HANGING_MESSAGE
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
 from tracker_store.connection.engine import connect
@@ -58,12 +58,12 @@ def test_a_process_whose_disk_hangs_becomes_inactive_and_is_replaced(
     eventually(lambda: rig.records() > 50, "records")
     registered = rig.values()
     hangs.touch()
-    assert exit_code(process) == ExitCode.STUCK
+    assert exit_code(process) == ExitCode.HANGING
     state, reason = rig.state()
     assert state == "SCHEDULED"
-    assert reason.startswith("stuck: it holds data, and nothing was done or even failed for 3 s")
+    assert reason.startswith("degraded: it holds data, and nothing was done or even failed for 3 s")
     with connect(rig.engine) as connection:
-        assert STUCK_MESSAGE in [message for _, message, _ in receiver_events(connection, rig.receiver_id)]
+        assert HANGING_MESSAGE in [message for _, message, _ in receiver_events(connection, rig.receiver_id)]
 
     # Under the same assignment, as its agent does.
     hangs.unlink()
@@ -87,10 +87,10 @@ def test_a_receiver_held_by_another_process_is_not_given_up(rig: ReceiverRig) ->
     with connect(rig.engine) as connection:
         for assignment, process in ((1, process_id + 1), (2, process_id)):
             assert not give_up_receiver(
-                connection, receiver_id=rig.receiver_id, assignment=assignment, process_id=process, reason="stuck"
+                connection, receiver_id=rig.receiver_id, assignment=assignment, process_id=process, reason="hanging"
             )
         assert rig.state()[0] == "ACTIVE"
         assert give_up_receiver(
-            connection, receiver_id=rig.receiver_id, assignment=1, process_id=process_id, reason="stuck"
+            connection, receiver_id=rig.receiver_id, assignment=1, process_id=process_id, reason="hanging"
         )
-    assert rig.state() == ("SCHEDULED", "stuck")
+    assert rig.state() == ("SCHEDULED", "hanging")

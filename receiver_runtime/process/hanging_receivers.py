@@ -1,4 +1,4 @@
-"""End a process whose receivers are stuck, so that another takes them over, without waiting for what hangs.
+"""End a process whose receivers hang, so that another takes them over, without waiting for what hangs.
 
 Everything here runs on the watchdog's thread, or on threads that it starts. It takes no lock that a receiver's thread
 may hold, and waits for nothing without a time limit.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from receiver_runtime.process.process_control import Ended
-from receiver_runtime.process.receiver_task import STUCK_MESSAGE
+from receiver_runtime.process.receiver_task import HANGING_MESSAGE
 from receiver_runtime.supervisor.ending import Ending
 from receiver_runtime.watching.exit_codes import ExitCode
 from receiver_runtime.watching.progress import CHECK_SECONDS
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-# Seconds that a process with a stuck receiver gives its other receivers to drain, and the driver log to answer.
+# Seconds that a process with a hanging receiver gives its other receivers to drain, and the driver log to answer.
 _LAST_SECONDS = 10.0
 # Seconds that the last line to the agent may take: its socket may be full.
 _LAST_LINE_SECONDS = 1.0
 
 
-class StuckReceivers:
-    """Deal with a process's stuck receivers; see the module.
+class HangingReceivers:
+    """Deal with a process's hanging receivers; see the module.
 
     Args:
         engine: of the driver log; its pool is not used.
@@ -64,26 +64,26 @@ class StuckReceivers:
         self._exit_process = exit_process
         self._clock = clock
 
-    def end_process(self, stuck: Sequence[ReceiverTask]) -> bool:
-        """Report the stuck receivers and drain the others, for a limited time; then end the process, whatever hangs.
+    def end_process(self, hanging: Sequence[ReceiverTask]) -> bool:
+        """Report the hanging receivers and drain the others, for a limited time; then end the process, whatever hangs.
 
         Return False and end nothing while no other process could take over, because a process needs the driver log to
         start, or when the receivers make progress again meanwhile.
         """
-        before = [(one, one.progress.done, one.progress.failures) for one in stuck]
+        before = [(one, one.progress.done, one.progress.failures) for one in hanging]
         if (why := self._why_none_can_take_over()) is not None:
-            for one in stuck:
+            for one in hanging:
                 one.progress.failed(why)
             return False
         # The server, or this machine, may have just resumed: give a pending question time to be answered.
         threading.Event().wait(CHECK_SECONDS)
-        stuck = [
+        hanging = [
             one for one, done, failures in before if (one.progress.done, one.progress.failures) == (done, failures)
         ]
-        if not stuck:
+        if not hanging:
             return False
         process_id = self._close()
-        tasks = [task for task in self._running() if task in stuck]
+        tasks = [task for task in self._running() if task in hanging]
         done = threading.Semaphore(0)
 
         def aside(action: Callable[[], None], name: str) -> None:
@@ -91,7 +91,7 @@ class StuckReceivers:
                 try:
                     action()
                 except Exception as error:  # noqa: BLE001  the process ends anyway
-                    _log.warning("a process that is stuck could not do all at its end", what=name, error=str(error))
+                    _log.warning("a process that hangs could not do all at its end", what=name, error=str(error))
                 finally:
                     done.release()
 
@@ -105,9 +105,9 @@ class StuckReceivers:
         for _ in range(2):
             done.acquire(timeout=max(0.0, deadline - self._clock.monotonic()))
         # Last, because the agent then starts another process for them, whether or not this one can end.
-        aside(lambda: self._report_stuck(tasks), "last line")
+        aside(lambda: self._report_hanging(tasks), "last line")
         done.acquire(timeout=_LAST_LINE_SECONDS)
-        self._exit_process(ExitCode.STUCK)
+        self._exit_process(ExitCode.HANGING)
         return True
 
     def _why_none_can_take_over(self) -> str | None:
@@ -120,7 +120,7 @@ class StuckReceivers:
 
         def ask() -> None:
             try:
-                with connect_once(self._url(), application_name="forebay receiver that may be stuck"):
+                with connect_once(self._url(), application_name="forebay receiver that may hang"):
                     found.append(None)
             except Exception as error:  # noqa: BLE001  another process would fail by it too
                 found.append(f"the driver log takes no connection: {error}")
@@ -141,23 +141,23 @@ class StuckReceivers:
 
     def _give_up(self, tasks: Sequence[ReceiverTask], process_id: int | None) -> None:
         try:
-            with connect_once(self._url(), application_name="forebay receiver that is stuck") as connection:
+            with connect_once(self._url(), application_name="forebay receiver that hangs") as connection:
                 for task in tasks:
                     if process_id is not None:
                         task.give_up(connection, process_id)
         finally:
             for task in tasks:
-                _log.error(STUCK_MESSAGE, receiver_id=task.receiver_id, reason=task.stuck_reason)
+                _log.error(HANGING_MESSAGE, receiver_id=task.receiver_id, reason=task.hanging_reason)
 
     def _drain_others(self, tasks: Sequence[ReceiverTask], deadline: float) -> None:
         others = [task for task in self._running() if task not in tasks]
         for task in others:
-            reason = f"receiver {tasks[0].receiver_id}, which shares this process, is stuck"
+            reason = f"receiver {tasks[0].receiver_id}, which shares this process, is hanging"
             task.end(Ending(ExitCode.FAILED, reason, drained=True, again=True))
         pause = threading.Event()
         while any(task in others for task in self._running()) and self._clock.monotonic() < deadline:
             pause.wait(0.05)
 
-    def _report_stuck(self, tasks: Sequence[ReceiverTask]) -> None:
+    def _report_hanging(self, tasks: Sequence[ReceiverTask]) -> None:
         for task in tasks:
-            self._send_to_agent(Ended(task.receiver_id, task.assignment, ExitCode.STUCK, task.stuck_reason))
+            self._send_to_agent(Ended(task.receiver_id, task.assignment, ExitCode.HANGING, task.hanging_reason))
