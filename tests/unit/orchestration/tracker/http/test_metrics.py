@@ -64,7 +64,7 @@ def test_a_stream_s_sums_are_of_all_its_receivers() -> None:
     assert found["forebay_stream_receivers", "FAILED", "lines"] == 1
     assert found["forebay_stream_receivers", "PAUSED", "lines"] == 0
     assert found["forebay_stream_degraded_receivers", "storing", "lines"] == 1
-    assert found["forebay_stream_degraded_receivers", "lines"] == 1
+    assert found["forebay_stream_degraded_receivers", "source", "lines"] == 0
     assert found["forebay_stream_bytes_total", "lines"] == 3_000
     assert found["forebay_stream_records_per_second", "lines"] == 15
     assert ("forebay_stream_bytes_per_second", "lines") not in found, "no receiver has a rate yet"
