@@ -9,13 +9,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orchestration.declarations.sink import TargetCheck
+from orchestration.declarations.sink import SinkError, TargetCheck
+from orchestration.sinks.postgres.postgres_columns import Column, fitted
+from orchestration.sinks.postgres.postgres_rows import columns_of_table
 from orchestration.sinks.postgres.postgres_staging import Address, TargetError
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _APPLICATION = "forebay validate"
 _REFERENCES = ("env:", "file:")
@@ -40,10 +42,10 @@ class Access:
     warnings: list[str]
 
 
-def check_access(sink: Mapping[str, Any]) -> TargetCheck:
+def check_access(sink: Mapping[str, Any], columns: Sequence[Column] | None = None) -> TargetCheck:
     """Check what `access` finds for a declaration of a `PostgresSink`, and say how to fix it."""
     try:
-        found = access(sink)
+        found = access(sink, columns)
     except SecretError as error:
         way_out = "Set it where batches run; to check the target from here, set it here too."
         return TargetCheck("warning", f"{sink['table']}: {error}", way_out)
@@ -53,17 +55,20 @@ def check_access(sink: Mapping[str, Any]) -> TargetCheck:
         way_out = "Grant it to the login of the sink's URL."
         return TargetCheck("failed", "; ".join(found.missing_rights + found.misfits), way_out)
     if found.misfits:
-        return TargetCheck("failed", "; ".join(found.misfits), "Give the output a table of its own.")
+        return TargetCheck(
+            "failed", "; ".join(found.misfits), "Change the result or the table, or give the output a table of its own."
+        )
     if found.warnings:
         way_out = "If it was made by mode='merge', go back to that, or drop the constraint."
         return TargetCheck("warning", "; ".join(found.warnings), way_out)
     return TargetCheck("ok", f"{sink['table']}: its Postgres answers, and may be written to")
 
 
-def access(sink: Mapping[str, Any]) -> Access:
+def access(sink: Mapping[str, Any], columns: Sequence[Column] | None = None) -> Access:
     """Return what would be in the way of an output's batches.
 
-    `sink`: the declaration of a `PostgresSink`. Raises TargetError if there is no connection, and SecretError.
+    `sink`: the declaration of a `PostgresSink`; `columns`: the result's. Raises TargetError if there is no connection,
+    and SecretError.
     """
     url = Secret(sink["url"]).resolve() if sink["url"].startswith(_REFERENCES) else sink["url"]
     password = None if sink["password"] is None else Secret(sink["password"]).resolve()
@@ -89,6 +94,12 @@ def access(sink: Mapping[str, Any]) -> Access:
                 for one in unsupported(cursor, schema, table, merges=sink["mode"] == "merge")
             ]
             unique = _unique_indexes(cursor, schema, table)
+            there = columns_of_table(cursor, schema, table)
+    if columns is not None and there:
+        try:
+            fitted(columns, there, name=f"{schema}.{table}", where="the result")
+        except SinkError as error:
+            misfits.append(str(error))
     if not exists:
         return Access([f"there is no schema {schema}"], [], [])
     lacking = []

@@ -18,6 +18,21 @@ if TYPE_CHECKING:
 Mode = Literal["append", "overwrite", "merge"]
 
 
+def columns_of_table(cursor: Any, schema: str, table: str) -> list[TableColumn]:  # noqa: ANN401  psycopg2 has no types
+    """Return the table's columns; none if the table does not exist. Locks: none."""
+    cursor.execute(
+        "SELECT a.attname, format_type(a.atttypid, a.atttypmod), "
+        "CASE WHEN t.typtype = 'd' THEN format_type(t.typbasetype, t.typtypmod) "
+        "ELSE format_type(a.atttypid, a.atttypmod) END, "
+        "a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> '', a.attidentity = 'a' OR a.attgenerated <> '' "
+        "FROM pg_attribute a "
+        "JOIN pg_type t ON t.oid = a.atttypid "
+        "WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
+        (quoted(schema, table),),
+    )
+    return [TableColumn(*row) for row in cursor.fetchall()]
+
+
 class TargetTable:
     """Execute statements on the table. Each cursor is in a transaction of the caller's."""
 
@@ -26,20 +41,6 @@ class TargetTable:
         self._mode = mode
         self._key = key
 
-    def columns(self, cursor: Any) -> list[TableColumn]:  # noqa: ANN401
-        """Return the table's columns; none if the table does not exist."""
-        cursor.execute(
-            "SELECT a.attname, format_type(a.atttypid, a.atttypmod), "
-            "CASE WHEN t.typtype = 'd' THEN format_type(t.typbasetype, t.typtypmod) "
-            "ELSE format_type(a.atttypid, a.atttypmod) END, "
-            "a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> '', a.attidentity = 'a' OR a.attgenerated <> '' "
-            "FROM pg_attribute a "
-            "JOIN pg_type t ON t.oid = a.atttypid "
-            "WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
-            (quoted(self._statements.schema, self._statements.table),),
-        )
-        return [TableColumn(*row) for row in cursor.fetchall()]
-
     def make(self, cursor: Any, columns: list[Column]) -> None:  # noqa: ANN401
         """Create the table if it is missing, in this transaction, so that no reader sees it empty.
 
@@ -47,7 +48,7 @@ class TargetTable:
         """
         from psycopg2 import sql  # noqa: PLC0415
 
-        if self.columns(cursor):
+        if columns_of_table(cursor, self._statements.schema, self._statements.table):
             return
         definitions = [sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.type)) for column in columns]
         definitions.append(sql.SQL("{} timestamp with time zone NOT NULL").format(sql.Identifier(BATCH_TIME)))
@@ -173,9 +174,9 @@ class TargetTable:
                 "trigger"
             )
 
-    def check_key(self, columns: list[Column], attempt: OutputAttempt) -> None:
+    def check_key(self, columns: list[Column], where: str) -> None:
         missing = [column for column in self._key if column not in {found.name for found in columns}]
         if missing:
             raise SinkError(
-                f"{attempt.name} has no column {', '.join(missing)}, which its sink has as key: add it, or name others"
+                f"{where} has no column {', '.join(missing)}, which its sink has as key: add it, or name others"
             )
