@@ -193,6 +193,10 @@ class Sink(ABC):
         """
         return None
 
+    def step_after(self, before: Mapping[str, Any]) -> str | None:  # noqa: ARG002  subclasses need it
+        """Return what the owner must change in the target because the declaration was `before`; None: nothing."""
+        return None
+
     def committed(self, attempt: OutputAttempt) -> Committed | None:  # noqa: ARG002  subclasses need it
         """Return what an attempt at this batch has committed in the target, for a later attempt to adopt.
 

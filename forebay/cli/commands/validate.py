@@ -19,7 +19,7 @@ from forebay.cli.checks.source_checks import check_declaration, check_source
 from forebay.cli.instance.database import database_url, naming_the_log
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
-from orchestration.declarations.apply import declared_streams, difference, refuse, refuse_to_share
+from orchestration.declarations.apply import declared_streams, difference, refuse, refuse_to_share, target_steps
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
 from orchestration.declarations.settings import DatabaseUrlMissingError, Settings
 from orchestration.spark.reading.batch_reader import declared_columns
@@ -211,7 +211,7 @@ def _conflicts(pipelines: Sequence[Pipeline], streams: Sequence[Stream]) -> Iter
 
 
 def _compare(connection: sa.Connection, pipelines: Sequence[Pipeline], streams: Sequence[Stream]) -> Iterator[Finding]:
-    """Yield what `forebay apply` would change or refuse, and columns whose types differ from those of older blocks."""
+    """Yield what `forebay apply` would change or refuse, what it asks for, and what older blocks have otherwise."""
     try:
         refuse(connection, pipelines)
     except DriverLogError as error:
@@ -223,6 +223,14 @@ def _compare(connection: sa.Connection, pipelines: Sequence[Pipeline], streams: 
         yield Finding(f"{change.kind} {change.name}", Health.OK, f"{found}; `forebay apply` writes it")
     if not changes:
         yield Finding("driver log", Health.OK, "code and driver log agree")
+    for step in target_steps(connection, pipelines):
+        found = f"a sink differs from what is applied: {step}"
+        yield Finding("driver log", Health.WARNING, found, "Do it before `forebay apply`.")
+    yield from _changed_types(connection, streams)
+
+
+def _changed_types(connection: sa.Connection, streams: Sequence[Stream]) -> Iterator[Finding]:
+    """Yield columns whose types differ from those of older blocks."""
     applied = {row.name: row.stream_id for row in list_streams(connection)}
     for stream in streams:
         columns = dict(getattr(type(stream.source), "columns", ()))

@@ -162,6 +162,22 @@ class PostgresSink(Sink):
         columns = None if schema is None else self._columns(schema, "the result")
         return check_access(self.declaration(), columns)
 
+    def step_after(self, before: Mapping[str, Any]) -> str | None:
+        """Return how the table's primary key must change with the mode, if the table stays."""
+        if before.get("kind") != "postgres" or self.place(before) != self.place(self.declaration()):
+            return None
+        was, now = tuple(before["key"]), self.key
+        if was == now:
+            return None
+        steps = [
+            *([f"drop the primary key that mode='merge' made on {', '.join(was)}"] if was else []),
+            *([f"give it a primary key on {', '.join(now)}, which mode='merge' needs"] if now else []),
+        ]
+        return (
+            f"the table {self.target} stays, and its batches fail until you {' and '.join(steps)}: "
+            f"ALTER TABLE {self.target} DROP CONSTRAINT … or ADD PRIMARY KEY (…), or give the output another table"
+        )
+
     def committed(self, attempt: OutputAttempt) -> Committed | None:
         """Return the batch's commit in the target's `forebay_commits`, if the driver log knows its attempt."""
         with closing(self._connect(attempt)) as connection:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Mode = Literal["append", "overwrite", "merge"]
+#: Comment on the primary key of a table that the sink made.
+MADE_BY_MERGE = "made by Forebay for mode='merge'"
 
 
 def columns_of_table(cursor: Any, schema: str, table: str) -> list[TableColumn]:  # noqa: ANN401  psycopg2 has no types
@@ -57,6 +59,15 @@ class TargetTable:
         cursor.execute(
             self._statements.sql("CREATE TABLE {table} ({definitions})", definitions=sql.SQL(", ").join(definitions))
         )
+        if self._key:
+            cursor.execute(
+                "SELECT conname FROM pg_constraint WHERE conrelid = to_regclass(%s) AND contype = 'p'",
+                (quoted(self._statements.schema, self._statements.table),),
+            )
+            [(name,)] = cursor.fetchall()
+            comment = "COMMENT ON CONSTRAINT {name} ON {table} IS {comment}"
+            parts = {"name": sql.Identifier(name), "comment": sql.Literal(MADE_BY_MERGE)}
+            cursor.execute(self._statements.sql(comment, **parts))
         if self._mode != "overwrite":
             cursor.execute(self._statements.sql("CREATE INDEX ON {table} ({batch_time})"))
 

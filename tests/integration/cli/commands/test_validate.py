@@ -90,6 +90,9 @@ def about(found: list[dict[str, Any]], check: str) -> list[tuple[str, str]]:
     return [(one["health"], one["found"]) for one in found if one["check"] == check]
 
 
+PARQUET = "ParquetSink('{}/out')"
+
+
 def one_stream(source: str, home: Path) -> str:
     return f"""
         lines = Stream("lines", {source})
@@ -271,6 +274,14 @@ def test_what_apply_would_change_or_refuse_is_told(
         [(_, said)] = about(findings(other, well=True), "pipeline words")
         assert said.startswith("differs from what is applied: ")
         assert "interval" in said
+        merged = "PostgresSink('env:T', 'counts', mode='merge', key='value')"
+        apply(connection, load_pipelines(module(one_stream(listener, home).replace(PARQUET.format(home), merged))))
+        appended = module(one_stream(listener, home).replace(PARQUET.format(home), "PostgresSink('env:T', 'counts')"))
+        warned = [said for health, said in about(findings(appended, well=True), "driver log") if health == "warning"]
+        assert ["drop the primary key that mode='merge' made on value" in said for said in warned] == [True]
+        done = CliRunner().invoke(app, ["apply", "--dry-run", appended], env={"COLUMNS": "500"})
+        assert "batches fail until you drop the primary key" in done.output
+        apply(connection, load_pipelines(path))
         shared = module(one_stream(listener, home).replace('"words"', '"others"'))
         [(health, said)] = about(findings(shared, well=False), "driver log")
         assert (health, "pipeline 'words'" in said) == ("failed", True)
