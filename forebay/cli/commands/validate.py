@@ -62,11 +62,11 @@ def validate(
 
     Declarations are checked always, and whether the packages that sinks need are installed. Each output's function runs
     on empty frames with the columns of its streams, so that Spark analyses its plan, and its sink sees the names and
-    types of the result. No sink is called; nor is the function of a ForeachBatchSink.
+    types of the result. No sink is called; nor is the function of a ForeachBatchSink. Unless --offline: whether sinks
+    may be written to, by this user, and the results fit their targets.
 
     With a driver log (FOREBAY_DATABASE_URL, or the one of `forebay up` in this home) also: whether sources answer and
-    listeners can listen, from this host; whether sinks may be written to, by this user, and the results fit their
-    targets; and what `forebay apply` would change, or refuse.
+    listeners can listen, from this host, and what `forebay apply` would change, or refuse.
 
     For example:
 
@@ -112,10 +112,11 @@ def _examine(module: str, *, offline: bool, plans: bool) -> Iterator[Finding]:
         planned = check_plans(outputs, _known_columns(streams, log.columns))
         yield from planned.findings
         schemas = planned.schemas
-    if not log.is_asked:
+    if offline:
         return
-    for stream in streams:
-        yield from check_source(stream, running=log.running)
+    if log.is_asked:
+        for stream in streams:
+            yield from check_source(stream, running=log.running)
     for output, missing in needs.items():
         if not missing:
             yield check_sink(output, schemas.get(output))
@@ -142,7 +143,7 @@ def _ask_driver_log(pipelines: Sequence[Pipeline], streams: Sequence[Stream]) ->
     try:
         url = database_url(Settings())
     except DatabaseUrlMissingError:
-        found = "there is none: sources, sinks and what is applied were not looked at"
+        found = "there is none: sources and what is applied were not looked at"
         return _DriverLog.nowhere(Finding("driver log", Health.OK, found))
     except DriverLogError as error:
         found = f"not compared: {error}"

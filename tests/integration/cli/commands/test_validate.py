@@ -109,12 +109,13 @@ def contents(connection: sa.Connection) -> list[tuple[str, int]]:
     return [(name, connection.execute(sa.text(f"SELECT count(*) FROM forebay.{name}")).scalar_one()) for name in names]
 
 
-def test_without_a_driver_log_only_declarations_are_checked(module: Callable[[str], str], home: Path) -> None:
+def test_without_a_driver_log_declarations_and_sinks_are_checked(module: Callable[[str], str], home: Path) -> None:
     path = module(one_stream("SocketText(host='127.0.0.1', port=1)", home))
     for arguments in ((path,), (path, "--offline")):
         [declared, *others] = findings(*arguments, well=True)
         assert declared["found"].endswith("1 pipeline(s), 1 stream(s), 1 output(s)")
-        assert [one["check"] for one in others] == ([] if "--offline" in arguments else ["driver log"])
+        checked = [one["check"] for one in others]
+        assert checked == ([] if "--offline" in arguments else ["driver log", "output words/counts"])
     assert "ok" in (shown := forebay(path).stdout)
     assert max(map(len, shown.splitlines())) <= 80
 
