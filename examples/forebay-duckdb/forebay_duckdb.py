@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 _COMMITS = (
     "CREATE TABLE IF NOT EXISTS forebay_commits (target text, application text, attempt bigint, run_id text, "
@@ -64,7 +65,16 @@ class DuckDBSink(Sink):
         path, table = declaration["path"], declaration["table"]
         return Place(("duckdb", path, table.lower()), f"table {table} of {path}")
 
-    def check_target(self) -> TargetCheck:
+    def check_columns(self, schema: StructType, where: str) -> None:
+        """Check for names and types that a table can't have, and for names that DuckDB would change."""
+        columns = arrow_schema(schema, where)
+        with duckdb.connect() as memory:
+            memory.register("result", columns.empty_table())
+            kept = [column[0] for column in memory.execute("FROM result").description]
+        if changed := [name for name, now in zip(columns.names, kept, strict=True) if name != now]:
+            raise SinkError(f"{where}: DuckDB does not keep the column names {changed}: use .alias(...)")
+
+    def check_target(self, schema: StructType | None = None) -> TargetCheck:  # noqa: ARG002  not compared
         """Check the file's directory."""
         return check_directory(self.path.parent)
 
@@ -80,6 +90,7 @@ class DuckDBSink(Sink):
 
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
         """Collect the rows, and replace the batch by them in one transaction."""
+        self.check_columns(result.schema, attempt.name)
         schema = arrow_schema(result.schema, attempt.name)
         self.reached(Step.PREPARED)
         rows = result.toArrow().cast(schema)
@@ -91,7 +102,6 @@ class DuckDBSink(Sink):
         with self._connection(attempt) as connection:
             connection.register("result", rows)
             connection.begin()
-            self._check_names(connection, rows.schema, attempt)
             found = self._recorded(connection, attempt)
             if found is not None and found[0] >= attempt.attempt:
                 raise AttemptOutdatedError(f"{attempt.name}: {self.path} has attempt {found[0]}: this changed nothing")
@@ -133,9 +143,3 @@ class DuckDBSink(Sink):
             [self.table, attempt.application_id],
         ).fetchone()
         return found
-
-    def _check_names(self, connection: duckdb.DuckDBPyConnection, schema: pa.Schema, attempt: OutputAttempt) -> None:
-        """Raise SinkError for a name that DuckDB would change."""
-        kept = [column[0] for column in connection.execute("FROM result LIMIT 0").description]
-        if changed := [name for name, now in zip(schema.names, kept, strict=True) if name != now]:
-            raise SinkError(f"{attempt.name}: DuckDB does not keep the column names {changed}: use .alias(...)")

@@ -250,7 +250,10 @@ class SinkConformance:
             spelled = [repr(name)[1:-1] for name in names]
             assert any(name in str(refused) for name in (*names, *spelled)), f"no column is named: {refused}"
             assert list(target.read()) == [], "it was refused after rows were written"
+            # Else `forebay validate` would find it in the first batch only.
+            assert error_of(SinkError, lambda: target.sink().check_columns(schema, "counts")) is not None
             return
+        target.sink().check_columns(schema, "counts")
         expected = [row_of("first"), put("second", attempt(time=LATER))]
         if target.sink().guarantee is DeliveryGuarantee.EXACTLY_ONCE:
             expected[0] = put("again", attempt(2))
@@ -285,6 +288,8 @@ class SinkConformance:
     ) -> None:
         for kind in self.refused_types:
             frame = spark.sql(f"SELECT 1 AS id, CAST({VALUES[kind][0]} AS {kind}) AS the_column")
+            with pytest.raises(SinkError, match="the_column"):
+                target.sink().check_columns(frame.schema, "counts")
             with pytest.raises(SinkError, match="the_column"):
                 run(target.sink(), frame, attempt())
             assert list(target.read()) == []

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     import pyarrow as pa
+    from pyspark.sql.types import StructType
 
     from orchestration.declarations.sink import OutputAttempt, Place, TargetCheck
     from orchestration.sinks.parquet_staging import StagedFile
@@ -76,9 +77,14 @@ class DeltaSink(FileTableSink):
         """Return the table's directory."""
         return directory_place(declaration["path"])
 
-    def check_target(self) -> TargetCheck:
-        """Check the table's directory."""
-        return check_directory(self.path)
+    def load(self) -> None:
+        """Import deltalake."""
+        self._deltalake()
+
+    def check_target(self, schema: StructType | None = None) -> TargetCheck:
+        """Check the table's directory, and the table if there is one."""
+        directory = check_directory(self.path)
+        return super().check_target(schema) if directory.health == "ok" else directory
 
     def committed(self, attempt: OutputAttempt) -> Committed | None:
         """Return the newest attempt at this batch in the table, if the driver log knows its run."""
@@ -93,22 +99,28 @@ class DeltaSink(FileTableSink):
                 return Committed(version, Written(str(self.path), int(commit["forebay_rows"])))
         return None
 
-    def _connect(self, attempt: OutputAttempt) -> AbstractContextManager[Any]:
-        del attempt
+    def _connect(self, where: str) -> AbstractContextManager[Any]:
+        del where
         return nullcontext(self._deltalake())
 
     def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> Path:  # noqa: ANN401
+        self._check_table(connection, schema, attempt.name)
+        return self.path
+
+    def _check_table(self, connection: Any, schema: pa.Schema | None, where: str) -> bool:  # noqa: ANN401
         import pyarrow as pa  # noqa: PLC0415
 
         del connection
         table = self._table()
-        if table is not None:
-            self._check_kind(table, attempt)
+        if table is None:
+            return False
+        self._check_kind(table, where)
+        if schema is not None:
             there = pa.schema(table.schema().to_arrow())
-            check_fit(with_batch_time(schema), there, name=str(self.path), where=attempt.name)
-        return self.path
+            check_fit(with_batch_time(schema), there, name=str(self.path), where=where)
+        return True
 
-    def _check_kind(self, table: Any, attempt: OutputAttempt) -> None:  # noqa: ANN401
+    def _check_kind(self, table: Any, where: str) -> None:  # noqa: ANN401
         """Raise SinkError if the table has what this sink does not write rightly, by its name."""
         metadata, protocol = table.metadata(), table.protocol()
         unknown = []
@@ -127,7 +139,7 @@ class DeltaSink(FileTableSink):
             f"column {field.name}, which must not be null" for field in table.schema().fields if not field.nullable
         ]
         unknown += [f"the feature {name}" for name in sorted({*(protocol.writer_features or ())} - _KNOWN_FEATURES)]
-        self._refuse_table(unknown, attempt)
+        self._refuse_table(unknown, where)
 
     def _try_commit(
         self,

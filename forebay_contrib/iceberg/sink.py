@@ -97,19 +97,22 @@ class IcebergSink(FileTableSink):
 
     def committed(self, attempt: OutputAttempt) -> Committed | None:
         """Return the newest attempt at this batch in the table's snapshots, if the driver log knows its run."""
-        with self._connect(attempt) as catalog:
+        with self._connect(attempt.name) as catalog:
             found = _newest_commit(self._table(catalog), attempt)
         if found is None or not attempt.knows(int(found[_ATTEMPT]), found[_RUN]):
             return None
         return Committed(int(found[_ATTEMPT]), Written(self.table, int(found[_ROWS])))
 
-    def _connect(self, attempt: OutputAttempt) -> AbstractContextManager[Any]:
+    def load(self) -> None:
+        """Import pyiceberg."""
+        self._pyiceberg()
+
+    def _connect(self, where: str) -> AbstractContextManager[Any]:
         # A catalog in a database holds connections until it is closed.
-        return closing(self._load_catalog(attempt))
+        return closing(self._load_catalog(where))
 
     def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> Path:  # noqa: ANN401
         from pyiceberg.exceptions import TableAlreadyExistsError  # noqa: PLC0415
-        from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415
 
         table, whole = self._table(connection), with_batch_time(schema)
         if table is None:
@@ -118,11 +121,24 @@ class IcebergSink(FileTableSink):
                 table = connection.create_table(self.table, schema=whole)
             except TableAlreadyExistsError:
                 table = connection.load_table(self.table)
-        self._check_kind(table, attempt)
-        check_fit(whole, schema_to_pyarrow(table.schema()), name=self.table, where=attempt.name)
-        return _directory(table.location(), attempt) / "data"
+        return self._checked(table, schema, attempt.name) / "data"
 
-    def _check_kind(self, table: Any, attempt: OutputAttempt) -> None:  # noqa: ANN401
+    def _check_table(self, connection: Any, schema: pa.Schema | None, where: str) -> bool:  # noqa: ANN401
+        table = self._table(connection)
+        if table is not None:
+            self._checked(table, schema, where)
+        return table is not None
+
+    def _checked(self, table: Any, schema: pa.Schema | None, where: str) -> Path:  # noqa: ANN401
+        """Return the directory of a table. Raises SinkError if the sink does not write it, or columns don't fit."""
+        from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415
+
+        self._check_kind(table, where)
+        if schema is not None:
+            check_fit(with_batch_time(schema), schema_to_pyarrow(table.schema()), name=self.table, where=where)
+        return _directory(table.location(), where)
+
+    def _check_kind(self, table: Any, where: str) -> None:  # noqa: ANN401
         """Raise SinkError if the table has what this sink does not write rightly, by its name."""
         unknown = []
         if not table.spec().is_unpartitioned():
@@ -130,7 +146,7 @@ class IcebergSink(FileTableSink):
         if table.format_version > _NEWEST_FORMAT:
             unknown.append(f"format version {table.format_version}")
         unknown += [f"the required column {field.name}" for field in table.schema().fields if field.required]
-        self._refuse_table(unknown, attempt)
+        self._refuse_table(unknown, where)
 
     def _try_commit(
         self,
@@ -197,28 +213,32 @@ class IcebergSink(FileTableSink):
         except NoSuchTableError:
             return None
 
-    def _load_catalog(self, attempt: OutputAttempt) -> Any:  # noqa: ANN401
+    def _pyiceberg(self) -> Any:  # noqa: ANN401
         try:
-            from pyiceberg.catalog import load_catalog  # noqa: PLC0415  declaring a sink needs no pyiceberg
+            import pyiceberg.catalog  # noqa: PLC0415  declaring a sink needs no pyiceberg
         except ImportError:
             raise SinkError(
                 "IcebergSink needs the package pyiceberg: install it where batches run, by pip install "
                 "'forebay[iceberg]'"
             ) from None
+        return pyiceberg.catalog
+
+    def _load_catalog(self, where: str) -> Any:  # noqa: ANN401
+        catalog = self._pyiceberg()
         try:
             properties = {
                 key: value.resolve() if isinstance(value, Secret) else value for key, value in self._catalog.items()
             }
         except SecretError as error:
-            raise SinkError(f"{attempt.name}: {error}") from None
+            raise SinkError(f"{where}: {error}") from None
         try:
-            return load_catalog(self.name, **properties)
+            return catalog.load_catalog(self.name, **properties)
         except Exception as error:  # noqa: BLE001  a catalog's client may raise anything
             said = str(error)
             for key, value in self._catalog.items():
                 if isinstance(value, Secret):
                     said = said.replace(properties[key], f"({value})")
-            raise SinkError(f"{attempt.name}: the catalog {self.name!r} can't be opened: {said}") from None
+            raise SinkError(f"{where}: the catalog {self.name!r} can't be opened: {said}") from None
 
 
 def _checked(key: str, value: str | Secret) -> str | Secret:
@@ -247,17 +267,17 @@ def _newest_commit(table: Any, attempt: OutputAttempt) -> dict[str, str] | None:
     return None
 
 
-def _directory(location: str, attempt: OutputAttempt) -> Path:
+def _directory(location: str, where: str) -> Path:
     parts = urlsplit(location)
     if parts.scheme not in ("", "file"):
         raise SinkError(
-            f"{attempt.name}: its Iceberg table lies at {parts.scheme}://…: IcebergSink writes to a directory that "
+            f"{where}: its Iceberg table lies at {parts.scheme}://…: IcebergSink writes to a directory that "
             "Spark's workers share, so give the catalog a warehouse of file:///DIRECTORY"
         )
     # What pyiceberg, pyarrow and Spark read of these differs.
     if parts.netloc or not parts.path.startswith("/") or any(character in location for character in "%#?"):
         raise SinkError(
-            f"{attempt.name}: its Iceberg table lies at {location!r}, which programs read in several ways: give the "
+            f"{where}: its Iceberg table lies at {location!r}, which programs read in several ways: give the "
             "catalog a warehouse of file:///DIRECTORY, without %, # and ?"
         )
     return Path(parts.path)

@@ -7,11 +7,11 @@ committed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import structlog
 
-from orchestration.declarations.sink import SinkError
+from orchestration.declarations.sink import checked_result
 from orchestration.spark.statement_retry import retry_statement
 from tracker_store.batches import outputs
 
@@ -43,7 +43,7 @@ def run_output(
         log.info("committed in the target already", output=output.name, attempt=found.attempt)
         written = found.written
     else:
-        written = output.sink.write(_checked(compute(), attempt), attempt)
+        written = output.sink.write(checked_result(compute(), attempt.name), attempt)
         if written.refused:
             log.warning("rows were refused by the target, and put aside", output=output.name, rows=written.refused)
 
@@ -62,21 +62,3 @@ def run_output(
     # Wait through an outage: the result is computed, and the commit is idempotent.
     retry_statement(engine, commit, f"commit of {attempt.name}")
     return written
-
-
-def _checked(result: object, attempt: OutputAttempt) -> DataFrame:
-    # Check for a method that sinks call, because Spark's classic and Connect DataFrames are different classes.
-    if not hasattr(result, "mapInArrow"):
-        got = "nothing (None)" if result is None else f"a {type(result).__module__}.{type(result).__qualname__}"
-        raise SinkError(
-            f"{attempt.name} returned {got}, and its sink needs a Spark DataFrame: end the function with "
-            "`return frame` (spark.createDataFrame(...) makes one of a pandas frame; for an output with effects of "
-            "its own take ForeachBatchSink(fn), which is given the frame)"
-        )
-    frame = cast("DataFrame", result)
-    if frame.isStreaming is True:
-        raise SinkError(
-            f"{attempt.name} returned a streaming DataFrame: a batch's result is computed and done; read its inputs, "
-            "which are no streams, or run the query beside the pipeline"
-        )
-    return frame

@@ -1,4 +1,4 @@
-"""Run a pipeline's outputs on a test's records, without driver log, block store and sinks: it needs only a local Spark.
+"""Run a pipeline's outputs on given records, or none, without driver log, block store and sinks, in a local Spark.
 
 Owns the conversion of given records to the DataFrames that a batch would read: columns, types and windows of a stream.
 Never writes anything.
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from orchestration.declarations.batch import Batch
 from orchestration.declarations.pipeline import EPOCH, Pipeline, Stream, Window
+from orchestration.declarations.sink import checked_result
 from receiver_runtime.block_store.frames.columns import arrow_schema, columns_of
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def run_batch(
 
     Raises:
         GivenRecordsError: a stream is missing or unknown, or its records have other columns.
+        SinkError: an output's function returned no DataFrame, as it is in a batch.
     """
     streams = {stream.name: stream for stream in pipeline.streams}
     given = [_by_name(pipeline, streams, each) for each in (*earlier, records)]
@@ -85,6 +87,21 @@ def run_batch(
         for output in chosen
         if output.is_due(time)
     }
+
+
+def plan_of(output: Output, columns: Mapping[str, Sequence[tuple[str, str]]], session: SparkSession) -> DataFrame:
+    """Call the output's function with empty frames; return its result, of which Spark has analysed the plan.
+
+    `columns`: those of each stream that the output reads, as (name, Arrow type). Raises what the function raises, what
+    Spark raises about the plan, and SinkError if the result is no DataFrame.
+    """
+    tables = {name: [arrow_schema(of_stream).empty_table()] for name, of_stream in columns.items()}
+    time = _time_of_all(output.pipeline)
+    batch = Batch(pipeline=output.pipeline.name, time=time, attempt=1, records=0, _blocks={})
+    result = _result(output, batch, tables, output.pipeline.interval, session)
+    # Spark Connect analyses when the columns are asked for.
+    _ = result.schema
+    return result
 
 
 def _chosen(pipeline: Pipeline, names: Sequence[str] | None) -> list[Output]:
@@ -185,8 +202,7 @@ def _result(
     arguments = {parameter: frame(entry) for parameter, entry in zip(output.parameters, output.inputs, strict=True)}
     if output.wants_batch:
         arguments["batch"] = batch  # type: ignore[assignment]
-    result: DataFrame = output.function(**arguments)
-    return result
+    return checked_result(output.function(**arguments), f"output {output.name!r} of pipeline {output.pipeline.name!r}")
 
 
 def local_session() -> SparkSession:

@@ -262,3 +262,15 @@ def _refuse_to_strand(
                 f"pipeline {row.name!r} no longer reads {name}, of which {unfinished:,} records are in batches of it "
                 "that are not finished"
             )
+
+
+def target_steps(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[str]:
+    """Return what must be changed in targets because sinks differ from what is applied, in a sentence each."""
+    before = {row.name: PipelineDeclaration.of(row.declaration).outputs for row in store.list_pipelines(connection)}
+    return [
+        f"output {output.name!r} of pipeline {pipeline.name!r}: {step}"
+        for pipeline in pipelines
+        for output in pipeline.outputs.values()
+        if output.name in before.get(pipeline.name, {})
+        and (step := output.sink.step_after(before[pipeline.name][output.name].sink)) is not None
+    ]

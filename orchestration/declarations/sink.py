@@ -12,13 +12,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from datetime import UTC
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import datetime
 
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
     Check = Callable[[], None]
 
@@ -126,6 +127,25 @@ class TargetCheck:
     way_out: str = ""
 
 
+def checked_result(result: object, where: str) -> DataFrame:
+    """Return what an output's function returned, if a sink can keep it; `where` names the output. Raises SinkError."""
+    # Check for a method that sinks call, because Spark's classic and Connect DataFrames are different classes.
+    if not hasattr(result, "mapInArrow"):
+        got = "nothing (None)" if result is None else f"a {type(result).__module__}.{type(result).__qualname__}"
+        raise SinkError(
+            f"{where} returned {got}, and its sink needs a Spark DataFrame: end the function with "
+            "`return frame` (spark.createDataFrame(...) makes one of a pandas frame; for an output with effects of "
+            "its own take ForeachBatchSink(fn), which is given the frame)"
+        )
+    frame = cast("DataFrame", result)
+    if frame.isStreaming is True:
+        raise SinkError(
+            f"{where} returned a streaming DataFrame: a batch's result is computed and done; read its inputs, "
+            "which are no streams, or run the query beside the pipeline"
+        )
+    return frame
+
+
 def unchecked() -> None:
     """Check nothing: no other process publishes."""
 
@@ -157,8 +177,24 @@ class Sink(ABC):
         """
         return None
 
-    def check_target(self) -> TargetCheck | None:
-        """Return whether this user could write to the target from here, without changing it; None: not known."""
+    def load(self) -> None:  # noqa: B027  most sinks need no further package
+        """Import what writing needs. Raises SinkError, which names the missing package and how to install it."""
+
+    def check_columns(self, schema: StructType, where: str) -> None:  # noqa: B027  a sink may take any
+        """Raise SinkError for a result's columns that `write` would refuse whatever the target has; `where` names it.
+
+        It accesses no target. `write` calls it too, or checks the same.
+        """
+
+    def check_target(self, schema: StructType | None = None) -> TargetCheck | None:  # noqa: ARG002  subclasses need it
+        """Return whether this user could write to the target from here, without changing it; None: not known.
+
+        `schema`: the result's columns, to be compared with those of the target; None: they are not known.
+        """
+        return None
+
+    def step_after(self, before: Mapping[str, Any]) -> str | None:  # noqa: ARG002  subclasses need it
+        """Return what the owner must change in the target because the declaration was `before`; None: nothing."""
         return None
 
     def committed(self, attempt: OutputAttempt) -> Committed | None:  # noqa: ARG002  subclasses need it

@@ -10,7 +10,15 @@ import secrets
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from orchestration.declarations.sink import AttemptOutdatedError, DeliveryGuarantee, Sink, SinkError, Step, Written
+from orchestration.declarations.sink import (
+    AttemptOutdatedError,
+    DeliveryGuarantee,
+    Sink,
+    SinkError,
+    Step,
+    TargetCheck,
+    Written,
+)
 from orchestration.sinks.parquet_names import batch_stamp
 from orchestration.sinks.parquet_staging import staged_files
 from orchestration.sinks.table_columns import arrow_schema, refuse_table
@@ -22,6 +30,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
     from orchestration.declarations.sink import OutputAttempt
     from orchestration.sinks.parquet_staging import StagedFile
@@ -48,11 +57,15 @@ class FileTableSink(Sink):
         """Return the table's name as its owner gave it."""
 
     @abstractmethod
-    def _connect(self, attempt: OutputAttempt) -> AbstractContextManager[Any]:
+    def _connect(self, where: str) -> AbstractContextManager[Any]:
         """Open a connection of the format's own for one write, which is closed when the context ends.
 
-        Raises SinkError if a package is missing or the table is unavailable.
+        Raises SinkError, which begins with `where`, if a package is missing or the table is unavailable.
         """
+
+    @abstractmethod
+    def _check_table(self, connection: Any, schema: pa.Schema | None, where: str) -> bool:  # noqa: ANN401
+        """Return whether there is a table. Raises SinkError if the sink does not write it, or the columns don't fit."""
 
     @abstractmethod
     def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> Path:  # noqa: ANN401
@@ -70,9 +83,8 @@ class FileTableSink(Sink):
 
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
         """Let the tasks write files, and commit them to the table."""
-        with self._connect(attempt) as connection:
-            schema = arrow_schema(result.schema, attempt.name, widens=self.widens)
-            self._check_characters(schema, attempt)
+        with self._connect(attempt.name) as connection:
+            schema = self._columns(result.schema, attempt.name)
             directory = self._prepare(connection, schema, attempt)
             self.reached(Step.PREPARED)
             own = directory / batch_folder(attempt) / f"attempt{attempt.attempt}-{secrets.token_hex(4)}"
@@ -82,17 +94,34 @@ class FileTableSink(Sink):
         self.reached(Step.COMMITTED)
         return Written(self.target, sum(file.rows for file in files))
 
-    def _refuse_table(self, unknown: Sequence[str], attempt: OutputAttempt) -> None:
-        table = f"{self.format} table {self.target}"
-        refuse_table(unknown, table=table, sink=f"{self.format}Sink", where=attempt.name)
+    def check_columns(self, schema: StructType, where: str) -> None:
+        """Check the names and types of columns that the format does not keep."""
+        self._columns(schema, where)
 
-    def _check_characters(self, schema: pa.Schema, attempt: OutputAttempt) -> None:
-        for name in schema.names:
+    def check_target(self, schema: StructType | None = None) -> TargetCheck:
+        """Open the table, if there is one, and compare the columns."""
+        where = "the result"
+        try:
+            columns = None if schema is None else self._columns(schema, where)
+            with self._connect(where) as connection:
+                exists = self._check_table(connection, columns, where)
+        except SinkError as error:
+            return TargetCheck("failed", str(error), "Change the result, or give the output a table of its own.")
+        return TargetCheck("ok", f"{self.target} {'can be written' if exists else 'is made at the first batch'}")
+
+    def _columns(self, schema: StructType, where: str) -> pa.Schema:
+        """Return the columns of the table's files. Raises SinkError for those that the format does not keep."""
+        columns = arrow_schema(schema, where, widens=self.widens)
+        for name in columns.names:
             if not name or (found := sorted(set(name) & set(self.refused))):
                 why = (
                     "is empty" if not name else f"has {', '.join(map(repr, found))}, which {self.format} does not keep"
                 )
-                raise SinkError(f"{attempt.name}: the name of its column {name!r} {why}: rename it by .alias(...)")
+                raise SinkError(f"{where}: the name of its column {name!r} {why}: rename it by .alias(...)")
+        return columns
+
+    def _refuse_table(self, unknown: Sequence[str], where: str) -> None:
+        refuse_table(unknown, table=f"{self.format} table {self.target}", sink=f"{self.format}Sink", where=where)
 
     def _commit(
         self,

@@ -45,10 +45,10 @@ def from_json_records(
     Args:
         records: such as a batch of lines.
         schema: Spark's DDL: ``"id BIGINT, name STRING"``.
-        column: the text.
+        column: the text, or its bytes in UTF-8, such as the ``body`` of ``Http``.
         options: Spark's for JSON, such as ``{"timestampFormat": "…"}``.
 
-    Other columns of `records` are left out. Raises ParsingError.
+    Other columns of `records` are kept, except those that the schema names too, in whatever case. Raises ParsingError.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
 
@@ -129,16 +129,23 @@ def _parsed(
 
     if column not in records.columns:
         raise ParsingError(f"there is no column {column!r} to parse: there are {', '.join(records.columns)}")
+    if CORRUPT in records.columns:
+        raise ParsingError(f"the records have a column {CORRUPT} already: parse the well_formed() ones of them")
     fields = _fields(schema)
     if CORRUPT in fields.names:
         raise ParsingError(f"the column {CORRUPT} is added to the schema, and can't be in it: {schema!r}")
     asked = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+    parsed_names = {name.lower() for name in (*fields.names, column)}
+    kept = [name for name in records.columns if name.lower() not in parsed_names]
+    as_text, is_text = _text(records, column)
     # A line end would be part of the last field.
-    value = F.regexp_replace(column, r"\r?\n?\z", "") if is_csv else F.col(column)
-    columns = [F.col(column).alias("text"), parse(value, f"{schema}, {CORRUPT} STRING", asked).alias("record")]
+    value = F.regexp_replace(as_text, r"\r?\n?\z", "") if is_csv else as_text
+    columns = [as_text.alias("text"), parse(value, f"{schema}, {CORRUPT} STRING", asked).alias("record")]
+    columns += [is_text.alias("is_text"), F.struct(*(_column(name) for name in kept)).alias("kept")]
     text, record, wide, texts = (F.col(name) for name in ("text", "record", "wide", "texts"))
     # From a blank record Spark makes no row for JSON, and a row of nulls for CSV.
     bad = [record.isNull(), F.trim("text") == "", record.getField(CORRUPT).isNotNull(), *faults(text)]
+    bad.append(~F.col("is_text"))
     decimals = [field.name for field in fields if field.dataType.typeName() == "decimal"]
     floats = [field.name for field in fields if field.dataType.typeName() in ("double", "float")]
     widened = _widened(fields)
@@ -159,7 +166,34 @@ def _parsed(
     is_bad = reduce(or_, [F.coalesce(one, F.lit(False)) for one in bad])  # noqa: FBT003  SQL's literal
     aside = F.when(is_bad, F.coalesce("text", F.lit("")))
     parsed = records.select(*columns)
-    return parsed.select(*(record.getField(name).alias(name) for name in fields.names), aside.alias(CORRUPT))
+    return parsed.select(
+        *(record.getField(name).alias(name) for name in fields.names),
+        *(F.col("kept").getField(name).alias(name) for name in kept),
+        aside.alias(CORRUPT),
+    )
+
+
+def _text(records: DataFrame, column: str) -> tuple[Column, Column]:
+    """Return a column's text, and whether it has one: bytes that are not UTF-8 are shown in hexadecimal.
+
+    Raises ParsingError for a column that is neither text nor bytes.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
+
+    found, kind = _column(column), records.schema[column].dataType.typeName()
+    if kind in ("string", "char", "varchar"):
+        return found, F.lit(True)  # noqa: FBT003  SQL's literal
+    if kind != "binary":
+        raise ParsingError(f"the column {column!r} is a {kind}, and text or its bytes are parsed: cast it to a string")
+    text = found.cast("string")
+    is_text = F.coalesce(F.is_valid_utf8(text), F.lit(True))  # noqa: FBT003  as above
+    return F.when(is_text, text).otherwise(F.concat(F.lit("\\x"), F.lower(F.hex(found)))), is_text
+
+
+def _column(name: str) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
+
+    return F.col("`" + name.replace("`", "``") + "`")
 
 
 def _widened(fields: StructType) -> StructType:

@@ -5,15 +5,38 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forebay.cli.checks.findings import Finding, Health
+from orchestration.declarations.sink import SinkError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql.types import StructType
+
     from orchestration.declarations.pipeline import Output
 
 
-def check_sink(output: Output) -> Finding:
-    """Return what the output's sink says of its target, or that it was not tried."""
-    name = f"output {output.pipeline.name}/{output.name}"
-    checked = output.sink.check_target()
+def name_of(output: Output) -> str:
+    """Return how findings name an output."""
+    return f"output {output.pipeline.name}/{output.name}"
+
+
+def check_needs(output: Output) -> Iterator[Finding]:
+    """Import what the output's sink needs, and say what is missing."""
+    try:
+        output.sink.load()
+    except SinkError as error:
+        yield Finding(name_of(output), Health.FAILED, str(error), "Install it here too, to check the rest.")
+
+
+def check_sink(output: Output, schema: StructType | None) -> Finding:
+    """Return what the output's sink says of its target, or that it was not tried. `schema`: the result's, if known."""
+    try:
+        checked = output.sink.check_target(schema)
+    except Exception as error:  # noqa: BLE001  a target's client may raise anything
+        found = f"its target can't be looked at: {type(error).__name__}: {error}"
+        return Finding(
+            name_of(output), Health.FAILED, found, "Look whether it is there, and is what the sink writes to."
+        )
     if checked is None:
-        return Finding(name, Health.OK, f"{output.sink.declaration().get('kind', '')}: not tried")
-    return Finding(name, Health(checked.health), checked.found, checked.way_out)
+        return Finding(name_of(output), Health.OK, f"{output.sink.declaration().get('kind', '')}: not tried")
+    return Finding(name_of(output), Health(checked.health), checked.found, checked.way_out)

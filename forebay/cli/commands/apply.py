@@ -11,7 +11,7 @@ from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
 from forebay.cli.terminal.tables import print_table
-from orchestration.declarations.apply import Change, difference
+from orchestration.declarations.apply import Change, difference, target_steps
 from orchestration.declarations.apply import apply as write
 from orchestration.declarations.modules import load_pipelines
 from orchestration.declarations.settings import Settings
@@ -66,10 +66,11 @@ def _seconds(milliseconds: int) -> str:
     return f"{milliseconds / 1000:g}s"
 
 
-def _as_json(changes: Sequence[Change], *, written: bool) -> str:
+def _as_json(changes: Sequence[Change], steps: Sequence[str], *, written: bool) -> str:
     return json.dumps(
         {
             "written": written,
+            "target_steps": list(steps),
             "changes": [
                 {
                     "kind": change.kind,
@@ -104,12 +105,15 @@ def apply(
     with clear_errors(console):
         pipelines = load_pipelines(module or settings.require_module())
     with driver_log(console, application_name="forebay apply") as connection:
+        steps = target_steps(connection, pipelines)
         changes = difference(connection, pipelines) if dry_run else write(connection, pipelines)
     if as_json:
-        typer.echo(_as_json(changes, written=not dry_run))
+        typer.echo(_as_json(changes, steps, written=not dry_run))
         return
     if not changes:
         console.print("Nothing to apply: code and driver log agree.")
         return
     print_changes(console, changes)
+    for step in steps:
+        console.print(step, markup=False)
     console.print("Nothing was written (--dry-run)." if dry_run else "Applied.")

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Self
 
 import sqlalchemy as sa
 import typer
 
 from forebay.cli.checks.findings import Finding, Health, all_well, findings_table
-from forebay.cli.checks.sink_checks import check_sink
+from forebay.cli.checks.plan_checks import Columns, check_plans
+from forebay.cli.checks.sink_checks import check_needs, check_sink
 from forebay.cli.checks.source_checks import check_declaration, check_source
 from forebay.cli.instance.database import database_url, naming_the_log
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
-from orchestration.declarations.apply import declared_streams, difference, refuse, refuse_to_share
+from orchestration.declarations.apply import declared_streams, difference, refuse, refuse_to_share, target_steps
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
 from orchestration.declarations.settings import DatabaseUrlMissingError, Settings
+from orchestration.spark.reading.batch_reader import declared_columns
+from receiver_runtime.block_store.frames.columns import union
+from receiver_runtime.sources.source import SourceError
 from tracker_store.batches.pipelines import list_streams
 from tracker_store.blocks.stream_schemas import schemas_of_stream
 from tracker_store.connection.engine import connect_once
@@ -27,11 +33,14 @@ from tracker_store.reports.status import receiver_status
 from tracker_store.schema.states import ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from orchestration.declarations.pipeline import Pipeline, Stream
+    from pyspark.sql.types import StructType
+
+    from orchestration.declarations.pipeline import Output, Pipeline, Stream
 
 _APPLICATION = "forebay validate"
+_SHORT = timedelta(seconds=2)  # the least interval that leaves a batch time beyond its fixed cost
 
 
 def validate(
@@ -42,15 +51,22 @@ def validate(
         ),
     ] = None,
     offline: Annotated[  # noqa: FBT002
-        bool, typer.Option("--offline", help="Only the declarations: ask no driver log, no source and no sink.")
+        bool, typer.Option("--offline", help="Only declarations and plans: ask no driver log, no source and no sink.")
     ] = False,
+    plans: Annotated[  # noqa: FBT002
+        bool, typer.Option("--plans/--no-plans", help="Run outputs' functions on empty frames, in a local Spark.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
     """Check a module's streams, pipelines and outputs, and change nothing. Exits with 1 if something fails.
 
-    Declarations are checked always. With a driver log (FOREBAY_DATABASE_URL, or the one of `forebay up` in this home)
-    also: whether sources answer and listeners can listen, from this host; whether sinks may be written to, by this
-    user; and what `forebay apply` would change, or refuse.
+    Declarations are checked always, and whether the packages that sinks need are installed. Each output's function runs
+    on empty frames with the columns of its streams, so that Spark analyses its plan, and its sink sees the names and
+    types of the result. No sink is called; nor is the function of a ForeachBatchSink. Unless --offline: whether sinks
+    may be written to, by this user, and the results fit their targets.
+
+    With a driver log (FOREBAY_DATABASE_URL, or the one of `forebay up` in this home) also: whether sources answer and
+    listeners can listen, from this host, and what `forebay apply` would change, or refuse.
 
     For example:
 
@@ -59,7 +75,7 @@ def validate(
     """
     with clear_errors(Console(highlight=False, stderr=True)):
         named = module or Settings().require_module()
-    findings = list(_examine(named, offline=offline))
+    findings = list(_examine(named, offline=offline, plans=plans))
     is_well = all_well(findings)
     if as_json:
         typer.echo(json.dumps({"ok": is_well, "findings": [asdict(finding) for finding in findings]}))
@@ -69,7 +85,7 @@ def validate(
         raise typer.Exit(1)
 
 
-def _examine(module: str, *, offline: bool) -> Iterator[Finding]:
+def _examine(module: str, *, offline: bool, plans: bool) -> Iterator[Finding]:
     try:
         pipelines = load_pipelines(module)
     except PipelineModuleError as error:
@@ -84,29 +100,92 @@ def _examine(module: str, *, offline: bool) -> Iterator[Finding]:
     said = f"{len(pipelines)} pipeline(s), {len(streams)} stream(s), {len(outputs)} output(s)"
     yield Finding("declarations", Health.OK, f"{module}: {said}")
     yield from _conflicts(pipelines, streams)
+    yield from _short_intervals(pipelines)
     for stream in streams:
         yield from check_declaration(stream)
+    needs = {output: list(check_needs(output)) for output in outputs}
+    yield from (finding for found in needs.values() for finding in found)
+    log = _DriverLog.nowhere() if offline else _ask_driver_log(pipelines, streams)
+    yield from log.findings
+    schemas: dict[Output, StructType] = {}
+    if plans:
+        planned = check_plans(outputs, _known_columns(streams, log.columns))
+        yield from planned.findings
+        schemas = planned.schemas
     if offline:
         return
+    if log.is_asked:
+        for stream in streams:
+            yield from check_source(stream, running=log.running)
+    for output, missing in needs.items():
+        if not missing:
+            yield check_sink(output, schemas.get(output))
+
+
+@dataclass(frozen=True, slots=True)
+class _DriverLog:
+    """Hold what the driver log says: findings, the streams of running receivers, and registered columns of streams.
+
+    `is_asked`: there is one, whether it answered or not.
+    """
+
+    findings: list[Finding]
+    is_asked: bool
+    running: set[str] = field(default_factory=set)
+    columns: dict[str, list[Columns]] = field(default_factory=dict)
+
+    @classmethod
+    def nowhere(cls, *findings: Finding) -> Self:
+        return cls([*findings], is_asked=False)
+
+
+def _ask_driver_log(pipelines: Sequence[Pipeline], streams: Sequence[Stream]) -> _DriverLog:
     try:
         url = database_url(Settings())
     except DatabaseUrlMissingError:
-        yield Finding("driver log", Health.OK, "there is none: sources, sinks and what is applied were not looked at")
-        return
+        found = "there is none: sources and what is applied were not looked at"
+        return _DriverLog.nowhere(Finding("driver log", Health.OK, found))
     except DriverLogError as error:
-        yield Finding("driver log", Health.WARNING, f"not compared: {error}", "Start it, or say --offline.")
-        return
-    running: set[str] = set()
+        found = f"not compared: {error}"
+        return _DriverLog.nowhere(Finding("driver log", Health.WARNING, found, "Start it, or say --offline."))
+    log = _DriverLog([], is_asked=True)
     try:
         with naming_the_log(url), connect_once(url, application_name=_APPLICATION) as connection:
-            running = {row.stream for row in receiver_status(connection) if row.state == ReceiverState.ACTIVE}
-            yield from _compare(connection, pipelines, streams)
+            log.running.update(row.stream for row in receiver_status(connection) if row.state == ReceiverState.ACTIVE)
+            log.findings.extend(_compare(connection, pipelines, streams))
+            declared = {stream.name for stream in streams}
+            for row in list_streams(connection):
+                if row.name in declared and (registered := schemas_of_stream(connection, row.stream_id)):
+                    log.columns[row.name] = [schema.columns for schema in registered]
     except (DriverLogError, sa.exc.SQLAlchemyError) as error:
-        yield Finding("driver log", Health.FAILED, f"not compared: {error}", "`forebay doctor` looks at it.")
+        found = f"not compared: {error}"
+        log.findings.append(Finding("driver log", Health.FAILED, found, "`forebay doctor` looks at it."))
+    return log
+
+
+def _known_columns(streams: Sequence[Stream], registered: Mapping[str, list[Columns]]) -> dict[str, Columns]:
+    """Return the columns that a batch of each stream has; a stream of which they are not known here is left out."""
+    known: dict[str, Columns] = {}
     for stream in streams:
-        yield from check_source(stream, running=running)
-    for output in outputs:
-        yield check_sink(output)
+        versions = [*registered.get(stream.name, ())]
+        # A class that can't be loaded is a finding of its own.
+        with suppress(SourceError):
+            versions.append(declared_columns(stream.source, stream.name))
+        if versions:
+            known[stream.name] = union(*versions)
+    return known
+
+
+def _short_intervals(pipelines: Sequence[Pipeline]) -> Iterator[Finding]:
+    for pipeline in pipelines:
+        if pipeline.interval < _SHORT and pipeline.catch_up != "merge":
+            seconds = f"{pipeline.interval.total_seconds():g} s"
+            found = (
+                f"its interval of {seconds} is short: a batch is a run of Dagster, of half a second and more whatever "
+                "it computes, and batches that take longer than the interval fall behind"
+            )
+            way_out = f'Take {_SHORT.total_seconds():g} s or more, or catch_up="merge", which makes one batch of many.'
+            yield Finding(f"pipeline {pipeline.name}", Health.WARNING, found, way_out)
 
 
 def _conflicts(pipelines: Sequence[Pipeline], streams: Sequence[Stream]) -> Iterator[Finding]:
@@ -133,7 +212,7 @@ def _conflicts(pipelines: Sequence[Pipeline], streams: Sequence[Stream]) -> Iter
 
 
 def _compare(connection: sa.Connection, pipelines: Sequence[Pipeline], streams: Sequence[Stream]) -> Iterator[Finding]:
-    """Yield what `forebay apply` would change or refuse, and columns whose types differ from those of older blocks."""
+    """Yield what `forebay apply` would change or refuse, what it asks for, and what older blocks have otherwise."""
     try:
         refuse(connection, pipelines)
     except DriverLogError as error:
@@ -145,6 +224,14 @@ def _compare(connection: sa.Connection, pipelines: Sequence[Pipeline], streams: 
         yield Finding(f"{change.kind} {change.name}", Health.OK, f"{found}; `forebay apply` writes it")
     if not changes:
         yield Finding("driver log", Health.OK, "code and driver log agree")
+    for step in target_steps(connection, pipelines):
+        found = f"a sink differs from what is applied: {step}"
+        yield Finding("driver log", Health.WARNING, found, "Do it before `forebay apply`.")
+    yield from _changed_types(connection, streams)
+
+
+def _changed_types(connection: sa.Connection, streams: Sequence[Stream]) -> Iterator[Finding]:
+    """Yield columns whose types differ from those of older blocks."""
     applied = {row.name: row.stream_id for row in list_streams(connection)}
     for stream in streams:
         columns = dict(getattr(type(stream.source), "columns", ()))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("odd", ["file://host/w", "w", "file:///a%20b", "file:///a#b"])
 def test_an_iceberg_location_that_programs_read_in_several_ways_is_refused(odd: str) -> None:
     with pytest.raises(SinkError, match="programs read in several ways: give the catalog a warehouse of file:///"):
-        _directory(odd, attempt())
+        _directory(odd, attempt().name)
 
 
 @pytest.mark.parametrize("required", [False, True])

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     import pyarrow.dataset as ds
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
     from orchestration.declarations.sink import Check, OutputAttempt, Place, TargetCheck
 
@@ -92,13 +93,18 @@ class ParquetSink(Sink):
         """Return the directory or prefix."""
         return directory_place(declaration["path"])
 
-    def check_target(self) -> TargetCheck | None:
+    def check_columns(self, schema: StructType, where: str) -> None:
+        """Check for names of folders, and for what files don't keep."""
+        check_names(schema, where, reserved=FOLDERS, folds_case=True)
+        arrow_schema(schema, where)
+
+    def check_target(self, schema: StructType | None = None) -> TargetCheck | None:  # noqa: ARG002  each batch has its own
         """Check the directory; an object store is not asked."""
         return check_directory(self.path) if self._objects is None else None
 
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
         """Write to a directory of this attempt in this process; every file and directory is synced on return."""
-        check_names(result.schema, attempt.name, reserved=FOLDERS, folds_case=True)
+        self.check_columns(result.schema, attempt.name)
         if self._objects is not None:
             return self._objects.write(result, attempt)
         directory = self.path / attempt_directory(attempt.batch_time, attempt.attempt)

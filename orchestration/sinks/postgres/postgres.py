@@ -39,7 +39,7 @@ from orchestration.sinks.postgres.postgres_columns import (
 from orchestration.sinks.postgres.postgres_commits import Commits
 from orchestration.sinks.postgres.postgres_leftovers import STAGING, comment_of, drop, left_over
 from orchestration.sinks.postgres.postgres_place import table_place
-from orchestration.sinks.postgres.postgres_rows import Mode, TargetTable
+from orchestration.sinks.postgres.postgres_rows import Mode, TargetTable, columns_of_table
 from orchestration.sinks.postgres.postgres_staging import ANSWER, REFUSED, Address, Staging, TargetError
 from orchestration.sinks.postgres.postgres_statements import COMMITS, Statements, quoted
 from orchestration.sinks.table_columns import refuse_table
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
     from orchestration.declarations.sink import Place, TargetCheck
     from orchestration.sinks.postgres.postgres_totals import Totals
@@ -152,9 +153,30 @@ class PostgresSink(Sink):
         """Return the table, by the URL as it is written."""
         return table_place(declaration)
 
-    def check_target(self) -> TargetCheck:
+    def check_columns(self, schema: StructType, where: str) -> None:
+        """Check for names and types that a table can't have, and for the key."""
+        self._columns(schema, where)
+
+    def check_target(self, schema: StructType | None = None) -> TargetCheck:
         """Ask the target for the login's rights, and for what the table has that this sink does not write."""
-        return check_access(self.declaration())
+        columns = None if schema is None else self._columns(schema, "the result")
+        return check_access(self.declaration(), columns)
+
+    def step_after(self, before: Mapping[str, Any]) -> str | None:
+        """Return how the table's primary key must change with the mode, if the table stays."""
+        if before.get("kind") != "postgres" or self.place(before) != self.place(self.declaration()):
+            return None
+        was, now = tuple(before["key"]), self.key
+        if was == now:
+            return None
+        steps = [
+            *([f"drop the primary key that mode='merge' made on {', '.join(was)}"] if was else []),
+            *([f"give it a primary key on {', '.join(now)}, which mode='merge' needs"] if now else []),
+        ]
+        return (
+            f"the table {self.target} stays, and its batches fail until you {' and '.join(steps)}: "
+            f"ALTER TABLE {self.target} DROP CONSTRAINT … or ADD PRIMARY KEY (…), or give the output another table"
+        )
 
     def committed(self, attempt: OutputAttempt) -> Committed | None:
         """Return the batch's commit in the target's `forebay_commits`, if the driver log knows its attempt."""
@@ -168,8 +190,7 @@ class PostgresSink(Sink):
 
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
         """Let the tasks stage the rows, and commit them in the target in one transaction."""
-        columns = columns_of(result.schema, attempt.name)
-        self._rows.check_key(columns, attempt)
+        columns = self._columns(result.schema, attempt.name)
         name = f"{STAGING}{secrets.token_hex(6)}"
         try:
             columns, like = self._prepare(columns, attempt)
@@ -195,6 +216,11 @@ class PostgresSink(Sink):
         self.reached(Step.SWEPT)
         return Written(self.target, rows, sum(refused.values()))
 
+    def _columns(self, schema: StructType, where: str) -> list[Column]:
+        columns = columns_of(schema, where)
+        self._rows.check_key(columns, where)
+        return columns
+
     def _task(self, staging: Staging) -> Any:  # noqa: ANN401  a function on iterators, as Spark takes it
         def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return staging.stage(batches)
@@ -217,7 +243,7 @@ class PostgresSink(Sink):
                 drop(cursor, self.schema, left_over(cursor, self.schema, attempt))
             with connection, connection.cursor() as cursor:
                 self._commits.check_owner(cursor, attempt)
-                table = self._rows.columns(cursor)
+                table = columns_of_table(cursor, self.schema, self.table)
                 unknown = unsupported(cursor, self.schema, self.table, merges=self.mode == "merge")
                 refuse_table(unknown, table=f"table {self.target}", sink="PostgresSink", where=attempt.name)
                 changes = changes_rows(cursor, self.schema, self.table)

@@ -9,13 +9,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orchestration.declarations.sink import TargetCheck
+from orchestration.declarations.sink import SinkError, TargetCheck
+from orchestration.sinks.postgres.postgres_columns import Column, fitted
+from orchestration.sinks.postgres.postgres_rows import MADE_BY_MERGE, columns_of_table
 from orchestration.sinks.postgres.postgres_staging import Address, TargetError
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _APPLICATION = "forebay validate"
 _REFERENCES = ("env:", "file:")
@@ -40,10 +42,10 @@ class Access:
     warnings: list[str]
 
 
-def check_access(sink: Mapping[str, Any]) -> TargetCheck:
+def check_access(sink: Mapping[str, Any], columns: Sequence[Column] | None = None) -> TargetCheck:
     """Check what `access` finds for a declaration of a `PostgresSink`, and say how to fix it."""
     try:
-        found = access(sink)
+        found = access(sink, columns)
     except SecretError as error:
         way_out = "Set it where batches run; to check the target from here, set it here too."
         return TargetCheck("warning", f"{sink['table']}: {error}", way_out)
@@ -53,17 +55,20 @@ def check_access(sink: Mapping[str, Any]) -> TargetCheck:
         way_out = "Grant it to the login of the sink's URL."
         return TargetCheck("failed", "; ".join(found.missing_rights + found.misfits), way_out)
     if found.misfits:
-        return TargetCheck("failed", "; ".join(found.misfits), "Give the output a table of its own.")
+        return TargetCheck(
+            "failed", "; ".join(found.misfits), "Change the result or the table, or give the output a table of its own."
+        )
     if found.warnings:
-        way_out = "If it was made by mode='merge', go back to that, or drop the constraint."
+        way_out = "Take mode='merge', or drop the constraint, unless each row has values of its own."
         return TargetCheck("warning", "; ".join(found.warnings), way_out)
     return TargetCheck("ok", f"{sink['table']}: its Postgres answers, and may be written to")
 
 
-def access(sink: Mapping[str, Any]) -> Access:
+def access(sink: Mapping[str, Any], columns: Sequence[Column] | None = None) -> Access:
     """Return what would be in the way of an output's batches.
 
-    `sink`: the declaration of a `PostgresSink`. Raises TargetError if there is no connection, and SecretError.
+    `sink`: the declaration of a `PostgresSink`; `columns`: the result's. Raises TargetError if there is no connection,
+    and SecretError.
     """
     url = Secret(sink["url"]).resolve() if sink["url"].startswith(_REFERENCES) else sink["url"]
     password = None if sink["password"] is None else Secret(sink["password"]).resolve()
@@ -89,6 +94,12 @@ def access(sink: Mapping[str, Any]) -> Access:
                 for one in unsupported(cursor, schema, table, merges=sink["mode"] == "merge")
             ]
             unique = _unique_indexes(cursor, schema, table)
+            there = columns_of_table(cursor, schema, table)
+    if columns is not None and there:
+        try:
+            fitted(columns, there, name=f"{schema}.{table}", where="the result")
+        except SinkError as error:
+            misfits.append(str(error))
     if not exists:
         return Access([f"there is no schema {schema}"], [], [])
     lacking = []
@@ -96,36 +107,55 @@ def access(sink: Mapping[str, Any]) -> Access:
         lacking.append(f"{login} may not create tables in the schema {schema}, which every attempt does")
     if lacks:
         lacking.append(f"{login} lacks {' and '.join(lacks)} on {schema}.{table}")
-    if (
-        sink["mode"] == "merge"
-        and unique is not None
-        and set(sink["key"]) not in [set(columns) for _, columns, _ in unique]
-    ):
+    forbidding, warnings = ([], []) if unique is None else _constraints(sink, unique)
+    return Access(lacking, misfits + forbidding, warnings)
+
+
+def _constraints(sink: Mapping[str, Any], unique: Sequence[_UniqueIndex]) -> tuple[list[str], list[str]]:
+    """Return what a table's unique indexes forbid to the sink's mode, and what they may forbid."""
+    table, mode = sink["table"], sink["mode"]
+    if mode == "merge":
+        if set(sink["key"]) in [set(index.columns) for index in unique]:
+            return [], []
         key = ", ".join(sink["key"])
-        misfits.append(f"the table {schema}.{table} has no unique constraint on its key ({key}), which merging needs")
-    warnings = [
-        f"{name} of {schema}.{table} lets no two batches have a row of the same {', '.join(columns)}: mode='append' "
-        "fails when they do"
-        for name, columns, fills in unique or ()
-        if sink["mode"] == "append" and not fills
-    ]
-    return Access(lacking, misfits, warnings)
+        return [f"the table {table} has no unique constraint on its key ({key}), which merging needs"], []
+    misfits, warnings = [], []
+    for index in unique:
+        said = f"{index.name} of {table} lets no two batches have a row of the same {', '.join(index.columns)}"
+        if index.is_of_merge:
+            way_out = f"go back to mode='merge', which made it, or: ALTER TABLE {table} DROP CONSTRAINT {index.name}"
+            misfits.append(f"{said}, so that mode={mode!r} fails: {way_out}")
+        elif mode == "append" and not index.is_filled:
+            warnings.append(f"{said}: mode='append' fails when they do")
+    return misfits, warnings
 
 
-def _unique_indexes(cursor: Any, schema: str, table: str) -> list[tuple[str, list[str], bool]] | None:  # noqa: ANN401
-    """Return the table's unique indexes with columns, and whether it fills one itself; None without it. Locks: none."""
+@dataclass(frozen=True, slots=True)
+class _UniqueIndex:
+    """Describe a unique index: `is_filled`: the table fills a column itself; `is_of_merge`: a merging sink made it."""
+
+    name: str
+    columns: list[str]
+    is_filled: bool
+    is_of_merge: bool
+
+
+def _unique_indexes(cursor: Any, schema: str, table: str) -> list[_UniqueIndex] | None:  # noqa: ANN401
+    """Return the table's unique indexes; None without the table. Locks: none."""
     cursor.execute(
         "SELECT i.relname::text, ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = x.indrelid "
-        "AND a.attnum = ANY (x.indkey::int2[]) ORDER BY a.attnum), EXISTS (SELECT FROM pg_attribute a "
-        "WHERE a.attrelid = x.indrelid AND a.attnum = ANY (x.indkey::int2[]) AND (a.atthasdef OR a.attidentity <> '')) "
+        "AND a.attnum = ANY (x.indkey::int2[]) ORDER BY a.attnum), EXISTS (SELECT FROM pg_attribute a WHERE "
+        "a.attrelid = x.indrelid AND a.attnum = ANY (x.indkey::int2[]) AND (a.atthasdef OR a.attidentity <> '')), "
+        "EXISTS (SELECT FROM pg_constraint o WHERE o.conindid = x.indexrelid "
+        "AND obj_description(o.oid, 'pg_constraint') = %(merge)s) "
         "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
         "LEFT JOIN pg_index x ON x.indrelid = c.oid AND x.indisunique AND x.indimmediate AND x.indpred IS NULL "
         "AND x.indexprs IS NULL LEFT JOIN pg_class i ON i.oid = x.indexrelid "
         "WHERE n.nspname = %(schema)s AND c.relname = %(table)s ORDER BY 1",
-        {"schema": schema, "table": table},
+        {"schema": schema, "table": table, "merge": MADE_BY_MERGE},
     )
     found = cursor.fetchall()
-    return [(name, columns, fills) for name, columns, fills in found if name] if found else None
+    return [_UniqueIndex(*row) for row in found if row[0]] if found else None
 
 
 def unsupported(cursor: Any, schema: str, table: str, *, merges: bool) -> list[str]:  # noqa: ANN401

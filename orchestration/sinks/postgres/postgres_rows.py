@@ -16,6 +16,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Mode = Literal["append", "overwrite", "merge"]
+#: Comment on the primary key of a table that the sink made.
+MADE_BY_MERGE = "made by Forebay for mode='merge'"
+
+
+def columns_of_table(cursor: Any, schema: str, table: str) -> list[TableColumn]:  # noqa: ANN401  psycopg2 has no types
+    """Return the table's columns; none if the table does not exist. Locks: none."""
+    cursor.execute(
+        "SELECT a.attname, format_type(a.atttypid, a.atttypmod), "
+        "CASE WHEN t.typtype = 'd' THEN format_type(t.typbasetype, t.typtypmod) "
+        "ELSE format_type(a.atttypid, a.atttypmod) END, "
+        "a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> '', a.attidentity = 'a' OR a.attgenerated <> '' "
+        "FROM pg_attribute a "
+        "JOIN pg_type t ON t.oid = a.atttypid "
+        "WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
+        (quoted(schema, table),),
+    )
+    return [TableColumn(*row) for row in cursor.fetchall()]
 
 
 class TargetTable:
@@ -26,20 +43,6 @@ class TargetTable:
         self._mode = mode
         self._key = key
 
-    def columns(self, cursor: Any) -> list[TableColumn]:  # noqa: ANN401
-        """Return the table's columns; none if the table does not exist."""
-        cursor.execute(
-            "SELECT a.attname, format_type(a.atttypid, a.atttypmod), "
-            "CASE WHEN t.typtype = 'd' THEN format_type(t.typbasetype, t.typtypmod) "
-            "ELSE format_type(a.atttypid, a.atttypmod) END, "
-            "a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> '', a.attidentity = 'a' OR a.attgenerated <> '' "
-            "FROM pg_attribute a "
-            "JOIN pg_type t ON t.oid = a.atttypid "
-            "WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
-            (quoted(self._statements.schema, self._statements.table),),
-        )
-        return [TableColumn(*row) for row in cursor.fetchall()]
-
     def make(self, cursor: Any, columns: list[Column]) -> None:  # noqa: ANN401
         """Create the table if it is missing, in this transaction, so that no reader sees it empty.
 
@@ -47,7 +50,7 @@ class TargetTable:
         """
         from psycopg2 import sql  # noqa: PLC0415
 
-        if self.columns(cursor):
+        if columns_of_table(cursor, self._statements.schema, self._statements.table):
             return
         definitions = [sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.type)) for column in columns]
         definitions.append(sql.SQL("{} timestamp with time zone NOT NULL").format(sql.Identifier(BATCH_TIME)))
@@ -56,6 +59,15 @@ class TargetTable:
         cursor.execute(
             self._statements.sql("CREATE TABLE {table} ({definitions})", definitions=sql.SQL(", ").join(definitions))
         )
+        if self._key:
+            cursor.execute(
+                "SELECT conname FROM pg_constraint WHERE conrelid = to_regclass(%s) AND contype = 'p'",
+                (quoted(self._statements.schema, self._statements.table),),
+            )
+            [(name,)] = cursor.fetchall()
+            comment = "COMMENT ON CONSTRAINT {name} ON {table} IS {comment}"
+            parts = {"name": sql.Identifier(name), "comment": sql.Literal(MADE_BY_MERGE)}
+            cursor.execute(self._statements.sql(comment, **parts))
         if self._mode != "overwrite":
             cursor.execute(self._statements.sql("CREATE INDEX ON {table} ({batch_time})"))
 
@@ -173,9 +185,9 @@ class TargetTable:
                 "trigger"
             )
 
-    def check_key(self, columns: list[Column], attempt: OutputAttempt) -> None:
+    def check_key(self, columns: list[Column], where: str) -> None:
         missing = [column for column in self._key if column not in {found.name for found in columns}]
         if missing:
             raise SinkError(
-                f"{attempt.name} has no column {', '.join(missing)}, which its sink has as key: add it, or name others"
+                f"{where} has no column {', '.join(missing)}, which its sink has as key: add it, or name others"
             )

@@ -7,7 +7,7 @@ import contextlib
 import psycopg2
 import pytest
 
-from forebay import EnvVar, PostgresSink
+from forebay import EnvVar, ParquetSink, PostgresSink
 from orchestration.declarations.sink import SinkError
 from orchestration.sinks.postgres.postgres_access import Access, access, unsupported
 from orchestration.sinks.refused_rows import RefusedRowsError
@@ -102,13 +102,34 @@ def test_the_check_before_a_batch_names_each_right_that_is_missing_and_what_the_
         target.rows(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-def test_the_check_warns_of_append_on_a_table_that_merge_made(target: Target) -> None:
+def test_the_check_refuses_append_on_a_table_that_merge_made_and_warns_of_constraints_of_others(target: Target) -> None:
     merge = PostgresSink(EnvVar("TARGET_URL"), "counts", mode="merge", key="word")
     assert access(merge.declaration()) == Access([], [], [])
     merge.write(words(("a", 1)), attempt())
     assert access(merge.declaration()) == Access([], [], [])
-    [warning] = access(PostgresSink(EnvVar("TARGET_URL"), "counts").declaration()).warnings
-    assert warning.startswith("counts_pkey of public.counts lets no two batches have a row of the same word")
+    for mode in ("append", "overwrite"):
+        [misfit] = access({**merge.declaration(), "mode": mode, "key": []}).misfits
+        assert misfit.startswith("counts_pkey of public.counts lets no two batches have a row of the same word")
+    target.rows(misfit[misfit.index("ALTER TABLE") :])
+    append = PostgresSink(EnvVar("TARGET_URL"), "counts")
+    assert access(append.declaration()) == Access([], [], [])
+    target.rows("CREATE UNIQUE INDEX theirs ON counts (word)")
+    [warning] = access(append.declaration()).warnings
+    assert warning.startswith("theirs of public.counts lets no two batches have a row of the same word")
+
+
+def test_a_mode_that_changes_says_what_the_table_needs() -> None:
+    def sink(key: str | None, table: str = "counts") -> PostgresSink:
+        return PostgresSink(EnvVar("TARGET_URL"), table, mode="merge" if key else "append", key=key)
+
+    cases = [("word", None), (None, "word"), ("word", "n"), ("word", "word"), (None, None)]
+    drop, add = "drop the primary key that mode='merge' made on word", "give it a primary key on"
+    expected = [(True, False), (False, True), (True, True), None, None]
+    for (was, now), parts in zip(cases, expected, strict=True):
+        step = sink(now).step_after(sink(was).declaration())
+        assert (None if step is None else (drop in step, add in step)) == parts
+    assert sink(None, "others").step_after(sink("word").declaration()) is None
+    assert sink(None).step_after(ParquetSink("never").declaration()) is None
 
 
 def test_text_in_a_database_of_another_encoding_is_that_text_or_refused(

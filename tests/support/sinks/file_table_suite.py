@@ -145,6 +145,9 @@ class FileTableSuite(SinkSuite):
         assert target.rows() == [("a", 2), ("old", 0)]
 
     def test_columns_that_do_not_fit_are_named(self, target: FileTableTarget) -> None:
+        fitting = words(("a", 1)).schema
+        # A check makes no table.
+        assert [target.sink().check_target(of).health for of in (None, fitting, fitting)] == ["ok"] * 3
         target.sink().write(words(("a", 1)), attempt())
         schema = StructType([StructField("w", StringType()), StructField("n", StringType())])
         other = StructType([StructField("word", StringType()), StructField("n", StringType())])
@@ -155,6 +158,10 @@ class FileTableSuite(SinkSuite):
         with pytest.raises(SinkError, match="column n is int64 in the table and string in the result"):
             target.sink().write(cast("DataFrame", FrameWithoutSpark([("a", "1")], schema=other)), attempt(2))
         assert target.rows() == [("a", 1)]
+        checked = target.sink().check_target(other)
+        assert checked.health == "failed"
+        assert "column n is int64 in the table and string in the result" in checked.found
+        assert target.sink().check_target(fitting).health == "ok"
 
     def test_without_the_package_the_error_says_what_to_install(
         self, target: FileTableTarget, monkeypatch: pytest.MonkeyPatch
@@ -162,3 +169,5 @@ class FileTableSuite(SinkSuite):
         monkeypatch.setitem(cast("dict[str, Any]", sys.modules), self.package, None)
         with pytest.raises(SinkError, match=rf"pip install 'forebay\[{self.extra}\]'"):
             target.sink().write(words(("a", 1)), attempt())
+        with pytest.raises(SinkError, match=self.extra):
+            target.sink().load()

@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
+from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
+from forebay import DeltaSink
+from forebay.cli.checks import plan_checks
 from forebay.cli.main import app
 from orchestration.declarations.apply import apply
 from orchestration.declarations.modules import load_pipelines
+from orchestration.spark.session.java import JavaNotFoundError
 from tracker_store.blocks.stream_schemas import register_schema
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.receivers import placements
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from typer.testing import Result
 
     from forebay.testing.postgres import TestServer
+    from tests.integration.orchestration.target_database import Target
 
 HEAD = """
 from forebay import EnvVar, ParquetSink, Pipeline, PostgresSink, Stream
@@ -66,12 +71,12 @@ def module(home: Path) -> Iterator[Callable[[str], str]]:
         sys.modules.pop(name, None)
 
 
-def forebay(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["validate", *arguments])
+def forebay(*arguments: str, plans: bool = False) -> Result:
+    return CliRunner().invoke(app, ["validate", *arguments, *([] if plans else ["--no-plans"])])
 
 
-def findings(*arguments: str, well: bool) -> list[dict[str, Any]]:
-    done = forebay("--json", *arguments)
+def findings(*arguments: str, well: bool, plans: bool = False) -> list[dict[str, Any]]:
+    done = forebay("--json", *arguments, plans=plans)
     told = json.loads(done.stdout)
     assert (done.exit_code, told["ok"]) == ((0, True) if well else (1, False)), told
     failed = [one for one in told["findings"] if one["health"] == "failed"]
@@ -83,6 +88,9 @@ def findings(*arguments: str, well: bool) -> list[dict[str, Any]]:
 
 def about(found: list[dict[str, Any]], check: str) -> list[tuple[str, str]]:
     return [(one["health"], one["found"]) for one in found if one["check"] == check]
+
+
+PARQUET = "ParquetSink('{}/out')"
 
 
 def one_stream(source: str, home: Path) -> str:
@@ -101,12 +109,13 @@ def contents(connection: sa.Connection) -> list[tuple[str, int]]:
     return [(name, connection.execute(sa.text(f"SELECT count(*) FROM forebay.{name}")).scalar_one()) for name in names]
 
 
-def test_without_a_driver_log_only_declarations_are_checked(module: Callable[[str], str], home: Path) -> None:
+def test_without_a_driver_log_declarations_and_sinks_are_checked(module: Callable[[str], str], home: Path) -> None:
     path = module(one_stream("SocketText(host='127.0.0.1', port=1)", home))
     for arguments in ((path,), (path, "--offline")):
         [declared, *others] = findings(*arguments, well=True)
         assert declared["found"].endswith("1 pipeline(s), 1 stream(s), 1 output(s)")
-        assert [one["check"] for one in others] == ([] if "--offline" in arguments else ["driver log"])
+        checked = [one["check"] for one in others]
+        assert checked == ([] if "--offline" in arguments else ["driver log", "output words/counts"])
     assert "ok" in (shown := forebay(path).stdout)
     assert max(map(len, shown.splitlines())) <= 80
 
@@ -266,6 +275,14 @@ def test_what_apply_would_change_or_refuse_is_told(
         [(_, said)] = about(findings(other, well=True), "pipeline words")
         assert said.startswith("differs from what is applied: ")
         assert "interval" in said
+        merged = "PostgresSink('env:T', 'counts', mode='merge', key='value')"
+        apply(connection, load_pipelines(module(one_stream(listener, home).replace(PARQUET.format(home), merged))))
+        appended = module(one_stream(listener, home).replace(PARQUET.format(home), "PostgresSink('env:T', 'counts')"))
+        warned = [said for health, said in about(findings(appended, well=True), "driver log") if health == "warning"]
+        assert ["drop the primary key that mode='merge' made on value" in said for said in warned] == [True]
+        done = CliRunner().invoke(app, ["apply", "--dry-run", appended], env={"COLUMNS": "500"})
+        assert "batches fail until you drop the primary key" in done.output
+        apply(connection, load_pipelines(path))
         shared = module(one_stream(listener, home).replace('"words"', '"others"'))
         [(health, said)] = about(findings(shared, well=False), "driver log")
         assert (health, "pipeline 'words'" in said) == ("failed", True)
@@ -285,3 +302,126 @@ def test_a_driver_log_that_does_not_answer_fails(
     found = findings(module(one_stream("SocketText(listen='127.0.0.1:0')", home)), well=False)
     assert about(found, "driver log")[0][0] == "failed"
     assert about(found, "stream lines") == [("ok", "can listen at 127.0.0.1:0")]
+
+
+PLANS = """
+    import os
+    from forebay import ForeachBatchSink
+    from forebay.parsing import from_json_records
+    events = Stream("events", Http(listen="127.0.0.1:0"))
+    p = Pipeline("p", interval="10s")
+
+    def output(name, select, sink=None):
+        sink = sink or ParquetSink(f"never/{name}")
+        p.output(inputs=[events], sink=sink, name=name)(select)
+
+    output("good", lambda frame: from_json_records(frame, "n INT", column="body").groupBy("n").count())
+    output("none", lambda frame: os.write(1, b"printed") and None)
+    output("pandas", lambda frame: frame.limit(1).toPandas())
+    output("column", lambda frame: frame.where("nosuch = 1"))
+    output("fails", lambda frame: 1 / frame.count())
+    output("folder", lambda frame: frame.selectExpr("path AS date"))
+    output("long", lambda frame: frame.selectExpr("path AS `" + "é" * 32 + "`"), PostgresSink(EnvVar("URL"), "t"))
+    output("type", lambda frame: frame.selectExpr("INTERVAL 1 MONTH AS span"))
+    output("merged", lambda frame: frame.select("path"), PostgresSink(EnvVar("URL"), "u", mode="merge", key="id"))
+
+    def called(frame, batch_id):
+        raise AssertionError("the function of a ForeachBatchSink is not run")
+
+    output("effects", lambda frame: frame, ForeachBatchSink(called))
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("session")
+def test_outputs_are_planned_on_empty_frames(
+    module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = module(PLANS)
+    found = findings(path, "--offline", well=False, plans=True)
+    said = {one["check"].rpartition("/")[2]: one["found"] for one in found if one["health"] == "failed"}
+    expected = {
+        "none": "output 'none' of pipeline 'p' returned nothing (None), and its sink needs a Spark DataFrame",
+        "pandas": "returned a pandas.core.frame.DataFrame",
+        "column": "its function fails on empty frames in line ",
+        "fails": "ZeroDivisionError: division by zero",
+        "folder": "its result has a column 'date', which is the target's own: rename it",
+        "long": "é" * 32,
+        "type": "its column span is a interval month",
+        "merged": "its result has no column id, which its sink has as key",
+    }
+    assert said.keys() == expected.keys()
+    assert [name for name, part in expected.items() if part not in said[name]] == []
+    assert "nosuch" in said["column"]
+    [(health, counted)] = about(found, "plans")
+    assert (health, counted.partition(":")[0]) == ("ok", "2 of 10 output(s) can be planned")
+    assert "printed" not in capfd.readouterr().out
+    # What a local Spark lacks may be there where the batches run; what its sink refuses is refused there too.
+    monkeypatch.setenv("FOREBAY_SPARK_MASTER", "spark://127.0.0.1:1")
+    found = findings(path, "--offline", well=False, plans=True)
+    warned = [one["check"].rpartition("/")[2] for one in found if one["health"] == "warning"]
+    assert warned == ["column", "fails"]
+
+
+def test_without_spark_the_plans_are_not_checked(
+    module: Callable[[str], str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_spark(*_: object, **__: object) -> None:
+        raise JavaNotFoundError([])
+
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(plan_checks, "spark_session", no_spark)
+    found = findings(module(one_stream("SocketText(listen='127.0.0.1:0')", home)), "--offline", well=True, plans=True)
+    [(health, said)] = about(found, "plans")
+    assert (health, said.partition(",")[0]) == ("warning", "the plans were not checked")
+
+
+def test_a_sinks_missing_package_and_a_short_interval_are_found(
+    module: Callable[[str], str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    assert DeltaSink(home).declaration()
+    text = one_stream("SocketText(listen='127.0.0.1:0')", home).replace('"10s"', '"1s"')
+    found = findings(
+        module("\n        from forebay import DeltaSink" + text.replace("ParquetSink", "DeltaSink")), well=False
+    )
+    [(health, said)] = about(found, "output words/counts")
+    assert (health, "pip install 'forebay[delta]'" in said) == ("failed", True)
+    [(health, said)] = about(found, "pipeline words")
+    assert (health, said.partition(":")[0]) == ("warning", "its interval of 1 s is short")
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("session")
+def test_results_are_compared_with_targets_and_made_of_the_columns_that_receivers_registered(
+    module: Callable[[str], str],
+    database_url: str,
+    engine: sa.Engine,
+    target: Target,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    target.rows("CREATE TABLE counts (value integer, _batch_time timestamptz)")
+    path = module("""
+        lines = Stream("lines", SocketText(listen="127.0.0.1:0"))
+        words = Pipeline("words", interval="10s")
+        counted(words, lines, PostgresSink(EnvVar("TARGET_URL"), "counts"), "counts")
+        words.output(inputs=[lines], sink=ParquetSink("never"), name="more")(lambda frame: frame.select("more"))
+    """)
+    with connect(engine) as connection:
+        apply(connection, load_pipelines(path))
+        found = findings(path, well=False, plans=True)
+        assert "nosuch" not in json.dumps(found)
+        assert [health for health, _ in about(found, "output words/more")] == ["failed", "ok"]
+        [receiver] = placements(connection)
+        register_schema(
+            connection,
+            receiver_id=receiver.receiver_id,
+            fingerprint="1",
+            columns=[("value", "string"), ("more", "int32")],
+        )
+    found = findings(path, well=False, plans=True)
+    assert [health for health, _ in about(found, "output words/more")] == ["ok"]
+    [(health, said)] = about(found, "output words/counts")
+    assert health == "failed"
+    assert "the table has no column more (integer)" in said

@@ -45,6 +45,29 @@ def test_valid_json_is_typed_and_the_rest_is_kept_as_it_came(session: SparkSessi
     assert corrupt(parsed).count() == len(JSON_BAD)
 
 
+def test_bytes_are_parsed_as_text_and_other_columns_are_kept(session: SparkSession) -> None:
+    """Check the rows of an Http stream: its `body` is bytes, and it has an `id` of its own."""
+    bodies = ['{"id": 1, "name": "ü"}'.encode(), b'{"name": "\xfc"}', b"no", None]
+    given = [(body, number, "of the request", {"k": "v"}) for number, body in enumerate(bodies)]
+    frame = session.createDataFrame(given, "body BINARY, `a.b` INT, ID STRING, attributes MAP<STRING, STRING>")
+    parsed = from_json_records(frame, SCHEMA, column="body")
+    assert parsed.columns == ["id", "name", "a.b", "attributes", "_corrupt"]
+    assert rows(well_formed(parsed)) == [(1, "ü", 0, {"k": "v"})]
+    odd = "\\x" + bodies[1].hex()  # type: ignore[union-attr]
+    assert rows(parsed.where("_corrupt IS NOT NULL").select("`a.b`", "_corrupt")) == [(1, odd), (2, "no"), (3, "")]
+    lined = from_csv_records(frame.selectExpr("CAST('1,b' AS BINARY) AS body"), SCHEMA, column="body")
+    assert rows(well_formed(lined)) == [(1, "b")] * len(bodies)
+
+
+def test_a_column_that_is_no_text_or_that_is_there_already_is_refused(session: SparkSession) -> None:
+    with pytest.raises(ParsingError, match="'value' is a long, and text"):
+        from_json_records(session.createDataFrame([(1,)], "value BIGINT"), SCHEMA)
+    parsed = from_json_records(lines(session, "{}").selectExpr("value", "value AS more"), SCHEMA)
+    with pytest.raises(ParsingError, match="well_formed"):
+        from_json_records(parsed, "x INT", column="more")
+    assert rows(from_json_records(well_formed(parsed), "x INT", column="more")) == [(None, None, None, None)]
+
+
 CSV_GOOD = ["1,a", "2,", ',"b, c"']
 CSV_BAD = ["x,d", "1", "1,a,more", "", "   "]
 
