@@ -1,7 +1,23 @@
-"""Parse JSON and CSV records into columns; see ``docs/how-to/parse-records.md``. Loads Spark only when called."""
+"""Parse JSON, CSV and log lines into columns; see ``docs/how-to/parse-records.md``. Loads Spark only when called."""
 
 from __future__ import annotations
 
-from orchestration.spark.parsing import CORRUPT, ParsingError, corrupt, from_csv_records, from_json_records, well_formed
+from orchestration.spark.parsing import (
+    CORRUPT,
+    ParsingError,
+    corrupt,
+    from_csv_records,
+    from_json_records,
+    from_regex_records,
+    well_formed,
+)
 
-__all__ = ["CORRUPT", "ParsingError", "corrupt", "from_csv_records", "from_json_records", "well_formed"]
+__all__ = [
+    "CORRUPT",
+    "ParsingError",
+    "corrupt",
+    "from_csv_records",
+    "from_json_records",
+    "from_regex_records",
+    "well_formed",
+]

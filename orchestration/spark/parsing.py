@@ -1,6 +1,6 @@
-r"""Parses records of JSON or CSV into columns; keeps what can't be parsed in `_corrupt`, never drops or guesses it.
+r"""Parses JSON, CSV or log lines into columns; keeps what can't be parsed in `_corrupt`, never drops or guesses it.
 
-Owns the one rule for both: a record that doesn't fit the schema has its text in `_corrupt`; one that does has null
+Owns the one rule for all: a record that doesn't fit the schema has its text in `_corrupt`; one that does has null
 there. What Spark's readers pass over or change is corrupt: what follows a JSON value, half of a surrogate pair, digits
 that a decimal has no room for, text behind a closing quote. Blank records, which Spark's own modes treat differently by
 format, are corrupt too. Loads Spark only when called.
@@ -79,8 +79,56 @@ def from_csv_records(
         asked,
         F.from_csv,
         lambda text: [] if has_own_quotes else [~text.rlike(_csv_line(separator))],
-        is_csv=True,
+        # A line end would be part of the last field.
+        csv=lambda text: F.regexp_replace(text, r"\r?\n?\z", ""),
     )
+
+
+def from_regex_records(
+    records: DataFrame,
+    pattern: str,
+    schema: str,
+    *,
+    column: str = "value",
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """Parse lines such as those of a web server's log: each column of `schema` is the group of its name in `pattern`.
+
+    The pattern matches a whole record, or the record is corrupt; so is one with a group that is not of its column's
+    type. It is Java's, with groups as Python and Java write them: ``(?P<status>[0-9]+)``, ``(?<status>[0-9]+)``. A
+    group that matched nothing is an empty text in a STRING, and null in every other column. `options` are Spark's for
+    CSV: ``{"nullValue": "-", "timestampFormat": "dd/MMM/yyyy:HH:mm:ss Z"}``. Else as `from_json_records`.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
+
+    numbers, plain = _groups(pattern)
+    fields = _fields(schema)
+    if unknown := [name for name in fields.names if name not in numbers]:
+        raise ParsingError(f"the pattern has no group {unknown[0]!r}: its groups are {', '.join(numbers) or 'unnamed'}")
+
+    def csv(text: Column) -> Column:
+        def field(name: str, *, is_string: bool) -> Column:
+            group = F.regexp_extract(text, whole, numbers[name])
+            quoted = F.concat(F.lit('"'), F.replace(group, F.lit('"'), F.lit('""')), F.lit('"'))
+            return quoted if is_string else F.when(group == "", "").otherwise(quoted)
+
+        return F.concat_ws(",", *(field(one.name, is_string=one.dataType.typeName() == "string") for one in fields))
+
+    whole = rf"(?s)\A(?:{plain})\r?\n?\z"
+    own = {"escape": '"', "emptyValue": "", "nullValue": _NOTHING}
+    asked = {**own, **(options or {})}
+    return _parsed(records, schema, column, asked, F.from_csv, lambda text: [~text.rlike(whole)], csv=csv)
+
+
+def _groups(pattern: str) -> tuple[dict[str, int], str]:
+    """Return the numbers of a pattern's groups by name, and the pattern without names: Java's have no `_`."""
+    python = re.sub(r"(?<!\\)\(\?<(?=[A-Za-z_])", "(?P<", pattern)
+    try:
+        numbers = dict(re.compile(python).groupindex)
+    except re.error as error:
+        raise ParsingError(f"pattern {pattern!r}: {error}") from error
+    plain = re.sub(r"\(\?P=(\w+)\)", lambda found: rf"\{numbers[found[1]]}", python)
+    return numbers, re.sub(r"\(\?P<\w+>", "(", plain)
 
 
 def _json_faults(text: Column, *, is_relaxed: bool) -> list[Column]:
@@ -123,8 +171,9 @@ def _parsed(
     parse: Callable[[Column, str, dict[str, str]], Column],
     faults: Callable[[Column], list[Column]],
     *,
-    is_csv: bool = False,
+    csv: Callable[[Column], Column] | None = None,
 ) -> DataFrame:
+    """Parse a text, or the line of CSV that `csv` makes of it."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
 
     if column not in records.columns:
@@ -138,8 +187,7 @@ def _parsed(
     parsed_names = {name.lower() for name in (*fields.names, column)}
     kept = [name for name in records.columns if name.lower() not in parsed_names]
     as_text, is_text = _text(records, column)
-    # A line end would be part of the last field.
-    value = F.regexp_replace(as_text, r"\r?\n?\z", "") if is_csv else as_text
+    value = as_text if csv is None else csv(as_text)
     columns = [as_text.alias("text"), parse(value, f"{schema}, {CORRUPT} STRING", asked).alias("record")]
     columns += [is_text.alias("is_text"), F.struct(*(_column(name) for name in kept)).alias("kept")]
     text, record, wide, texts = (F.col(name) for name in ("text", "record", "wide", "texts"))
@@ -154,9 +202,9 @@ def _parsed(
         columns.append(parse(value, _ddl(widened), asked).alias("wide"))
         changed = [one for one, before in zip(widened, fields, strict=True) if one != before]
         bad += [record.getField(one.name).cast(one.dataType) != wide.getField(one.name) for one in changed]
-    if decimals or (is_csv and floats):
+    if decimals or (csv is not None and floats):
         columns.append(parse(value, ", ".join(f"`{name}` STRING" for name in fields.names), asked).alias("texts"))
-        if is_csv:
+        if csv is not None:
             bad += [~texts.getField(name).rlike(_NUMBER) for name in (*floats, *decimals)]
         # What is smaller than the widest decimal's last digit.
         bad += [(record.getField(name) == 0) & texts.getField(name).rlike(r"^[^eE]*[1-9]") for name in decimals]

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from decimal import Decimal
 from typing import TYPE_CHECKING, Literal
 
@@ -13,7 +14,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from forebay.parsing import ParsingError, corrupt, from_csv_records, from_json_records, well_formed
+from forebay.parsing import (
+    ParsingError,
+    corrupt,
+    from_csv_records,
+    from_json_records,
+    from_regex_records,
+    well_formed,
+)
 from tests.support.searches import examples
 
 if TYPE_CHECKING:
@@ -239,3 +247,49 @@ def test_a_wrong_schema_or_column_is_named(session: SparkSession) -> None:
         from_json_records(lines(session, "{}"), SCHEMA, column="body")
     with pytest.raises(ParsingError, match="_corrupt is added"):
         from_csv_records(lines(session, ""), "id INT, _corrupt STRING")
+
+
+NGINX = (
+    r'(?P<remote>\S+) - (?<user>\S+) \[(?P<at>[^\]]+)\] "(?P<request>(?:[^"\\]|\\.)*)" '
+    r"(?P<status>\d+) (?P<sent_bytes>\d+|-)"
+)
+ACCESS = "status INT, remote STRING, request STRING, user STRING, sent_bytes BIGINT, at TIMESTAMP"
+LOG_OPTIONS = {"nullValue": "-", "timestampFormat": "dd/MMM/yyyy:HH:mm:ss Z"}
+
+
+def test_log_lines_are_typed_by_their_groups_and_garbage_is_kept(session: SparkSession) -> None:
+    good = [
+        '10.0.0.1 - - [01/Jan/2026:12:00:01 +0100] "GET /a,b?q=""x HTTP/1.1" 200 17',
+        '::1 - ann [01/Jan/2026:12:00:02 +0000] "" 404 -\n',
+    ]
+    good[0] = good[0].replace('""', "")
+    bad = ["garbage", good[0] + " more", good[0].replace(" 200 ", " 99999999999 "), good[0].replace("Jan", "Foo"), ""]
+    parsed = from_regex_records(lines(session, *good, *bad), NGINX, ACCESS, options=LOG_OPTIONS)
+    assert [row[:5] for row in rows(well_formed(parsed))] == [
+        (200, "10.0.0.1", "GET /a,b?q=x HTTP/1.1", None, 17),
+        (404, "::1", "", "ann", None),
+    ]
+    assert rows(well_formed(parsed).selectExpr("unix_timestamp(at)")) == [(1767265201,), (1767268802,)]
+    assert sorted(rows(corrupt(parsed))) == sorted((text,) for text in bad)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"), [("(?P<a>x", "missing \\)"), ("(?P<b>x)", "no group 'a': its groups are b"), ("x", "unnamed")]
+)
+def test_a_pattern_that_cannot_work_is_refused(session: SparkSession, pattern: str, says: str) -> None:
+    with pytest.raises(ParsingError, match=says):
+        from_regex_records(lines(session, "x"), pattern, "a STRING")
+
+
+@pytest.mark.search
+@settings(max_examples=examples(40), suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@given(texts=st.lists(st.text(st.sampled_from('ab1-"\\,\n=(é'), max_size=8), min_size=1, max_size=30))
+def test_a_group_has_what_pythons_re_finds(session: SparkSession, texts: list[str]) -> None:
+    pattern = r"(?P<key_1>[^=]*)=(?P<n>-?1*)(?P<rest>.*)"
+    parsed = from_regex_records(lines(session, *texts), pattern, "key_1 STRING, n BIGINT, rest STRING")
+    found = [re.fullmatch(rf"(?s:{pattern}?)\r?\n?", text) for text in texts]
+    good = [(one["key_1"], int(one["n"] or 0), one["rest"]) for one in found if one and one["n"] != "-"]
+    assert sorted((key, n or 0, rest) for key, n, rest in rows(well_formed(parsed))) == sorted(good)
+    assert sorted(rows(corrupt(parsed))) == sorted(
+        (t,) for t, one in zip(texts, found, strict=True) if not one or one["n"] == "-"
+    )
