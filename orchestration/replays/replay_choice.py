@@ -47,23 +47,24 @@ def batches_to_replay(
     from_time: datetime | None,
     to_time: datetime | None,
     failed_outputs_only: bool = False,
+    quarantined: bool = False,
 ) -> list[datetime]:
     """Return the batches, oldest first: finished and not empty, with `from_time` <= batch time <= `to_time`.
 
     Without `from_time`, return the newest completed one; without `to_time`, the one at `from_time`. Skip batches that
-    are not finished or were empty; with `failed_outputs_only`, all that are not QUARANTINED. Takes no locks. Raises
-    ReplayError if there is none.
+    are not finished or were empty; with `quarantined` or `failed_outputs_only`, all that are not QUARANTINED. Without
+    times, `quarantined` means all that are. Takes no locks. Raises ReplayError if there is none.
     """
     if from_time is None:
         if to_time is not None:
             message = "a replay has a to_time and no from_time: give both, or neither for the newest completed batch"
             raise ReplayError(message)
-        if failed_outputs_only:
-            quarantined = quarantined_batches(connection, pipeline_id, newest=1)
-            if not quarantined:
-                message = "no batch is quarantined: there are no failed outputs to run"
+        if quarantined or failed_outputs_only:
+            times = quarantined_batches(connection, pipeline_id, newest=MOST_BATCHES if quarantined else 1)
+            if not times:
+                message = "no batch is quarantined: there is nothing to run again"
                 raise ReplayError(message)
-            return quarantined
+            return times[::-1]
         found = [
             row
             for row in batches.list_batches(connection, pipeline_id, states=[BatchState.COMPLETED], limit=1000)
@@ -77,7 +78,7 @@ def batches_to_replay(
     if last < from_time:
         message = f"the replay's from_time {from_time.isoformat()} is after its to_time {last.isoformat()}: swap them"
         raise ReplayError(message)
-    states = (BatchState.QUARANTINED,) if failed_outputs_only else REPLAYABLE
+    states = (BatchState.QUARANTINED,) if quarantined or failed_outputs_only else REPLAYABLE
     rows = batches.list_batches(
         connection, pipeline_id, first=from_time, last=last, states=states, limit=MOST_BATCHES + 1
     )

@@ -34,6 +34,8 @@ class ReplayRequest:
     last: datetime
     outputs: tuple[str, ...] = ()
     failed_outputs_only: bool = False
+    #: Only those that are quarantined.
+    quarantined: bool = False
 
     def config(self) -> dict[str, object]:
         """Return the configuration of the replay job's op."""
@@ -42,6 +44,7 @@ class ReplayRequest:
             "to_time": self.last.isoformat(),
             "outputs": list(self.outputs),
             "failed_outputs_only": self.failed_outputs_only,
+            "quarantined": self.quarantined,
         }
 
     def tags(self) -> dict[str, str]:

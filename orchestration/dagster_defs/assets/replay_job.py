@@ -45,6 +45,10 @@ class ReplayConfig(dg.Config):
         description="Replace nothing: of quarantined batches, run only the outputs that have no result; without a "
         "from_time, of the newest one.",
     )
+    quarantined: bool = Field(
+        default=False,
+        description="Run quarantined batches only; with an empty from_time: all of them.",
+    )
 
 
 def replay_job_name(pipeline: str) -> str:
@@ -67,6 +71,7 @@ def replay_in_dagster(
     newest_failed: bool = False,
     outputs: Sequence[str] = (),
     failed_outputs_only: bool = False,
+    quarantined: bool = False,
 ) -> None:
     """Replay batches within a run: log a line per batch, materializations as outputs are committed, and tag the run.
 
@@ -84,7 +89,12 @@ def replay_in_dagster(
             found = "no batch is QUARANTINED" if from_time is None else f"{from_time.isoformat()} is QUARANTINED"
             context.log.info(f"from_time: {NEWEST_FAILED}: {found}")
         times = batches_to_replay(
-            connection, pipeline_id, from_time=from_time, to_time=to_time, failed_outputs_only=failed_outputs_only
+            connection,
+            pipeline_id,
+            from_time=from_time,
+            to_time=to_time,
+            failed_outputs_only=failed_outputs_only,
+            quarantined=quarantined,
         )
     context.instance.add_run_tags(
         context.run.run_id,
@@ -147,6 +157,7 @@ def replay_job(pipeline: Pipeline) -> dg.JobDefinition:
             to_time=parsed_time(config.to_time),
             outputs=config.outputs,
             failed_outputs_only=config.failed_outputs_only,
+            quarantined=config.quarantined,
         )
 
     @dg.job(

@@ -72,6 +72,9 @@ def replay(
             "--failed-outputs-only", help="Of quarantined batches, run only the outputs that have no result yet."
         ),
     ] = False,
+    quarantined: Annotated[  # noqa: FBT002
+        bool, typer.Option("--quarantined", help="Only QUARANTINED batches: of the range, or all.")
+    ] = False,
     local: Annotated[bool, typer.Option("--local", help="Run in this process, even if Dagster runs.")] = False,  # noqa: FBT002
     module: Annotated[
         str | None, typer.Option(help="The module that declares it; unless given, FOREBAY_MODULE or the project's.")
@@ -92,12 +95,15 @@ def replay(
     With --failed-outputs-only nothing is replaced: of QUARANTINED batches (without times: of the newest one), the
     outputs run that have no result, and the others are not computed again.
 
+    With --quarantined, and no times, all QUARANTINED batches run again, from the oldest on: after a fix.
+
     For example:
 
         forebay batches replay words
         forebay batches replay words 12:00:00 --output counts
         forebay batches replay words --from 2026-01-31 --to 2026-02-01
         forebay batches replay words --failed-outputs-only
+        forebay batches replay words --quarantined
     """
     console = Console(highlight=False, stderr=as_json, soft_wrap=True)
     if batch_time and (from_time or to_time):
@@ -117,6 +123,7 @@ def replay(
             from_time=first,
             to_time=parsed_time(to_time),
             failed_outputs_only=failed_outputs_only,
+            quarantined=quarantined,
         )
         settings = Settings()
         url = None if local else dagster_url(settings)
@@ -129,7 +136,12 @@ def replay(
             replays = _in_process(declared, times, outputs, failed_outputs_only=failed_outputs_only)
         else:
             request = ReplayRequest(
-                pipeline, times[0], times[-1], tuple(outputs), failed_outputs_only=failed_outputs_only
+                pipeline,
+                times[0],
+                times[-1],
+                tuple(outputs),
+                failed_outputs_only=failed_outputs_only,
+                quarantined=quarantined,
             )
             token = dagster_token(settings)
             replays = ReplayRun(

@@ -175,6 +175,7 @@ def test_it_launches_the_replay_job_and_reports_every_batch(dagster: Dagster) ->
                     "to_time": T3.isoformat(),
                     "outputs": ["counts"],
                     "failed_outputs_only": False,
+                    "quarantined": False,
                 }
             }
         }
@@ -196,6 +197,19 @@ def test_it_launches_the_replay_job_for_failed_outputs_only(dagster: Dagster) ->
     CliRunner().invoke(app, [*arguments, "--failed-outputs-only", "--json"])
     [params] = dagster.launched
     assert params["runConfigData"]["ops"]["words__replay"]["config"]["failed_outputs_only"] is True
+
+
+def test_all_quarantined_batches_are_chosen_and_no_other(dagster: Dagster) -> None:
+    none = CliRunner().invoke(app, ["batches", "replay", "words", "--quarantined"])
+    assert (none.exit_code, "no batch is quarantined" in none.stdout) == (1, True)
+    with connect(dagster.engine) as connection:
+        statement = "UPDATE forebay.batches SET state = 'QUARANTINED', completed_at = NULL WHERE batch_time <> :time"
+        connection.execute(sa.text(statement), {"time": T2})
+    answer = CliRunner().invoke(app, ["batches", "replay", "words", "--quarantined", "--json"])
+    assert [row["batch_time"] for row in json.loads(answer.stdout)["batches"]] == [T1.isoformat(), T3.isoformat()]
+    [params] = dagster.launched
+    config = params["runConfigData"]["ops"]["words__replay"]["config"]
+    assert (config["from_time"], config["to_time"], config["quarantined"]) == (T1.isoformat(), T3.isoformat(), True)
 
 
 def test_an_unknown_pipeline_or_an_unreachable_dagster_is_reported_with_the_way_out(
