@@ -15,7 +15,8 @@ SELECT s.name AS stream, r.ordinal, r.id AS receiver_id, r.state, r.desired_stat
           AND f.sequence < newest.sequence) AS records_per_second,
        holder.id AS process_id, holder.name AS process, holder.host AS process_host, holder.pid,
        holder.started_at AS process_started_at, unread.partitions, unread.amount AS unread, unread.unit AS unread_unit,
-       unread.oldest_at AS oldest_unread_at
+       unread.oldest_at AS oldest_unread_at,
+       greatest(clock_timestamp(), unread.oldest_at) - unread.oldest_at AS source_lag
 FROM forebay.receivers r
 JOIN forebay.streams s ON s.id = r.stream_id
 -- Probes, each with OFFSET 0: a join could read all processes that ever were.
@@ -88,3 +89,4 @@ COMMENT ON COLUMN forebay.receiver_status.unread IS
 COMMENT ON COLUMN forebay.receiver_status.unread_unit IS 'What unread counts: records, bytes, files or messages';
 COMMENT ON COLUMN forebay.receiver_status.oldest_unread_at IS
     'The oldest unread record came then or earlier, by the receiver''s clock; null: none, or unknown';
+COMMENT ON COLUMN forebay.receiver_status.source_lag IS 'The age of the oldest unread record; null as above';

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ from tracker_store.blocks.blocks import OffsetLink, open_partition
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.processes import register_process
 from tracker_store.receivers.source_lag import LagReport, Unread, report_source_lag
+from tracker_store.reports.streaming_statistics import receiver_counters
 from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
@@ -141,7 +143,15 @@ def test_the_view_of_positions_says_what_the_source_has_beyond_them(rig: Rig) ->
     first, second = rig.view("receiver_status", "ordinal")
     assert (first["partitions"], first["unread"], first["unread_unit"]) == (3, 57, "records")
     assert first["oldest_unread_at"].timestamp() == 1_700_000_000.5
+    assert first["source_lag"].total_seconds() == pytest.approx(time.time() - 1_700_000_000.5, abs=60)
     assert (second["partitions"], second["unread"], second["oldest_unread_at"]) == (0, None, None)
+    assert second["source_lag"] is None
+    of_first, of_second = receiver_counters(rig.connection)
+    assert (of_first.partitions, of_first.unread, of_first.unread_unit) == (3, 57, "records")
+    assert of_first.source_lag == pytest.approx(time.time() - 1_700_000_000.5, abs=60)
+    assert (of_second.partitions, of_second.unread, of_second.source_lag) == (0, None, None)
+    rig.report(0, {"0": records(0), "queue": Unread(0, "messages")})
+    assert receiver_counters(rig.connection)[0].source_lag == 0
 
 
 def _fields(value: object) -> dict[str, Any]:
