@@ -127,6 +127,25 @@ class SourceRig(ReceiverProcesses):
                 yield batch
             assert found == row.records
 
+    def unread(self) -> int:
+        """Return how much the source has that is not read, as the receivers have said; -1: they have not."""
+        [(unread,)] = self.execute(
+            "SELECT coalesce(sum(unread), -1) FROM forebay.receiver_status WHERE receiver_id = ANY (:ids)",
+            ids=self.receiver_ids,
+        )
+        return int(unread)
+
+    def source_ends(self) -> list[tuple[str, int]]:
+        """Return what the receivers have said that the source has in each place: its end, or how much is unread."""
+        return [
+            (partition, int(end))
+            for partition, end in self.execute(
+                "SELECT partition, coalesce(source_position, unread) FROM forebay.source_lag "
+                "WHERE receiver_id = ANY (:ids) AND unread > 0 ORDER BY 1",
+                ids=self.receiver_ids,
+            )
+        ]
+
     def stored_frames(self) -> int:
         """Return the number of frames in all files, registered or not."""
         store = open_block_store(str(self.root / "blocks"))

@@ -141,6 +141,8 @@ class SourceConformance:
     moves_to_others: ClassVar[bool] = True
     #: Whether receivers ask for records; if not, they wait for senders, and don't notice that there are none.
     asks_for_records: ClassVar[bool] = True
+    #: Whether receivers say how much the source has that they have not read (``Receiver.report_unread``).
+    reports_unread: ClassVar[bool] = False
 
     @pytest.mark.core
     def test_reads_existing_and_new_records_and_drains_at_a_stop(
@@ -159,6 +161,8 @@ class SourceConformance:
             lambda: [kind for kind, _, _ in rig.events()].count(ReceiverEventKind.STARTED) == 2, "a second process"
         )
         eventually(lambda: adapter.all_came(rig), "the rest, by a second process")
+        if self.reports_unread:
+            eventually(lambda: rig.unread() == 0, "that nothing is unread")
         stop(second)
         adapter.check(rig)
 
@@ -239,6 +243,21 @@ class SourceConformance:
             eventually(lambda: adapter.all_came(rig), "everything")
             stop(process)
         adapter.check(rig)
+
+    @pytest.mark.core
+    def test_a_throttled_receiver_says_what_the_source_has(self, adapter: SourceAdapter, make_rig: MakeRig) -> None:
+        if not self.reports_unread:
+            pytest.skip("the source does not say what is unread")
+        adapter.send(600)
+        rig = make_rig(adapter.source(), receiver_max_rate=100)
+        process = rig.start()
+        eventually(lambda: rig.registered() and rig.unread() > 0, "what is unread")
+        before = rig.source_ends()
+        adapter.send(600)
+        # While it is throttled: it has not read what was sent first.
+        eventually(lambda: rig.source_ends() != before, "what was sent since")
+        assert not adapter.all_came(rig)
+        stop(process)
 
     def test_receivers_come_and_go_while_records_come(self, adapter: SourceAdapter, make_rig: MakeRig) -> None:
         if (reason := adapter.source().one_receiver) is not None:

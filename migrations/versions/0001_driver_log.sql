@@ -796,6 +796,38 @@ COMMENT ON COLUMN forebay.scaling_decisions.reason IS 'Why, and how it takes eff
 COMMENT ON COLUMN forebay.scaling_decisions.since IS 'Since when these numbers are the decision';
 COMMENT ON COLUMN forebay.scaling_decisions.decided_at IS 'When the decision was last checked';
 
+CREATE TABLE forebay.source_lag (
+    stream_id bigint NOT NULL,
+    source text NOT NULL,
+    partition text NOT NULL,
+    receiver_id bigint NOT NULL,
+    unread bigint NOT NULL,
+    unit text NOT NULL,
+    source_position bigint,
+    oldest_at timestamptz,
+    redelivered bigint,
+    reported_at timestamptz DEFAULT clock_timestamp() NOT NULL,
+    PRIMARY KEY (stream_id, source, partition),
+    CONSTRAINT source_lag_unread CHECK (unread >= 0)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, fillfactor = 50);
+CREATE INDEX source_lag_receiver ON forebay.source_lag (receiver_id);
+COMMENT ON TABLE forebay.source_lag IS
+    'What does each source have that is not read yet? (As receivers last said.)';
+COMMENT ON COLUMN forebay.source_lag.stream_id IS 'The stream that reads the source';
+COMMENT ON COLUMN forebay.source_lag.source IS 'The source as the receiver names it, such as a topic';
+COMMENT ON COLUMN forebay.source_lag.partition IS 'The partition, file, queue or consumer';
+COMMENT ON COLUMN forebay.source_lag.receiver_id IS 'The receiver that read it last, and said so';
+COMMENT ON COLUMN forebay.source_lag.unread IS
+    'How much the source has there that the receiver has not read';
+COMMENT ON COLUMN forebay.source_lag.unit IS 'What unread counts: records, bytes, files or messages';
+COMMENT ON COLUMN forebay.source_lag.source_position IS
+    'The position behind the newest record that the source has; null: all is read, or it has no positions';
+COMMENT ON COLUMN forebay.source_lag.oldest_at IS
+    'The oldest unread record came then or earlier, by the receiver''s clock; null: none, or unknown';
+COMMENT ON COLUMN forebay.source_lag.redelivered IS
+    'Messages that the source has sent again and waits for; null where it does not count them';
+COMMENT ON COLUMN forebay.source_lag.reported_at IS 'When the receiver last said something new';
+
 CREATE TABLE forebay.storage_totals (
     receiver_id bigint NOT NULL,
     sealed_segments bigint DEFAULT 0 NOT NULL,

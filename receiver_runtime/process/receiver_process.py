@@ -34,6 +34,7 @@ from receiver_runtime.process.progress_watchdog import ProgressWatchdog
 from receiver_runtime.process.receiver_task import ReceiverTask
 from receiver_runtime.process.shared_parts import SharedParts
 from receiver_runtime.reporting.driver_log import DriverLog, GivenUpError
+from receiver_runtime.reporting.lag_reports import LagReports
 from receiver_runtime.reporting.status_reporter import StatusReporter
 from receiver_runtime.supervisor.ending import Ending
 from receiver_runtime.supervisor.reading_loop import ReadingLoop
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from receiver_runtime.block_store.frames.encryption import KeyReference
+    from receiver_runtime.reporting.source_lag import SourceLag
 
 _log = structlog.get_logger(__name__)
 
@@ -213,6 +215,11 @@ class _Process:
             tasks = list(self._tasks.values())
         return {task.receiver_id: queued for task in tasks if (queued := task.queued()) is not None}
 
+    def _source_lags(self) -> list[SourceLag]:
+        with self._changed:
+            tasks = list(self._tasks.values())
+        return [lag for task in tasks if (lag := task.source_lag()) is not None]
+
     def _running(self) -> list[ReceiverTask]:
         """Return the tasks without taking a lock, for the watchdog: a thread that hangs may hold it."""
         return list(self._tasks.values())
@@ -252,7 +259,12 @@ class _Process:
                 c, kind=ProcessKind.RECEIVER, name=_name(c, receivers), host=self._host, pid=os.getpid()
             ),
         )
-        block_log = BlockLog(self._engine, process_id=process_id, queued=self._queued)
+        block_log = BlockLog(
+            self._engine,
+            process_id=process_id,
+            queued=self._queued,
+            lag_reports=LagReports(self._source_lags, clock=self._clock),
+        )
         shared = SharedParts(
             process_id=process_id,
             block_store=self._block_store,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from receiver_runtime.process.shared_parts import SharedParts
+    from receiver_runtime.reporting.source_lag import SourceLag
     from receiver_runtime.supervisor.receiver_supervisor import ReceiverSupervisor
 
 _log = structlog.get_logger(__name__)
@@ -153,6 +154,12 @@ class ReceiverTask:
         with self._lock:
             supervisor = self._supervisor
         return None if supervisor is None else supervisor.block_path.generator.waiting_blocks
+
+    def source_lag(self) -> SourceLag | None:
+        """Return what the receiver's source has unread, or None before the supervisor exists. Any thread."""
+        with self._lock:
+            supervisor = self._supervisor
+        return None if supervisor is None else supervisor.source_lag
 
     # -- the task's own thread ---------------------------------------------------------------------------------------
 

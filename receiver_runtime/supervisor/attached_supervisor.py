@@ -12,6 +12,7 @@ from receiver_runtime.supervisor.lifecycle import SupervisorState
 if TYPE_CHECKING:
     from receiver_runtime.block_path.block_path import BlockPath
     from receiver_runtime.block_path.receiver_context import ReceiverContext
+    from receiver_runtime.reporting.source_lag import SourceLag
     from receiver_runtime.supervisor.lifecycle import ReceiverLifecycle
     from receiver_runtime.supervisor.reading_loop import ReadingLoop
 
@@ -20,6 +21,7 @@ class AttachedSupervisor:
     """Stand for the supervisor in a receiver that it is attached to. Every method returns at once; any thread.
 
     Args:
+        source_lag: of the receiver.
         reading_loop: for the receiver's quiet connections, if shared with other receivers.
     """
 
@@ -29,6 +31,7 @@ class AttachedSupervisor:
         block_path: BlockPath,
         lifecycle: ReceiverLifecycle,
         *,
+        source_lag: SourceLag,
         reading_loop: ReadingLoop | None,
     ) -> None:
         self.stream_id = context.stream_id
@@ -37,6 +40,7 @@ class AttachedSupervisor:
         self.settings = context.settings
         self.record_schema = context.schema
         self.block_path = block_path
+        self.source_lag = source_lag
         self.reading_loop = reading_loop
         self._lifecycle = lifecycle
         self._status = context.status

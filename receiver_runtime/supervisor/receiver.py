@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, ClassVar
 from receiver_runtime.block_path.records import many_of, schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
 
     from receiver_runtime.block_path.block_handler import DeadLetter
     from receiver_runtime.sources.source import SourceRule
     from receiver_runtime.supervisor.attached_supervisor import AttachedSupervisor
+    from tracker_store.receivers.source_lag import Unread
 
 
 class ReceiverNotAttachedError(RuntimeError):
@@ -162,6 +163,17 @@ class Receiver(ABC):
     def report_note(self, what: str, text: str | None) -> None:
         """Show operators a text behind the receiver's reason, until it is taken away (None)."""
         self.supervisor.report_note(what, text)
+
+    def report_unread(self, find: Callable[[], Mapping[tuple[str, str], Unread]]) -> None:
+        """Show operators how much the source has that the receiver has not read; call this between two reads.
+
+        ``forebay status``, ``forebay.source_progress``, the status page, the metrics and Dagster show it.
+
+        Args:
+            find: returns what is unread in each place (source, partition) that the receiver reads, also where nothing
+                is. It is called once a second at most, and less often if it takes long.
+        """
+        self.supervisor.source_lag.look(find)
 
     def restart(self, message: str, error: BaseException | None = None, delay: float | None = None) -> None:
         """Ask for ``on_stop``, a pause and ``on_start``; return at once.

@@ -28,6 +28,7 @@ import structlog
 
 from receiver_runtime.block_path.block_path import BlockPath
 from receiver_runtime.reporting.receiver_status import UNREACHED
+from receiver_runtime.reporting.source_lag import SourceLag
 from receiver_runtime.reporting.unfailing_reporter import describe
 from receiver_runtime.supervisor.attached_supervisor import AttachedSupervisor
 from receiver_runtime.supervisor.ending import Ending, report_ending
@@ -95,6 +96,7 @@ class ReceiverSupervisor:
         self._start_at = 0.0
         self._started_at = 0.0
         self.lifecycle = ReceiverLifecycle(context, desired_state)
+        self.source_lag = SourceLag(context.receiver_id, context.clock)
         self.block_path = BlockPath(
             context,
             handler,
@@ -105,7 +107,9 @@ class ReceiverSupervisor:
         )
         self._callbacks = ReceiverCallbacks(receiver, context, self.lifecycle, in_flight=self.block_path.in_flight)
         receiver.attach_supervisor(
-            AttachedSupervisor(context, self.block_path, self.lifecycle, reading_loop=reading_loop)
+            AttachedSupervisor(
+                context, self.block_path, self.lifecycle, source_lag=self.source_lag, reading_loop=reading_loop
+            )
         )
 
     @property

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class TestKafka(SourceConformance):
     """Exactly once."""
 
+    reports_unread = True
+
     @pytest.fixture
     def adapter(self, any_kafka: AnyKafka) -> KafkaTopic:
         return KafkaTopic(any_kafka)

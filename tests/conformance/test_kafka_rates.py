@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,6 +28,8 @@ _RATE = 200
 _BUSY, _QUIET = 8000, 100
 # Records that may pass early: the permits that a reader has saved up, and those of blocks that were registered late.
 _SAVED = 5 * _RATE
+# Seconds: two looks and a heartbeat, on a busy machine.
+_SOON = 15.0
 
 
 @pytest.mark.parametrize("options", [{}, {"partition.assignment.strategy": "range"}], ids=["cooperative", "eager"])
@@ -66,3 +69,38 @@ def test_a_busy_partition_keeps_its_rate_and_a_quiet_one_does_not_wait(
         done=done,
     )
     assert float(seconds) >= (_BUSY - done - _SAVED) / _RATE
+
+
+@pytest.mark.parametrize("fetch", ["columns", "objects"])
+def test_a_throttled_receiver_says_exactly_what_the_broker_has(
+    kafka_broker: KafkaBroker, make_rig: Callable[..., SourceRig], fetch: str
+) -> None:
+    """The client's queue is full all the time, so that it fetches rarely, and hears rarely how far the log goes."""
+    topic = KafkaTopic(kafka_broker, partitions=1)
+    topic.send(_BUSY)
+    rig = make_rig(
+        topic.source(fetch=fetch, options={"queued.min.messages": 10, "fetch.message.max.bytes": 4000}),
+        receiver_max_rate=_RATE,
+    )
+    process = rig.start()
+
+    def said() -> tuple[int, int, int, float]:
+        """Return the registered position, the log's end, what is unread, and the oldest unread record's age."""
+        found = rig.execute(
+            "SELECT position, source_position, unread, extract(epoch FROM clock_timestamp() - oldest_unread_at) AS age "
+            "FROM forebay.source_progress WHERE partition = '0'"
+        )
+        row = next(iter(found), (0, 0, 0, 0))
+        return int(row[0]), int(row[1] or 0), int(row[2] or 0), float(row[3] or 0)
+
+    eventually(lambda: said()[0] > 0 and said()[1] == _BUSY, "the log's end")
+    sent = time.monotonic()
+    topic.send(_QUIET)
+    eventually(lambda: said()[1] == _BUSY + _QUIET, "the new end, while the queue is full")
+    seconds = time.monotonic() - sent
+    position, end, unread, age = said()
+    assert seconds < _SOON
+    assert 0 < position < _BUSY
+    assert unread == end - position
+    assert 0 < age < seconds + 60
+    stop(process)

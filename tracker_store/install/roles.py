@@ -63,6 +63,7 @@ ROLES: Mapping[str, Role] = {
             "owns_process",
             "register_schema",
             "release_receivers_of_agent",
+            "report_source_lag",
             "salvage_blocks",
             "seal_salvaged",
             "seal_segment",

@@ -40,6 +40,10 @@ class ReceiverStatus:
     dead_letters: int
     rate_limit: float | None
     queued_blocks: int | None
+    partitions: int = 0
+    unread: int | None = None
+    unread_unit: str | None = None
+    source_lag: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)

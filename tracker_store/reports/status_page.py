@@ -104,6 +104,9 @@ class PageReceiver:
     dead_letters: int
     last_error_at: datetime | None
     last_error: str | None
+    unread: int | None
+    unread_unit: str | None
+    oldest_unread_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)

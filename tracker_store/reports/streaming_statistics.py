@@ -86,6 +86,8 @@ class ReceiverCounters:
 
     `queued` blocks are in its process's queue, not stored yet; null if no process holds it. `degraded`: it can't do its
     work, or not all of it, and its reason names the cause; `not_storing`: because it stores or registers nothing.
+    `unread`: how much its source has that it has not read, in `unread_unit`, and `source_lag` the age in seconds of the
+    oldest of it; null if it has not said. `partitions`: of how many it has said that.
     """
 
     receiver_id: int
@@ -100,6 +102,10 @@ class ReceiverCounters:
     queued: int | None
     not_storing: bool
     degraded: bool
+    partitions: int = 0
+    unread: int | None = None
+    unread_unit: str | None = None
+    source_lag: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,14 +379,16 @@ def records_by_receiver(
 
 
 def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
-    """Return every receiver's totals. No locks; two probes of the blocks' key per receiver."""
+    """Return every receiver's totals. No locks; two probes of the blocks' key per receiver, and its sources' rows."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
                 SELECT r.id, s.name, r.ordinal, r.state, r.process_id, r.rate_limit,
                     coalesce(newest.total_records, 0) AS records, coalesce(newest.total_bytes, 0) AS bytes,
                     coalesce(newest.total_bytes - oldest.total_bytes + oldest.bytes, 0) AS kept_bytes,
-                    (holder.queued ->> r.id::text)::integer AS queued, r.reason
+                    (holder.queued ->> r.id::text)::integer AS queued, r.reason, unread.partitions, unread.amount,
+                    unread.unit,
+                    extract(epoch FROM greatest(clock_timestamp(), unread.oldest_at) - unread.oldest_at)::float8 AS lag
                 FROM forebay.receivers r
                 JOIN forebay.streams s ON s.id = r.stream_id
                 LEFT JOIN LATERAL (
@@ -401,6 +409,12 @@ def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
                     WHERE b.receiver_id = r.id AND b.sequence > r.low_mark
                     ORDER BY b.sequence LIMIT 1
                 ) AS oldest ON true
+                LEFT JOIN LATERAL (
+                    SELECT count(*) AS partitions, sum(l.unread)::bigint AS amount, max(l.unit) AS unit,
+                        min(l.oldest_at) AS oldest_at
+                    FROM forebay.source_lag l
+                    WHERE l.receiver_id = r.id
+                ) AS unread ON true
                 WHERE r.removed_at IS NULL
                 ORDER BY s.name, r.ordinal
             """)
@@ -420,6 +434,11 @@ def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
             queued,
             is_not_storing(reason),
             is_degraded(reason),
+            partitions,
+            unread,
+            unread_unit,
+            # No age is known of a source that has nothing unread: none of it is old.
+            0.0 if unread == 0 else source_lag,
         )
         for (
             receiver_id,
@@ -433,6 +452,10 @@ def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
             kept_bytes,
             queued,
             reason,
+            partitions,
+            unread,
+            unread_unit,
+            source_lag,
         ) in rows
     ]
 

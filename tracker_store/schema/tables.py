@@ -667,6 +667,42 @@ dead_letters = Table(
 )
 
 
+# Written only by report_source_lag, for people: nothing is decided by it.
+source_lag = Table(
+    "source_lag",
+    metadata,
+    Column("stream_id", BigInteger, nullable=False, comment="The stream that reads the source"),
+    Column("source", Text, nullable=False, comment="The source as the receiver names it, such as a topic"),
+    Column("partition", Text, nullable=False, comment="The partition, file, queue or consumer"),
+    Column("receiver_id", BigInteger, nullable=False, comment="The receiver that read it last, and said so"),
+    Column(
+        "unread", BigInteger, nullable=False, comment="How much the source has there that the receiver has not read"
+    ),
+    Column("unit", Text, nullable=False, comment="What unread counts: records, bytes, files or messages"),
+    Column(
+        "source_position",
+        BigInteger,
+        comment="The position behind the newest record that the source has; null: all is read, or it has no positions",
+    ),
+    Column(
+        "oldest_at",
+        DateTime(timezone=True),
+        comment="The oldest unread record came then or earlier, by the receiver's clock; null: none, or unknown",
+    ),
+    Column(
+        "redelivered",
+        BigInteger,
+        comment="Messages that the source has sent again and waits for; null where it does not count them",
+    ),
+    _now("reported_at", "When the receiver last said something new"),
+    PrimaryKeyConstraint("stream_id", "source", "partition"),
+    CheckConstraint("unread >= 0", name="source_lag_unread"),
+    Index("source_lag_receiver", "receiver_id"),
+    comment="What does each source have that is not read yet? (As receivers last said.)",
+    postgresql_with={**HOT, "fillfactor": "50"},
+)
+
+
 def _sum(name: str, comment: str) -> Column[int]:
     return Column(name, BigInteger, nullable=False, server_default=text("0"), comment=comment)
 

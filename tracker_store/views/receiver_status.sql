@@ -14,7 +14,9 @@ SELECT s.name AS stream, r.ordinal, r.id AS receiver_id, r.state, r.desired_stat
         WHERE f.receiver_id = r.id AND f.sequence = greatest(newest.sequence - 50, r.low_mark + 1)
           AND f.sequence < newest.sequence) AS records_per_second,
        holder.id AS process_id, holder.name AS process, holder.host AS process_host, holder.pid,
-       holder.started_at AS process_started_at
+       holder.started_at AS process_started_at, unread.partitions, unread.amount AS unread, unread.unit AS unread_unit,
+       unread.oldest_at AS oldest_unread_at,
+       greatest(clock_timestamp(), unread.oldest_at) - unread.oldest_at AS source_lag
 FROM forebay.receivers r
 JOIN forebay.streams s ON s.id = r.stream_id
 -- Probes, each with OFFSET 0: a join could read all processes that ever were.
@@ -36,11 +38,14 @@ LEFT JOIN LATERAL (
         (SELECT v.id, v.at, v.message FROM forebay.receiver_events v
          WHERE v.receiver_id = r.id AND v.kind = 'FAILED' ORDER BY v.id DESC LIMIT 1)) AS e
     ORDER BY e.id DESC LIMIT 1) AS error ON true
+LEFT JOIN LATERAL (
+    SELECT count(*) AS partitions, sum(l.unread)::bigint AS amount, max(l.unit) AS unit, min(l.oldest_at) AS oldest_at
+    FROM forebay.source_lag l WHERE l.receiver_id = r.id) AS unread ON true
 WHERE r.removed_at IS NULL;
 
 COMMENT ON VIEW forebay.receiver_status IS
     'Each receiver: its state and why, where it runs, what it has registered, its last error. Costs a few probes of '
-    'an index per receiver.';
+    'an index per receiver, and a row for each of its source partitions.';
 COMMENT ON COLUMN forebay.receiver_status.stream IS 'The stream that it receives for';
 COMMENT ON COLUMN forebay.receiver_status.ordinal IS 'Its number within the stream, from 1';
 COMMENT ON COLUMN forebay.receiver_status.receiver_id IS 'Its id in every other table';
@@ -77,3 +82,11 @@ COMMENT ON COLUMN forebay.receiver_status.process_host IS
     'The process''s host: during a planned move not yet that of the agent';
 COMMENT ON COLUMN forebay.receiver_status.pid IS 'Its process id on that host';
 COMMENT ON COLUMN forebay.receiver_status.process_started_at IS 'When that process registered itself';
+COMMENT ON COLUMN forebay.receiver_status.partitions IS
+    'How many partitions, files, queues or consumers of its source it reads, as it last said; 0: it has not said';
+COMMENT ON COLUMN forebay.receiver_status.unread IS
+    'How much its source has there that it has not read, as it last said, in unread_unit; null: it has not said';
+COMMENT ON COLUMN forebay.receiver_status.unread_unit IS 'What unread counts: records, bytes, files or messages';
+COMMENT ON COLUMN forebay.receiver_status.oldest_unread_at IS
+    'The oldest unread record came then or earlier, by the receiver''s clock; null: none, or unknown';
+COMMENT ON COLUMN forebay.receiver_status.source_lag IS 'The age of the oldest unread record; null as above';

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 # A batch may be late for a moment: a pipeline is behind from this number of intervals on, if they take this long.
 BEHIND_INTERVALS = 2
 BEHIND_FOR = timedelta(seconds=10)
+# A receiver may read in pieces, or start: a source is ahead from this age of its oldest unread record on, as the alert
+# says it.
+SOURCE_AHEAD_FOR = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ def problems(found: SystemStatus) -> list[Problem]:
     listed += _of_receivers(found.receivers or [])
     listed += _refusing(found.receivers or [])
     listed += _unread(found.unread or [])
+    listed += _behind_source(found.receivers or [])
     late = [problem for row in pipelines for problem in _late(row)]
     return listed + late
 
@@ -169,6 +173,27 @@ def _unread(streams: Sequence[UnreadStream]) -> Iterator[Problem]:
             "they came, unless a pipeline that reads it is applied",
             "forebay streams",
         )
+
+
+def _behind_source(receivers: Sequence[ReceiverStatus]) -> Iterator[Problem]:
+    """Yield a line for each stream, of the receiver that is furthest behind."""
+    seen: set[str] = set()
+    for lag, row in sorted(
+        (
+            (row.source_lag, row)
+            for row in receivers
+            if row.source_lag is not None and row.source_lag > SOURCE_AHEAD_FOR
+        ),
+        key=lambda found: found[0],
+        reverse=True,
+    ):
+        if row.stream not in seen:
+            seen.add(row.stream)
+            yield Problem(
+                f"{row.stream}/{row.ordinal} is {lag.total_seconds():,.0f} s behind its source, which has "
+                f"{row.unread:,} {row.unread_unit} unread",
+                "forebay receivers list",
+            )
 
 
 def _late(row: PipelineStatus) -> Iterator[Problem]:

@@ -24,6 +24,7 @@ from forebay.cli.terminal.many_rows import (
     pipeline_urgency,
     receiver_urgency,
     shortened,
+    source_urgency,
     stream_sums,
     sums_urgency,
 )
@@ -70,6 +71,14 @@ RECEIVER_COLUMNS = {
     "queued_blocks": "queue",
     "last_block_at": "last block",
     "dead_letters": "dead letters",
+}
+SOURCE_COLUMNS = {
+    "stream": "stream",
+    "ordinal": "no.",
+    "partitions": "partitions",
+    "unread": "unread",
+    "unread_unit": "",
+    "source_lag": "oldest",
 }
 STREAM_COLUMNS = {
     "stream": "stream",
@@ -149,7 +158,7 @@ def status(
     Of more than 100 receivers it shows the sums of each stream, and the 20 receivers that need attention most; of more
     than 100 other rows, the 20 most urgent ones. It says how many it leaves out. `--all` and `--json` show all.
 
-    "queue" counts blocks that a receiver has cut and not stored yet.
+    "queue" counts blocks that a receiver has cut and not stored yet, and "unread" what its source has beyond these.
     "waited" is the scheduling delay (processing start - batch time), "ran" the processing time, "total" their sum.
     Durations are in seconds, also in the JSON; times are UTC.
 
@@ -231,6 +240,7 @@ def _show(console: Console, found: SystemStatus, *, everything: bool) -> None:
         _show_left_out(console, pipelines.left_out, "pipelines", "pipeline_status")
     if found.receivers is not None:
         _show_receivers(console, found.receivers, everything=everything)
+        _show_sources(console, found.receivers, everything=everything)
     if found.lag is not None:
         lag = shortened(found.lag, lag_urgency, everything=everything)
         _print_rows(console, "Lag: what no batch has yet", LAG_COLUMNS, _rows(lag.rows) or [])
@@ -300,6 +310,15 @@ def _show_receivers(console: Console, receivers: Sequence[ReceiverStatus], *, ev
     for receiver in shown:
         if receiver.reason:
             console.print(f"{receiver.stream}/{receiver.ordinal}: {receiver.reason}", markup=False, soft_wrap=True)
+
+
+def _show_sources(console: Console, receivers: Sequence[ReceiverStatus], *, everything: bool) -> None:
+    """Show what the sources have that is not read, of the receivers whose source says so."""
+    reported = [row for row in receivers if row.unread is not None]
+    if reported:
+        sources = shortened(reported, source_urgency, everything=everything)
+        _print_rows(console, "Sources: what no receiver has read yet", SOURCE_COLUMNS, _rows(sources.rows) or [])
+        _show_left_out(console, sources.left_out, "receivers", "receiver_status")
 
 
 def _show_left_out(console: Console, count: int, what: str, view: str) -> None:

@@ -93,6 +93,11 @@ def lag_urgency(lag: StreamLag) -> tuple[timedelta, int]:
     return (lag.lag or _NO_LAG, lag.waiting_records)
 
 
+def source_urgency(receiver: ReceiverStatus) -> tuple[timedelta, int]:
+    """Return what orders receivers by what their sources have: the age of the oldest unread record, then how much."""
+    return (receiver.source_lag or _NO_LAG, receiver.unread or 0)
+
+
 def sums_urgency(sums: StreamSums) -> tuple[int, int]:
     """Return what orders streams: receivers that need attention, then blocks in queues."""
     return (sums.attention, sums.queued_blocks)

@@ -197,6 +197,11 @@ def _observation(
     limits = [row.rate_limit for row in rows if row.rate_limit is not None]
     if limits:
         metadata["rate_limit"] = dg.MetadataValue.float(sum(limits))
+    if any(row.unread is not None for row in rows):
+        metadata["source_unread"] = dg.MetadataValue.int(sum(row.unread or 0 for row in rows))
+        metadata["source_lag_seconds"] = dg.MetadataValue.float(
+            max((row.source_lag.total_seconds() for row in rows if row.source_lag is not None), default=0.0)
+        )
     for row in rows:
         where = f" on {row.host}" if row.host else ""
         why = f": {row.reason}" if row.reason else ""

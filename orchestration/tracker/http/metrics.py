@@ -40,6 +40,8 @@ _RECEIVER = ("stream", "receiver")
 _READER = ("reader", "stream")
 _STREAM = ("pipeline", "stream")
 _SUM = ("stream",)
+_UNREAD = (*_RECEIVER, "unit")
+_UNREAD_SUM = (*_SUM, "unit")
 
 #: The original's gauges: name and help text.
 STREAMING_SOURCE: Mapping[str, str] = {
@@ -102,6 +104,15 @@ _FOREBAY: Mapping[str, tuple[tuple[str, ...], str]] = {
     "forebay_stream_bytes_per_second": (_SUM, "The same in bytes as stored"),
     "forebay_stream_wal_bytes": (_SUM, "Bytes of its receivers' blocks that are not cleaned up yet"),
     "forebay_stream_queue_blocks": (_SUM, "Blocks in its receivers' queues that are not stored yet"),
+    "forebay_stream_partitions": (_SUM, "Partitions, files or queues that its receivers have said they read"),
+    "forebay_stream_unread": (
+        _UNREAD_SUM,
+        "Records, bytes, files or messages (unit) that its source has and its receivers have not read, as they said",
+    ),
+    "forebay_stream_source_lag_seconds": (
+        _SUM,
+        "Age of the oldest of these at least: the source is this far ahead; no value where it is unknown",
+    ),
     "forebay_stream_restarts_total": (_SUM, "Restarts and crashes of its receivers, since this tracker's first look"),
     "forebay_stream_dead_letters_total": (
         _SUM,
@@ -140,6 +151,15 @@ _FOREBAY: Mapping[str, tuple[tuple[str, ...], str]] = {
         _RECEIVER,
         "Blocks in its queue that are not stored yet, at its newest heartbeat; no value where no process runs it",
     ),
+    "forebay_receiver_partitions": (_RECEIVER, "Partitions, files or queues that it has said it reads"),
+    "forebay_receiver_unread": (
+        _UNREAD,
+        "Records, bytes, files or messages (unit) that its source has and it has not read, as it last said",
+    ),
+    "forebay_receiver_source_lag_seconds": (
+        _RECEIVER,
+        "Age of the oldest of these at least: the source is this far ahead; no value where it is unknown",
+    ),
     "forebay_receiver_restarts_total": (_RECEIVER, "Restarts and crashes, since this tracker's first look"),
     "forebay_receiver_dead_letters_total": (
         _RECEIVER,
@@ -166,6 +186,7 @@ _SUMMED: Mapping[str, Callable[[ReceiverProgress], float | None]] = {
     "bytes_per_second": lambda receiver: receiver.bytes_per_second,
     "wal_bytes": lambda receiver: receiver.counters.kept_bytes,
     "queue_blocks": lambda receiver: receiver.counters.queued,
+    "partitions": lambda receiver: receiver.counters.partitions or None,
     "restarts_total": lambda receiver: receiver.restarts,
     "dead_letters_total": lambda receiver: receiver.dead_letters,
     "replica_problems_total": lambda receiver: receiver.replica_problems,
@@ -271,6 +292,14 @@ def _stream(labels: tuple[str], receivers: Sequence[ReceiverProgress]) -> Iterat
         values = [value for receiver in receivers if (value := value_of(receiver)) is not None]
         # Receivers without a process have empty queues, but those without a rate have not been seen twice.
         yield f"forebay_stream_{name}", labels, sum(values) if values or name == "queue_blocks" else None
+    unread = [(row.unread_unit, row.unread) for row in rows if row.unread is not None]
+    for unit in sorted({unit for unit, _ in unread if unit is not None}):
+        yield "forebay_stream_unread", (*labels, unit), sum(amount for of, amount in unread if of == unit)
+    yield (
+        "forebay_stream_source_lag_seconds",
+        labels,
+        max((row.source_lag for row in rows if row.source_lag is not None), default=None),
+    )
 
 
 def _receiver(receiver: ReceiverProgress, lease_ages: Mapping[int, float]) -> Iterator[_Sample]:
@@ -278,6 +307,9 @@ def _receiver(receiver: ReceiverProgress, lease_ages: Mapping[int, float]) -> It
     labels = (row.stream, str(row.ordinal))
     for name, value_of in _SUMMED.items():
         yield f"forebay_receiver_{name}", labels, value_of(receiver)
+    if row.unread_unit is not None:
+        yield "forebay_receiver_unread", (*labels, row.unread_unit), row.unread
+    yield "forebay_receiver_source_lag_seconds", labels, row.source_lag
     for state in ReceiverState:
         yield "forebay_receiver_state", (*labels, state), row.state is state
     yield "forebay_receiver_degraded", (*labels, "source"), row.degraded and not row.not_storing

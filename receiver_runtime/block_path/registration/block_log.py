@@ -22,15 +22,28 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
+    from receiver_runtime.reporting.lag_reports import LagReports
+
 
 class BlockLog:
     """Call the driver log for the registrar's two threads: each has a method of its own."""
 
-    def __init__(self, engine: sa.Engine, *, process_id: int, queued: Callable[[], Mapping[int, int]] = dict) -> None:
-        """Prepare. Each heartbeat calls `queued` for the blocks in the receivers' queues, by id; it must not wait."""
+    def __init__(
+        self,
+        engine: sa.Engine,
+        *,
+        process_id: int,
+        queued: Callable[[], Mapping[int, int]] = dict,
+        lag_reports: LagReports | None = None,
+    ) -> None:
+        """Prepare. Each heartbeat calls `queued` for the blocks in the receivers' queues, by id; it must not wait.
+
+        `lag_reports` are written after each heartbeat.
+        """
         self._engine = engine
         self._process_id = process_id
         self._queued = queued
+        self._lag_reports = lag_reports
         # The connection for additions, and what gives it back.
         self._connection: sa.Connection | None = None
         self._lease = ExitStack()
@@ -55,7 +68,12 @@ class BlockLog:
     def heartbeat(self, receiver_ids: Sequence[int]) -> list[ControlResponse]:
         """Raise the process's counter; return what its receivers are to do."""
         with connect(self._engine) as connection:
-            return heartbeat(connection, process_id=self._process_id, receiver_ids=receiver_ids, queued=self._queued())
+            responses = heartbeat(
+                connection, process_id=self._process_id, receiver_ids=receiver_ids, queued=self._queued()
+            )
+            if self._lag_reports is not None:
+                self._lag_reports.write(connection, self._process_id)
+            return responses
 
     def close(self) -> None:
         """Give the connection back."""

@@ -25,6 +25,7 @@ from receiver_runtime.receivers.files.listing import Listing
 from receiver_runtime.receivers.files.records import LineReader, Part, Reading, read_whole
 from receiver_runtime.receivers.files.remembered_files import RememberedFiles
 from receiver_runtime.watching.clock import Clock
+from tracker_store.receivers.source_lag import Unread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.files.sharing import Sharing
     from receiver_runtime.supervisor.receiver import Receiver
     from tracker_store.blocks.blocks import OffsetLink, Position
+    from tracker_store.receivers.source_lag import Place
 
 _MOST_READY = 1000  # files to consider in one round; small ones are read together for one block, a large one alone
 _SMALL_BYTES = 64 * 1024
@@ -199,6 +201,14 @@ class ArrivingCatalog:
     def registered(self, links: Sequence[OffsetLink]) -> None:
         """See ``Catalog``."""
         del links
+
+    def unread(self) -> Mapping[Place, Unread]:
+        """See ``Catalog``: how many complete files wait, and since when the oldest is as it is."""
+        waiting = [file for file in self._queue if file.reading.name in self._waiting and file.refused is None]
+        oldest = min((file.found.modified_ms for file in waiting), default=None)
+        # Receivers that share the files have a share each.
+        place = (self.source, f"files of receiver {self._positions.receiver_id}")
+        return {place: Unread(len(waiting), "files", oldest_at=None if oldest is None else oldest / 1000)}
 
     def close(self) -> None:
         """See ``Catalog``."""

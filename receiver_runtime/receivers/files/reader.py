@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.files.records import Part, Reading
     from receiver_runtime.supervisor.receiver import Receiver
     from tracker_store.blocks.blocks import OffsetLink, Position
+    from tracker_store.receivers.source_lag import Place, Unread
 
 _SHARE = 4  # read a file in pieces of a quarter of a block's bytes, so that a block can hold pieces of several files
 _MOST_LINES = 500_000  # lines in one piece; a block is handed over when it has as many
@@ -71,6 +72,10 @@ class Catalog(Protocol):
 
     def registered(self, links: Sequence[OffsetLink]) -> None:
         """Note that these links are in the driver log."""
+        ...
+
+    def unread(self) -> Mapping[Place, Unread]:
+        """Return what this receiver's files have that is not read, as of the last look."""
         ...
 
     def close(self) -> None:
@@ -154,6 +159,7 @@ class FilesReader:
             if self._version != self._sharing.version:
                 self._share_again()
             self._catalog.look()
+            self._receiver.report_unread(self._catalog.unread)
             if not self._round():
                 self._stopping.wait(max(0.0, began + self._supervisor.settings.block_interval - time.monotonic()))
 

@@ -6,13 +6,22 @@ import time
 from typing import TYPE_CHECKING, Final
 
 import structlog
-from confluent_kafka import Consumer, KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient, TopicMetadata  # type: ignore[attr-defined]
+from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ListOffsetsResultInfo,
+    OffsetSpec,
+    TopicMetadata,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
+    from concurrent.futures import Future
 
     from receiver_runtime.receivers.kafka.declaration import Option
+    from receiver_runtime.receivers.kafka.partition_key import Key
+
+    EndAnswer = Future[ListOffsetsResultInfo]
 
 _log = structlog.get_logger(__name__)
 
@@ -67,6 +76,16 @@ class BrokerQuestions:
             if bits := (topic_id.get_least_significant_bits() ^ topic_id.get_most_significant_bits()) & _ID_BITS:
                 found[topic] = bits
         return found
+
+    def ask_ends(self, partitions: Iterable[Key]) -> dict[Key, EndAnswer]:
+        """Ask for the offset after the newest record of partitions; return at once, with answers that come later."""
+        if time.monotonic() < self._ask_after:
+            return {}
+        newest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        asked = self._asking().list_offsets(
+            {TopicPartition(*key): newest for key in partitions}, request_timeout=QUICK_SECONDS
+        )
+        return {(one.topic, one.partition): answer for one, answer in asked.items()}
 
     def members(self, group: str) -> set[str]:
         """Return the client ids of a group's members; none if the brokers do not answer."""

@@ -157,6 +157,16 @@ class _Functions:
         self.list_destroy = of(free, "topic_partition_list_destroy", None, pointer)
         self.incremental_assign = of(free, "incremental_assign", pointer, pointer, pointer)
         self.incremental_unassign = of(free, "incremental_unassign", pointer, pointer, pointer)
+        self.get_watermark_offsets = of(
+            free,
+            "get_watermark_offsets",
+            ctypes.c_int,
+            pointer,
+            text,
+            ctypes.c_int32,
+            ctypes.POINTER(ctypes.c_int64),
+            ctypes.POINTER(ctypes.c_int64),
+        )
         self.position = of(free, "position", ctypes.c_int, pointer, pointer)
         self.error_string = of(free, "error_string", text, pointer)
         self.error_destroy = of(free, "error_destroy", None, pointer)
@@ -282,6 +292,22 @@ class ColumnFetcher:
         finally:
             deque(map(self._calls.message_destroy, addresses), maxlen=0)
         return replace(found, errors=errors) if errors else found
+
+    def ends(self, partitions: Iterable[Key]) -> dict[Key, int]:
+        """Return the high watermark that the broker said with its last answer to a fetch of each partition.
+
+        A partition without an answer is left out. Asks nobody.
+        """
+        low, high = ctypes.c_int64(), ctypes.c_int64()
+        found: dict[Key, int] = {}
+        for key in partitions:
+            topic, number = key
+            failed = self._calls.get_watermark_offsets(
+                self._client, topic.encode(), number, ctypes.byref(low), ctypes.byref(high)
+            )
+            if not failed and high.value >= 0:
+                found[key] = high.value
+        return found
 
     def passed(self, partitions: Iterable[Key]) -> dict[Key, int]:
         """Return the offset after what ``fetch`` has read of each partition, skipped transaction markers included.

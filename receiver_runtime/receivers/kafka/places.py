@@ -22,6 +22,7 @@ from tracker_store.schema.states import LinkKind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from receiver_runtime.receivers.kafka.broker_questions import EndAnswer
     from receiver_runtime.receivers.kafka.declaration import Kafka, Option
     from receiver_runtime.receivers.kafka.partition_key import Key
     from receiver_runtime.supervisor.receiver import Receiver
@@ -150,6 +151,10 @@ class KafkaPlaces:
     def made_anew(self, keys: Sequence[Key]) -> list[Key]:
         """Return those open partitions whose topic is, or may be, another one of the same name by now."""
         return self._ids.made_anew(keys)
+
+    def ask_ends(self, keys: Iterable[Key]) -> Mapping[Key, EndAnswer]:
+        """Ask the brokers for partitions' ends; see ``BrokerQuestions.ask_ends``."""
+        return self._brokers.ask_ends(keys)
 
     def strangers(self) -> set[str]:
         """Return the client ids of the group's members that are not this stream's receivers."""

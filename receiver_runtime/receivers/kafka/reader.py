@@ -44,6 +44,7 @@ from receiver_runtime.receivers.kafka.library import ColumnFetcher, Library, Lib
 from receiver_runtime.receivers.kafka.partition_rates import PartitionRates
 from receiver_runtime.receivers.kafka.places import KafkaPlaces, Look, OutOfRangeError, Partition
 from receiver_runtime.receivers.kafka.records import BadRecord, RecordRun, Records, records_of
+from receiver_runtime.receivers.kafka.unread import KafkaUnread
 from receiver_runtime.receivers.linked_hand_over import LinkedHandOver
 from tracker_store.blocks.blocks import OffsetLink
 
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.kafka.declaration import Kafka, Option
     from receiver_runtime.receivers.kafka.partition_key import Key
     from receiver_runtime.supervisor.receiver import Receiver
+    from tracker_store.receivers.source_lag import Place, Unread
 
 _log = structlog.get_logger(__name__)
 
@@ -117,6 +119,7 @@ class KafkaReader:
         self._ids_at = time.monotonic() + _IDS_SECONDS
         self._commits = GroupCommits(receiver)
         self._brokers = BrokerReports(receiver, source)
+        self._unread = KafkaUnread()
         self._hand_over = LinkedHandOver(receiver, self._commits.note_registered)
         self._rates = PartitionRates(
             source.max_rate_per_partition,
@@ -194,6 +197,7 @@ class KafkaReader:
             else:
                 self._read_columns(self._fetcher)
             self._commit()
+            self._receiver.report_unread(self._find_unread)
 
     def _read_objects(self) -> None:
         self._reposition()
@@ -230,7 +234,9 @@ class KafkaReader:
                 found, bad = records_of(good)
                 _keep_aside(self._receiver, bad)
                 for one in found:
+                    self._unread.note_read(one)
                     self._supervisor.block_path.push_buffered(one.batch)
+            self._receiver.report_unread(self._find_unread)
 
     def _pause(self) -> float:
         return min(self._supervisor.settings.block_interval, _LONGEST_FETCH, self._rates.pause)
@@ -302,6 +308,7 @@ class KafkaReader:
             # The links move the positions, which is wrong after a conflict.
             if self._hand_over.has_conflict or not self._hand_over.push(piece.batch, self._links(piece)):
                 return
+            self._unread.note_read(piece)
 
     def _next_bad(self, bad: Sequence[BadRecord], passing: Sequence[Records]) -> list[BadRecord]:
         """Return the bad records that come next in their partitions and are not read again."""
@@ -404,6 +411,7 @@ class KafkaReader:
             self._commits.forget(key)
             self._unsure.discard(key)
             self._rates.forget(key)
+            self._unread.forget(key)
 
     def _on_unreliable_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
         positions = assigned
@@ -456,6 +464,7 @@ class KafkaReader:
         self._partitions.pop(key, None)
         self._unsure.discard(key)
         self._rates.forget(key)
+        self._unread.forget(key)
         self._waiting[key] = cut_at
 
     def _look_again(self) -> None:
@@ -554,6 +563,26 @@ class KafkaReader:
         found = self._consumer.position([TopicPartition(*key) for key in keys]) if keys else ()
         return {(one.topic, one.partition): one.offset for one in found if one.error is None and one.offset >= 0}
 
+    # -- what is not read --------------------------------------------------------------------------------------------
+
+    def _find_unread(self) -> Mapping[Place, Unread]:
+        if self._source.exactly_once:
+            passed = self._passed()
+            positions = {key: max(one.position, passed.get(key, 0)) for key, one in self._partitions.items()}
+        else:
+            there = self._consumer.position(self._consumer.assignment())
+            positions = {(one.topic, one.partition): one.offset for one in there if one.offset >= 0}
+        ends = self._fetched_ends(positions) if self._fetcher is None else self._fetcher.ends(positions)
+        return self._unread.find(positions, ends, self._places.ask_ends)
+
+    def _fetched_ends(self, keys: Iterable[Key]) -> dict[Key, int]:
+        found: dict[Key, int] = {}
+        for key in keys:
+            _, high = self._consumer.get_watermark_offsets(TopicPartition(*key), cached=True)
+            if high >= 0:
+                found[key] = high
+        return found
+
     def _close(self) -> None:
         """Leave the group; meanwhile the client calls ``_on_revoke``."""
         try:
@@ -588,6 +617,8 @@ def _settings(source: Kafka, stream_name: str) -> dict[str, Option]:
         "topic.metadata.refresh.interval.ms": 30_000,
         # By default librdkafka fetches nothing for 1 s when its queue is full. We empty the queue in a tenth of it.
         "fetch.queue.backoff.ms": 10,
+        # What a broker's disk or the network has changed is fetched again instead of stored.
+        "check.crcs": True,
     }
     return {
         **defaults,

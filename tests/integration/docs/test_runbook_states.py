@@ -62,6 +62,7 @@ SAID = {
     "receiver-failed": ["connection refused by 127.0.0.1:9999"],
     "receiver-killed": ["1 segments of receiver 2 of stream 'lines' were never sealed"],
     "remove-a-stream": ["lines is removed, with 1 receiver(s)"],
+    "source-ahead": ["lines/1 is"],
     "stop-and-start": ["words"],
     "store-not-mounted": ["is the store directory-1 now"],
 }

@@ -271,8 +271,15 @@ def test_a_stream_is_observed_with_its_rate_its_lag_and_its_receivers(
     assert seen.metadata["lag_records"].value == 500
     assert (seen.metadata["receivers"].value, seen.metadata["receivers_active"].value) == (1, 1)
     assert "ACTIVE: all is well" in str(seen.metadata["receiver 1"].value)
-    # A single look has no rate.
-    assert "rate" not in seen.metadata
+    # A single look has no rate; and the source has not said what it has.
+    assert not {"rate", "source_unread", "source_lag_seconds"} & set(seen.metadata)
+    connection.execute(
+        sa.text(
+            "INSERT INTO forebay.source_lag (stream_id, source, partition, receiver_id, unread, unit, oldest_at) "
+            "VALUES (:stream, 'orders', '0', :receiver, 70, 'records', clock_timestamp() - interval '100 s')"
+        ),
+        {"stream": log.stream_id, "receiver": log.receiver_ids[0]},
+    )
 
     log.add_at(log.receiver_ids[0], NOON + timedelta(seconds=2), records=300)
     before = cursor.streams["lines"]
@@ -280,6 +287,8 @@ def test_a_stream_is_observed_with_its_rate_its_lag_and_its_receivers(
     events, _, _ = events_of(connection, pipeline, cursor)
     [seen] = events[STREAM.to_user_string()]
     assert seen.metadata["rate"].value == pytest.approx(3.0, rel=0.1)
+    assert seen.metadata["source_unread"].value == 70
+    assert seen.metadata["source_lag_seconds"].value == pytest.approx(100, abs=60)
 
 
 def test_a_check_is_reported_when_it_changes_and_every_few_minutes(

@@ -44,6 +44,7 @@ from tracker_store.receivers.receivers import (
     restart_receivers,
     set_receiver_state,
 )
+from tracker_store.receivers.source_lag import LagReport, Unread, report_source_lag
 from tracker_store.schema.states import BatchDriverState, ProcessKind, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
@@ -304,6 +305,26 @@ def _remove_unsalvaged(connection: sa.Connection, log: Log) -> None:
     )
 
 
+def _source_ahead(connection: sa.Connection, log: Log, _home: Path) -> None:
+    """Let a receiver say that its source has a record of long ago that it has not read."""
+    _report_unread(connection, log, Unread(7, "records", end=7, oldest_at=NOON.timestamp()))
+
+
+def _read_all(connection: sa.Connection, log: Log, _home: Path) -> None:
+    _report_unread(connection, log, Unread(0, "records"))
+
+
+def _report_unread(connection: sa.Connection, log: Log, unread: Unread) -> None:
+    [receiver_id] = log.receiver_ids
+    process_id = register_process(connection, kind=ProcessKind.RECEIVER, name="lines/1", host="h1", pid=106)
+    connection.execute(
+        sa.text("UPDATE forebay.receivers SET process_id = :process WHERE id = :id"),
+        {"process": process_id, "id": receiver_id},
+    )
+    report = LagReport(receiver_id, whole=True, unread={("orders", "0"): unread})
+    assert report_source_lag(connection, process_id=process_id, reports=[report]) == {receiver_id}
+
+
 def _stops(connection: sa.Connection, _log: Log, _home: Path) -> None:
     """Request a stop while a receiver runs, a block waits and a batch runs."""
     make_eventful_log(connection)
@@ -330,6 +351,7 @@ STATES: Mapping[str, Callable[[sa.Connection, Log, Path], None]] = {
     "remove-a-stream": _stream_to_remove,
     "replay-a-day": _eventful,
     "rotate-secrets": _old_processes,
+    "source-ahead": _source_ahead,
     "stop-and-start": _stops,
     "store-not-mounted": _store_not_mounted,
     "store-read-only": _store_read_only,
@@ -432,5 +454,6 @@ CURES: Mapping[str, Callable[[sa.Connection, Log, Path], None]] = {
     "postgres-away": _receive,
     "replay-a-day": _replay_day,
     "rotate-secrets": _restart_processes,
+    "source-ahead": _read_all,
     "store-read-only": _receive,
 }

@@ -53,6 +53,7 @@ BEGIN
             since = clock_timestamp(), assignment = r.assignment + 1, agent_id = NULL
         WHERE r.stream_id = stream AND r.removed_at IS NULL;
         GET DIAGNOSTICS receivers = ROW_COUNT;
+        DELETE FROM source_lag l WHERE l.stream_id = stream;
         outcome := 'removed';
     END IF;
     RETURN NEXT;

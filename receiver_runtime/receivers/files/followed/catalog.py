@@ -25,7 +25,12 @@ from receiver_runtime.receivers.files.followed.directory import Directory, LookS
 from receiver_runtime.receivers.files.followed.identity import Identity
 from receiver_runtime.receivers.files.followed.marks import Marks
 from receiver_runtime.receivers.files.followed.naming import Naming
-from receiver_runtime.receivers.files.followed.reading import ContentReplacedError, OpenFiles, PieceReader
+from receiver_runtime.receivers.files.followed.reading import (
+    ContentReplacedError,
+    OpenFiles,
+    PieceReader,
+    unread_of,
+)
 from receiver_runtime.receivers.files.followed.reconciliation import Reconciliation
 from receiver_runtime.receivers.files.followed.reports import Failure, Reports
 from receiver_runtime.receivers.files.followed.retirement import Retirement
@@ -40,6 +45,7 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.files.sharing import Sharing
     from receiver_runtime.supervisor.receiver import Receiver
     from tracker_store.blocks.blocks import OffsetLink, Position
+    from tracker_store.receivers.source_lag import Place, Unread
 
 
 class FollowedCatalog:
@@ -176,6 +182,14 @@ class FollowedCatalog:
             file = self._bindings.named(link.partition)
             if file is not None:
                 file.registered = link.to_offset
+
+    def unread(self) -> Mapping[Place, Unread]:
+        """See ``Catalog``. In bytes; a compressed file counts as it is stored, until it is read to its end."""
+        return {
+            (self.source, file.reading.name): unread_of(file, file.reading)
+            for file in self._bindings.contents()
+            if file.reading is not None and file.ours
+        }
 
     def close(self) -> None:
         """See ``Catalog``."""

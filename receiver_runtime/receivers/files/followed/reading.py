@@ -18,6 +18,7 @@ from receiver_runtime.receivers.files.followed.contents.comparisons import (
 )
 from receiver_runtime.receivers.files.followed.contents.followed_file import key_of
 from receiver_runtime.receivers.files.records import LineReader
+from tracker_store.receivers.source_lag import Unread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,6 +53,15 @@ class FilePiece:
 
     part: Part | None
     reread: ReadBytes | None
+
+
+def unread_of(file: FollowedFile, reading: Reading) -> Unread:
+    """Return how many bytes of a file are not read; a last line that has not ended counts as read."""
+    modified = file.mtime_ns / 10**9
+    if file.codec is not None:
+        return Unread(0 if file.done else file.size, "bytes", oldest_at=None if file.done else modified)
+    waits = file.waits_at == file.size
+    return Unread(0 if waits else max(0, file.size - reading.position), "bytes", end=file.size, oldest_at=modified)
 
 
 class OpenFiles:

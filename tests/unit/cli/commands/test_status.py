@@ -69,6 +69,26 @@ def test_a_small_installation_sees_each_receiver() -> None:
     assert not any("not shown" in line or "sums" in line for line in lines)
 
 
+def test_what_sources_have_is_shown_of_receivers_that_said_so_and_is_a_problem_where_it_is_old() -> None:
+    rows = [
+        replace(receiver(1), partitions=3, unread=1_234, unread_unit="records", source_lag=90 * SECOND),
+        replace(receiver(2), partitions=2, unread=10, unread_unit="records", source_lag=61 * SECOND),
+        replace(receiver(11), partitions=1, unread=0, unread_unit="bytes"),
+        receiver(12),
+    ]
+    lines = shown(system(rows))
+    title = next(number for number, line in enumerate(lines) if "Sources: what no receiver has read yet" in line)
+    table = [line.split() for line in lines[title + 3 :] if "stream_" in line]
+    assert [[cell for cell in row if cell != "│"] for row in table[:3]] == [
+        ["stream_1", "1", "3", "1,234", "records", "90.0", "s"],
+        ["stream_1", "2", "2", "10", "records", "61.0", "s"],
+        ["stream_2", "1", "1", "0", "bytes", "-"],
+    ]
+    problems = [line.strip() for line in lines if "behind its source" in line]
+    assert problems == ["stream_1/1 is 90 s behind its source, which has 1,234 records unread: forebay receivers list"]
+    assert "Sources" not in "".join(shown(system([receiver(1)])))
+
+
 def test_a_large_installation_sees_sums_and_who_needs_attention() -> None:
     receivers = [receiver(number) for number in range(1, 1_011)]
     receivers[500] = replace(receivers[500], state="FAILED", reason="no such host")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
@@ -73,6 +75,32 @@ def test_a_stream_s_sums_are_of_all_its_receivers() -> None:
     assert found["forebay_stream_restarts_total", "lines"] == 3
     assert found["forebay_stream_dead_letters_total", "lines"] == 9
     assert not any(name.startswith("forebay_receiver_") for name, *_ in found)
+
+
+def test_what_sources_have_is_summed_by_unit_and_the_oldest_counts() -> None:
+    said = [receiver(number, "lines") for number in range(1, 5)]
+    for number, partitions, unread, unit, lag in (
+        (1, 2, 5, "records", 7.5),
+        (2, 1, 0, "records", 0.0),
+        (3, 1, 3, "messages", None),
+    ):
+        counters = replace(
+            said[number - 1].counters, partitions=partitions, unread=unread, unread_unit=unit, source_lag=lag
+        )
+        said[number - 1] = replace(said[number - 1], counters=counters)
+    found = samples(said, 10)
+    assert {key: value for key, value in found.items() if "unread" in key[0] or "source_lag" in key[0]} == {
+        ("forebay_stream_unread", "lines", "records"): 5,
+        ("forebay_stream_unread", "lines", "messages"): 3,
+        ("forebay_stream_source_lag_seconds", "lines"): 7.5,
+        ("forebay_receiver_unread", "1", "lines", "records"): 5,
+        ("forebay_receiver_unread", "2", "lines", "records"): 0,
+        ("forebay_receiver_unread", "3", "lines", "messages"): 3,
+        ("forebay_receiver_source_lag_seconds", "1", "lines"): 7.5,
+        ("forebay_receiver_source_lag_seconds", "2", "lines"): 0,
+    }
+    assert found["forebay_stream_partitions", "lines"] == 4
+    assert ("forebay_receiver_partitions", "4", "lines") not in found
 
 
 def test_what_a_stream_stored_is_counted_by_codec() -> None:

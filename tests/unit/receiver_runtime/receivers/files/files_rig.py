@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from receiver_runtime.receivers.files.declaration import FileLines
 from receiver_runtime.receivers.files.reader import FilesReader
 from receiver_runtime.reporting.receiver_driver_log import ReceiverDriverLog
+from receiver_runtime.reporting.source_lag import SourceLag
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.supervisor.receiver import Receiver
+from receiver_runtime.watching.clock import Clock
 from tests.unit.receiver_runtime.support import ManualClock
 from tracker_store.blocks.blocks import ORIGIN, Claim, Position
 from tracker_store.connection.errors import OffsetConflictError
@@ -119,6 +121,7 @@ class Supervisor:
         self.errors: list[str] = []
         self.degraded: dict[str, str] = {}
         self.connected = 0
+        self.source_lag = SourceLag(1, Clock())
         self.most_lines = 1_000_000_000
         self.blocks = 0
         self.holds = False

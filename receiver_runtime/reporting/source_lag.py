@@ -1,0 +1,131 @@
+"""Keep what one receiver's source has that the receiver has not read, and which of that the driver log lacks.
+
+This module owns the pace (a look costs a hundredth of its receiver's time at most), since when a record is unread, and
+the difference to what was written. It writes nothing itself: ``lag_reports`` does, with the process's heartbeats. It
+must never change what is read.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tracker_store.receivers.source_lag import LagReport, Place, Unread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from receiver_runtime.watching.clock import Clock
+
+#: Seconds between two looks, at least; and how many times as long as the last look.
+LOOK_SECONDS = 1.0
+_LOOK_TIMES = 100
+# Most ends of a partition that are remembered with their times. Every second one is dropped when there are more: then
+# the age of the oldest unread record is too low by a few hundredths at most.
+_MOST_ENDS = 128
+
+
+class SourceLag:
+    """Hold one receiver's report under one claim. Any thread.
+
+    Args:
+        wall_clock: the time in seconds since 1970.
+    """
+
+    def __init__(self, receiver_id: int, clock: Clock, *, wall_clock: Callable[[], float] = time.time) -> None:
+        self._receiver_id = receiver_id
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._lock = threading.Lock()
+        self._next_at = 0.0
+        self._arrivals: dict[Place, _Arrivals] = {}
+        self._unread: Mapping[Place, Unread] | None = None
+        # What the driver log has; None: what an earlier claim left there.
+        self._written: dict[Place, Unread] | None = None
+
+    def look(self, find: Callable[[], Mapping[Place, Unread]]) -> None:
+        """Call ``find`` for everything that is unread, if it is time to, and keep its answer in place of the last one.
+
+        ``find`` names each place that the receiver reads, with nothing unread too. One thread at a time calls this.
+        """
+        began = self._clock.monotonic()
+        if began < self._next_at:
+            return
+        found = find()
+        now = self._wall_clock()
+        arrivals: dict[Place, _Arrivals] = {}
+        unread: dict[Place, Unread] = {}
+        for place, one in found.items():
+            if not one.amount:
+                # Its end is not written: it would change with each record, and says nothing.
+                unread[place] = replace(one, end=None, oldest_at=None)
+                arrivals[place] = _NOTHING_UNREAD
+            elif one.end is None:
+                unread[place] = one
+            else:
+                seen = self._arrivals.get(place)
+                if seen is None or not seen.ends:
+                    seen = _Arrivals(is_first=seen is None)
+                arrivals[place] = seen
+                unread[place] = replace(one, oldest_at=seen.note(one, now))
+        self._arrivals = arrivals
+        with self._lock:
+            self._unread = unread
+        ended = self._clock.monotonic()
+        self._next_at = ended + max(LOOK_SECONDS, _LOOK_TIMES * (ended - began))
+
+    def changes(self) -> LagReport | None:
+        """Return what the driver log lacks; None: nothing."""
+        with self._lock:
+            unread = self._unread
+        written = self._written
+        if unread is None or unread == written:
+            return None
+        if written is None:
+            return LagReport(self._receiver_id, whole=True, unread=unread)
+        return LagReport(
+            self._receiver_id,
+            whole=False,
+            unread={place: one for place, one in unread.items() if written.get(place) != one},
+            gone=written.keys() - unread.keys(),
+        )
+
+    def note_written(self, report: LagReport) -> None:
+        """Note that a report is recorded. The thread that asked for it calls this."""
+        kept = {} if self._written is None else self._written
+        self._written = {**{place: one for place, one in kept.items() if place not in report.gone}, **report.unread}
+
+
+class _Arrivals:
+    """Remember when a partition's end was first seen at which position."""
+
+    __slots__ = ("ends", "is_first")
+
+    def __init__(self, *, is_first: bool) -> None:
+        self.ends: deque[tuple[int, float]] = deque()
+        # The first end was there at the first look: its records are older.
+        self.is_first = is_first
+
+    def note(self, one: Unread, now: float) -> float:
+        """Return when the oldest unread record came, at the latest."""
+        assert one.end is not None
+        position = one.end - one.amount
+        if self.ends and self.ends[-1][0] > one.end:
+            # Other records: the partition begins again.
+            self.ends.clear()
+            self.is_first = True
+        if not self.ends or self.ends[-1][0] < one.end:
+            self.ends.append((one.end, now))
+        while self.ends[0][0] <= position:
+            self.ends.popleft()
+            self.is_first = False
+        if len(self.ends) > _MOST_ENDS:
+            self.ends = deque(end for number, end in enumerate(self.ends) if number % 2 == 0)
+        at = self.ends[0][1]
+        return min(at, one.oldest_at) if self.is_first and one.oldest_at is not None else at
+
+
+_NOTHING_UNREAD = _Arrivals(is_first=False)
