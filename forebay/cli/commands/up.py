@@ -43,7 +43,7 @@ from forebay.cli.services.child import Child, ChildEvent, ChildEventKind, Superv
 from forebay.cli.services.supervisor import StopReason, Supervisor
 from forebay.cli.terminal.console import Console, printed_link
 from forebay.cli.terminal.failures import clear_errors
-from orchestration.declarations.apply import Change, apply
+from orchestration.declarations.apply import Change, apply, declared_streams
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
 from orchestration.declarations.settings import NO_TOKEN, Settings
 from orchestration.tracker.http.listen_address import ListenAddressError, checked_token, listen_address
@@ -51,6 +51,7 @@ from orchestration.tracker.http.status_address import status_page
 from receiver_runtime.block_store.frames.encryption import check_block_key
 from receiver_runtime.block_store.frames.errors import BlockKeyError
 from tracker_store.batches.pipeline_states import all_ended, start_pipelines
+from tracker_store.batches.pipelines import list_pipelines, list_streams
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.errors import DriverLogError
 from tracker_store.connection.outage import SURVIVED, Outage
@@ -60,13 +61,16 @@ from tracker_store.server.embedded_postgres import EmbeddedPostgres, StopMode
 from tracker_store.server.services_login import SERVICES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from types import TracebackType
+
+    import sqlalchemy as sa
 
     from orchestration.declarations.pipeline import Pipeline
 
 HOST = "127.0.0.1"
+CODE_SERVER = "dagster-code-server"
 DEFAULT_UI_PORT = 3000
 # Long, because a crash recovery that is interrupted starts again from its beginning the next time.
 POSTGRES_READY_SECONDS = 600.0
@@ -130,6 +134,15 @@ def _answers(url: str, token: str | None) -> Callable[[], bool]:
     return ready
 
 
+def _versions(connection: sa.Connection, pipelines: Sequence[Pipeline]) -> dict[tuple[str, str], int]:
+    """Return the versions of the pipelines and of their streams in the driver log."""
+    names = {pipeline.name for pipeline in pipelines}
+    streams = {stream.name for stream in declared_streams(pipelines)}
+    return {("pipeline", row.name): row.version for row in list_pipelines(connection) if row.name in names} | {
+        ("stream", row.name): row.version for row in list_streams(connection) if row.name in streams
+    }
+
+
 class Services:
     """Run the services of one home while the context is entered. For the main thread: it handles signals."""
 
@@ -155,6 +168,7 @@ class Services:
         self._database_url = None if settings.database_url is None else settings.database_url.reveal()
         self._token: str | None = None
         self._pipelines: list[Pipeline] = []
+        self._applied: dict[tuple[str, str], int] = {}
         self.changes: list[Change] = []
 
     def ui_link(self, console: Console) -> str:
@@ -191,6 +205,7 @@ class Services:
                     with connect(engine) as connection:
                         if all_ended(connection, after_seconds=ENDS_AFTER_SECONDS):
                             return None
+                        self._follow_the_driver_log(connection)
                 except SURVIVED as error:
                     outage.failed(error)
                 else:
@@ -198,6 +213,13 @@ class Services:
         finally:
             engine.dispose()
         return reason
+
+    def _follow_the_driver_log(self, connection: sa.Connection) -> None:
+        """Start the code server again once `forebay apply` has changed what it compares its own declarations with."""
+        applied = _versions(connection, self._pipelines)
+        if applied != self._applied:
+            self._applied = applied
+            self._supervisor.restart(CODE_SERVER)
 
     def drain(self, tell: Callable[[str], None]) -> DrainResult:
         """Process what was received, for at most `graceful_stop_timeout`.
@@ -258,6 +280,7 @@ class Services:
             # Start stopped pipelines too: whoever runs `forebay up` wants them to run. A pipeline that a batch has
             # halted stays halted until a person decides.
             start_pipelines(connection, names=[pipeline.name for pipeline in pipelines], lift_halts=False)
+            self._applied = _versions(connection, pipelines)
         engine.dispose()
         dagster_home = self._settings.home.absolute() / "dagster"
         code_server = entered.enter_context(code_server_socket(dagster_home))
@@ -286,7 +309,7 @@ class Services:
                     left_grace=AGENT_LEFT_SECONDS,
                 ),
                 Child(
-                    "dagster-code-server",
+                    CODE_SERVER,
                     [
                         *python,
                         *("dagster", "api", "grpc", "--module-name", "orchestration.definitions"),
