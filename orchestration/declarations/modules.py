@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from orchestration.declarations.pipeline import DeclarationError, Pipeline
+from tracker_store.host.code_in_force import load_code_in_force
 
 
 class PipelineModuleError(Exception):
@@ -18,8 +19,10 @@ class PipelineModuleError(Exception):
 def load_pipelines(module_name: str) -> list[Pipeline]:
     """Import `module_name` (``package.module``, or a path to a .py file) and return its pipelines by name.
 
-    The working directory is importable, as it is for `python -m`. Raises PipelineModuleError.
+    The working directory is importable, as it is for `python -m`. Below a `forebay up` the project's modules are those
+    of the version in force (``code_in_force``). Raises PipelineModuleError, and CodeCopyError.
     """
+    load_code_in_force()
     if module_name.endswith(".py"):
         path = Path(module_name).resolve()
         search, module_name = str(path.parent), path.stem

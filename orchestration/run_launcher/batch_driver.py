@@ -50,6 +50,7 @@ from tracker_store.batches.run_queue import (
 )
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.outage import SURVIVED, Outage
+from tracker_store.host.code_in_force import loaded_copy
 from tracker_store.schema.states import BatchDriverState
 
 if TYPE_CHECKING:
@@ -159,8 +160,8 @@ class BatchDriver:
             why = self._take_runs(instance, registration.process_id, recycling, cancellation)
             log.info("batch driver drains", why=why, runs=recycling.runs)
             self._states.move(DriverState.DRAINING, why)
-            if self._is_left.is_set():
-                # Another agent starts another driver, which takes the runs that are handed over from now on.
+            if self._is_left.is_set() or not self._has_code_in_force():
+                # Another driver starts, by another agent or with other code, and takes the runs that are handed over.
                 registration.end(LEFT)
             else:
                 registration.note(BatchDriverState.DRAINING)
@@ -230,10 +231,18 @@ class BatchDriver:
         return None
 
     def _is_spoilt(self) -> bool:
-        """Return whether it must not take another run: if the JVM has ended since, a run would waste an attempt."""
+        """Return whether it must not take another run: its code is not in force any more, or its JVM has ended."""
+        if not self._has_code_in_force():
+            self._spoilt = self._spoilt or "another version of the code is in force"
         if self._spoilt is None:
             self._spoilt = self._session.ended()
         return self._spoilt is not None
+
+    @staticmethod
+    def _has_code_in_force() -> bool:
+        """Return whether the next run may use the code that this process has; the files' changes: ``LoadedCode``."""
+        copy = loaded_copy()
+        return copy is None or copy.is_in_force()
 
     def _take_remaining(self, instance: dg.DagsterInstance, process_id: int, cancellation: Cancellation) -> None:
         """Execute the runs that were handed over before the driver was DRAINING, if no other driver is ready."""

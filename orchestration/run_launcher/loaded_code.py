@@ -6,8 +6,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
-# A change of these packages is an upgrade of Forebay, which restarts every process anyway.
-_OWN_PACKAGES = ("forebay", "forebay_contrib", "orchestration", "receiver_runtime", "tracker_store", "migrations")
+from orchestration.declarations.project_code import OWN_PACKAGES
+from tracker_store.host.code_in_force import loaded_copy
 
 
 class LoadedCode:
@@ -29,7 +29,12 @@ class LoadedCode:
         self.changed()
 
     def changed(self) -> str | None:
-        """Return the first file that has changed since it was loaded, or None; record newly loaded modules."""
+        """Return the first file that has changed since it was loaded, or None; record newly loaded modules.
+
+        None in a process that loads a copy: its files may be edited, and the copy in force says when that counts.
+        """
+        if loaded_copy() is not None:
+            return None
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
             if file and file not in self._seen and file not in self._passed_over:
@@ -42,7 +47,7 @@ class LoadedCode:
     def _is_users(self, name: str, file: str) -> bool:
         if name == self._module:
             return True
-        if name.partition(".")[0] in _OWN_PACKAGES or name == "__main__":
+        if name.partition(".")[0] in OWN_PACKAGES or name == "__main__":
             return False
         return not str(Path(file).resolve()).startswith(self._installed)
 

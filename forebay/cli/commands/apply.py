@@ -14,6 +14,7 @@ from forebay.cli.terminal.tables import print_table
 from orchestration.declarations.apply import Change, difference, target_steps
 from orchestration.declarations.apply import apply as write
 from orchestration.declarations.modules import load_pipelines
+from orchestration.declarations.project_code import CodeCopies, ProjectReader
 from orchestration.declarations.settings import Settings
 
 if TYPE_CHECKING:
@@ -103,10 +104,15 @@ def apply(
     settings = Settings()
     console = Console(highlight=False, stderr=as_json)
     with clear_errors(console):
-        pipelines = load_pipelines(module or settings.require_module())
+        name = module or settings.require_module()
+        # Before it is loaded: where the files change meanwhile, a `forebay up` beside this finds another version.
+        version = ProjectReader(name).read().version
+        pipelines = load_pipelines(name)
     with driver_log(console, application_name="forebay apply") as connection:
         steps = target_steps(connection, pipelines)
         changes = difference(connection, pipelines) if dry_run else write(connection, pipelines)
+    if not dry_run:
+        CodeCopies(settings.home).apply(version)
     if as_json:
         typer.echo(_as_json(changes, steps, written=not dry_run))
         return

@@ -14,7 +14,9 @@ import sys
 import urllib.error
 import urllib.request
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Annotated, Self
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
@@ -40,10 +42,12 @@ from forebay.cli.instance.withheld import (
     only_of_outputs,
 )
 from forebay.cli.services.child import Child, ChildEvent, ChildEventKind, SupervisorError
+from forebay.cli.services.code_watch import CodeWatch
 from forebay.cli.services.supervisor import StopReason, Supervisor
 from forebay.cli.terminal.console import Console, printed_link
 from forebay.cli.terminal.failures import clear_errors
 from orchestration.declarations.apply import Change, apply
+from orchestration.declarations.compatibility import declared
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
 from orchestration.declarations.settings import NO_TOKEN, Settings
 from orchestration.tracker.http.listen_address import ListenAddressError, checked_token, listen_address
@@ -51,22 +55,25 @@ from orchestration.tracker.http.status_address import status_page
 from receiver_runtime.block_store.frames.encryption import check_block_key
 from receiver_runtime.block_store.frames.errors import BlockKeyError
 from tracker_store.batches.pipeline_states import all_ended, start_pipelines
+from tracker_store.batches.pipelines import list_pipelines, list_streams
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.errors import DriverLogError
 from tracker_store.connection.outage import SURVIVED, Outage
+from tracker_store.host.code_in_force import CODE_VARIABLE
 from tracker_store.host.log_files import LogRoller
 from tracker_store.install import migrate
 from tracker_store.server.embedded_postgres import EmbeddedPostgres, StopMode
 from tracker_store.server.services_login import SERVICES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from types import TracebackType
 
-    from orchestration.declarations.pipeline import Pipeline
+    import sqlalchemy as sa
 
 HOST = "127.0.0.1"
+CODE_SERVER = "dagster-code-server"
 DEFAULT_UI_PORT = 3000
 # Long, because a crash recovery that is interrupted starts again from its beginning the next time.
 POSTGRES_READY_SECONDS = 600.0
@@ -130,6 +137,27 @@ def _answers(url: str, token: str | None) -> Callable[[], bool]:
     return ready
 
 
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """Name a pipeline of the code in force, and its interval."""
+
+    name: str
+    interval: timedelta
+
+
+def _running(declared: Mapping[str, Any]) -> list[_Running]:
+    return [
+        _Running(name, timedelta(milliseconds=found["interval_ms"])) for name, found in declared["pipelines"].items()
+    ]
+
+
+def _versions(connection: sa.Connection) -> dict[tuple[str, int], int]:
+    """Return the versions of all declarations in the driver log."""
+    return {("pipeline", row.pipeline_id): row.version for row in list_pipelines(connection)} | {
+        ("stream", row.stream_id): row.version for row in list_streams(connection)
+    }
+
+
 class Services:
     """Run the services of one home while the context is entered. For the main thread: it handles signals."""
 
@@ -139,6 +167,8 @@ class Services:
         *,
         ui_port: int | None = None,
         on_event: Callable[[ChildEvent], None] | None = None,
+        on_code: Callable[[str], None] = lambda _: None,
+        watches: bool = True,
     ) -> None:
         """Prepare them; nothing starts before the context is entered.
 
@@ -146,6 +176,8 @@ class Services:
             settings: this installation's; its module's declarations are applied.
             ui_port: the Dagster UI's; None: 3000 if that is free, else any free one.
             on_event: called for each start, readiness and restart of a child.
+            on_code: called with a line for people about code that was changed.
+            watches: whether changed files take effect by themselves, or by `forebay apply` alone.
         """
         self._settings = settings
         self._wanted_ui_port = ui_port
@@ -154,7 +186,11 @@ class Services:
         self._stack = ExitStack()
         self._database_url = None if settings.database_url is None else settings.database_url.reveal()
         self._token: str | None = None
-        self._pipelines: list[Pipeline] = []
+        self._pipelines: list[_Running] = []
+        self._on_code = on_code
+        self._watches = watches
+        self._code: CodeWatch | None = None
+        self._applied: dict[tuple[str, int], int] = {}
         self.changes: list[Change] = []
 
     def ui_link(self, console: Console) -> str:
@@ -191,6 +227,7 @@ class Services:
                     with connect(engine) as connection:
                         if all_ended(connection, after_seconds=ENDS_AFTER_SECONDS):
                             return None
+                        self._look_at_the_code(connection)
                 except SURVIVED as error:
                     outage.failed(error)
                 else:
@@ -198,6 +235,19 @@ class Services:
         finally:
             engine.dispose()
         return reason
+
+    def _look_at_the_code(self, connection: sa.Connection) -> None:
+        """Put changed code in force, by itself or because `forebay apply` has changed the driver log."""
+        applied = _versions(connection)
+        rung, self._applied = applied != self._applied, applied
+        found = None if self._code is None else self._code.look(rung=rung)
+        if found is None:
+            return
+        self._pipelines = _running(found.declared)
+        # Batch drivers see for themselves that they have another version; the code server runs no function of it, and
+        # only needs to know what is declared.
+        if found.is_new:
+            self._supervisor.restart(CODE_SERVER)
 
     def drain(self, tell: Callable[[str], None]) -> DrainResult:
         """Process what was received, for at most `graceful_stop_timeout`.
@@ -250,7 +300,12 @@ class Services:
         listen_address(self._settings.tracker_http, self._settings.tracker_token, self._settings.tracker_write_token)
         checked_token(DAGSTER_TOKEN, self._settings.dagster_token)
         self._ui_port = entered.enter_context(_held_ui_port(self._wanted_ui_port)).getsockname()[1]
-        self._pipelines = pipelines = load_pipelines(self._settings.require_module())
+        module = self._settings.require_module()
+        pipelines = load_pipelines(module)
+        self._pipelines = _running(declared(pipelines))
+        self._code = CodeWatch(module, self._settings.home, tell=self._on_code, watches=self._watches)
+        entered.callback(self._code.close)
+        self._code.first()
         self._database_url = self._prepare_database()
         engine = create_engine(self._database_url, application_name="forebay up", pool_size=1)
         with connect(engine) as connection:
@@ -258,6 +313,7 @@ class Services:
             # Start stopped pipelines too: whoever runs `forebay up` wants them to run. A pipeline that a batch has
             # halted stays halted until a person decides.
             start_pipelines(connection, names=[pipeline.name for pipeline in pipelines], lift_halts=False)
+            self._applied = _versions(connection)
         engine.dispose()
         dagster_home = self._settings.home.absolute() / "dagster"
         code_server = entered.enter_context(code_server_socket(dagster_home))
@@ -265,7 +321,8 @@ class Services:
         self._token = webserver_token(self._settings, dagster_home)
         # Commands in this home find Dagster by this file while this process runs.
         (dagster_home / URL_FILE).write_text(self._webserver_url, encoding="utf-8")
-        environment = self._environment(dagster_home)
+        environment = {**self._environment(dagster_home), CODE_VARIABLE: str(self._code.copies.link)}
+        self._code.runs(declared(pipelines), environment, FROM_YOUR_CODE)
         # Only for the children that demand it, or send it.
         token = {DAGSTER_TOKEN: NO_TOKEN if self._token is None else self._token}
         # What the services need is in here, even if an output's secret is in a variable of the same name.
@@ -286,7 +343,7 @@ class Services:
                     left_grace=AGENT_LEFT_SECONDS,
                 ),
                 Child(
-                    "dagster-code-server",
+                    CODE_SERVER,
                     [
                         *python,
                         *("dagster", "api", "grpc", "--module-name", "orchestration.definitions"),
@@ -398,6 +455,13 @@ def up(
             "(10m). Default: FOREBAY_STOP_GRACEFULLY_ON_SHUTDOWN, else no.",
         ),
     ] = None,
+    watch: Annotated[  # noqa: FBT002
+        bool,
+        typer.Option(
+            help="Let a change of the module, or of a module of the project that it imports, take effect at the next "
+            "batch. --no-watch: only `forebay apply` does that, for production.",
+        ),
+    ] = True,
 ) -> None:
     """Apply a pipeline module and run everything on this machine until Ctrl-C.
 
@@ -421,7 +485,13 @@ def up(
     result: DrainResult | None = None
     try:
         wanted = settings.ui_port if ui_port is None else ui_port
-        with Services(settings, ui_port=wanted, on_event=_event_printer(console)) as services:
+        with Services(
+            settings,
+            ui_port=wanted,
+            on_event=_event_printer(console),
+            on_code=lambda line: console.print(line, markup=False, soft_wrap=True),
+            watches=watch,
+        ) as services:
             if services.changes:
                 print_changes(console, services.changes)
             console.print(f"Dagster: {services.ui_link(console)}", markup=False, soft_wrap=True)

@@ -58,6 +58,7 @@ class ChildRunner(threading.Thread):
         self._emit_event = emit
         self._at_once = at_once
         self._stop_asked = threading.Event()
+        self._restart_asked = threading.Event()
         # Guards the descriptors: once the thread has ended, others may have their numbers.
         self._ends_lock = threading.Lock()
         self._ends: ProcessEnds | None = ProcessEnds()
@@ -68,6 +69,14 @@ class ChildRunner(threading.Thread):
     def request_stop(self) -> None:
         """Make the thread stop its process and end."""
         self._stop_asked.set()
+        self._wake()
+
+    def request_restart(self) -> None:
+        """Make the thread end its process, and start the next one at once; it counts as no failure."""
+        self._restart_asked.set()
+        self._wake()
+
+    def _wake(self) -> None:
         with self._ends_lock:
             if self._ends is not None:
                 self._ends.wake()
@@ -90,9 +99,16 @@ class ChildRunner(threading.Thread):
         failures = 0
         while not self._stop_asked.is_set():
             began = time.monotonic()
+            # Before the start: a request that comes later is for a process that may have read what was there before.
+            self._restart_asked.clear()
             detail = self._run_once()
             if self._stop_asked.is_set():
                 break
+            if self._restart_asked.is_set():
+                failures = 0
+                self._move(ChildState.WAITING)
+                self._restarts += 1
+                continue
             failures = 1 if time.monotonic() - began >= self.child.restart.healthy_after else failures + 1
             attempts = self.child.restart.attempts
             if attempts is not None and failures > attempts:
@@ -194,6 +210,8 @@ class ChildRunner(threading.Thread):
         while process.poll() is None:
             if self._stop_asked.is_set():
                 return "told to stop"
+            if self._restart_asked.is_set():
+                return "told to start again"
             if self._state is ChildState.STARTING:
                 if _is_ready(ready):
                     self._move(ChildState.READY)

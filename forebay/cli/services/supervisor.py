@@ -133,6 +133,10 @@ class Supervisor:
                 self._wake.wait(0.2 if left is None else min(left, 0.2))
             return self._reason
 
+    def restart(self, name: str) -> None:
+        """End a child's process in order and start the next one at once; returns before that. Raises KeyError."""
+        {runner.child.name: runner for stage in self._stages for runner in stage}[name].request_restart()
+
     def stops_at_once(self) -> bool:
         """Return whether an immediate stop was requested: by a second signal, or by stop(at_once=True)."""
         return self._at_once.is_set()

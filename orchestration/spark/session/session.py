@@ -26,6 +26,7 @@ from orchestration.spark.session.session_configuration import (
     is_local,
     session_configuration,
 )
+from tracker_store.host.code_in_force import CODE_VARIABLE, loaded_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -123,6 +124,9 @@ def _prepare_process(settings: Settings, wanted: Mapping[str, str]) -> Path:
 
     java_home = find_java_home(settings.home.absolute() / "java")
     os.environ["JAVA_HOME"] = str(java_home)
+    if (copy := loaded_copy()) is not None:
+        # The workers load the version that this process has, whichever is in force when they start.
+        os.environ[CODE_VARIABLE] = str(copy.file)
     # Python workers import the format by name, even if Forebay runs from a checkout and is not installed.
     root = str(Path(__file__).resolve().parents[3])
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)

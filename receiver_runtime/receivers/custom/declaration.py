@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from receiver_runtime.sources.source import Guarantee, Source, SourceError
+from tracker_store.host.code_in_force import load_code_in_force
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -153,6 +154,7 @@ def _import(path: str) -> type:
     if here not in sys.path:
         sys.path.append(here)
     try:
+        load_code_in_force()
         found: object = importlib.import_module(module_name.strip())
     except ModuleNotFoundError as error:
         missing = error.name or module_name

@@ -53,6 +53,15 @@ def test_the_readme_shows_the_how_tos_file() -> None:
     assert python_blocks(README)[0] == python_blocks(HOW_TO)[0]
 
 
+def test_the_readme_says_what_becomes_of_a_change_as_the_how_to_does() -> None:
+    """Check that it is said once, in three lines: tests/integration/cli/commands/test_changed_code.py holds it."""
+    [rule] = re.findall(
+        r"^While `forebay up` runs, it watches .+?\n\n", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    assert rule.count("\n") == 4
+    assert rule in HOW_TO.read_text(encoding="utf-8")
+
+
 def test_the_readmes_commands_are_the_tutorials() -> None:
     """Check this because a test follows the tutorial step by step, and none the README."""
     own = [

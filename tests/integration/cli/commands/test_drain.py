@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from forebay.cli.commands.up import _Running
     from forebay.cli.terminal.console import Console
-    from orchestration.declarations.pipeline import Pipeline
 
 # Longer than any of these tests may take.
 LONG = 250.0
@@ -180,7 +180,7 @@ def test_it_ends_when_a_service_is_given_up_after_the_signal(
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     monkeypatch.setenv("FOREBAY_GRACEFUL_STOP_TIMEOUT", "60s")
     services = Services(Settings(home=home))
-    services._pipelines = [cast("Pipeline", SimpleNamespace(name="words"))]
+    services._pipelines = [cast("_Running", SimpleNamespace(name="words"))]
     ends = Child("agent", [sys.executable, "-c", "input()"], guarded=False, restart=RestartPolicy(attempts=0))
     with services._supervisor as supervisor:
         supervisor.start([ends])

@@ -133,6 +133,20 @@ def test_restarts_of_a_killed_child_back_off(home: Path, sleeper: Callable[..., 
     assert all("SIGKILL" in detail for detail in delays)
 
 
+def test_a_restart_on_request_is_no_failure(home: Path, sleeper: Callable[..., Child]) -> None:
+    seen = Recorder()
+    with Supervisor(home, seen) as supervisor:
+        # A failure would give it up.
+        supervisor.start([sleeper("served", restart=RestartPolicy(attempts=0))])
+        before = supervisor.pid("served")
+        supervisor.restart("served")
+        eventually(lambda: seen.kinds("served").count(ChildEventKind.READY) > 1, "ready again")
+        assert supervisor.pid("served") not in {before, None}
+        with pytest.raises(KeyError):
+            supervisor.restart("nobody")
+    assert ChildEventKind.RESTARTING not in seen.kinds("served")
+
+
 def test_the_backoff_is_bounded_and_jittered() -> None:
     policy = RestartPolicy(first=0.5, factor=2, most=15, jitter=0.2)
     assert [policy.delay(failures, 0.5) for failures in (1, 2, 3, 4, 5, 6, 7)] == [0.5, 1, 2, 4, 8, 15, 15]

@@ -1,0 +1,169 @@
+"""Check a version of the project's code in a process of its own, and put it in force if nobody has to decide.
+
+`forebay up` starts it (``code_watch``) with FOREBAY_CODE naming the copy to check, writes one request to its standard
+input, and reads one result from its standard output. The link to the copy in force and the driver log are changed here
+and nowhere else while `forebay up` runs, in an order that can be repeated: the link first, so that a receiver with a
+new declaration starts with the new code; if the driver log then refuses, the link goes back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import traceback
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestration.declarations.apply import apply, declared_streams, difference, refuse
+from orchestration.declarations.compatibility import declared, needs_a_person
+from orchestration.declarations.modules import load_pipelines
+from orchestration.declarations.project_code import CodeCopies, same_code
+from orchestration.declarations.settings import Settings
+from tracker_store.batches.pipeline_states import start_pipelines
+from tracker_store.connection.engine import connect_once
+from tracker_store.connection.errors import SharedPlaceError, StrandingChangeError
+from tracker_store.connection.outage import SURVIVED
+from tracker_store.host.code_in_force import CodeCopy, load_code_in_force
+from tracker_store.receivers.receivers import placements, restart_receivers
+from tracker_store.schema.states import DesiredState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import sqlalchemy as sa
+
+    from orchestration.declarations.pipeline import Pipeline
+
+
+class Outcome(StrEnum):
+    """Name what became of a version."""
+
+    IN_FORCE = "in force"
+    WAITS = "waits"  # for a person: `why` says for what
+    REFUSED = "refused"  # it can't be loaded, or is not valid: `why`
+    UNKNOWN = "unknown"  # the driver log did not answer: try again
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Ask for a version. declared: what the version in force declares. agreed: a person has applied this version."""
+
+    declared: Mapping[str, Any]
+    agreed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Say what became of it. declared: what it declares. is_new: whether the code server must load it at once."""
+
+    outcome: Outcome
+    why: str = ""
+    declared: Mapping[str, Any] = field(default_factory=dict)
+    is_new: bool = False
+
+
+def main() -> None:
+    """Answer one request."""
+    # What the user's modules print when they are imported goes to the log.
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (read := os.read(0, 65_536)):
+            return
+        line += read
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    json.dump(asdict(check(Request(**json.loads(line)))), answer)
+    answer.flush()
+    # Without waiting for threads that the user's modules may have started.
+    os._exit(0)
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+def check(request: Request) -> Result:
+    """Load the version that FOREBAY_CODE names, and put it in force if that needs nobody, or the person has agreed."""
+    settings = Settings()
+    try:
+        pipelines = load_pipelines(settings.require_module())
+        # All that Dagster makes of them.
+        import orchestration.definitions  # noqa: F401, PLC0415  loads Dagster, which only this process is to have
+    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a user's module does when it is imported
+        traceback.print_exc()
+        return Result(Outcome.REFUSED, _said(error))
+    try:
+        with connect_once(settings.require_database_url(), application_name="forebay up") as connection:
+            return put_in_force(connection, CodeCopies(settings.home), pipelines, request)
+    except (SharedPlaceError, StrandingChangeError) as error:
+        return Result(Outcome.WAITS, str(error))
+    except SURVIVED as error:
+        return Result(Outcome.UNKNOWN, str(error))
+
+
+def put_in_force(
+    connection: sa.Connection, copies: CodeCopies, pipelines: Sequence[Pipeline], request: Request
+) -> Result:
+    """Put the version of this process in force, unless it waits for a person."""
+    copy = load_code_in_force()
+    assert copy is not None, "FOREBAY_CODE names the copy to check"
+    now = declared(pipelines)
+    changes = difference(connection, pipelines)
+    decisions = needs_a_person(request.declared, now)
+    if decisions and not request.agreed:
+        return Result(Outcome.WAITS, "; ".join(decisions))
+    refuse(connection, pipelines)
+    before = copies.in_force()
+    copies.put_in_force(copy.file)
+    try:
+        apply(connection, pipelines)
+    except BaseException:
+        if before is not None:
+            copies.put_in_force(before)
+        raise
+    new = now["pipelines"].keys() - request.declared["pipelines"].keys()
+    start_pipelines(connection, names=sorted(new), lift_halts=False)
+    if before is not None and before != copy.file:
+        _restart_receivers(connection, pipelines, CodeCopy(before), copy)
+    return Result(Outcome.IN_FORCE, declared=now, is_new=bool(changes) or now != request.declared)
+
+
+def _restart_receivers(
+    connection: sa.Connection, pipelines: Sequence[Pipeline], before: CodeCopy, now: CodeCopy
+) -> None:
+    """Let receivers of the user's own classes start again if the modules of their class have changed."""
+    changed = {
+        stream.name
+        for stream in declared_streams(pipelines)
+        if stream.source.kind == "custom" and not same_code(before, now, stream.source.address.partition(":")[0])
+    }
+    running = [
+        row.receiver_id
+        for row in placements(connection)
+        if row.stream_name in changed and row.desired_state is DesiredState.RUNNING
+    ]
+    if running:
+        restart_receivers(connection, receiver_ids=running, why="the code of its class changed", also_waiting=False)
+
+
+def _said(error: BaseException) -> str:
+    """Return one line: the error, and the line of the user's that it came from."""
+    said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    if isinstance(error, SyntaxError) or not frames or type(error).__module__.startswith("orchestration"):
+        return said
+    return f"{said} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+
+
+if __name__ == "__main__":
+    if "" not in sys.path:
+        # Import from the working directory, as the code server does.
+        sys.path.insert(0, "")
+    main()

@@ -1,0 +1,194 @@
+"""Watch the files of the project for `forebay up`, and have each new version checked and put in force.
+
+It owns which version was looked at last, and what people are told of it: one line for each change. It loads no code of
+the project (``code_change`` does, in a process of its own), and never waits for that process.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+from forebay.cli.services.code_change import Outcome, Request, Result
+from orchestration.declarations.project_code import CodeCopies, ProjectReader
+from receiver_runtime.agent.child_environment import environment_without
+from tracker_store.host.code_in_force import CODE_VARIABLE
+from tracker_store.host.log_files import open_log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+    from pathlib import Path
+
+    from orchestration.declarations.project_code import ProjectCode
+
+# How long a module may take to be imported and compared.
+CHECK_SECONDS = 120.0
+
+
+@dataclass(slots=True)
+class _Check:
+    """Hold the process that checks a version, and where its answer comes."""
+
+    code: ProjectCode
+    process: subprocess.Popen[bytes]
+    answer: IO[bytes]
+    end_by: float
+
+
+class CodeWatch:
+    """Watch one project. Only one thread calls it."""
+
+    def __init__(self, module: str, home: Path, *, tell: Callable[[str], None], watches: bool = True) -> None:
+        """Prepare; `first` comes next.
+
+        Args:
+            module: the pipeline module, as `load_pipelines` takes it.
+            home: FOREBAY_HOME.
+            tell: called with a line for people.
+            watches: whether a change of a file counts by itself; else only one that a person applies does.
+        """
+        self.copies = CodeCopies(home)
+        self._reader = ProjectReader(module)
+        self._log_file = home / "logs" / "code-change.log"
+        self._tell = tell
+        self._watches = watches
+        self._in_force: ProjectCode | None = None
+        self._declared: Mapping[str, Any] = {}
+        # The version that was read last, and the one that was checked last.
+        self._read = self._checked = ""
+        self._rung = False
+        self._applied = self.copies.applied()
+        self._said = ""
+        self._check: _Check | None = None
+
+    def first(self) -> str:
+        """Put the version that the files have now in force, and return it: nothing runs yet."""
+        code = self._reader.read()
+        self.copies.put_in_force(self.copies.keep(code))
+        self.copies.note("")
+        self._in_force = code
+        self._read = self._checked = code.version
+        return code.version
+
+    def runs(self, declared: Mapping[str, Any], environment: Mapping[str, str], withheld: Collection[str]) -> None:
+        """Take what the version in force declares, and the environment that it is loaded in."""
+        self._declared = declared
+        self._environment = {**environment_without(withheld), **environment}
+
+    def look(self, *, rung: bool = False) -> Result | None:
+        """Look once; return the result of a version that is in force from now on. Returns at once.
+
+        rung: the driver log's declarations have changed.
+        """
+        applied = self.copies.applied()
+        self._rung = self._rung or rung or applied != self._applied
+        self._applied = applied
+        if self._check is not None:
+            return self._answered(self._check)
+        if not (self._watches or self._rung):
+            return None
+        code = self._reader.read()
+        is_whole = code.version == self._read
+        self._read = code.version
+        # A file that is being written has other content a moment later.
+        if not is_whole:
+            return None
+        if self._in_force is not None and code.version == self._in_force.version:
+            self._rung = False
+            self._checked = code.version
+            self._say("")
+        elif self._rung or code.version != self._checked:
+            self._rung = False
+            self._begin(code)
+        return None
+
+    def close(self) -> None:
+        """End a check that is under way: the next `forebay up` takes the files as they are."""
+        if self._check is not None:
+            self._end(self._check)
+
+    def _begin(self, code: ProjectCode) -> None:
+        self._checked = code.version
+        request = Request(self._declared, agreed=self._applied is not None and self._applied[0] == code.version)
+        answer = tempfile.TemporaryFile()  # noqa: SIM115  closed with the check
+        self._log_file.parent.mkdir(parents=True, exist_ok=True)
+        with open_log(self._log_file) as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "forebay.cli.services.code_change"],
+                env={**self._environment, CODE_VARIABLE: str(self.copies.keep(code))},
+                stdin=subprocess.PIPE,
+                stdout=answer,
+                stderr=log,
+                start_new_session=True,
+            )
+        assert process.stdin is not None
+        self._check = _Check(code, process, answer, time.monotonic() + CHECK_SECONDS)
+        try:
+            process.stdin.write(json.dumps(asdict(request)).encode() + b"\n")
+            process.stdin.flush()
+        except OSError:
+            # It has ended already; its answer is missing.
+            return
+
+    def _answered(self, check: _Check) -> Result | None:
+        late = time.monotonic() > check.end_by
+        if check.process.poll() is None and not late:
+            return None
+        code = self._end(check)
+        check.answer.seek(0)
+        said = check.answer.read()
+        check.answer.close()
+        if said:
+            found = json.loads(said)
+            result = Result(**{**found, "outcome": Outcome(found["outcome"])})
+        elif late:
+            result = Result(Outcome.REFUSED, f"it is not loaded within {CHECK_SECONDS:g} s")
+        elif code > 0 and self.copies.in_force() != self.copies.file_of(check.code.version):
+            result = Result(Outcome.REFUSED, f"its process ended with code {code}; see {self._log_file}")
+        else:
+            # It was killed, or may have begun with the driver log: whatever it did can be done again.
+            result = Result(Outcome.UNKNOWN, "the process that checks it was ended")
+        return self._concluded(check.code, result)
+
+    def _end(self, check: _Check) -> int:
+        self._check = None
+        check.process.kill()
+        assert check.process.stdin is not None
+        check.process.stdin.close()
+        return check.process.wait()
+
+    def _concluded(self, code: ProjectCode, result: Result) -> Result | None:
+        changed = ", ".join(code.changed_since(self._in_force))
+        in_force = "" if self._in_force is None else self._in_force.version
+        match result.outcome:
+            case Outcome.IN_FORCE:
+                self._in_force = code
+                self._declared = result.declared
+                self.copies.note("")
+                self._said = ""
+                self._tell(f"{changed} changed: from the next batch on, code {code.version} runs.")
+                return result
+            case Outcome.WAITS:
+                self._say(f"{changed} changed and waits for `forebay apply`: {result.why}. Until then", in_force)
+            case Outcome.REFUSED:
+                self._say(f"{changed} changed and can't be used: {result.why}. Until that is corrected", in_force)
+            case Outcome.UNKNOWN:
+                self._checked = ""
+                self._say(f"{changed} changed and is looked at again: {result.why}. Until then", in_force)
+        return None
+
+    def _say(self, line: str, in_force: str = "") -> None:
+        """Say a line once, and keep it for `forebay status`; an empty one ends what was said."""
+        if line:
+            line = f"{line}, code {in_force} runs on."
+        if line == self._said:
+            return
+        self._said = line
+        self.copies.note(line)
+        if line:
+            self._tell(line)

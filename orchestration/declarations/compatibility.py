@@ -1,0 +1,76 @@
+"""Say what in a changed module a person must decide: what is gone or renamed, and what readers would find changed.
+
+Compares declarations alone. It reads nothing, and never decides for the person.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from orchestration.declarations.apply import declared_streams
+from orchestration.declarations.sink_kinds import place_of
+from receiver_runtime.sources.plugins import PluginError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from orchestration.declarations.pipeline import Pipeline
+
+
+def declared(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
+    """Return, as JSON, what `needs_a_person` compares, and all else of the declarations that people are shown."""
+    pipelines = list(pipelines)
+    return {
+        "pipelines": {pipeline.name: pipeline.declaration() for pipeline in pipelines},
+        "streams": {
+            stream.name: {**stream.declaration(), "columns": [list(column) for column in stream.source.columns]}
+            for stream in declared_streams(pipelines)
+        },
+        "descriptions": {
+            pipeline.name: {output.name: output.description for output in pipeline.outputs.values()}
+            for pipeline in pipelines
+        },
+    }
+
+
+def needs_a_person(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return one line for each change between two results of `declared` that waits for `forebay apply`."""
+    found = [*_gone("pipeline", before["pipelines"], after["pipelines"])]
+    found += _gone("stream", before["streams"], after["streams"])
+    for name, pipeline in after["pipelines"].items():
+        if name in before["pipelines"]:
+            outputs = before["pipelines"][name]["outputs"]
+            found += _gone(f"output of {name}", outputs, pipeline["outputs"])
+            found += _moved(name, outputs, pipeline["outputs"])
+    for name, stream in after["streams"].items():
+        if name in before["streams"]:
+            found += _broken(name, before["streams"][name], stream)
+    return found
+
+
+def _gone(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    new = ", ".join(sorted(after.keys() - before.keys()))
+    for name in sorted(before.keys() - after.keys()):
+        yield f"{kind} {name!r} is gone" + (f" (renamed? new is {new})" if new else "")
+
+
+def _moved(pipeline: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    for name in sorted(before.keys() & after.keys()):
+        old, new = before[name]["sink"], after[name]["sink"]
+        if old.get("kind") != new.get("kind") or _place(old) != _place(new):
+            yield f"output {pipeline}.{name} writes to another place"
+
+
+def _place(sink: Mapping[str, Any]) -> tuple[str, ...] | None:
+    try:
+        place = place_of(sink)
+    except PluginError:
+        return None
+    return None if place is None else place.key
+
+
+def _broken(stream: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    kept = {tuple(column) for column in after["columns"]}
+    lost: Sequence[str] = [f"{name} ({kind})" for name, kind in before["columns"] if (name, kind) not in kept]
+    if lost:
+        yield f"records of stream {stream!r} lose {', '.join(lost)}"

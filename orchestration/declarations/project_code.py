@@ -1,0 +1,265 @@
+"""Find the modules of a user's project, and keep a copy of each version of them.
+
+A project's module is one that its pipeline module imports, directly or not, and that belongs neither to Python nor to
+an installed package nor to Forebay; of a package all modules count. They are found by reading them: this module never
+imports one, so a module that fails to import is found too.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import json
+import os
+import re
+import sys
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tracker_store.host.code_in_force import LINK, CodeCopy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from importlib.machinery import ModuleSpec
+
+# A change of these packages is an upgrade of Forebay, which restarts every process anyway.
+OWN_PACKAGES = frozenset(
+    {"forebay", "forebay_contrib", "orchestration", "receiver_runtime", "tracker_store", "migrations"}
+)
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+_STDLIB = frozenset(str(Path(sysconfig.get_path(key)).resolve()) for key in ("stdlib", "platstdlib"))
+# A class that is named by its path, as a receiver's: it is imported without an `import`.
+_NAMED = re.compile(r"([A-Za-z_]\w*)(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_VERSION_DIGITS = 12
+_APPLIED = "applied"
+_NOTICE = "notice"
+# Copies that are kept: processes of earlier versions may still start workers from them.
+_KEPT = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectCode:
+    """Hold one version of a project's modules: by name, the file and its content."""
+
+    version: str
+    modules: Mapping[str, tuple[Path, bytes]]
+
+    def changed_since(self, earlier: ProjectCode | None) -> list[str]:
+        """Return the names of the files that an earlier version has not, or has with other content.
+
+        If there is none, those that are gone. (A file that can't be read as Python imports nothing: they may be there.)
+        """
+        before = {} if earlier is None else earlier.modules
+        new = {name for name, found in self.modules.items() if before.get(name) != found}
+        gone = before.keys() - self.modules.keys()
+        return sorted({self.modules[name][0].name for name in new} or {before[name][0].name for name in gone})
+
+
+class ProjectReader:
+    """Read a project's modules again and again, each file only when it has changed."""
+
+    def __init__(self, module: str) -> None:
+        """Take the name of the pipeline module, or the path of its file, as `load_pipelines` does."""
+        path = Path(module).resolve() if module.endswith(".py") else None
+        self._module = module if path is None else path.stem
+        self._search = str(Path.cwd() if path is None else path.parent)
+        self._first = module.partition(".")[0] if path is None else path.stem
+        self._read: dict[Path, tuple[tuple[int, int, int], bytes, frozenset[str]]] = {}
+        # Names that are Python's, or an installed package's.
+        self._passed_over = {*OWN_PACKAGES, *sys.builtin_module_names, *sys.stdlib_module_names} - {self._first}
+
+    def read(self) -> ProjectCode:
+        """Return the project's modules as they are now. A file that goes meanwhile is left out."""
+        importlib.invalidate_caches()
+        modules: dict[str, tuple[Path, bytes]] = {}
+        wanted, seen = [self._first], {self._first}
+        while wanted:
+            for name, path in self._files(wanted.pop()):
+                try:
+                    source, imported = self._file(path)
+                except OSError:
+                    continue
+                modules[name] = (path, source)
+                new = imported - seen - self._passed_over
+                seen |= new
+                wanted += sorted(new)
+        digest = hashlib.sha256()
+        for name, (_, source) in sorted(modules.items()):
+            digest.update(f"{name}\0{len(source)}\0".encode())
+            digest.update(source)
+        return ProjectCode(digest.hexdigest()[:_VERSION_DIGITS], modules)
+
+    def _files(self, top: str) -> Iterator[tuple[str, Path]]:
+        """Give the modules of a package or module of the project, with their files; none if it is not the project's."""
+        spec = self._spec(top)
+        if spec is None:
+            return
+        folders = list(spec.submodule_search_locations or ())
+        places = [Path(place).resolve() for place in (folders or [spec.origin or ""])]
+        if not all(map(_is_users, places)) and top != self._first:
+            self._passed_over.add(top)
+            return
+        for place in places:
+            if folders:
+                for name, file in _package(top, place):
+                    # Of Forebay's own packages only the module itself: the demo's.
+                    if top not in OWN_PACKAGES or name == self._module:
+                        yield name, file
+            elif place.suffix == ".py":
+                yield top, place
+
+    def _spec(self, top: str) -> ModuleSpec | None:
+        """Return where a top-level name would be imported from, without importing it."""
+        finders = [finder for finder in sys.meta_path if not isinstance(finder, CodeCopy) and finder is not PathFinder]
+        try:
+            # Packages that are installed from their folder may have a finder of their own.
+            return PathFinder.find_spec(top, [self._search, *sys.path]) or next(
+                (spec for finder in finders if (spec := finder.find_spec(top, None)) is not None), None
+            )
+        except (ImportError, ValueError):
+            return None
+
+    def _file(self, path: Path) -> tuple[bytes, frozenset[str]]:
+        status = path.stat()
+        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+        known = self._read.get(path)
+        if known is None or known[0] != stamp:
+            source = path.read_bytes()
+            known = self._read[path] = (stamp, source, _imported(source))
+        return known[1], known[2]
+
+
+def _is_users(place: Path) -> bool:
+    return _INSTALLED.isdisjoint(place.parts) and not any(place.is_relative_to(folder) for folder in _STDLIB)
+
+
+def _package(name: str, folder: Path) -> Iterator[tuple[str, Path]]:
+    """Give all modules below a package's folder."""
+    for here, folders, files in os.walk(folder):
+        folders[:] = [entry for entry in folders if entry.isidentifier() and entry != "__pycache__"]
+        parts = Path(here).relative_to(folder).parts
+        for file in files:
+            stem, dot, suffix = file.rpartition(".")
+            if dot and suffix == "py" and stem.isidentifier():
+                yield ".".join((name, *parts, *(() if stem == "__init__" else (stem,)))), Path(here) / file
+
+
+def _imported(source: bytes) -> frozenset[str]:
+    """Return the top-level names that a module imports, anywhere in it; none if it can't be parsed."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return frozenset()
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names):
+                found |= {alias.name.partition(".")[0] for alias in names}
+            case ast.ImportFrom(module=str(name), level=0):
+                found.add(name.partition(".")[0])
+            case ast.Constant(value=str(text)) if named := _NAMED.fullmatch(text):
+                found.add(named[1])
+            case _:
+                pass
+    return frozenset(found)
+
+
+def same_code(before: CodeCopy, after: CodeCopy, module: str) -> bool:
+    """Return whether a module, and all of the project that it imports, are the same in both copies."""
+    return _reached(before.sources(), module) == _reached(after.sources(), module)
+
+
+def _reached(sources: Mapping[str, bytes], module: str) -> dict[str, bytes]:
+    first = module.partition(".")[0]
+    found: dict[str, bytes] = {}
+    wanted, seen = [first], {first}
+    while wanted:
+        top = wanted.pop()
+        of_it = {name: source for name, source in sources.items() if name.partition(".")[0] == top}
+        found |= of_it
+        new = frozenset[str]().union(*map(_imported, of_it.values())) - seen
+        seen |= new
+        wanted += new
+    return found
+
+
+class CodeCopies:
+    """Keep the copies of an installation's versions, and the link to the one in force."""
+
+    def __init__(self, home: Path) -> None:
+        """Keep them in the folder `code` of this FOREBAY_HOME."""
+        self._folder = home.resolve() / "code"
+        self.link = self._folder / LINK
+
+    def keep(self, code: ProjectCode) -> Path:
+        """Write a version's copy, and return its file; delete those of versions long past."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = self.file_of(code.version)
+        copy = {
+            "version": code.version,
+            "modules": {
+                name: {"path": str(path), "source": source.decode("latin-1")}
+                for name, (path, source) in sorted(code.modules.items())
+            },
+        }
+        descriptor, new = tempfile.mkstemp(dir=self._folder, prefix="new.")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as text:
+            json.dump(copy, text)
+        Path(new).replace(file)
+        in_force = self.in_force()
+        newest = sorted(self._folder.glob("*.json"), key=lambda found: found.stat().st_mtime_ns, reverse=True)
+        for old in newest[_KEPT:]:
+            if old != in_force:
+                old.unlink(missing_ok=True)
+        return file
+
+    def file_of(self, version: str) -> Path:
+        """Return the file of a version's copy, whether it is there or not."""
+        return self._folder / f"{version}.json"
+
+    def in_force(self) -> Path | None:
+        """Return the file of the copy in force, or None."""
+        return Path(os.path.realpath(self.link)) if self.link.is_symlink() else None
+
+    def put_in_force(self, file: Path) -> None:
+        """Let processes that start from now on load this copy."""
+        with tempfile.TemporaryDirectory(dir=self._folder, prefix="new.") as aside:
+            new = Path(aside) / LINK
+            new.symlink_to(file)
+            new.replace(self.link)
+
+    def apply(self, version: str) -> None:
+        """Say to a running `forebay up` that a person has applied this version; nothing without one."""
+        if self._folder.is_dir():
+            descriptor, new = tempfile.mkstemp(dir=self._folder, prefix="new.")
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(version)
+            Path(new).replace(self._folder / _APPLIED)
+
+    def applied(self) -> tuple[str, int] | None:
+        """Return the version that a person has applied last, and when; None if none was."""
+        file = self._folder / _APPLIED
+        try:
+            return file.read_text(encoding="utf-8"), file.stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
+
+    def note(self, notice: str) -> None:
+        """Keep what people should know of the code that is not in force; empty: nothing."""
+        file = self._folder / _NOTICE
+        if notice:
+            file.write_text(notice, encoding="utf-8")
+        else:
+            file.unlink(missing_ok=True)
+
+    def notice(self) -> str:
+        """Return what `note` keeps; empty if there is none."""
+        try:
+            return (self._folder / _NOTICE).read_text(encoding="utf-8")
+        except OSError:
+            return ""

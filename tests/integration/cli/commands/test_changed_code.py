@@ -1,0 +1,277 @@
+"""Test what becomes of changed code beside a running `forebay up`: in force, waiting for a person, or refused."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forebay.cli.commands.up import CODE_SERVER, Services, _versions
+from forebay.cli.services.code_change import Outcome, Request, Result, put_in_force
+from forebay.cli.services.code_watch import CodeWatch
+from orchestration.declarations import compatibility
+from orchestration.declarations.apply import apply, difference
+from orchestration.declarations.project_code import CodeCopies, ProjectReader
+from orchestration.declarations.settings import Settings
+from tests.support.polling import eventually
+from tracker_store.connection.engine import connect
+from tracker_store.host.code_in_force import CODE_VARIABLE
+from tracker_store.receivers.receivers import placements
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import sqlalchemy as sa
+
+    from forebay import Pipeline
+
+MODULE = """\
+import own
+from forebay import ConsoleSink, ParquetSink, Pipeline, Stream
+from forebay.sources import CustomSource, SocketText
+
+lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+tail = Stream("tail", CustomSource(receiver="own:Tail"))
+pipeline = Pipeline("words", interval="10s")
+
+
+@pipeline.output(inputs=[lines], sink=ConsoleSink())
+def counts(lines):
+    return lines
+
+
+@pipeline.output(inputs=[tail], sink=ParquetSink("data/tails"))
+def tails(tail):
+    return tail
+"""
+Edit = tuple[str, str]
+
+
+@pytest.fixture
+def project(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the working directory with the project `shop`; what a test imports of it is forgotten after it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FOREBAY_HOME", str(home))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (tmp_path / "shop.py").write_text(MODULE)
+    (tmp_path / "own.py").write_text("class Tail: ...\n")
+    return tmp_path
+
+
+def edit(project: Path, *edits: Edit, file: str = "shop.py") -> None:
+    text = (project / file).read_text()
+    for before, after in edits:
+        assert before in text
+        text = text.replace(before, after)
+    (project / file).write_text(text)
+
+
+@pytest.fixture
+def loaded(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Pipeline]]:
+    """Return a function that loads the project as the process that checks a new version of it."""
+
+    def load() -> list[Pipeline]:
+        copies = CodeCopies(home)
+        monkeypatch.setenv(CODE_VARIABLE, str(copies.keep(ProjectReader("shop").read())))
+        monkeypatch.setattr(sys, "meta_path", [one for one in sys.meta_path if type(one).__name__ != "CodeCopy"])
+        for name in ("shop", "own"):
+            sys.modules.pop(name, None)
+        from orchestration.declarations.modules import load_pipelines  # noqa: PLC0415  beside what it stands for
+
+        pipelines = load_pipelines("shop")
+        for name in ("shop", "own"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        return pipelines
+
+    return load
+
+
+MORE = """@pipeline.output(inputs=[lines], sink=ConsoleSink())
+def more(lines):
+    return lines
+
+
+"""
+SOCKET = 'SocketText(host="127.0.0.1", port=9999)'
+CUSTOM = 'CustomSource(receiver="own:Tail")'
+
+
+@pytest.mark.parametrize(
+    ("edits", "waits_for"),
+    [
+        ([('interval="10s"', 'interval="5s"')], ""),
+        ([("port=9999", "port=9998")], ""),
+        ([("    return lines", "    return lines.distinct()")], ""),
+        ([("@pipeline.output(inputs=[lines]", MORE + "@pipeline.output(inputs=[lines]")], ""),
+        ([("def counts", "def numbers")], "output of words 'counts' is gone (renamed? new is numbers)"),
+        ([('Stream("lines"', 'Stream("rows"')], "stream 'lines' is gone (renamed? new is rows)"),
+        (
+            [('Pipeline("words"', 'Pipeline("terms"'), ("data/tails", "data/others")],
+            "pipeline 'words' is gone (renamed? new is terms)",
+        ),
+        ([("data/tails", "data/others")], "output words.tails writes to another place"),
+        ([(SOCKET, CUSTOM)], "records of stream 'lines' lose value (string)"),
+    ],
+)
+def test_a_change_waits_for_a_person_or_is_applied(
+    engine: sa.Engine,
+    home: Path,
+    project: Path,
+    loaded: Callable[[], list[Pipeline]],
+    edits: list[Edit],
+    waits_for: str,
+) -> None:
+    copies = CodeCopies(home)
+    before = loaded()
+    copies.put_in_force(copies.file_of(ProjectReader("shop").read().version))
+    first = copies.in_force()
+    request = Request(compatibility.declared(before), agreed=False)
+    with connect(engine) as connection:
+        apply(connection, before)
+        edit(project, *edits)
+        after = loaded()
+        result = put_in_force(connection, copies, after, request)
+        if waits_for:
+            assert (result.outcome, result.why) == (Outcome.WAITS, waits_for)
+            assert difference(connection, before) == []
+            assert copies.in_force() == first
+            result = put_in_force(connection, copies, after, replace(request, agreed=True))
+        assert result.outcome is Outcome.IN_FORCE
+        assert difference(connection, after) == []
+        assert copies.in_force() == copies.file_of(ProjectReader("shop").read().version)
+        assert result.declared == compatibility.declared(after)
+        assert result.is_new is (edits[0][0] != "    return lines")
+
+
+@pytest.mark.parametrize(("file", "restarted"), [("own.py", ["tail"]), ("shop.py", [])])
+def test_receivers_of_own_classes_start_again_with_changed_code(
+    engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]], file: str, restarted: list[str]
+) -> None:
+    copies = CodeCopies(home)
+    before = loaded()
+    copies.put_in_force(copies.file_of(ProjectReader("shop").read().version))
+    with connect(engine) as connection:
+        apply(connection, before)
+        # Else none runs, and one that waits for its start finds the new code.
+        connection.exec_driver_sql("UPDATE forebay.receivers SET state = 'SCHEDULED'")
+        connection.exec_driver_sql("UPDATE forebay.receivers SET state = 'ACTIVE'")
+        was = {row.stream_name: row.assignment for row in placements(connection)}
+        (project / file).write_text((project / file).read_text() + "\nmore = 1\n")
+        put_in_force(connection, copies, loaded(), Request(compatibility.declared(before), agreed=False))
+        now = {row.stream_name: row.assignment for row in placements(connection)}
+    assert [name for name in now if now[name] != was[name]] == restarted
+
+
+def test_nothing_is_in_force_that_the_driver_log_does_not_take(
+    engine: sa.Engine,
+    home: Path,
+    project: Path,
+    loaded: Callable[[], list[Pipeline]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copies = CodeCopies(home)
+    before = loaded()
+    copies.put_in_force(copies.file_of(ProjectReader("shop").read().version))
+    first = copies.in_force()
+
+    def fails(*_: object) -> None:
+        assert copies.in_force() != first, "a receiver with a new declaration is to start with the new code"
+        raise ConnectionError
+
+    edit(project, ('interval="10s"', 'interval="5s"'))
+    monkeypatch.setattr("forebay.cli.services.code_change.apply", fails)
+    with connect(engine) as connection, pytest.raises(ConnectionError):
+        put_in_force(connection, copies, loaded(), Request(compatibility.declared(before), agreed=False))
+    assert copies.in_force() == first
+
+
+def test_a_watch_checks_each_version_in_a_process_and_says_one_line(
+    database_url: str, engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]]
+) -> None:
+    said: list[str] = []
+    watch = CodeWatch("shop", home, tell=said.append)
+    first = watch.first()
+    pipelines = loaded()
+    with connect(engine) as connection:
+        apply(connection, pipelines)
+    environment = {"FOREBAY_DATABASE_URL": database_url, "FOREBAY_MODULE": "shop"}
+    watch.runs(compatibility.declared(pipelines), environment, ())
+    assert [watch.look() for _ in range(3)] == [None] * 3
+    edit(project, ("def counts(lines):", "def counts(lines:"))
+    eventually(lambda: watch.look() or said, "the broken module is refused")
+    assert "shop.py changed and can't be used: SyntaxError" in said[-1]
+    assert f"code {first} runs on" in said[-1]
+    assert watch.copies.notice() == said[-1]
+    edit(project, ("def counts(lines:", "def counts(lines):"))
+    eventually(lambda: watch.look() or not watch.copies.notice(), "the file is as it was")
+    edit(project, ('interval="10s"', 'interval="5s"'))
+    found: list[Result] = []
+
+    def is_found() -> bool:
+        found.extend(filter(None, [watch.look()]))
+        return bool(found)
+
+    eventually(is_found, "the change is in force")
+    assert said[1:] == [f"shop.py changed: from the next batch on, code {ProjectReader('shop').read().version} runs."]
+    assert found[0].declared["pipelines"]["words"]["interval_ms"] == 5000
+    watch.close()
+
+
+class Checks(CodeWatch):
+    """A watch that only notes which versions it would check."""
+
+    checked: list[bool]
+
+    def _begin(self, code: object) -> None:
+        self.checked.append(self._applied is not None and code is not None)
+
+
+@pytest.mark.parametrize(
+    ("watches", "by_apply", "begins"),
+    [(True, False, [False]), (True, True, [True]), (False, False, []), (False, True, [True])],
+)
+def test_without_a_watch_only_apply_takes_changed_files(
+    home: Path, project: Path, watches: bool, by_apply: bool, begins: list[bool]
+) -> None:
+    watch = Checks("shop", home, tell=print, watches=watches)
+    watch.checked = []
+    watch.first()
+    edit(project, ('interval="10s"', 'interval="5s"'))
+    if by_apply:
+        watch.copies.apply(ProjectReader("shop").read().version)
+    for _ in range(3):
+        watch.look()
+    assert watch.checked[:1] == begins
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_the_code_server_starts_again_for_new_declarations(
+    engine: sa.Engine, home: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    class Found:
+        """Stands for a watch that has a result."""
+
+        rung = False
+
+        def look(self, *, rung: bool) -> Result:
+            self.rung = rung
+            return Result(Outcome.IN_FORCE, declared={"pipelines": {"words": {"interval_ms": 5000}}}, is_new=is_new)
+
+    services = Services(Settings(home=home))
+    restarted: list[str] = []
+    monkeypatch.setattr(services._supervisor, "restart", restarted.append)
+    watch = Found()
+    monkeypatch.setattr(services, "_code", watch)
+    with connect(engine) as connection:
+        services._applied = _versions(connection)
+        services._look_at_the_code(connection)
+        assert not watch.rung
+        apply(connection, [])
+        services._applied = {("pipeline", 1): 1}
+        services._look_at_the_code(connection)
+        assert watch.rung, "the driver log's declarations are others"
+    assert set(restarted) == ({CODE_SERVER} if is_new else set())
+    assert [row.name for row in services._pipelines] == ["words"]
