@@ -21,6 +21,7 @@ from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.declared_directory import check_directory, declared_directory, directory_place
 from orchestration.sinks.file_table import FileTableSink, batch_folder
 from orchestration.sinks.parquet_staging import with_batch_time
+from orchestration.sinks.refused_rows import OnBadRows, checked_choice
 from orchestration.sinks.table_columns import check_fit
 
 if TYPE_CHECKING:
@@ -53,15 +54,21 @@ class DeltaSink(FileTableSink):
     # Those that the protocol forbids without column mapping, and control characters.
     refused: ClassVar[str] = " ,;{}()=" + "".join(map(chr, range(32)))
 
-    def __init__(self, path: str | Path) -> None:
-        """Declare the table in the directory `path`, shared by Spark's workers; relative to the working directory.
+    def __init__(self, path: str | Path, *, on_bad_rows: OnBadRows = "fail") -> None:
+        """Declare the table.
+
+        Args:
+            path: the table's directory, shared by Spark's workers; relative to the working directory.
+            on_bad_rows: what happens to rows with a text that is not UTF-8: "fail" fails the batch, and names them;
+                "dead_letter" commits the others, and shows the refused rows as lines of JSON in `_refused_rows/`.
 
         Raises:
-            DeclarationError: `path` is a URL, or empty, or has what a shell replaces.
+            DeclarationError: `path` is a URL, or empty, or has what a shell replaces; or there is no such choice.
         """
         self.path = declared_directory(
             path, "DeltaSink", otherwise=", which Spark's workers share, and no object store"
         )
+        self.on_bad_rows = checked_choice(on_bad_rows, "DeltaSink")
 
     @property
     def target(self) -> str:
@@ -70,7 +77,8 @@ class DeltaSink(FileTableSink):
 
     def declaration(self) -> dict[str, Any]:
         """Return the declaration that `forebay apply` writes."""
-        return {"kind": "delta", "path": str(self.path)}
+        choice = {} if self.on_bad_rows == "fail" else {"on_bad_rows": self.on_bad_rows}
+        return {"kind": "delta", "path": str(self.path), **choice}
 
     @classmethod
     def place(cls, declaration: Mapping[str, Any]) -> Place:
@@ -96,7 +104,8 @@ class DeltaSink(FileTableSink):
             if commit.get("forebay_application") == attempt.application_id:
                 if int(commit["forebay_attempt"]) != version or not attempt.knows(version, commit["forebay_run"]):
                     return None
-                return Committed(version, Written(str(self.path), int(commit["forebay_rows"])))
+                location, refused = commit["forebay_location"], int(commit["forebay_refused"])
+                return Committed(version, Written(location, int(commit["forebay_rows"]), refused))
         return None
 
     def _connect(self, where: str) -> AbstractContextManager[Any]:
@@ -147,6 +156,7 @@ class DeltaSink(FileTableSink):
         files: Sequence[StagedFile],
         schema: pa.Schema,
         attempt: OutputAttempt,
+        written: Written,
     ) -> bool:
         from deltalake.exceptions import CommitFailedError, DeltaError  # noqa: PLC0415
 
@@ -154,9 +164,9 @@ class DeltaSink(FileTableSink):
         table = self._table()
         try:
             if table is None:
-                self._create(files, schema, attempt)
+                self._create(files, schema, attempt, written)
             else:
-                self._commit_to(table, files, schema, attempt)
+                self._commit_to(table, files, schema, attempt, written)
         except CommitFailedError:
             return False
         except DeltaError as error:
@@ -165,7 +175,7 @@ class DeltaSink(FileTableSink):
             raise SinkError(f"{attempt.name}: the Delta table {self.path}: {error}") from error
         return True
 
-    def _create(self, files: Sequence[StagedFile], schema: pa.Schema, attempt: OutputAttempt) -> None:
+    def _create(self, files: Sequence[StagedFile], schema: pa.Schema, attempt: OutputAttempt, written: Written) -> None:
         from deltalake import Schema  # noqa: PLC0415
         from deltalake.transaction import create_table_with_add_actions  # noqa: PLC0415
 
@@ -176,7 +186,7 @@ class DeltaSink(FileTableSink):
             self._additions(files, attempt),
             mode="error",
             description=f"{attempt.pipeline}.{attempt.output}, written by Forebay",
-            commit_properties=_properties(files, attempt),
+            commit_properties=_properties(attempt, written),
         )
 
     def _commit_to(
@@ -185,6 +195,7 @@ class DeltaSink(FileTableSink):
         files: Sequence[StagedFile],
         schema: pa.Schema,
         attempt: OutputAttempt,
+        written: Written,
     ) -> None:
         from deltalake import write_deltalake  # noqa: PLC0415
 
@@ -198,7 +209,7 @@ class DeltaSink(FileTableSink):
                 [*self._additions(files, attempt), *_removals(own)],
                 mode="append",
                 schema=table.schema(),
-                commit_properties=_properties(files, attempt),
+                commit_properties=_properties(attempt, written),
             )
         else:
             # OPTIMIZE has moved rows of the batch to files with other rows: rewrite those files without them.
@@ -212,7 +223,7 @@ class DeltaSink(FileTableSink):
                 pa.concat_tables([whole.empty_table(), *rows]),
                 mode="overwrite",
                 predicate=f"{BATCH_TIME} = '{attempt.batch_time.astimezone(UTC).isoformat()}'",
-                commit_properties=_properties(files, attempt),
+                commit_properties=_properties(attempt, written),
             )
 
     def _additions(self, files: Sequence[StagedFile], attempt: OutputAttempt) -> list[Any]:
@@ -270,7 +281,7 @@ def _removals(paths: Sequence[str]) -> list[Any]:
     return [RemoveAction(path, True, round(time() * 1000)) for path in paths]  # noqa: FBT003  it takes no keywords
 
 
-def _properties(files: Sequence[StagedFile], attempt: OutputAttempt) -> Any:  # noqa: ANN401
+def _properties(attempt: OutputAttempt, written: Written) -> Any:  # noqa: ANN401
     from deltalake import CommitProperties, Transaction  # noqa: PLC0415
 
     return CommitProperties(
@@ -280,6 +291,8 @@ def _properties(files: Sequence[StagedFile], attempt: OutputAttempt) -> Any:  # 
             "forebay_application": attempt.application_id,
             "forebay_attempt": str(attempt.attempt),
             "forebay_run": attempt.run_id,
-            "forebay_rows": str(sum(file.rows for file in files)),
+            "forebay_rows": str(written.rows),
+            "forebay_refused": str(written.refused),
+            "forebay_location": written.location,
         },
     )

@@ -21,6 +21,7 @@ from orchestration.declarations.sink import Committed, Place, SinkError, Written
 from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.file_table import FileTableSink
 from orchestration.sinks.parquet_staging import with_batch_time
+from orchestration.sinks.refused_rows import OnBadRows, checked_choice
 from orchestration.sinks.table_columns import check_fit
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
@@ -38,6 +39,8 @@ _APPLICATION = "forebay.application"
 _ATTEMPT = "forebay.attempt"
 _RUN = "forebay.run"
 _ROWS = "forebay.rows"
+_REFUSED = "forebay.refused"
+_LOCATION = "forebay.location"
 _SECRET = re.compile(r"password|secret|token|credential|access-key|session", re.IGNORECASE)
 _REFERENCE = ("env:", "file:/")
 _NEWEST_FORMAT = 2
@@ -50,7 +53,14 @@ class IcebergSink(FileTableSink):
     # Iceberg's smallest integer has 32 bits.
     widens: ClassVar[bool] = True
 
-    def __init__(self, table: str, *, catalog: Mapping[str, str | Secret], name: str = "forebay") -> None:
+    def __init__(
+        self,
+        table: str,
+        *,
+        catalog: Mapping[str, str | Secret],
+        name: str = "forebay",
+        on_bad_rows: OnBadRows = "fail",
+    ) -> None:
         """Declare the table.
 
         Args:
@@ -60,15 +70,18 @@ class IcebergSink(FileTableSink):
                 "warehouse": "file:///data/warehouse"}`; secret values as `EnvVar("NAME")`, `"env:NAME"` or (not for
                 `warehouse`) `Secret("file:/PATH")`.
             name: the catalog's name, which a SQL catalog has in its own tables.
+            on_bad_rows: what happens to rows with a text that is not UTF-8: "fail" fails the batch, and names them;
+                "dead_letter" commits the others, and shows the refused rows as lines of JSON in `data/_refused_rows/`.
 
         Raises:
-            DeclarationError: the table has no namespace, or a secret is given as plain text.
+            DeclarationError: the table has no namespace, a secret is given as plain text, or there is no such choice.
         """
         if not all(table.split(".")) or "." not in table:
             message = f"IcebergSink: table {table!r} has no namespace: write NAMESPACE.TABLE"
             raise DeclarationError(message)
         self.table = table
         self.name = name
+        self.on_bad_rows = checked_choice(on_bad_rows, "IcebergSink")
         self._catalog = {key: _checked(key, value) for key, value in catalog.items()}
 
     @property
@@ -83,6 +96,7 @@ class IcebergSink(FileTableSink):
             "table": self.table,
             "catalog": self.name,
             "properties": {key: str(value) for key, value in self._catalog.items()},
+            **({} if self.on_bad_rows == "fail" else {"on_bad_rows": self.on_bad_rows}),
         }
 
     @classmethod
@@ -101,7 +115,8 @@ class IcebergSink(FileTableSink):
             found = _newest_commit(self._table(catalog), attempt)
         if found is None or not attempt.knows(int(found[_ATTEMPT]), found[_RUN]):
             return None
-        return Committed(int(found[_ATTEMPT]), Written(self.table, int(found[_ROWS])))
+        written = Written(found[_LOCATION], int(found[_ROWS]), int(found[_REFUSED]))
+        return Committed(int(found[_ATTEMPT]), written)
 
     def load(self) -> None:
         """Import pyiceberg."""
@@ -154,6 +169,7 @@ class IcebergSink(FileTableSink):
         files: Sequence[StagedFile],
         schema: pa.Schema,
         attempt: OutputAttempt,
+        written: Written,
     ) -> bool:
         from pyiceberg.exceptions import CommitFailedException, ValidationException  # noqa: PLC0415
 
@@ -163,7 +179,7 @@ class IcebergSink(FileTableSink):
             raise self.outdated(attempt, int(found[_ATTEMPT]))
         try:
             # Snapshots expire, so a later attempt deletes the batch's rows even if it finds no earlier commit.
-            self._commit_to(table, files, schema, attempt, replaces=found is not None or attempt.attempt > 1)
+            self._commit_to(table, files, schema, attempt, written, replaces=found is not None or attempt.attempt > 1)
         except (CommitFailedException, ValidationException):
             return False
         return True
@@ -174,6 +190,7 @@ class IcebergSink(FileTableSink):
         files: Sequence[StagedFile],
         schema: pa.Schema,
         attempt: OutputAttempt,
+        written: Written,
         *,
         replaces: bool,
     ) -> None:
@@ -185,7 +202,9 @@ class IcebergSink(FileTableSink):
             _APPLICATION: attempt.application_id,
             _ATTEMPT: str(attempt.attempt),
             _RUN: attempt.run_id,
-            _ROWS: str(sum(file.rows for file in files)),
+            _ROWS: str(written.rows),
+            _REFUSED: str(written.refused),
+            _LOCATION: written.location,
         }
         # By default pyiceberg retries a conflicting commit on top of the other one, and so could put a late attempt's
         # commit on top of a newer attempt's.

@@ -49,7 +49,7 @@ class OutputResult:
 
     `lost_records`, in `lost_blocks`, count the whole batch: see ``lost_blocks``. `seconds` is how long the output took
     from its start until readers see it; None if it was committed before. `committed_by` is the run that committed it
-    before (empty if that is not known any more); None if this call did.
+    before (empty if that is not known any more); None if this call did. `refused`: rows that this call put aside.
     """
 
     output: str
@@ -60,6 +60,7 @@ class OutputResult:
     lost_records: int = 0
     seconds: float | None = None
     committed_by: str | None = None
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,6 +312,7 @@ def _run_outputs(
                 lost.blocks,
                 lost.records,
                 seconds=time.monotonic() - started,
+                refused=written.refused,
             )
         publish(engine, pipeline_id, output, commit.location, batch_time=batch_time)
         return _committed_before(commit, lost, runs)

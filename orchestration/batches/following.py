@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from orchestration.batches.publishing import publish
 from orchestration.declarations.sink import OutputAttempt
 from tracker_store.batches import batches, outputs
 from tracker_store.connection.engine import connect
@@ -88,8 +89,10 @@ def follow_targets(
                     location=found.written.location,
                     rows=found.written.rows,
                 )
+            if wrote:
+                publish(engine, pipeline_id, by_name[name], found.written.location, batch_time=batch_time)
         except Exception as error:  # noqa: BLE001  a target's client may raise anything
-            log.warning("could not read an output's commits from its target", error=str(error), **about)
+            log.warning("could not adopt an output's commit from its target", error=str(error), **about)
             continue
         if wrote:
             log.warning("the target has what an attempt committed before it failed", attempt=found.attempt, **about)

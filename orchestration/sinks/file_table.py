@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from abc import abstractmethod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from orchestration.declarations.sink import (
@@ -18,25 +19,30 @@ from orchestration.declarations.sink import (
     Step,
     TargetCheck,
     Written,
+    unchecked,
 )
 from orchestration.sinks.parquet_names import batch_stamp
 from orchestration.sinks.parquet_staging import staged_files
+from orchestration.sinks.refused_files import show
 from orchestration.sinks.table_columns import arrow_schema, refuse_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
+    from datetime import datetime
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from orchestration.declarations.sink import OutputAttempt
+    from orchestration.declarations.sink import Check, OutputAttempt
     from orchestration.sinks.parquet_staging import StagedFile
+    from orchestration.sinks.refused_rows import OnBadRows
 
 #: How many times a commit is tried, because other writers' commits may come first.
 _TRIES = 20
+# Folders of an attempt's files below the directory of the table's files, but its own.
+_FOLDERS_OF_AN_ATTEMPT = 2
 
 
 class FileTableSink(Sink):
@@ -48,6 +54,8 @@ class FileTableSink(Sink):
     format: ClassVar[str]
     #: Characters that a column's name can't have in the format, or that it does not give back as they are.
     refused: ClassVar[str] = ""
+    #: What happens to rows with a text that is not UTF-8.
+    on_bad_rows: OnBadRows = "fail"
     #: Whether the format lacks small integers, so that they are stored as 32-bit integers.
     widens: ClassVar[bool] = False
 
@@ -78,8 +86,17 @@ class FileTableSink(Sink):
         files: Sequence[StagedFile],
         schema: pa.Schema,
         attempt: OutputAttempt,
+        written: Written,
     ) -> bool:
-        """Commit to the current table; return False if another commit came first. Raises AttemptOutdatedError."""
+        """Commit to the current table, with what `written` says; return False if another commit came first.
+
+        Raises AttemptOutdatedError.
+        """
+
+    @property
+    def publishes(self) -> bool:  # type: ignore[override]  # depends on the declaration
+        """Return whether refused rows are shown after the commit."""
+        return self.on_bad_rows == "dead_letter"
 
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
         """Let the tasks write files, and commit them to the table."""
@@ -88,11 +105,23 @@ class FileTableSink(Sink):
             directory = self._prepare(connection, schema, attempt)
             self.reached(Step.PREPARED)
             own = directory / batch_folder(attempt) / f"attempt{attempt.attempt}-{secrets.token_hex(4)}"
-            files = staged_files(result, own, schema, attempt.batch_time)
+            staged = staged_files(result, own, schema, attempt.batch_time, self.on_bad_rows)
+            # Publishing finds the refused rows where the commit says.
+            location = str(own) if self.publishes else self.target
+            result_of = Written(location, staged.rows, staged.refused)
             self.reached(Step.STAGED)
-            self._commit(connection, files, schema, attempt)
+            self._commit(connection, staged.files, schema, attempt, result_of)
         self.reached(Step.COMMITTED)
-        return Written(self.target, sum(file.rows for file in files))
+        if not self.publishes:
+            # What an earlier attempt refused under another declaration.
+            show(own, directory, attempt.batch_time, unchecked)
+        return result_of
+
+    def publish(self, location: str, *, batch_time: datetime, check: Check = unchecked) -> None:
+        """Show the rows that the committed attempt refused."""
+        if self.publishes:
+            own = Path(location)
+            show(own, own.parents[_FOLDERS_OF_AN_ATTEMPT], batch_time, check)
 
     def check_columns(self, schema: StructType, where: str) -> None:
         """Check the names and types of columns that the format does not keep."""
@@ -129,9 +158,10 @@ class FileTableSink(Sink):
         files: Sequence[StagedFile],
         schema: pa.Schema,
         attempt: OutputAttempt,
+        written: Written,
     ) -> None:
         for _ in range(_TRIES):
-            if self._try_commit(connection, files, schema, attempt):
+            if self._try_commit(connection, files, schema, attempt, written):
                 return
         raise SinkError(
             f"{attempt.name}: {_TRIES} commits to the {self.format} table {self.target} conflicted with other commits: "

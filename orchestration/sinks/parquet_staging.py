@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.directories import sync
-from orchestration.sinks.refused_rows import check_text
+from orchestration.sinks.refused_files import stage
+from orchestration.sinks.refused_rows import KEEP_WAY_OUT, TEXT_WAY_OUT, OnBadRows, RefusedRows, take_good_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-#: The columns of a task's answer: its file's full path, the size in bytes, and the number of rows.
-ANSWER = "path string, size bigint, rows bigint"
+#: The columns of a task's answer: its file's full path (null: none), the size in bytes, the number of rows, that of
+#: refused ones, and these as lines of JSON.
+ANSWER = "path string, size bigint, rows bigint, refused bigint, refused_rows binary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +37,31 @@ class StagedFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Staged:
+    """Hold what the valid task attempts wrote, and the rows that they refused, as lines of JSON."""
+
+    files: list[StagedFile]
+    refused: int
+    refused_rows: bytes
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows in the files."""
+        return sum(file.rows for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
 class ParquetStaging:
     """Write the files of the tasks of one attempt at an output; `schema` is the result's, serialized by Arrow.
 
-    `batch_time` is that of the column `_batch_time`; None: the files don't have it.
+    `batch_time` is that of the column `_batch_time`; None: the files don't have it. `keeps_refused`: rows that can't be
+    stored are answered, and don't fail the task.
     """
 
     directory: str
     schema: bytes
     batch_time: datetime | None
+    keeps_refused: bool = False
 
     def task(self) -> Any:  # noqa: ANN401  a function on iterators, as Spark takes it
         """Return the function that each task runs."""
@@ -63,31 +81,44 @@ class ParquetStaging:
 
         schema = pa.ipc.read_schema(pa.BufferReader(self.schema))
         file = f"{self.directory}/part-{secrets.token_hex(8)}.parquet"
-        stream, writer, rows = None, None, 0
+        stream, writer, rows, size = None, None, 0, 0
+        refused = RefusedRows(keeps=self.keeps_refused, way_out=TEXT_WAY_OUT + KEEP_WAY_OUT)
         try:
-            for batch in batches:
-                if not batch.num_rows:
-                    continue
-                check_text(batch)
+            for good in self._good(batches, refused):
                 if writer is None:
                     stream = self.create(file)
                     of_files = schema if self.batch_time is None else with_batch_time(schema)
                     writer = pq.ParquetWriter(stream, of_files, compression="zstd")
-                writer.write_table(self._with_time(batch, schema))
-                rows += batch.num_rows
+                writer.write_table(self._with_time(good, schema))
+                rows += good.num_rows
         finally:
             if writer is not None:
                 writer.close()
-        if stream is None:
+        if stream is not None:
+            size = self.keep(file, stream)
+        if not rows and not refused.rows:
             return
-        size = self.keep(file, stream)
         yield pa.record_batch(
             {
-                "path": pa.array([file]),
+                "path": pa.array([file if rows else None], pa.string()),
                 "size": pa.array([size], pa.int64()),
                 "rows": pa.array([rows], pa.int64()),
+                "refused": pa.array([len(refused.rows)], pa.int64()),
+                "refused_rows": pa.array([refused.lines()], pa.binary()),
             }
         )
+
+    def _good(self, batches: Iterable[pa.RecordBatch], refused: RefusedRows) -> Iterator[pa.Table]:
+        import pyarrow as pa  # noqa: PLC0415
+
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            parts = list(take_good_text(batch, refused))
+            refused.end()
+            if parts:
+                # In one piece: each that is written is a row group.
+                yield pa.Table.from_batches(parts)
 
     def create(self, file: str) -> Any:  # noqa: ANN401  a stream of pyarrow's
         """Open a stream to write the new file `file`."""
@@ -103,10 +134,10 @@ class ParquetStaging:
             sync(made)
         return Path(file).stat().st_size
 
-    def _with_time(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
+    def _with_time(self, rows: pa.Table, schema: pa.Schema) -> pa.Table:
         import pyarrow as pa  # noqa: PLC0415
 
-        table = pa.Table.from_batches([batch]).cast(schema)
+        table = rows.cast(schema)
         if self.batch_time is None:
             return table
         time = pa.array([self.batch_time] * table.num_rows, pa.timestamp("us", "UTC"))
@@ -118,13 +149,15 @@ def staged_files(
     directory: Path,
     schema: pa.Schema,
     batch_time: datetime | None,
-) -> list[StagedFile]:
-    """Run the result's tasks, writing to `directory`; return the files of the valid task attempts."""
-    staging = ParquetStaging(str(directory), schema.serialize().to_pybytes(), batch_time)
-    files = staged_by(result, staging)
-    if files:
+    on_bad_rows: OnBadRows,
+) -> Staged:
+    """Run the result's tasks, writing to `directory`; return what the valid task attempts wrote and refused."""
+    keeps = on_bad_rows == "dead_letter"
+    staged = staged_by(result, ParquetStaging(str(directory), schema.serialize().to_pybytes(), batch_time, keeps))
+    stage(directory, staged.refused_rows)
+    if staged.files:
         sync(directory.parent)
-    return files
+    return staged
 
 
 def empty_file(directory: Path, schema: pa.Schema) -> StagedFile:
@@ -138,10 +171,13 @@ def empty_file(directory: Path, schema: pa.Schema) -> StagedFile:
     return StagedFile(str(file), file.stat().st_size, 0)
 
 
-def staged_by(result: Any, staging: ParquetStaging) -> list[StagedFile]:  # noqa: ANN401
-    """Run the result's tasks with `staging`; return the files of the valid task attempts."""
+def staged_by(result: Any, staging: ParquetStaging) -> Staged:  # noqa: ANN401
+    """Run the result's tasks with `staging`; return what the valid task attempts wrote and refused."""
     answers = result.mapInArrow(staging.task(), ANSWER).collect()
-    return [StagedFile(row["path"], row["size"], row["rows"]) for row in answers]
+    files = [StagedFile(row["path"], row["size"], row["rows"]) for row in answers if row["path"] is not None]
+    # Spark gives a bytearray.
+    lines = b"".join(bytes(row["refused_rows"]) for row in answers)
+    return Staged(files, sum(row["refused"] for row in answers), lines)
 
 
 def with_batch_time(schema: pa.Schema) -> pa.Schema:

@@ -1,4 +1,4 @@
-"""Name the rows of a result that a target can't hold: the column, the value, and what is wrong with it.
+"""Find the rows of a result that a target can't hold, name the column, the value and the reason, or keep them aside.
 
 Runs in Spark's Python workers, so it loads neither Spark nor Dagster nor the driver log.
 """
@@ -7,15 +7,26 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
     import pyarrow as pa
 
+#: What happens to rows that a target can't hold: the batch fails, or they are put aside with the commit of the others.
+OnBadRows = Literal["fail", "dead_letter"]
 #: Refused rows that an error names.
 MOST_NAMED = 5
+# Refused rows that one task keeps aside, and their characters: with more, it is the output that is wrong.
+_MOST_REFUSED = 10_000
+_MOST_KEPT_CHARACTERS = 1 << 26
+#: What an error about refused rows says besides, for a sink that could keep them aside.
+KEEP_WAY_OUT = ', or have them put aside by on_bad_rows="dead_letter"'
+TEXT_WAY_OUT = (
+    ": decode(value, 'ISO-8859-1') reads another encoding, make_valid_utf8(text) replaces what is wrong, and a column "
+    "of bytes keeps it as it is"
+)
 _MOST_CHARACTERS = 200  # of a refused value that are shown
 
 
@@ -31,11 +42,50 @@ class RefusedRow:
     reason: str
 
 
-def refusal(refused: Sequence[RefusedRow], *, more: bool, way_out: str) -> RefusedRowsError:
-    """Return the error for refused rows; `more`: there may be others."""
-    number = f"{len(refused)} rows, or more," if more else f"{len(refused)} row(s)"
-    first = "; ".join(one.reason for one in refused[:MOST_NAMED])
-    return RefusedRowsError(f"{number} can't be stored: {first}. Correct them in the output's function{way_out}")
+class RefusedRows:
+    """Collect the rows of a task that its target refuses: to keep them aside, or to name the first ones in an error."""
+
+    def __init__(self, *, keeps: bool = False, way_out: str = "") -> None:
+        """Begin with none. `keeps`: they are kept aside; `way_out`: what an error says besides."""
+        self.rows: list[RefusedRow] = []
+        self._keeps = keeps
+        self._way_out = way_out
+        self._characters = 0
+
+    def add(self, row: RefusedRow) -> None:
+        """Add a row. Raises RefusedRowsError if there are too many."""
+        self.rows.append(row)
+        self._characters += len(row.row)
+        most = _MOST_REFUSED if self._keeps else MOST_NAMED
+        if len(self.rows) >= most or self._characters > _MOST_KEPT_CHARACTERS:
+            raise self._error(f"{len(self.rows)} rows, or more,")
+
+    def end(self) -> None:
+        """Raise RefusedRowsError if there are any, and they are not kept."""
+        if self.rows and not self._keeps:
+            raise self._error(f"{len(self.rows)} row(s)")
+
+    def lines(self) -> bytes:
+        """Return the rows as lines of JSON: the row, and the reason."""
+        return b"".join(
+            f'{{"refused_row": {one.row}, "reason": {json.dumps(one.reason)}}}\n'.encode() for one in self.rows
+        )
+
+    def _error(self, number: str) -> RefusedRowsError:
+        first = "; ".join(one.reason for one in self.rows[:MOST_NAMED])
+        return RefusedRowsError(
+            f"{number} can't be stored: {first}. Correct them in the output's function{self._way_out}"
+        )
+
+
+def checked_choice(on_bad_rows: OnBadRows, sink: str) -> OnBadRows:
+    """Return the choice of a sink's declaration. Raises DeclarationError."""
+    from orchestration.declarations.pipeline import DeclarationError  # noqa: PLC0415  workers declare nothing
+
+    if on_bad_rows not in get_args(OnBadRows):
+        message = f"{sink}: on_bad_rows={on_bad_rows!r} must be one of {', '.join(get_args(OnBadRows))}"
+        raise DeclarationError(message)
+    return on_bad_rows
 
 
 def shown(value: object) -> str:
@@ -54,15 +104,25 @@ def readable_row(batch: pa.RecordBatch) -> dict[str, Any]:
 
 def check_text(batch: pa.RecordBatch) -> None:
     """Raise RefusedRowsError if a text in a batch is no UTF-8, which a cast of bytes to a string lets pass."""
-    refused: list[RefusedRow] = []
-    _find_bad_text(batch, refused)
-    if refused:
-        raise refusal(
-            refused,
-            more=len(refused) >= MOST_NAMED,
-            way_out=": decode(value, 'ISO-8859-1') reads another encoding, make_valid_utf8(text) replaces what is "
-            "wrong, and a column of bytes keeps it as it is",
-        )
+    refused = RefusedRows(way_out=TEXT_WAY_OUT)
+    for _ in take_good_text(batch, refused):
+        pass
+    refused.end()
+
+
+def take_good_text(batch: pa.RecordBatch, refused: RefusedRows) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a batch whose texts are UTF-8, in order, and add the others to `refused`."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    if not _bad_columns(batch):
+        yield batch
+    elif batch.num_rows > 1:
+        half = batch.num_rows // 2
+        for rows in (range(half), range(half, batch.num_rows)):
+            # A copy, because the check of a slice includes what is nested in the rows beside it.
+            yield from take_good_text(batch.take(pa.array(rows)), refused)
+    elif (bad := bad_text(batch)) is not None:
+        refused.add(bad)
 
 
 def bad_text(batch: pa.RecordBatch) -> RefusedRow | None:
@@ -85,20 +145,6 @@ def _bad_columns(batch: pa.RecordBatch) -> list[str]:
         except pa.ArrowInvalid:
             bad.append(name)
     return bad
-
-
-def _find_bad_text(batch: pa.RecordBatch, refused: list[RefusedRow]) -> None:
-    import pyarrow as pa  # noqa: PLC0415
-
-    if len(refused) >= MOST_NAMED or not _bad_columns(batch):
-        return
-    if batch.num_rows > 1:
-        half = batch.num_rows // 2
-        for rows in (range(half), range(half, batch.num_rows)):
-            _find_bad_text(batch.take(pa.array(rows)), refused)
-        return
-    if (bad := bad_text(batch)) is not None:
-        refused.append(bad)
 
 
 def _as_bytes(type_: pa.DataType) -> pa.DataType:

@@ -40,6 +40,8 @@ def result_metadata(result: OutputResult, batch_time: datetime) -> Metadata:
     }
     if result.rows is not None:
         values["dagster/row_count"] = dg.MetadataValue.int(result.rows)
+    if result.refused:
+        values["refused_rows"] = dg.MetadataValue.int(result.refused)
     if result.seconds is not None:
         values["output_duration_ms"] = dg.MetadataValue.float(result.seconds * MILLISECONDS)
     if result.lost_blocks:

@@ -33,7 +33,9 @@ from orchestration.sinks.parquet_names import (
     batch_directory,
     batch_stamp,
 )
-from orchestration.sinks.parquet_staging import empty_file, staged_files
+from orchestration.sinks.parquet_staging import Staged, empty_file, staged_files
+from orchestration.sinks.refused_files import show
+from orchestration.sinks.refused_rows import OnBadRows, checked_choice
 from orchestration.sinks.table_columns import arrow_schema, check_names
 from receiver_runtime.block_store.roots import OBJECT_SCHEMES, without_secrets
 from receiver_runtime.block_store.secret_url import SecretUrl
@@ -60,7 +62,7 @@ class ParquetSink(Sink):
     guarantee: ClassVar[DeliveryGuarantee] = DeliveryGuarantee.EXACTLY_ONCE
     publishes: ClassVar[bool] = True
 
-    def __init__(self, path: str | Path | Secret, *, compact: bool = False) -> None:
+    def __init__(self, path: str | Path | Secret, *, compact: bool = False, on_bad_rows: OnBadRows = "fail") -> None:
         """Declare the location of the files.
 
         Args:
@@ -68,6 +70,9 @@ class ParquetSink(Sink):
                 contains no secret; or an `EnvVar("NAME")` that holds the whole URL.
             compact: rows get the column `_batch_time`, and the schedule `PIPELINE_compaction` merges the batches of
                 each hour that is over into one directory; on an object store, into one batch.
+            on_bad_rows: what happens to rows with a text that is not UTF-8: "fail" fails the batch, and names them;
+                "dead_letter" commits the others, and publishes the refused rows with the batch, as lines of JSON in
+                `_refused_rows/`.
 
         Raises:
             DeclarationError: a value is invalid, or a secret is given as plain text; the message says how to fix it.
@@ -82,11 +87,17 @@ class ParquetSink(Sink):
             )
         )
         self.compact = compact
+        self.on_bad_rows: OnBadRows = checked_choice(on_bad_rows, "ParquetSink")
 
     def declaration(self) -> dict[str, Any]:
         """Return the declaration that `forebay apply` writes."""
         path = str(self.path) if self._objects is None else str(self._objects.url)
-        return {"kind": "parquet", "path": path, **({"compact": True} if self.compact else {})}
+        return {
+            "kind": "parquet",
+            "path": path,
+            **({"compact": True} if self.compact else {}),
+            **({} if self.on_bad_rows == "fail" else {"on_bad_rows": self.on_bad_rows}),
+        }
 
     @classmethod
     def place(cls, declaration: Mapping[str, Any]) -> Place:
@@ -106,27 +117,28 @@ class ParquetSink(Sink):
         """Write to a directory of this attempt in this process; every file and directory is synced on return."""
         self.check_columns(result.schema, attempt.name)
         if self._objects is not None:
-            return self._objects.write(result, attempt)
+            return self._objects.write(result, attempt, self.on_bad_rows)
         directory = self.path / attempt_directory(attempt.batch_time, attempt.attempt)
-        rows = self._stage(result, directory, attempt)
+        staged = self._stage(result, directory, attempt)
         for made in (directory, *directory.parents):
             sync(made)
             if made == self.path:
                 break
-        return Written(str(directory), rows)
+        return Written(str(directory), staged.rows, staged.refused)
 
-    def _stage(self, result: DataFrame, directory: Path, attempt: OutputAttempt) -> int:
-        """Let the tasks write, list the files of the valid task attempts in the file FILES, and return the rows."""
+    def _stage(self, result: DataFrame, directory: Path, attempt: OutputAttempt) -> Staged:
+        """Let the tasks write, and list the files of the valid task attempts in the file FILES."""
         schema = arrow_schema(result.schema, attempt.name)
         directory.mkdir(parents=True)
-        files = staged_files(result, directory, schema, attempt.batch_time if self.compact else None)
+        staged = staged_files(result, directory, schema, attempt.batch_time if self.compact else None, self.on_bad_rows)
+        files = staged.files
         if not files and not self.compact:
             # Readers of a directory without rows get its columns from there.
             files = [empty_file(directory, schema)]
         named = directory / FILES
         named.write_text(json.dumps(sorted(Path(file.path).name for file in files)), encoding="utf-8")
         sync(named)
-        return sum(file.rows for file in files)
+        return staged
 
     def publish(self, location: str, *, batch_time: datetime, check: Check = unchecked) -> None:
         """Link the files of `location` into place: readers see either the whole old result or the whole new one."""
@@ -158,6 +170,7 @@ class ParquetSink(Sink):
             self.reached(Step.STAGED)
             replace(staged, target, check)
             self.reached(Step.COMMITTED)
+        show(source, self.path, batch_time, check)
         # Other processes' results of this attempt, and those of older attempts, can no longer be committed.
         _forget(source.parent, attempt_number(source.name) or 0, but=source)
 

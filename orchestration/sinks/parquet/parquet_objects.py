@@ -26,6 +26,7 @@ from orchestration.sinks.parquet_names import (
     batch_stamp,
 )
 from orchestration.sinks.parquet_staging import ParquetStaging, staged_by
+from orchestration.sinks.refused_files import STAGED, shown_name
 from orchestration.sinks.table_columns import arrow_schema
 from receiver_runtime.block_store.frames.errors import BlockStoreError
 from receiver_runtime.block_store.roots import without_secrets
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from orchestration.declarations.sink import Check, OutputAttempt
+    from orchestration.sinks.refused_rows import OnBadRows
     from receiver_runtime.block_store.stores.objects import Objects
 
 __all__ = ["SUCCESS", "ParquetObjects"]
@@ -74,16 +76,25 @@ class ParquetObjects:
         """Return the URL without secrets, for messages."""
         return without_secrets(self.url) if isinstance(self.url, str) else str(self.url)
 
-    def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
+    def write(self, result: DataFrame, attempt: OutputAttempt, on_bad_rows: OnBadRows) -> Written:
         """Let the tasks write objects of this attempt, and list the valid ones."""
         key = attempt_directory(attempt.batch_time, attempt.attempt)
         schema = arrow_schema(result.schema, attempt.name)
         with self._failures(attempt.name):
-            staging = _ObjectStaging(key, schema.serialize().to_pybytes(), attempt.batch_time, self._resolved())
-            files = staged_by(result, staging)
-            names = sorted(file.path.rpartition("/")[2] for file in files)
+            staging = _ObjectStaging(
+                key,
+                schema.serialize().to_pybytes(),
+                attempt.batch_time,
+                keeps_refused=on_bad_rows == "dead_letter",
+                url=self._resolved(),
+            )
+            staged = staged_by(result, staging)
+            names = sorted(file.path.rpartition("/")[2] for file in staged.files)
+            if staged.refused_rows:
+                self._open().put(f"{key}/{STAGED}", [staged.refused_rows])
             self._open().put(f"{key}/{FILES}", [json.dumps(names).encode()])
-        return Written(f"{without_secrets(self._resolved()).rstrip('/')}/{key}", sum(file.rows for file in files))
+        location = f"{without_secrets(self._resolved()).rstrip('/')}/{key}"
+        return Written(location, staged.rows, staged.refused)
 
     def publish(self, location: str, *, batch_time: datetime, check: Check, reached: Callable[[Step], None]) -> None:
         """Copy the files, name them in `_SUCCESS`, and delete the earlier ones; repeated, do only the missing steps."""
@@ -105,6 +116,7 @@ class ParquetObjects:
                 check()
                 raise
             sizes = dict(objects.sizes(attempts))
+            _show_refused(objects, f"{source}/{STAGED}", sizes, batch_time, check)
             if compacted is not None and stamp in compacted.batches:
                 files = [f"{source}/{file}" for file in names]
                 hour.replace(compacted, batch_time, stamp, number, files, check=check, reached=reached)
@@ -193,6 +205,16 @@ class ParquetObjects:
             yield
         except (SecretError, BlockStoreError, OSError) as error:
             raise SinkError(f"{doing}: ParquetSink {self.shown}: {error}") from error
+
+
+def _show_refused(objects: Objects, staged: str, there: Mapping[str, int], batch_time: datetime, check: Check) -> None:
+    """Show the rows that the committed attempt refused, in place of an earlier attempt's."""
+    shown = shown_name(batch_time)
+    check()
+    if staged in there:
+        objects.copy(staged, shown)
+    else:
+        objects.remove(shown)
 
 
 def _files_of(objects: Objects, keys: Iterable[str], attempts: str, attempt: int) -> list[str]:

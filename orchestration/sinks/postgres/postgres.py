@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import secrets
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 from urllib.parse import urlsplit
 
 from orchestration.declarations.pipeline import DeclarationError
@@ -42,6 +42,7 @@ from orchestration.sinks.postgres.postgres_place import table_place
 from orchestration.sinks.postgres.postgres_rows import Mode, TargetTable, columns_of_table
 from orchestration.sinks.postgres.postgres_staging import ANSWER, REFUSED, Address, Staging, TargetError
 from orchestration.sinks.postgres.postgres_statements import COMMITS, Statements, quoted
+from orchestration.sinks.refused_rows import OnBadRows, checked_choice
 from orchestration.sinks.table_columns import refuse_table
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
@@ -55,8 +56,6 @@ if TYPE_CHECKING:
 
     from orchestration.declarations.sink import Place, TargetCheck
     from orchestration.sinks.postgres.postgres_totals import Totals
-
-OnBadRows = Literal["fail", "dead_letter"]
 
 #: Rows that the target refused, and their batches.
 REFUSED_ROWS = "forebay_refused_rows"
@@ -116,12 +115,7 @@ class PostgresSink(Sink):
                 else f"PostgresSink {table!r}: key={list(self.key)} is of no use to mode={mode!r}: say mode='merge'"
             )
             raise DeclarationError(message)
-        if on_bad_rows not in get_args(OnBadRows):
-            message = (
-                f"PostgresSink {table!r}: on_bad_rows={on_bad_rows!r} must be one of {', '.join(get_args(OnBadRows))}"
-            )
-            raise DeclarationError(message)
-        self.on_bad_rows: OnBadRows = on_bad_rows
+        self.on_bad_rows: OnBadRows = checked_choice(on_bad_rows, f"PostgresSink {table!r}")
         if totals is not None and mode != "append":
             message = f"PostgresSink {table!r}: totals add up the rows of every batch: say mode='append'"
             raise DeclarationError(message)
@@ -184,9 +178,13 @@ class PostgresSink(Sink):
             connection.autocommit = True
             with _Failures(attempt, self.target), connection.cursor() as cursor:
                 found = self._commits.find(cursor, attempt)
-        if found is None or not attempt.knows(found[0], found[1]):
-            return None
-        return Committed(found[0], Written(self.target, found[2]))
+                if found is None or not attempt.knows(found[0], found[1]):
+                    return None
+                refused = 0
+                if self._has_refused_rows(cursor):
+                    cursor.execute(self._of_refused("SELECT count(*) FROM {refused_rows}", attempt))
+                    refused = cursor.fetchone()[0]
+        return Committed(found[0], Written(self.target, found[2], refused))
 
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
         """Let the tasks stage the rows, and commit them in the target in one transaction."""
@@ -294,21 +292,28 @@ class PostgresSink(Sink):
             self.reached(Step.IN_TRANSACTION)
         return rows
 
+    def _has_refused_rows(self, cursor: Any) -> bool:  # noqa: ANN401
+        cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (quoted(self.schema, REFUSED_ROWS),))
+        return bool(cursor.fetchone()[0])
+
+    def _of_refused(self, statement: str, attempt: OutputAttempt) -> Any:  # noqa: ANN401
+        """Return a statement on the batch's refused rows."""
+        from psycopg2 import sql  # noqa: PLC0415
+
+        of_batch = (
+            " WHERE target = %(target)s AND pipeline = %(pipeline)s AND output = %(output)s "
+            "AND batch_time = %(batch_time)s"
+        )
+        table = sql.Identifier(self.schema, REFUSED_ROWS)
+        return self._statements.sql(statement + of_batch, self._statements.key_of(attempt), refused_rows=table)
+
     def _keep_refused(self, cursor: Any, refused: dict[str, int], attempt: OutputAttempt) -> None:  # noqa: ANN401
         """Replace the batch's refused rows by those of this attempt. Raises SinkError if any are missing."""
         from psycopg2 import sql  # noqa: PLC0415
 
-        cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (quoted(self.schema, REFUSED_ROWS),))
         table = sql.Identifier(self.schema, REFUSED_ROWS)
-        if cursor.fetchone()[0]:
-            cursor.execute(
-                self._statements.sql(
-                    "DELETE FROM {refused_rows} WHERE target = %(target)s AND pipeline = %(pipeline)s "
-                    "AND output = %(output)s AND batch_time = %(batch_time)s",
-                    self._statements.key_of(attempt),
-                    refused_rows=table,
-                )
-            )
+        if self._has_refused_rows(cursor):
+            cursor.execute(self._of_refused("DELETE FROM {refused_rows}", attempt))
         elif refused:
             cursor.execute(self._statements.sql(_MAKE_REFUSED_ROWS, refused_rows=table))
         for staging in sorted(refused):

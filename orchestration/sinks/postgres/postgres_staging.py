@@ -16,7 +16,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orchestration.sinks.refused_rows import MOST_NAMED, RefusedRow, bad_text, readable_row, refusal, shown
+from orchestration.sinks.refused_rows import KEEP_WAY_OUT, RefusedRow, RefusedRows, bad_text, readable_row, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -30,13 +30,10 @@ ANSWER = "staging string, rows bigint, refused bigint"
 #: What is behind the name of a staging table in that of its refused rows.
 REFUSED = "_refused"
 _NUL = "\\u0000"  # as JSON has it
-_WAY_OUT = ', or have them put aside by on_bad_rows="dead_letter"'
 #: Bytes of a character in Postgres's message.
 _BYTE = re.compile(r"\b0x([0-9a-f]{2})\b")
 _COPIED = re.compile(r"^COPY forebay_staging_\S+, line \d+: ")
 _RELATION = re.compile(r' (for|of) relation "forebay_staging_[^"]*"')
-#: Refused rows that one task keeps aside: with more, it is the output that is wrong.
-_MOST_REFUSED = 10_000
 _KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
 
 
@@ -124,7 +121,7 @@ class Staging:
         from psycopg2 import sql  # noqa: PLC0415
 
         connection, rows = None, 0
-        refused: list[RefusedRow] = []
+        refused = RefusedRows(keeps=self.keeps_refused, way_out=KEEP_WAY_OUT)
         try:
             for batch in batches:
                 if not batch.num_rows:
@@ -136,22 +133,23 @@ class Staging:
                     sql.Identifier(self.schema, table),
                     sql.SQL(", ").join(sql.Identifier(name) for name, _ in self.columns),
                 )
-                before = len(refused)
+                before = len(refused.rows)
                 with connection.cursor() as cursor:
                     self._fill(cursor, statement.as_string(connection), batch, refused)
-                rows += batch.num_rows - (len(refused) - before)
+                rows += batch.num_rows - (len(refused.rows) - before)
+            refused.end()
             if connection is not None:
-                if refused:
-                    self._put_aside(connection, f"{table}{REFUSED}", refused)
+                if refused.rows:
+                    self._put_aside(connection, f"{table}{REFUSED}", refused.rows)
                 connection.commit()
         except psycopg2.Error as error:
             raise TargetError(f"COPY to the target failed: {_said(error)}") from None
         finally:
             if connection is not None:
                 connection.close()
-        return rows, len(refused)
+        return rows, len(refused.rows)
 
-    def _fill(self, cursor: Any, statement: str, batch: pa.RecordBatch, refused: list[RefusedRow]) -> None:  # noqa: ANN401
+    def _fill(self, cursor: Any, statement: str, batch: pa.RecordBatch, refused: RefusedRows) -> None:  # noqa: ANN401
         """COPY rows; add those that the target refuses to the list. Raises RefusedRowsError if there are too many."""
         import psycopg2  # noqa: PLC0415
         from psycopg2.errors import ProgramLimitExceeded  # noqa: PLC0415
@@ -166,23 +164,15 @@ class Staging:
                 self._fill(cursor, statement, batch.slice(0, half), refused)
                 self._fill(cursor, statement, batch.slice(half), refused)
                 return
-            refused.append(_refused(batch, error))
-            self._check(refused)
+            refused.add(_refused(batch, error))
         else:
             cursor.execute("RELEASE SAVEPOINT piece")
 
-    def _check(self, refused: list[RefusedRow]) -> None:
-        if len(refused) < (_MOST_REFUSED if self.keeps_refused else MOST_NAMED):
-            return
-        raise refusal(refused, more=True, way_out=_WAY_OUT)
-
     def _put_aside(self, connection: Any, table: str, refused: list[RefusedRow]) -> None:  # noqa: ANN401
-        """Keep refused rows in a table. Raises RefusedRowsError where the sink keeps none."""
+        """Keep refused rows in a table."""
         from psycopg2 import sql  # noqa: PLC0415
         from psycopg2.extras import execute_values  # noqa: PLC0415
 
-        if not self.keeps_refused:
-            raise refusal(refused, more=False, way_out=_WAY_OUT)
         name = sql.Identifier(self.schema, table)
         with connection.cursor() as cursor:
             cursor.execute(sql.SQL("CREATE UNLOGGED TABLE {} (refused_row text, reason text)").format(name))

@@ -43,7 +43,7 @@ class FrameWithoutSpark:
 
     def batch(self, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
         fields = [pa.field(field.name, _TYPES[field.dataType.simpleString()]) for field in self.schema.fields]
-        arrays = [pa.array([row[at] for row in rows], field.type) for at, field in enumerate(fields)]
+        arrays = [_array([row[at] for row in rows], field.type) for at, field in enumerate(fields)]
         return pa.record_batch(arrays, schema=pa.schema(fields))
 
     def collect(self) -> list[dict[str, Any]]:
@@ -54,6 +54,14 @@ class FrameWithoutSpark:
             for answer in self._function(iter([self.batch(rows)])):
                 answers.extend(answer.to_pylist())
         return answers
+
+
+def _array(values: list[Any], type_: pa.DataType) -> pa.Array:
+    """Return a column. A text may hold bytes that are not UTF-8, as Python escapes them."""
+    if type_ != pa.string():
+        return pa.array(values, type_)
+    encoded = [None if value is None else value.encode(errors="surrogateescape") for value in values]
+    return pa.array(encoded, pa.binary()).view(pa.string())
 
 
 def words(*rows: tuple[Any, ...], parts: int = 2) -> DataFrame:

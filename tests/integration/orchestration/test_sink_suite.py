@@ -54,3 +54,10 @@ class TestPostgresSink(SinkSuite):
 
     def new_target(self, folder: Path) -> PostgresTarget:
         return PostgresTarget(self._database)
+
+    def refused_rows(self, folder: Path) -> list[str]:
+        del folder
+        if self._database.rows("SELECT to_regclass('forebay_refused_rows')") == [(None,)]:
+            return []
+        kept = "SELECT (refused_row::json ->> 'word') || ' ' || (refused_row::json ->> 'n') FROM forebay_refused_rows"
+        return [row for (row,) in self._database.rows(f"{kept} ORDER BY 1")]

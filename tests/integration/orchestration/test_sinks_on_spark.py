@@ -165,3 +165,17 @@ def test_results_are_where_only_their_owner_can_enter(session: SparkSession, tmp
         os.umask(before)
     results = tmp_path / "results"
     assert {path.stat().st_mode & 0o777 for path in (results, *results.iterdir())} == {0o700}
+
+
+def test_rows_that_sparks_tasks_refuse_are_put_aside(session: SparkSession, tmp_path: Path) -> None:
+    rows = [f"(CAST({word} AS STRING), {n}L, X'00FF')" for n, word in enumerate(("'a'", "X'4772FC6E'", "'b'"))]
+    bad = session.sql(f"SELECT * FROM VALUES {', '.join(rows)} AS t(word, n, raw)").coalesce(1)
+    sink = ParquetSink(tmp_path, on_bad_rows="dead_letter")
+    written = sink.write(bad, attempt())
+    sink.publish(written.location, batch_time=attempt().batch_time)
+    assert (written.rows, written.refused) == (2, 1)
+    assert sink.dataset().to_table(columns=["word"]).to_pylist() == [{"word": "a"}, {"word": "b"}]
+    assert session.read.parquet(str(tmp_path)).count() == 2
+    [row] = session.read.json(str(tmp_path / "_refused_rows")).collect()
+    assert (row["refused_row"]["word"], row["refused_row"]["n"]) == ("Gr\\xfcn", 1)
+    assert row["reason"] == "column word is 'Gr\\\\xfcn', which is not UTF-8"

@@ -68,6 +68,27 @@ def seen(sink: Stopping) -> list[tuple[str, int]]:
     return sorted((row["word"], row["n"]) for row in sink.dataset().to_table().to_pylist())
 
 
+def test_refused_rows_are_published_with_their_attempt(sink: Stopping) -> None:
+    def shown() -> list[str]:
+        names = objects(sink, "_refused_rows")
+        return [json.loads(line)["refused_row"]["word"] for name in names for line in _lines(sink, name)]
+
+    sink.on_bad_rows = "dead_letter"
+    first = sink.write(words(("a", 1), ("Gr\udcfcn", 2)), attempt(1))
+    assert (first.rows, first.refused, shown()) == (1, 1, [])
+    for _ in range(2):
+        sink.publish(first.location, batch_time=TIME)
+        assert (seen(sink), shown()) == ([("a", 1)], ["Gr\\xfcn"])
+    second = sink.write(words(("c", 3)), attempt(2))
+    sink.publish(second.location, batch_time=TIME)
+    assert (seen(sink), shown()) == ([("c", 3)], [])
+
+
+def _lines(sink: Stopping, name: str) -> list[bytes]:
+    assert sink._objects is not None
+    return open_objects(sink._objects._resolved()).get(f"_refused_rows/{name}", 0, 1 << 20).splitlines()
+
+
 def test_an_attempt_is_seen_once_it_is_published_and_replaced_whole(sink: Stopping) -> None:
     first = sink.write(words(("a", 1), ("b", 2)), attempt(1))
     assert first.rows == 2
