@@ -35,12 +35,14 @@ class BatchInputs:
         windows: the blocks of windows, by stream and length, in the same order.
         columns: the columns of each stream that the outputs read.
         expected: which store each root of the block store must be.
+        records: the first and the end of the records to read of each block, by their numbers; None: all.
     """
 
     blocks: Mapping[str, Sequence[AllocatedBlock]]
     windows: Mapping[tuple[str, timedelta], Sequence[AllocatedBlock]]
     columns: Mapping[str, Sequence[tuple[str, str]]]
     expected: Mapping[str, Sequence[str]]
+    records: tuple[int, int] | None = None
 
     def blocks_of(self, entry: Stream | Window) -> Sequence[AllocatedBlock]:
         """Return the blocks of one input."""

@@ -441,12 +441,19 @@ def _read(
     session: SparkSession, entry: Stream | Window, batch: Batch, inputs: BatchInputs, settings: Settings
 ) -> DataFrame:
     from orchestration.spark.reading.allocation import encode_allocation, location_of  # noqa: PLC0415  loads pyspark
-    from orchestration.spark.reading.block_reader import ALLOCATION, BLOCK_KEYS, spark_schema  # noqa: PLC0415  loads pyspark
+    from orchestration.spark.reading.block_reader import (  # noqa: PLC0415  loads pyspark
+        ALLOCATION,
+        BLOCK_KEYS,
+        RECORDS,
+        spark_schema,
+    )
     from orchestration.spark.reading.data_source import FORMAT  # noqa: PLC0415  loads pyspark
 
     stream = stream_of(entry)
+    some = {} if inputs.records is None else {RECORDS: "{}:{}".format(*inputs.records)}
     return (
         session.read.format(FORMAT)
+        .options(**some)
         .schema(spark_schema(inputs.columns[stream.name]))
         .option("pipeline", batch.pipeline)
         .option("batch_time", batch.time.isoformat())

@@ -1,12 +1,13 @@
-"""Finds the blocks that break a batch: runs its output functions on halves of them, and writes and commits nothing.
+"""Finds the records that break a batch: runs its output functions on halves of its blocks, then of a block's records.
 
-Computes each result in full and discards it (Spark's `noop` format), so it does not find what only a sink refuses.
+Writes and commits nothing: it computes each result in full and discards it (Spark's `noop` format), so it does not
+find what only a sink refuses.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from orchestration.batches.batch_inputs import read_batch_inputs
 from orchestration.batches.unavailable_store import unavailable_store
@@ -29,44 +30,45 @@ if TYPE_CHECKING:
 
 # With this many culprits, the cause is all of the data, or the code: stop looking.
 MOST_CULPRITS = 10
+# Of a block that fails, this many records are looked for: each costs some twenty runs.
+MOST_RECORDS = 3
 
 Key = tuple[int, int]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Culprit:
-    """Hold blocks with which the batch fails, though neither half of them fails alone: usually one block."""
+class Culprit(Generic[T]):
+    """Hold blocks, or records, with which the batch fails, though neither half of them fails alone: usually one."""
 
-    blocks: Sequence[AllocatedBlock]
+    part: Sequence[T]
     error: str
 
 
 @dataclass(slots=True)
-class Bisection:
-    """Hold what was found. `without_blocks`: the functions' error without any records, if they fail even then."""
+class Bisection(Generic[T]):
+    """Hold what was found in `size` parts. `without_any`: the error without any record, if there is one even then."""
 
-    blocks: int
+    size: int
     error: str = ""
-    without_blocks: str = ""
-    culprits: list[Culprit] = field(default_factory=list)
+    without_any: str = ""
+    culprits: list[Culprit[T]] = field(default_factory=list)
     runs: int = 0
     whole: bool = True
 
 
-def bisect(
-    blocks: Sequence[AllocatedBlock], error_of: Callable[[Sequence[AllocatedBlock]], str], *, most: int = MOST_CULPRITS
-) -> Bisection:
-    """Halve `blocks` down to those for which `error_of` returns an error (not ""). `whole`: no culprit was left out.
+def bisect(parts: Sequence[T], error_of: Callable[[Sequence[T]], str], *, most: int = MOST_CULPRITS) -> Bisection[T]:
+    """Halve `parts` down to those for which `error_of` returns an error (not ""). `whole`: no culprit was left out.
 
-    It takes about 2 * log2(n) runs to find the only culprit of n blocks.
+    It takes about 2 * log2(n) runs to find the only culprit of n parts.
     """
-    found = Bisection(len(blocks))
+    found: Bisection[T] = Bisection(len(parts))
 
-    def run(part: Sequence[AllocatedBlock]) -> str:
+    def run(part: Sequence[T]) -> str:
         found.runs += 1
         return error_of(part)
 
-    def search(part: Sequence[AllocatedBlock], error: str) -> None:
+    def search(part: Sequence[T], error: str) -> None:
         if len(found.culprits) >= most:
             found.whole = False
             return
@@ -81,12 +83,12 @@ def bisect(
             if said:
                 search(half, said)
 
-    found.error = run(blocks)
+    found.error = run(parts)
     if not found.error:
         return found
-    found.without_blocks = run([])
-    if not found.without_blocks and blocks:
-        search(blocks, found.error)
+    found.without_any = run(parts[:0])
+    if not found.without_any and parts:
+        search(parts, found.error)
     return found
 
 
@@ -138,8 +140,16 @@ class BatchTrial:
 
         Raises the error that means that the block store can't be reached.
         """
-        only = {(block.receiver_id, block.sequence) for block in blocks}
-        inputs = self._inputs.only(only)
+        return self._error_on(self._inputs.only({(block.receiver_id, block.sequence) for block in blocks}))
+
+    def error_of_records(self, block: AllocatedBlock, records: Sequence[int]) -> str:
+        """Return the same of some following records of one block, by their numbers from 0."""
+        if not records:
+            return self.error_of([])
+        inputs = self._inputs.only({(block.receiver_id, block.sequence)})
+        return self._error_on(replace(inputs, records=(records[0], records[-1] + 1)))
+
+    def _error_on(self, inputs: BatchInputs) -> str:
         for output in self._outputs:
             try:
                 self._compute(output, inputs)

@@ -16,7 +16,7 @@ from orchestration.spark.reading.allocation import BlockLocation, decode_allocat
 from receiver_runtime.block_store.frames.columns import arrow_schema, fitted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from receiver_runtime.block_store.stores.interface import BlockStore
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 BLOCK_KEYS = "block_keys"
 #: The option in which a batch's run passes on the block locations that it has read from the driver log.
 ALLOCATION = "allocation"
+#: The option that leaves out all but some records of each block, as FIRST:END, by their numbers from 0.
+RECORDS = "records"
 # Options that tasks don't get: one contains the driver log's password, the other may be long.
 _OF_THE_PLANNER = ("database_url", ALLOCATION)
 
@@ -191,4 +193,16 @@ class ForebayReader(DataSourceReader):
                 if ephemeral and (isinstance(error, BlockMissingError) or store.crash_may_spoil):
                     continue
                 raise
+            if RECORDS in self._options:
+                batches = _some(batches, *map(int, self._options[RECORDS].split(":")))
             yield from batches if self._schema is None else map(fitted(self._schema), batches)
+
+
+def _some(batches: Iterable[pa.RecordBatch], first: int, end: int) -> Iterator[pa.RecordBatch]:
+    """Yield the records of a block from number `first` to before `end`."""
+    at = 0
+    for batch in batches:
+        begin, length = max(first - at, 0), min(end - at, batch.num_rows) - max(first - at, 0)
+        if length > 0:
+            yield batch.slice(begin, length)
+        at += batch.num_rows

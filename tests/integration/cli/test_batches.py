@@ -121,6 +121,8 @@ def test_a_quarantined_batch_is_seen_bisected_and_replayed(
         ("lines/1", 5, 2)
     ]
     assert "bad word" in culprit["error"]
+    [record] = culprit["records"]
+    assert (record["first"], record["last"], "bad word" in record["error"]) == (1, 1, True)
     assert system.state(time) == (BatchState.QUARANTINED, 1)
     assert system.published() == []
 

@@ -1,4 +1,4 @@
-"""`forebay batches bisect`: finds the blocks that break a batch, without writing anything."""
+"""`forebay batches bisect`: finds the records that break a batch, without writing anything."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.spark_output import spark_output_in, without_stack
 from orchestration.declarations.modules import load_pipelines
 from orchestration.declarations.settings import Settings
-from orchestration.replays.batch_bisect import BatchTrial
-from orchestration.replays.batch_bisect import bisect as bisect_blocks
+from orchestration.replays.batch_bisect import MOST_RECORDS, BatchTrial
+from orchestration.replays.batch_bisect import bisect as halve
 from orchestration.replays.replay import checked_outputs
 from orchestration.replays.replay_choice import ReplayError
 from tracker_store.batches.pipelines import get_pipeline
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from orchestration.declarations.pipeline import Pipeline
-    from orchestration.replays.batch_bisect import Bisection
+    from orchestration.replays.batch_bisect import Bisection, Culprit
     from tracker_store.batches.received_block_tracker import AllocatedBlock
 
 _MOST_SHOWN = 5
@@ -68,7 +68,9 @@ def bisect(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
-    """Find the block(s) that break a batch: run its output functions on halves of its blocks. Commits nothing.
+    """Find the record(s) that break a batch: run its output functions on halves of its blocks. Commits nothing.
+
+    A block that fails is halved further, down to the record, if the failure is one record's.
 
     The exit code is 1 if something fails, 0 if nothing does. Runs Spark in this process. What Spark and the functions
     print, and errors with their stack traces, are in the file FOREBAY_HOME/logs/bisect-PIPELINE.log.
@@ -87,11 +89,11 @@ def bisect(
         receivers = {place.receiver_id: f"{place.stream_name}/{place.ordinal}" for place in placements(connection)}
         path = Settings().home.absolute() / "logs" / f"bisect-{pipeline}.log"
         console.print(f"Batch {time.isoformat()} of {pipeline}. What Spark prints: {path}", markup=False)
-        found = _search(console, connection, declared, time, output or (), path)
+        found, records = _search(console, connection, declared, time, output or (), path)
     if as_json:
-        typer.echo(json.dumps(_plain(found, receivers) | {"spark_output": str(path)}))
+        typer.echo(json.dumps(_plain(found, records, receivers) | {"spark_output": str(path)}))
     else:
-        _show(console, found, receivers, path)
+        _show(console, found, records, receivers, path)
     raise typer.Exit(1 if found.error else 0)
 
 
@@ -102,8 +104,11 @@ def _search(
     time: datetime,
     outputs: Sequence[str],
     path: Path,
-) -> Bisection:
-    """Bisect the batch; print a line for each run, and leave everything that Spark prints to the file."""
+) -> tuple[Bisection[AllocatedBlock], Sequence[Sequence[Culprit[int]]]]:
+    """Bisect the batch; print a line for each run, and leave everything that Spark prints to the file.
+
+    Returns the blocks that fail, and for each of them the records.
+    """
     from orchestration.spark.session.session import spark_session  # noqa: PLC0415  loads Spark
 
     settings = Settings()
@@ -127,44 +132,66 @@ def _search(
             note(f"{result}\n{said}".rstrip())
             return said
 
-        return bisect_blocks(trial.blocks, error_of)
+        found = halve(trial.blocks, error_of)
+        return found, [_search_records(console, trial, culprit.part) for culprit in found.culprits]
 
 
-def _plain(found: Bisection, receivers: Mapping[int, str]) -> dict[str, object]:
+def _search_records(console: Console, trial: BatchTrial, blocks: Sequence[AllocatedBlock]) -> Sequence[Culprit[int]]:
+    """Return the records that fail in the only block; none if there are several, or if no part of it fails alone."""
+    if len(blocks) != 1:
+        return []
+    [block] = blocks
+    console.print(f"block {block.sequence}: halving its {block.records:,} records")
+    found = halve(range(block.records), lambda part: trial.error_of_records(block, part), most=MOST_RECORDS)
+    return [culprit for culprit in found.culprits if len(culprit.part) < block.records or block.records == 1]
+
+
+def _plain(
+    found: Bisection[AllocatedBlock], records: Sequence[Sequence[Culprit[int]]], receivers: Mapping[int, str]
+) -> dict[str, object]:
     return {
-        "blocks": found.blocks,
+        "blocks": found.size,
         "runs": found.runs,
         "error": without_stack(found.error),
-        "without_blocks": without_stack(found.without_blocks),
+        "without_blocks": without_stack(found.without_any),
         "whole": found.whole,
         "culprits": [
             {
                 "error": without_stack(culprit.error),
-                "blocks": [block_as_json(block, receivers) for block in culprit.blocks],
+                "blocks": [block_as_json(block, receivers) for block in culprit.part],
+                "records": [
+                    {"first": one.part[0], "last": one.part[-1], "error": without_stack(one.error)} for one in inside
+                ],
             }
-            for culprit in found.culprits
+            for culprit, inside in zip(found.culprits, records, strict=True)
         ],
     }
 
 
-def _show(console: Console, found: Bisection, receivers: Mapping[int, str], path: Path) -> None:
+def _show(
+    console: Console,
+    found: Bisection[AllocatedBlock],
+    records: Sequence[Sequence[Culprit[int]]],
+    receivers: Mapping[int, str],
+    path: Path,
+) -> None:
     if not found.error:
         console.print(
             "Nothing fails: the functions process all blocks. The failure was in the sink or the cluster, or has been "
             "fixed: run `forebay batches replay`.",
         )
         return
-    if found.without_blocks:
+    if found.without_any:
         console.print(
             "It fails without any record, so the code is at fault, and no block: "
-            f"{without_stack(found.without_blocks)}\nThe whole error: {path}",
+            f"{without_stack(found.without_any)}\nThe whole error: {path}",
             markup=False,
         )
         return
-    for culprit in found.culprits:
-        if len(culprit.blocks) > 1:
-            console.print(f"{len(culprit.blocks)} blocks fail together, and neither half of them alone:")
-        for block in culprit.blocks[:_MOST_SHOWN]:
+    for culprit, inside in zip(found.culprits, records, strict=True):
+        if len(culprit.part) > 1:
+            console.print(f"{len(culprit.part)} blocks fail together, and neither half of them alone:")
+        for block in culprit.part[:_MOST_SHOWN]:
             name = receivers.get(block.receiver_id, f"receiver {block.receiver_id}")
             console.print(
                 f"{name} block {block.sequence}: {block.records:,} records, segment {block.path}, "
@@ -173,9 +200,14 @@ def _show(console: Console, found: Bisection, receivers: Mapping[int, str], path
                 markup=False,
             )
             console.print(f"  its records: forebay blocks records {name} {block.sequence}", markup=False)
-        if len(culprit.blocks) > _MOST_SHOWN:
-            console.print(f"… and {len(culprit.blocks) - _MOST_SHOWN} more (--json shows all)")
-        console.print(f"  {without_stack(culprit.error)}", markup=False)
+        if len(culprit.part) > _MOST_SHOWN:
+            console.print(f"… and {len(culprit.part) - _MOST_SHOWN} more (--json shows all)")
+        for one in inside:
+            line = one.part[0] + 1
+            which = f"line {line}" if len(one.part) == 1 else f"lines {line} to {one.part[-1] + 1}, together"
+            console.print(f"  of these, {which}: {without_stack(one.error)}", markup=False)
+        if not inside:
+            console.print(f"  {without_stack(culprit.error)}", markup=False)
     if not found.whole:
         console.print("There are more: with this many failing blocks, the code is probably at fault.")
     console.print(f"The whole errors: {path}", markup=False)

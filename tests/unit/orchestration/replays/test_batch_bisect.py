@@ -20,15 +20,15 @@ def blocks(count: int) -> list[AllocatedBlock]:
     return [AllocatedBlock(1, n, 1, "path", BlockHandle(1, n, 1, n), at) for n in range(1, count + 1)]
 
 
-def found(count: int, breaks: Callable[[set[int]], bool]) -> Bisection:
+def found(count: int, breaks: Callable[[set[int]], bool]) -> Bisection[AllocatedBlock]:
     def error_of(part: Sequence[AllocatedBlock]) -> str:
         return "boom" if breaks({block.sequence for block in part}) else ""
 
     return bisect(blocks(count), error_of)
 
 
-def sequences(bisection: Bisection) -> list[list[int]]:
-    return [[block.sequence for block in culprit.blocks] for culprit in bisection.culprits]
+def sequences(bisection: Bisection[AllocatedBlock]) -> list[list[int]]:
+    return [[block.sequence for block in culprit.part] for culprit in bisection.culprits]
 
 
 @pytest.mark.parametrize("culprit", [1, 37, 100])
@@ -54,7 +54,7 @@ def test_without_a_failure_nothing_is_searched() -> None:
 
 def test_failure_without_records_is_blamed_on_the_code() -> None:
     bisection = found(16, lambda _: True)
-    assert (bisection.without_blocks, bisection.culprits, bisection.runs) == ("boom", [], 2)
+    assert (bisection.without_any, bisection.culprits, bisection.runs) == ("boom", [], 2)
 
 
 def test_it_stops_at_many_culprits_and_reports_that() -> None:
