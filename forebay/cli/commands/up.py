@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from forebay.cli.commands.agent import ROLES
+from forebay.cli.commands.agent import DEFAULT_SLOTS, ROLES
 from forebay.cli.commands.apply import print_changes
 from forebay.cli.commands.drain import DrainResult, drain_pipelines
 from forebay.cli.instance.dagster_home import (
@@ -87,6 +87,8 @@ AGENT_LEFT_SECONDS = 5.0
 # `forebay up` exits: `forebay stop` still reads its result from the driver log.
 STOP_POLL_SECONDS = 1.0
 ENDS_AFTER_SECONDS = 2.0
+# Unless --slots says otherwise: a receiver's process takes about 80 MB.
+MOST_SLOTS = 64
 
 
 class UiPortError(SupervisorError):
@@ -169,6 +171,7 @@ class Services:
         on_event: Callable[[ChildEvent], None] | None = None,
         on_code: Callable[[str], None] = lambda _: None,
         watches: bool = True,
+        slots: int | None = None,
     ) -> None:
         """Prepare them; nothing starts before the context is entered.
 
@@ -178,6 +181,7 @@ class Services:
             on_event: called for each start, readiness and restart of a child.
             on_code: called with a line for people about code that was changed.
             watches: whether changed files take effect by themselves, or by `forebay apply` alone.
+            slots: how many receivers may run; None: as many as are declared, at least 16 and at most `MOST_SLOTS`.
         """
         self._settings = settings
         self._wanted_ui_port = ui_port
@@ -189,6 +193,9 @@ class Services:
         self._pipelines: list[_Running] = []
         self._on_code = on_code
         self._watches = watches
+        self._slots = slots
+        #: How many receivers are declared, when the services start.
+        self.receivers = 0
         self._code: CodeWatch | None = None
         self._applied: dict[tuple[str, int], int] = {}
         self.changes: list[Change] = []
@@ -212,6 +219,11 @@ class Services:
             message = "the services have not been started"
             raise RuntimeError(message)
         return self._database_url
+
+    @property
+    def slots(self) -> int:
+        """Return how many receivers may run at most."""
+        return min(max(self.receivers, DEFAULT_SLOTS), MOST_SLOTS) if self._slots is None else self._slots
 
     def wait(self, timeout: float | None = None) -> StopReason | None:
         """Wait until a signal arrives or a service is given up; return None after `timeout` seconds without either."""
@@ -314,6 +326,8 @@ class Services:
             # halted stays halted until a person decides.
             start_pipelines(connection, names=[pipeline.name for pipeline in pipelines], lift_halts=False)
             self._applied = _versions(connection)
+            # Of a stream with a receiver for each host there is none before the agent starts.
+            self.receivers = sum(max(row.receivers, 1) for row in list_streams(connection))
         engine.dispose()
         dagster_home = self._settings.home.absolute() / "dagster"
         code_server = entered.enter_context(code_server_socket(dagster_home))
@@ -336,6 +350,7 @@ class Services:
                     [
                         *(*python, "forebay.cli", "agent", "--parent-pipe", "--roles", ",".join(ROLES)),
                         *("--withhold-from-receivers", ",".join(sorted(only_of_outputs(pipelines)))),
+                        *("--slots", str(self.slots)),
                     ],
                     {**environment, **token},
                     guarded=False,
@@ -462,6 +477,13 @@ def up(
             "batch. --no-watch: only `forebay apply` does that, for production.",
         ),
     ] = True,
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"The most receivers that may run. Default: as many as are declared, {DEFAULT_SLOTS} to {MOST_SLOTS}.",
+        ),
+    ] = None,
 ) -> None:
     """Apply a pipeline module and run everything on this machine until Ctrl-C.
 
@@ -491,6 +513,7 @@ def up(
             on_event=_event_printer(console),
             on_code=lambda line: console.print(line, markup=False, soft_wrap=True),
             watches=watch,
+            slots=slots,
         ) as services:
             if services.changes:
                 print_changes(console, services.changes)
@@ -499,6 +522,7 @@ def up(
                 token = None if settings.tracker_token is None else settings.tracker_token.get_secret_value()
                 link = printed_link(console, page, token, kept_in="FOREBAY_TRACKER_TOKEN")
                 console.print(f"Status:  {link}", markup=False, soft_wrap=True)
+            _print_missing_slots(console, services)
             _print_how_to_stop(console, settings, services)
             reason = services.wait_for_stop()
             if reason is None:
@@ -538,6 +562,15 @@ def _drain_result(result: DrainResult, settings: Settings, services: Services) -
 
 def _drain_seconds(settings: Settings) -> str:
     return f"{settings.graceful_stop_timeout.total_seconds():g} s"
+
+
+def _print_missing_slots(console: Console, services: Services) -> None:
+    if services.receivers > services.slots:
+        console.print(
+            f"{services.receivers} receivers are declared, and {services.slots} may run here; the others wait. To run "
+            f"all: forebay up --slots {services.receivers}",
+            style="bold red",
+        )
 
 
 def _print_how_to_stop(console: Console, settings: Settings, services: Services) -> None:

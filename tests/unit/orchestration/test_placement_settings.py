@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING
 
 import pytest
 
-from forebay.cli.commands.up import Services
+from forebay.cli.commands.up import Services, _print_missing_slots
+from forebay.cli.terminal.console import Console
 from orchestration.declarations.settings import Settings
 from orchestration.policies.rebalancing_policy import MoveLimits
 from orchestration.tracker.placement_rules import PlacementRules
@@ -30,6 +32,20 @@ def test_the_rules_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch)
     assert PlacementRules.of(Settings()) == PlacementRules(
         min_agents=3, settle_seconds=20.0, moves=MoveLimits(is_on=False, interval_seconds=60.0, host_seconds=0.5)
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "declared", "slots"), [(None, 0, 16), (None, 16, 16), (None, 40, 40), (None, 1_000, 64), (3, 40, 3)]
+)
+def test_up_has_a_slot_for_each_receiver_up_to_a_bound_that_it_names(
+    tmp_path: Path, given: int | None, declared: int, slots: int
+) -> None:
+    services = Services(Settings(home=tmp_path), slots=given)
+    services.receivers = declared
+    assert services.slots == slots
+    said = io.StringIO()
+    _print_missing_slots(Console(file=said, width=200), services)
+    assert ("To run all: forebay up --slots" in said.getvalue()) is (declared > slots)
 
 
 @pytest.mark.parametrize(("given", "min_agents"), [(None, "1"), (3, "3")])
