@@ -147,4 +147,6 @@ def main(
         mask_new_files()
     if context.invoked_subcommand in _SERVICES:
         keep_output_from_failing()
-    configure_log(logging.DEBUG if verbose else logging.INFO)
+    # `forebay up` tells of what people should know by lines of its own.
+    usual = logging.WARNING if context.invoked_subcommand == "up" else logging.INFO
+    configure_log(logging.DEBUG if verbose else usual)

@@ -51,7 +51,7 @@ def problems(found: SystemStatus) -> list[Problem]:
     if found.agents is not None:
         listed += _of_agents(found.agents, found.receivers or [])
     pipelines = found.pipelines or []
-    for of_one in (_halted, _quarantined, _blocked):
+    for of_one in (_halted, _quarantined, _blocked, _failed):
         listed += [problem for row in pipelines for problem in of_one(row)]
     listed += _of_receivers(found.receivers or [])
     listed += _refusing(found.receivers or [])
@@ -133,6 +133,14 @@ def _blocked(row: PipelineStatus) -> Iterator[Problem]:
         yield Problem(
             f"{row.pipeline} has {row.blocked_batches:,} blocked batch(es), which wait for their block store or a key",
             f"forebay batches list --pipeline {row.pipeline} --state BLOCKED",
+        )
+
+
+def _failed(row: PipelineStatus) -> Iterator[Problem]:
+    if row.failed_batches:
+        yield Problem(
+            f"{row.pipeline} has {row.failed_batches:,} failed batch(es), to be tried again",
+            f"forebay batches list --pipeline {row.pipeline} --state FAILED",
         )
 
 

@@ -15,11 +15,12 @@ import urllib.error
 import urllib.request
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
+from forebay.cli.checks.problem_watch import ProblemWatch
 from forebay.cli.commands.agent import DEFAULT_SLOTS, ROLES
 from forebay.cli.commands.apply import print_changes
 from forebay.cli.commands.drain import DrainResult, drain_pipelines
@@ -169,7 +170,7 @@ class Services:
         *,
         ui_port: int | None = None,
         on_event: Callable[[ChildEvent], None] | None = None,
-        on_code: Callable[[str], None] = lambda _: None,
+        tell: Callable[[str], None] = lambda _: None,
         watches: bool = True,
         slots: int | None = None,
     ) -> None:
@@ -179,7 +180,7 @@ class Services:
             settings: this installation's; its module's declarations are applied.
             ui_port: the Dagster UI's; None: 3000 if that is free, else any free one.
             on_event: called for each start, readiness and restart of a child.
-            on_code: called with a line for people about code that was changed.
+            tell: called with a line for people: code that was changed, or what became wrong in the system.
             watches: whether changed files take effect by themselves, or by `forebay apply` alone.
             slots: how many receivers may run; None: as many as are declared, at least 16 and at most `MOST_SLOTS`.
         """
@@ -191,7 +192,8 @@ class Services:
         self._database_url = None if settings.database_url is None else settings.database_url.reveal()
         self._token: str | None = None
         self._pipelines: list[_Running] = []
-        self._on_code = on_code
+        self._tell = tell
+        self._problems = ProblemWatch(tell)
         self._watches = watches
         self._slots = slots
         #: How many receivers are declared, when the services start.
@@ -240,6 +242,7 @@ class Services:
                         if all_ended(connection, after_seconds=ENDS_AFTER_SECONDS):
                             return None
                         self._look_at_the_code(connection)
+                        self._problems.look(connection)
                 except SURVIVED as error:
                     outage.failed(error)
                 else:
@@ -315,7 +318,7 @@ class Services:
         module = self._settings.require_module()
         pipelines = load_pipelines(module)
         self._pipelines = _running(declared(pipelines))
-        self._code = CodeWatch(module, self._settings.home, tell=self._on_code, watches=self._watches)
+        self._code = CodeWatch(module, self._settings.home, tell=self._tell, watches=self._watches)
         entered.callback(self._code.close)
         self._code.first()
         self._database_url = self._prepare_database()
@@ -511,7 +514,7 @@ def up(
             settings,
             ui_port=wanted,
             on_event=_event_printer(console),
-            on_code=lambda line: console.print(line, markup=False, soft_wrap=True),
+            tell=lambda line: console.print(f"{datetime.now(UTC):%H:%M:%S} {line}", markup=False, soft_wrap=True),
             watches=watch,
             slots=slots,
         ) as services:

@@ -1,0 +1,35 @@
+"""Check which changes of the system `forebay up` tells of."""
+
+from __future__ import annotations
+
+from forebay.cli.checks.problem_watch import QUIET_SECONDS, ProblemWatch
+from forebay.cli.checks.problems import Problem
+
+
+def test_a_problem_is_told_once_however_its_numbers_change_and_its_end_too() -> None:
+    told: list[str] = []
+    now = 0.0
+    watch = ProblemWatch(told.append, lambda: now)
+    failed = Problem("words has 1 failed batch(es), to be tried again", "forebay batches list")
+    watch.compare([failed])
+    watch.compare(
+        [Problem("words has 12 failed batch(es), to be tried again"), Problem("clicks/1 is degraded: " + "x" * 999)]
+    )
+    assert told[0] == f"{failed.what}: forebay batches list"
+    assert told[1].startswith("clicks/1 is degraded: xxx")
+    assert told[1].endswith("x…")
+    assert len(told) == 2
+    # It comes and goes: neither is told before some time has passed.
+    for _ in range(3):
+        watch.compare([])
+        watch.compare([failed])
+    assert len(told) == 2
+    watch.compare([])
+    now = QUIET_SECONDS
+    watch.compare([])
+    assert sorted(line[:28] for line in told[2:]) == ["no longer: clicks/1 is degra", "no longer: words has 1 faile"]
+    watch.compare([])
+    assert len(told) == 4
+    now *= 2
+    watch.compare([failed])
+    assert told[4:] == [failed.line]
