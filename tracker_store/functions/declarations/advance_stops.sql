@@ -1,8 +1,8 @@
 -- advance_stops: the leader takes each stop and each start one step further; called every second until all are done.
 --
--- Authority: if none of the pipelines that read a stream is RUNNING, or nothing reads it at all, the stream's receivers
--- are desired stopped until one runs again; the desired state from before is kept. Where no pipeline reads a stream, a
--- named reader keeps it running. A STOPPING pipeline
+-- Authority: if none of the pipelines that read a stream is RUNNING, the stream's receivers are desired stopped until
+-- one of them runs again (also if all of them are removed); the desired state from before is kept. Those that
+-- apply_pipeline has stopped, because nothing read their stream, go on with a named reader too. A STOPPING pipeline
 -- becomes STOPPED when those receivers have ended in order (or can't, because their process is gone; then salvage is
 -- the next start's), no block of theirs waits for a batch, and no batch is unfinished. Of a stream that other pipelines
 -- go on reading, what came before the stop was requested must be in a batch; the rest waits behind the pipeline's
@@ -17,8 +17,8 @@ SET search_path = forebay, pg_temp
 AS $$
 #variable_conflict use_column
 DECLARE
-    read bigint[];      -- streams whose receivers run
-    unread bigint[];    -- all others that are not removed
+    read bigint[];      -- streams that a RUNNING pipeline reads, or a named reader and no pipeline
+    unread bigint[];    -- streams that are read, but by no RUNNING pipeline
 BEGIN
     IF NOT leads(of_term) THEN
         outcome := 'deposed';
@@ -26,19 +26,17 @@ BEGIN
         RETURN;
     END IF;
     PERFORM 1 FROM pipelines p WHERE p.state <> 'RUNNING' AND p.removed_at IS NULL ORDER BY p.id FOR NO KEY UPDATE;
-    SELECT coalesce(array_agg(u.id) FILTER (WHERE u.is_read), '{}'),
-           coalesce(array_agg(u.id) FILTER (WHERE NOT u.is_read), '{}')
-    INTO read, unread
-    FROM (
-        SELECT s.id, coalesce(
-            bool_or(p.is_running),
-            EXISTS (SELECT FROM readers d WHERE d.removed_at IS NULL AND d.stream_id = s.id)) AS is_read
-        FROM streams s
-        LEFT JOIN (
-            SELECT unnest(p.stream_ids) AS stream_id, p.state = 'RUNNING' AS is_running
-            FROM pipelines p WHERE p.removed_at IS NULL) AS p ON p.stream_id = s.id
-        WHERE s.removed_at IS NULL
-        GROUP BY s.id) AS u;
+    SELECT coalesce(array_agg(u.stream_id), '{}') INTO read FROM (
+        SELECT unnest(p.stream_ids) AS stream_id FROM pipelines p
+        WHERE p.removed_at IS NULL AND p.state = 'RUNNING'
+        UNION
+        SELECT d.stream_id FROM readers d
+        WHERE d.removed_at IS NULL AND NOT EXISTS (
+            SELECT FROM pipelines p WHERE p.removed_at IS NULL AND d.stream_id = ANY (p.stream_ids))) AS u;
+    SELECT coalesce(array_agg(u.stream_id), '{}') INTO unread FROM (
+        SELECT unnest(p.stream_ids) AS stream_id FROM pipelines p
+        WHERE p.removed_at IS NULL AND p.state <> 'RUNNING') AS u
+    WHERE u.stream_id <> ALL (read);
 
     PERFORM 1 FROM receivers r
     WHERE r.stream_id = ANY (unread) AND r.removed_at IS NULL AND r.desired_before_stop IS NULL

@@ -2,9 +2,11 @@
 --
 -- A new pipeline's first batch time is the first multiple of its interval after now, by the database's clock. With
 -- at_latest a new pipeline begins after the existing blocks: its cursors are placed in this transaction, so that no
--- other session ever sees it without them. An existing pipeline keeps its place.
+-- other session ever sees it without them. An existing pipeline keeps its place. The receivers of a stream that it read
+-- until now, and that nothing reads any more, are desired stopped: advance_stops lets them go on when something does.
 -- Locks: the pipeline's row, then the rows of its streams' receivers FOR SHARE, in the order of their ids: a clean-up
--- that did not see the pipeline has ended before a batch of it gets any block. The newest rows are read after that.
+-- that did not see the pipeline has ended before a batch of it gets any block. The newest rows are read after that. If
+-- it loses a stream, these rows and those of that stream's receivers FOR UPDATE, in the same order.
 CREATE FUNCTION forebay.apply_pipeline(
     pipeline_name text, declared jsonb, streams bigint[], pace interval, kept interval, at_latest boolean
 )
@@ -16,7 +18,10 @@ AS $$
 DECLARE
     pipeline bigint;
     is_new boolean;
+    lost bigint[];
 BEGIN
+    SELECT p.stream_ids INTO lost FROM pipelines p WHERE p.name = pipeline_name AND p.removed_at IS NULL FOR UPDATE;
+    lost := ARRAY(SELECT unnest(lost) EXCEPT SELECT unnest(streams));
     INSERT INTO pipelines AS p (name, declaration, stream_ids, batch_interval, retention, last_batch_time)
     VALUES (pipeline_name, declared, streams, pace, kept,
             date_bin(pace, clock_timestamp(), timestamptz 'epoch'))
@@ -26,7 +31,15 @@ BEGIN
         batch_interval = excluded.batch_interval, retention = excluded.retention, applied_at = clock_timestamp()
     -- xmax is 0 only if this statement inserted the row: no transaction has locked or updated it.
     RETURNING p.id, p.xmax = 0 INTO pipeline, is_new;
-    PERFORM 1 FROM receivers r WHERE r.stream_id = ANY (streams) ORDER BY r.id FOR SHARE OF r;
+    IF lost = '{}' THEN
+        PERFORM 1 FROM receivers r WHERE r.stream_id = ANY (streams) ORDER BY r.id FOR SHARE OF r;
+    ELSE
+        PERFORM 1 FROM receivers r WHERE r.stream_id = ANY (streams || lost) ORDER BY r.id FOR UPDATE OF r;
+        UPDATE receivers r SET desired_before_stop = r.desired_state, desired_state = 'stopped'
+        WHERE r.stream_id = ANY (lost) AND r.removed_at IS NULL AND r.desired_before_stop IS NULL
+          AND NOT EXISTS (SELECT FROM pipelines p WHERE p.removed_at IS NULL AND r.stream_id = ANY (p.stream_ids))
+          AND NOT EXISTS (SELECT FROM readers d WHERE d.removed_at IS NULL AND d.stream_id = r.stream_id);
+    END IF;
     IF is_new AND at_latest THEN
         INSERT INTO cursors (pipeline_id, receiver_id, next_sequence)
         SELECT pipeline, r.id, coalesce(newest.sequence, 0) + 1
