@@ -133,7 +133,7 @@ class AmqpReader:
                 connection.process_data_events(time_limit=_TURN_SECONDS)
                 self._acknowledge(channel)
                 self._check_consumers(channel)
-                self._receiver.report_unread(self._find_unread)
+                self._receiver.report_unread(self._find_unread, lambda: len(self._coming))
             # Acknowledge what was registered last.
             self._acknowledge(channel)
             connection.close()

@@ -231,7 +231,7 @@ class NatsReader:
             # If the consumer is gone, or the server does not answer, keep what is known.
             with contextlib.suppress(Exception):
                 found = await self._consumer.refresh()
-                self._receiver.report_unread(partial(self._find_unread, found))
+                self._receiver.report_unread(partial(self._find_unread, found), lambda: len(self._coming))
 
     def _find_unread(self, consumer: ConsumerInfo) -> dict[Place, Unread]:
         unacknowledged = consumer.num_ack_pending or 0

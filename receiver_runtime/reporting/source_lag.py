@@ -36,7 +36,7 @@ class SourceLag:
     """
 
     def __init__(self, receiver_id: int, clock: Clock, *, wall_clock: Callable[[], float] = time.time) -> None:
-        self._receiver_id = receiver_id
+        self.receiver_id = receiver_id
         self._clock = clock
         self._wall_clock = wall_clock
         self._lock = threading.Lock()
@@ -45,16 +45,21 @@ class SourceLag:
         self._unread: Mapping[Place, Unread] | None = None
         # What the driver log has; None: what an earlier claim left there.
         self._written: dict[Place, Unread] | None = None
+        #: How many records the client holds that are not handed on; None: unknown.
+        self.fetched: int | None = None
 
-    def look(self, find: Callable[[], Mapping[Place, Unread]]) -> None:
+    def look(self, find: Callable[[], Mapping[Place, Unread]], fetched: Callable[[], int] | None = None) -> None:
         """Call ``find`` for everything that is unread, if it is time to, and keep its answer in place of the last one.
 
-        ``find`` names each place that the receiver reads, with nothing unread too. One thread at a time calls this.
+        ``find`` names each place that the receiver reads, with nothing unread too. ``fetched`` returns how many records
+        the client holds. One thread at a time calls this.
         """
         began = self._clock.monotonic()
         if began < self._next_at:
             return
         found = find()
+        if fetched is not None:
+            self.fetched = fetched()
         now = self._wall_clock()
         arrivals: dict[Place, _Arrivals] = {}
         unread: dict[Place, Unread] = {}
@@ -85,9 +90,9 @@ class SourceLag:
         if unread is None or unread == written:
             return None
         if written is None:
-            return LagReport(self._receiver_id, whole=True, unread=unread)
+            return LagReport(self.receiver_id, whole=True, unread=unread)
         return LagReport(
-            self._receiver_id,
+            self.receiver_id,
             whole=False,
             unread={place: one for place, one in unread.items() if written.get(place) != one},
             gone=written.keys() - unread.keys(),
