@@ -62,7 +62,7 @@ ANSWERS: dict[str, list[dict[str, object]]] = {
     ],
     "Which tracker leads, and since when?": [{"term": 1, "leader": "h1:100"}],
     "Up to which position has each source been read, what was lost, and what has it that is not read?": [
-        {"source": "orders", "partition": "0", "position": 155, "lost_records": 5}
+        {"source": "orders", "partition": "0", "position": 155, "lost_records": 5, "source_position": 200, "unread": 45}
     ],
     "What uses the disk?": [
         {"ordinal": 1, "blocks": "500 bytes", "kept_for_quarantined": "200 bytes"},
