@@ -16,6 +16,7 @@ from receiver_runtime.receivers.run_receiver import Run, RunReceiver
 from receiver_runtime.sources.source import SourceRule
 from receiver_runtime.supervisor.receiver import Receiver, ReceiverNotAttachedError
 from tracker_store.connection.errors import DriverLogError, EmptyBlockError, ReceiverFencedError
+from tracker_store.receivers.source_lag import Unread
 
 __all__ = [
     "ColumnsError",
@@ -37,4 +38,5 @@ __all__ = [
     "Run",
     "RunReceiver",
     "SourceRule",
+    "Unread",
 ]

@@ -135,16 +135,14 @@ class SourceRig(ReceiverProcesses):
         )
         return int(unread)
 
-    def source_ends(self) -> list[tuple[str, int]]:
-        """Return what the receivers have said that the source has in each place: its end, or how much is unread."""
-        return [
-            (partition, int(end))
-            for partition, end in self.execute(
-                "SELECT partition, coalesce(source_position, unread) FROM forebay.source_lag "
-                "WHERE receiver_id = ANY (:ids) AND unread > 0 ORDER BY 1",
-                ids=self.receiver_ids,
-            )
-        ]
+    def source_end(self) -> int:
+        """Return the sum of how far the source goes, as the receivers have said: positions, or how much is unread."""
+        [(end,)] = self.execute(
+            "SELECT coalesce(sum(coalesce(source_position, unread)), 0) FROM forebay.source_lag "
+            "WHERE receiver_id = ANY (:ids) AND unread > 0",
+            ids=self.receiver_ids,
+        )
+        return int(end)
 
     def stored_frames(self) -> int:
         """Return the number of frames in all files, registered or not."""

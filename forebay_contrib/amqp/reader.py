@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter, deque
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ from forebay_contrib.amqp.records import Message, batch_of, keys_of, text_of
 from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
+from tracker_store.receivers.source_lag import Unread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from forebay_contrib.amqp.declaration import Amqp
     from receiver_runtime.receivers.keyed_blocks import HandedOver
     from receiver_runtime.supervisor.receiver import Receiver
+    from tracker_store.receivers.source_lag import Place
 
 _log = structlog.get_logger(__name__)
 
@@ -85,6 +88,11 @@ class AmqpReader:
         # Only the connection's thread uses these.
         self._acknowledged = 0
         self._cancelled = ""
+        # Asks how many messages wait: a refusal closes it, and not the channel that consumes.
+        self._asking: BlockingChannel | None = None
+        # The messages that are not acknowledged, by tag and queue, and how many of each queue were.
+        self._unacknowledged: deque[tuple[int, str]] = deque()
+        self._read: Counter[str] = Counter()
 
     def start(self) -> None:
         """Begin to read; return at once."""
@@ -118,12 +126,14 @@ class AmqpReader:
                 self._connection = connection
             words = "the AMQP broker refused the queues"
             channel = self._consume(connection)
+            self._asking = connection.channel()
             self._receiver.report_connected(self._source.address)
             words = "the connection to the AMQP broker was lost"
             while not self._settled:
                 connection.process_data_events(time_limit=_TURN_SECONDS)
                 self._acknowledge(channel)
                 self._check_consumers(channel)
+                self._receiver.report_unread(self._find_unread, lambda: len(self._coming))
             # Acknowledge what was registered last.
             self._acknowledge(channel)
             connection.close()
@@ -177,6 +187,7 @@ class AmqpReader:
             # A message that arrives during a stop is not acknowledged, so it is delivered again.
             if not self._stopping:
                 self._coming.append(message)
+                self._unacknowledged.append((message.tag, queue))
                 if len(self._coming) in {1, _GATHERED_MESSAGES}:
                     self._changed.notify_all()
 
@@ -186,6 +197,26 @@ class AmqpReader:
         if registered > self._acknowledged:
             channel.basic_ack(registered, multiple=True)
             self._acknowledged = registered
+            while self._unacknowledged and self._unacknowledged[0][0] <= registered:
+                self._read[self._unacknowledged.popleft()[1]] += 1
+
+    def _find_unread(self) -> dict[Place, Unread]:
+        """Return how many messages are ready in each queue, or came from it and are not acknowledged."""
+        found: dict[Place, Unread] = {}
+        if self._asking is None:
+            return found
+        held = Counter(queue for _, queue in self._unacknowledged)
+        try:
+            for queue in self._source.queues:
+                ready = self._asking.queue_declare(queue, passive=True).method.message_count
+                found[self._source.virtual_host, queue] = Unread(
+                    ready + held[queue], "messages", read=self._read[queue]
+                )
+        except AMQPError as error:
+            # The broker has closed the channel that only asks.
+            self._asking = None
+            _log.info("the broker does not say how many messages wait", error=str(error))
+        return found
 
     def _close(self) -> None:
         """Close the connection, whatever happened; the other thread hands over what is left, and ends."""

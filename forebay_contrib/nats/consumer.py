@@ -65,11 +65,13 @@ class DurableConsumer:
                 "them, are gone from the stream and were never read: they are lost"
             )
 
-    async def refresh(self) -> None:
+    async def refresh(self) -> ConsumerInfo:
         """Note how far the consumer has got; raises where it is gone, or the server does not answer."""
         source = self._source
         jetstream = self._client.jetstream(timeout=source.connect_timeout)
-        self._note(self._known.made, await jetstream.consumer_info(source.stream, source.durable))
+        found: ConsumerInfo = await jetstream.consumer_info(source.stream, source.durable)
+        self._note(self._known.made, found)
+        return found
 
     def _where_to_begin(self, made: datetime | None) -> tuple[DeliverPolicy, int | None]:
         """Return where a new consumer begins: as declared, or where the consumer that is gone had got to."""

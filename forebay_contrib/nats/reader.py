@@ -32,16 +32,20 @@ from forebay_contrib.nats.message_request import REQUEST_SECONDS, MessageRequest
 from forebay_contrib.nats.records import Delivered, StreamPlace, batch_of, keys_of, sorted_out
 from receiver_runtime.receivers.keyed_hand_over import HandOverClosedError, KeyedHandOver
 from receiver_runtime.receivers.tcp import client_context
+from receiver_runtime.reporting.source_lag import LOOK_SECONDS
+from tracker_store.receivers.source_lag import Unread
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from nats.aio.msg import Msg
+    from nats.js.api import ConsumerInfo
 
     from forebay_contrib.nats.declaration import NatsJetStream
     from forebay_contrib.nats.session import KnownConsumer
     from receiver_runtime.receivers.keyed_blocks import HandedOver
     from receiver_runtime.supervisor.receiver import Receiver
+    from tracker_store.receivers.source_lag import Place
 
 _log = structlog.get_logger(__name__)
 
@@ -79,6 +83,8 @@ class NatsReader:
         self._came = asyncio.Event()
         self._bytes_each = 1000.0
         self._failed: BaseException | None = None
+        # When the newest message that was delivered came into the stream, in seconds since 1970.
+        self._newest_at: float | None = None
 
     def start(self) -> None:
         """Begin to read; return at once."""
@@ -106,11 +112,11 @@ class NatsReader:
         self._loop = asyncio.get_running_loop()
         self._held = HeldMessages(self._client, self._loop)
         pool = ThreadPoolExecutor(1, thread_name_prefix=f"nats {self._source.durable} blocks")
-        working = None
+        tasks: list[asyncio.Task[None]] = []
         try:
             inbox = await self._open()
             self._receiver.report_connected(self._source.address)
-            working = asyncio.create_task(self._report_working())
+            tasks = [asyncio.create_task(self._report_working()), asyncio.create_task(self._watch_consumer())]
             with contextlib.suppress(HandOverClosedError):
                 while not self._stopping.is_set():
                     await self._step(inbox, pool)
@@ -119,8 +125,8 @@ class NatsReader:
             await self._held.give_back(self._coming)
             await self._client.flush(timeout=max(1, round(_CLOSING_SECONDS)))
         finally:
-            if working is not None:
-                working.cancel()
+            for task in tasks:
+                task.cancel()
             pool.shutdown(wait=False)
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(self._client.close(), _CLOSING_SECONDS)
@@ -190,6 +196,7 @@ class NatsReader:
         place = StreamPlace.of(message.reply)
         if place is not None:
             self._request.left -= 1
+            self._newest_at = place.nanoseconds / 1e9
             headers = message.headers.raw if isinstance(message.headers, RawHeaders) else b""
             self._coming.append(Delivered(place, message.subject, message.reply, message.data, headers))
         else:
@@ -216,9 +223,28 @@ class NatsReader:
         while True:
             await asyncio.sleep(self._source.ack_wait / 3)
             await self._held.report_working(self._coming)
+
+    async def _watch_consumer(self) -> None:
+        """Ask the server regularly how far the consumer has got, and what it has that is not acknowledged."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
             # If the consumer is gone, or the server does not answer, keep what is known.
             with contextlib.suppress(Exception):
-                await self._consumer.refresh()
+                found = await self._consumer.refresh()
+                self._receiver.report_unread(partial(self._find_unread, found), lambda: len(self._coming))
+
+    def _find_unread(self, consumer: ConsumerInfo) -> dict[Place, Unread]:
+        unacknowledged = consumer.num_ack_pending or 0
+        delivered = 0 if consumer.delivered is None else consumer.delivered.consumer_seq
+        return {
+            (self._source.stream, self._source.durable): Unread(
+                (consumer.num_pending or 0) + unacknowledged,
+                "messages",
+                oldest_at=self._newest_at,
+                redelivered=consumer.num_redelivered,
+                read=delivered - unacknowledged,
+            )
+        }
 
     # -- the other threads -------------------------------------------------------------------------------------------
 

@@ -25,8 +25,9 @@ import structlog
 
 from forebay_contrib.redis.client import connect
 from forebay_contrib.redis.records import StreamEntry, batch_of, keys_of, sorted_out
-from forebay_contrib.redis.trimmed_entries import TrimmedEntries
+from forebay_contrib.redis.trimmed_entries import TrimmedEntries, group_of, time_of
 from receiver_runtime.receivers.keyed_hand_over import HandOverClosedError, KeyedHandOver
+from tracker_store.receivers.source_lag import Unread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from forebay_contrib.redis.declaration import RedisStreams
     from receiver_runtime.receivers.keyed_blocks import HandedOver
     from receiver_runtime.supervisor.receiver import Receiver
+    from tracker_store.receivers.source_lag import Place
 
 _log = structlog.get_logger(__name__)
 
@@ -103,6 +105,7 @@ class RedisReader:
                 self._trimmed.check(self._client)
                 self._take_over()
                 self._read_new()
+                self._receiver.report_unread(self._find_unread)
         except HandOverClosedError:
             pass
         except BaseException as error:  # noqa: BLE001  reported, and started again
@@ -135,6 +138,21 @@ class RedisReader:
                         "created again, and begins with the oldest entry there"
                     )
             self._known_groups.add(stream)
+
+    def _find_unread(self) -> dict[Place, Unread]:
+        """Return what the group has not read or not acknowledged, where Redis knows it."""
+        found: dict[Place, Unread] = {}
+        for stream in self._source.streams:
+            about = group_of(self._client, stream, self._source.group)
+            # Before Redis 7, and after some deletions, it does not know how many entries are not read.
+            if about is not None and about.get("lag") is not None:
+                found[stream, self._source.group] = Unread(
+                    about["lag"] + about["pending"],
+                    "messages",
+                    oldest_at=time_of(about["last-delivered-id"]),
+                    read=about["entries-read"] - about["pending"],
+                )
+        return found
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

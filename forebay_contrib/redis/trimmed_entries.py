@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Between two checks for trimmed entries.
 _LOOK_SECONDS = 5.0
+# In milliseconds since 1970: no Redis that made ids by its clock is older (2001).
+_FIRST_MILLISECOND = 10**12
 
 
 class TrimmedEntries:
@@ -45,10 +47,9 @@ class TrimmedEntries:
         self._look_at = time.monotonic() + _LOOK_SECONDS
         for stream in self._source.streams:
             about: Any = _by_name(client.xinfo_stream(stream))
-            groups: Any = client.xinfo_groups(stream)
-            for group in map(_by_name, groups):
-                if group["name"] == self._source.group.encode():
-                    self._compare(stream, about, group)
+            group = group_of(client, stream, self._source.group)
+            if group is not None:
+                self._compare(stream, about, group)
 
     def _compare(self, stream: str, about: Mapping[str, Any], group: Mapping[str, Any]) -> None:
         read = group["last-delivered-id"]
@@ -67,6 +68,18 @@ class TrimmedEntries:
                 f"{stream}: {many} entries after {read.decode()} were trimmed or deleted before they were read, and "
                 "are lost"
             )
+
+
+def group_of(client: redis.Redis, stream: str, name: str) -> dict[str, Any] | None:
+    """Return what Redis says of a group of a stream; None: it is gone."""
+    groups: Any = client.xinfo_groups(stream)
+    return next((group for group in map(_by_name, groups) if group["name"] == name.encode()), None)
+
+
+def time_of(entry_id: bytes) -> float | None:
+    """Return when an entry was added, in seconds since 1970; None for an id that its sender made up."""
+    milliseconds = id_parts(entry_id)[0]
+    return milliseconds / 1000 if milliseconds >= _FIRST_MILLISECOND else None
 
 
 def _by_name(answer: Mapping[Any, Any] | Iterable[Any]) -> dict[str, Any]:

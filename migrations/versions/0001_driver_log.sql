@@ -634,7 +634,7 @@ COMMENT ON COLUMN forebay.processes.end_reason IS 'Why it ended, as the process 
 COMMENT ON COLUMN forebay.processes.draining IS
     'A draining agent gets no receivers and hands its own over; the next agent of its name inherits this';
 COMMENT ON COLUMN forebay.processes.queued IS
-    'Blocks in the queue of each of its receivers, by id, at its newest heartbeat; null: no receivers';
+    'Its receivers'' queues by id, in blocks, and `fetched` records, at its newest heartbeat; null: none';
 COMMENT ON COLUMN forebay.processes.login IS 'The login that registered it, and may end it';
 
 CREATE TABLE forebay.reader_cursors (

@@ -8,6 +8,8 @@ A batch that itself kills its process each time (by the memory that it takes) is
 An error is that of one output, and the attempt's other outputs run all the same, unless it `ends_attempt`: nothing that
 they did could be committed, or Spark is gone, or the run is cancelled.
 
+The first line of what is recorded ends with the root cause's own line; the whole error follows.
+
 Owns the judgement, and records nothing. Where no error was seen (the process is gone, or was interrupted), the
 tracker and the batch sensor record LOST themselves.
 """
@@ -46,6 +48,8 @@ _SPARK_ENDED = re.compile(
         ]
     )
 )
+_TRACEBACK = "Traceback (most recent call last):"
+_CAUSED_BY = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 # The whole message of a Py4JError when the JVM didn't answer; when it did, Java's stack follows.
 _NO_ANSWER = re.compile(r"An error occurred while calling [^\n]*\Z")
 
@@ -63,7 +67,7 @@ def failure_of(error: BaseException, spark_ended: Callable[[], str | None]) -> F
     """Judge the error of an output or attempt; `spark_ended` returns how the run's Spark ended, None while it lives."""
     if (away := unavailable_store(error)) is not None:
         return Failure(AttemptFailure.BLOCKED, away[:LONGEST])
-    message = f"{type(error).__name__}: {error}"
+    message = _headed(error)
     if any(isinstance(cause, TRANSIENT) for cause in _chain(error)):
         return _lost("the driver log was unavailable", message, ends_attempt=True)
     of_spark = [cause for cause in _chain(error) if type(cause).__module__.partition(".")[0] in ("pyspark", "py4j")]
@@ -75,6 +79,30 @@ def failure_of(error: BaseException, spark_ended: Callable[[], str | None]) -> F
         return _lost(_ENDED, message, ends_attempt=False)
     # A newer attempt holds the batch: nothing of this one can be committed any more.
     return Failure(AttemptFailure.FAILED, message[:LONGEST], ends_attempt=isinstance(error, AttemptSupersededError))
+
+
+def _headed(error: BaseException) -> str:
+    """Return the error's text, its first line with the root cause's own line at its end."""
+    text = f"{type(error).__name__}: {error}"
+    first, _, rest = text.partition("\n")
+    root = _root_of_text(rest)
+    if root is None:
+        *_, deepest = _chain(error)
+        root = f"{type(deepest).__name__}: {deepest}".partition("\n")[0]
+    # A cause that the message repeats says nothing more.
+    if (root.partition(": ")[2] or root) in first:
+        return text
+    return "\n".join([f"{first.rstrip(':;. ')}: {root}", *([rest] if rest else [])])
+
+
+def _root_of_text(text: str) -> str | None:
+    """Return the line of the innermost error that a text of stacks names: Java's causes, then Python's tracebacks."""
+    causes = _CAUSED_BY.findall(text)
+    if causes:
+        return str(causes[-1]).strip()
+    lines = text.rpartition(_TRACEBACK)[2].splitlines() if _TRACEBACK in text else []
+    # The error's line follows its stack, which is indented.
+    return next((line for line in lines if line.strip() and not line.startswith((" ", "\t"))), None)
 
 
 def _lost(why: str, message: str, *, ends_attempt: bool) -> Failure:

@@ -215,6 +215,9 @@ class _Process:
             tasks = list(self._tasks.values())
         return {task.receiver_id: queued for task in tasks if (queued := task.queued()) is not None}
 
+    def _fetched(self) -> dict[int, int]:
+        return {lag.receiver_id: lag.fetched for lag in self._source_lags() if lag.fetched is not None}
+
     def _source_lags(self) -> list[SourceLag]:
         with self._changed:
             tasks = list(self._tasks.values())
@@ -263,6 +266,7 @@ class _Process:
             self._engine,
             process_id=process_id,
             queued=self._queued,
+            fetched=self._fetched,
             lag_reports=LagReports(self._source_lags, clock=self._clock),
         )
         shared = SharedParts(

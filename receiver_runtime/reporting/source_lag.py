@@ -36,7 +36,7 @@ class SourceLag:
     """
 
     def __init__(self, receiver_id: int, clock: Clock, *, wall_clock: Callable[[], float] = time.time) -> None:
-        self._receiver_id = receiver_id
+        self.receiver_id = receiver_id
         self._clock = clock
         self._wall_clock = wall_clock
         self._lock = threading.Lock()
@@ -45,32 +45,37 @@ class SourceLag:
         self._unread: Mapping[Place, Unread] | None = None
         # What the driver log has; None: what an earlier claim left there.
         self._written: dict[Place, Unread] | None = None
+        #: How many records the client holds that are not handed on; None: unknown.
+        self.fetched: int | None = None
 
-    def look(self, find: Callable[[], Mapping[Place, Unread]]) -> None:
+    def look(self, find: Callable[[], Mapping[Place, Unread]], fetched: Callable[[], int] | None = None) -> None:
         """Call ``find`` for everything that is unread, if it is time to, and keep its answer in place of the last one.
 
-        ``find`` names each place that the receiver reads, with nothing unread too. One thread at a time calls this.
+        ``find`` names each place that the receiver reads, with nothing unread too. ``fetched`` returns how many records
+        the client holds. One thread at a time calls this.
         """
         began = self._clock.monotonic()
         if began < self._next_at:
             return
         found = find()
+        if fetched is not None:
+            self.fetched = fetched()
         now = self._wall_clock()
         arrivals: dict[Place, _Arrivals] = {}
         unread: dict[Place, Unread] = {}
         for place, one in found.items():
             if not one.amount:
                 # Its end is not written: it would change with each record, and says nothing.
-                unread[place] = replace(one, end=None, oldest_at=None)
+                unread[place] = replace(one, end=None, oldest_at=None, read=None)
                 arrivals[place] = _NOTHING_UNREAD
-            elif one.end is None:
+            elif one.end is None and one.read is None:
                 unread[place] = one
             else:
                 seen = self._arrivals.get(place)
                 if seen is None or not seen.ends:
                     seen = _Arrivals(is_first=seen is None)
                 arrivals[place] = seen
-                unread[place] = replace(one, oldest_at=seen.note(one, now))
+                unread[place] = replace(one, oldest_at=seen.note(one, now), read=None)
         self._arrivals = arrivals
         with self._lock:
             self._unread = unread
@@ -85,9 +90,9 @@ class SourceLag:
         if unread is None or unread == written:
             return None
         if written is None:
-            return LagReport(self._receiver_id, whole=True, unread=unread)
+            return LagReport(self.receiver_id, whole=True, unread=unread)
         return LagReport(
-            self._receiver_id,
+            self.receiver_id,
             whole=False,
             unread={place: one for place, one in unread.items() if written.get(place) != one},
             gone=written.keys() - unread.keys(),
@@ -102,23 +107,29 @@ class SourceLag:
 class _Arrivals:
     """Remember when a partition's end was first seen at which position."""
 
-    __slots__ = ("ends", "is_first")
+    __slots__ = ("ends", "is_first", "read_by_others")
 
     def __init__(self, *, is_first: bool) -> None:
         self.ends: deque[tuple[int, float]] = deque()
         # The first end was there at the first look: its records are older.
         self.is_first = is_first
+        self.read_by_others = 0
 
     def note(self, one: Unread, now: float) -> float:
         """Return when the oldest unread record came, at the latest."""
-        assert one.end is not None
-        position = one.end - one.amount
-        if self.ends and self.ends[-1][0] > one.end:
-            # Other records: the partition begins again.
-            self.ends.clear()
-            self.is_first = True
-        if not self.ends or self.ends[-1][0] < one.end:
-            self.ends.append((one.end, now))
+        end = one.end if one.end is not None else (one.read or 0) + one.amount + self.read_by_others
+        if self.ends and self.ends[-1][0] > end:
+            if one.end is None:
+                # Fewer are unread than this receiver's reads explain.
+                self.read_by_others += self.ends[-1][0] - end
+                end = self.ends[-1][0]
+            else:
+                # Other records: the partition begins again.
+                self.ends.clear()
+                self.is_first = True
+        position = end - one.amount
+        if not self.ends or self.ends[-1][0] < end:
+            self.ends.append((end, now))
         while self.ends[0][0] <= position:
             self.ends.popleft()
             self.is_first = False

@@ -164,7 +164,9 @@ class Receiver(ABC):
         """Show operators a text behind the receiver's reason, until it is taken away (None)."""
         self.supervisor.report_note(what, text)
 
-    def report_unread(self, find: Callable[[], Mapping[tuple[str, str], Unread]]) -> None:
+    def report_unread(
+        self, find: Callable[[], Mapping[tuple[str, str], Unread]], fetched: Callable[[], int] | None = None
+    ) -> None:
         """Show operators how much the source has that the receiver has not read; call this between two reads.
 
         ``forebay status``, ``forebay.source_progress``, the status page, the metrics and Dagster show it.
@@ -172,8 +174,9 @@ class Receiver(ABC):
         Args:
             find: returns what is unread in each place (source, partition) that the receiver reads, also where nothing
                 is. It is called once a second at most, and less often if it takes long.
+            fetched: returns how many records the source's client has fetched that are not handed on, if it says so.
         """
-        self.supervisor.source_lag.look(find)
+        self.supervisor.source_lag.look(find, fetched)
 
     def restart(self, message: str, error: BaseException | None = None, delay: float | None = None) -> None:
         """Ask for ``on_stop``, a pause and ``on_start``; return at once.

@@ -19,6 +19,8 @@ pytestmark = pytest.mark.timeout(240, func_only=True)
 class TestFileLines(SourceConformance):
     """Exactly once."""
 
+    reports_unread = True
+
     @pytest.fixture
     def adapter(self, tmp_path: Path) -> Incoming:
         return Incoming(tmp_path)

@@ -103,4 +103,8 @@ def test_a_throttled_receiver_says_exactly_what_the_broker_has(
     assert 0 < position < _BUSY
     assert unread == end - position
     assert 0 < age < seconds + 60
+    [(partitions, fetched)] = rig.execute("SELECT partitions, fetched_records FROM forebay.receiver_status")
+    # As objects the records are in a client that does not say how many it holds.
+    assert (partitions, fetched is None) == (1, fetch == "objects")
+    assert fetched is None or 0 < fetched < _BUSY
     stop(process)

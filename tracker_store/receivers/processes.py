@@ -81,26 +81,37 @@ def heartbeat(
     process_id: int,
     receiver_ids: Sequence[int] = (),
     queued: Mapping[int, int] | None = None,
+    fetched: Mapping[int, int] | None = None,
 ) -> list[ControlResponse]:
     """Raise the process's counter by one; returns what each of `receiver_ids` must do.
 
     The first call in a session, and each tenth one after it, also returns the newest sequences and the server; the
     others return None for them. A server loses commits only when it stops or is replaced, which ends its sessions.
 
-    `queued`: number of blocks in the receivers' queues, where they have one, only for display; None: as they were.
+    `queued`: number of blocks in the receivers' queues, where they have one, only for display; None: as they were, and
+    `fetched` is not written either: the records that receivers have fetched and not handed on, where they say so.
     Locks: the process's row. Raises ProcessExpiredError when the process was declared dead.
     """
     # Behind a pooler that lends transactions, each one may run on another server's session.
     seen: dict[int, int] = {} if shares_sessions(connection.engine) else connection.info.setdefault(_BEATS, {})
     beats = seen.get(process_id, 0)
     whole = beats % _WHOLE_EVERY == 0
-    in_queue = None if queued is None else json.dumps({one: queued[one] for one in receiver_ids if one in queued})
+    in_queue: dict[str, object] | None = None
+    if queued is not None:
+        in_queue = {str(one): queued[one] for one in receiver_ids if one in queued}
+        if fetched:
+            in_queue["fetched"] = {one: fetched[one] for one in receiver_ids if one in fetched}
     with named_failures():
         [row] = fetch_prepared(
             connection,
             _HEARTBEAT,
             ("%s", "%s", "%s", "%s"),
-            (process_id, "{" + ",".join(map(str, receiver_ids)) + "}", in_queue, whole),
+            (
+                process_id,
+                "{" + ",".join(map(str, receiver_ids)) + "}",
+                None if in_queue is None else json.dumps(in_queue),
+                whole,
+            ),
         )
     alive, ids, rate_limits, desired_states, assignments, newest_sequences, server = row
     if not alive:

@@ -27,6 +27,8 @@ class Unread:
         end: the position behind the newest record that the source has, where it has positions.
         oldest_at: when the oldest unread record came, in seconds since 1970; None: unknown.
         redelivered: messages that the source has sent again and that are not acknowledged.
+        read: how many were read so far, where the source has no positions: only the age follows from it. It may begin
+            again, and other receivers' reads may be missing in it.
     """
 
     amount: int
@@ -34,6 +36,7 @@ class Unread:
     end: int | None = None
     oldest_at: float | None = None
     redelivered: int | None = None
+    read: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

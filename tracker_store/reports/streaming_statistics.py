@@ -87,7 +87,8 @@ class ReceiverCounters:
     `queued` blocks are in its process's queue, not stored yet; null if no process holds it. `degraded`: it can't do its
     work, or not all of it, and its reason names the cause; `not_storing`: because it stores or registers nothing.
     `unread`: how much its source has that it has not read, in `unread_unit`, and `source_lag` the age in seconds of the
-    oldest of it; null if it has not said. `partitions`: of how many it has said that.
+    oldest of it; null if it has not said. `partitions`: of how many it has said that. `fetched`: how many records its
+    client holds; null if it does not say.
     """
 
     receiver_id: int
@@ -106,6 +107,7 @@ class ReceiverCounters:
     unread: int | None = None
     unread_unit: str | None = None
     source_lag: float | None = None
+    fetched: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +390,8 @@ def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
                     coalesce(newest.total_bytes - oldest.total_bytes + oldest.bytes, 0) AS kept_bytes,
                     (holder.queued ->> r.id::text)::integer AS queued, r.reason, unread.partitions, unread.amount,
                     unread.unit,
-                    extract(epoch FROM greatest(clock_timestamp(), unread.oldest_at) - unread.oldest_at)::float8 AS lag
+                    extract(epoch FROM greatest(clock_timestamp(), unread.oldest_at) - unread.oldest_at)::float8 AS lag,
+                    (holder.queued #>> ARRAY['fetched', r.id::text])::bigint AS fetched
                 FROM forebay.receivers r
                 JOIN forebay.streams s ON s.id = r.stream_id
                 LEFT JOIN LATERAL (
@@ -439,6 +442,7 @@ def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
             unread_unit,
             # No age is known of a source that has nothing unread: none of it is old.
             0.0 if unread == 0 else source_lag,
+            fetched,
         )
         for (
             receiver_id,
@@ -456,6 +460,7 @@ def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
             unread,
             unread_unit,
             source_lag,
+            fetched,
         ) in rows
     ]
 

@@ -220,7 +220,7 @@ processes = Table(
     Column(
         "queued",
         JSONB,
-        comment="Blocks in the queue of each of its receivers, by id, at its newest heartbeat; null: no receivers",
+        comment="Its receivers' queues by id, in blocks, and `fetched` records, at its newest heartbeat; null: none",
     ),
     Column(
         "login",

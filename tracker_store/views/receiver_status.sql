@@ -16,7 +16,8 @@ SELECT s.name AS stream, r.ordinal, r.id AS receiver_id, r.state, r.desired_stat
        holder.id AS process_id, holder.name AS process, holder.host AS process_host, holder.pid,
        holder.started_at AS process_started_at, unread.partitions, unread.amount AS unread, unread.unit AS unread_unit,
        unread.oldest_at AS oldest_unread_at,
-       greatest(clock_timestamp(), unread.oldest_at) - unread.oldest_at AS source_lag
+       greatest(clock_timestamp(), unread.oldest_at) - unread.oldest_at AS source_lag,
+       (holder.queued #>> ARRAY['fetched', r.id::text])::bigint AS fetched_records
 FROM forebay.receivers r
 JOIN forebay.streams s ON s.id = r.stream_id
 -- Probes, each with OFFSET 0: a join could read all processes that ever were.
@@ -90,3 +91,5 @@ COMMENT ON COLUMN forebay.receiver_status.unread_unit IS 'What unread counts: re
 COMMENT ON COLUMN forebay.receiver_status.oldest_unread_at IS
     'The oldest unread record came then or earlier, by the receiver''s clock; null: none, or unknown';
 COMMENT ON COLUMN forebay.receiver_status.source_lag IS 'The age of the oldest unread record; null as above';
+COMMENT ON COLUMN forebay.receiver_status.fetched_records IS
+    'Records that its client has fetched and it has not handed on, at the newest heartbeat; null: it does not say';

@@ -28,6 +28,7 @@ from forebay.cli.terminal.many_rows import (
     stream_sums,
     sums_urgency,
 )
+from forebay.cli.terminal.reasons import causes
 from forebay.cli.terminal.row_json import columns, pipeline_columns, to_json
 from forebay.cli.terminal.tables import print_table
 from orchestration.declarations.settings import Settings
@@ -249,11 +250,11 @@ def _show(console: Console, found: SystemStatus, *, everything: bool) -> None:
         for pipeline in sorted({row.pipeline for row in found.batches}) or ["none yet"]:
             rows = [columns(row) for row in found.batches if row.pipeline == pipeline]
             _print_rows(console, f"Batches of {pipeline}, newest first", BATCH_COLUMNS, rows)
-            for row in rows:
-                # Not in the table, which would leave it a few characters. A batch without records shows it by its size.
-                if row["reason"] and (row["records"] or row["state"] != BatchState.COMPLETED):
-                    why = str(row["reason"]).partition("\n")[0]
-                    console.print(f"{_cell(row['batch_time'])}: {why}", markup=False, soft_wrap=True)
+            # Not in the table, which would leave it a few characters. A batch without records shows it by its size.
+            told = [row for row in rows if row["records"] or row["state"] != BatchState.COMPLETED]
+            for cause in causes(told, lambda row: str(row["reason"])):
+                times = f"{_cell(cause.row['batch_time'])}{cause.and_more}"
+                console.print(f"{times}: {cause.line}", markup=False, soft_wrap=True)
     _show_scaling(console, found)
     _show_leader(console, found)
 

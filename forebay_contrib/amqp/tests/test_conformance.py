@@ -60,6 +60,8 @@ KeyedHandOver._begin = _fails
 class TestQuorumQueue(SourceConformance):
     """With keys in message_id: at least once, deduplicated."""
 
+    reports_unread = True
+
     @pytest.fixture
     def adapter(self, rabbitmq: RabbitMq) -> Iterator[AmqpQueue]:
         made = AmqpQueue(rabbitmq, kind="quorum")
@@ -69,6 +71,8 @@ class TestQuorumQueue(SourceConformance):
 
 class TestClassicQueue(SourceConformance):
     """A classic queue without keys: at least once."""
+
+    reports_unread = True
 
     @pytest.fixture
     def adapter(self, rabbitmq: RabbitMq) -> Iterator[AmqpQueue]:

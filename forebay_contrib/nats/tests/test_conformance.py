@@ -53,6 +53,8 @@ def stream(nats_server: NatsServer) -> Iterator[NatsStream]:
 class TestNatsJetStream(SourceConformance):
     """At least once, deduplicated."""
 
+    reports_unread = True
+
     @pytest.fixture
     def adapter(self, stream: NatsStream) -> NatsStream:
         return stream

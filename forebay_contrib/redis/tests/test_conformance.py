@@ -72,6 +72,8 @@ redis_reader.redis.Redis = LosingRedis
 class TestRedisStreams(SourceConformance):
     """At least once, deduplicated."""
 
+    reports_unread = True
+
     @pytest.fixture
     def adapter(self, keys: RedisKeys) -> RedisKeys:
         return keys

@@ -104,6 +104,7 @@ _FOREBAY: Mapping[str, tuple[tuple[str, ...], str]] = {
     "forebay_stream_bytes_per_second": (_SUM, "The same in bytes as stored"),
     "forebay_stream_wal_bytes": (_SUM, "Bytes of its receivers' blocks that are not cleaned up yet"),
     "forebay_stream_queue_blocks": (_SUM, "Blocks in its receivers' queues that are not stored yet"),
+    "forebay_stream_fetched_records": (_SUM, "Records that its receivers' clients have fetched and hold, as below"),
     "forebay_stream_partitions": (_SUM, "Partitions, files or queues that its receivers have said they read"),
     "forebay_stream_unread": (
         _UNREAD_SUM,
@@ -151,6 +152,10 @@ _FOREBAY: Mapping[str, tuple[tuple[str, ...], str]] = {
         _RECEIVER,
         "Blocks in its queue that are not stored yet, at its newest heartbeat; no value where no process runs it",
     ),
+    "forebay_receiver_fetched_records": (
+        _RECEIVER,
+        "Records that its Kafka, JetStream or AMQP client has fetched and holds, at its newest heartbeat",
+    ),
     "forebay_receiver_partitions": (_RECEIVER, "Partitions, files or queues that it has said it reads"),
     "forebay_receiver_unread": (
         _UNREAD,
@@ -186,6 +191,7 @@ _SUMMED: Mapping[str, Callable[[ReceiverProgress], float | None]] = {
     "bytes_per_second": lambda receiver: receiver.bytes_per_second,
     "wal_bytes": lambda receiver: receiver.counters.kept_bytes,
     "queue_blocks": lambda receiver: receiver.counters.queued,
+    "fetched_records": lambda receiver: receiver.counters.fetched,
     "partitions": lambda receiver: receiver.counters.partitions or None,
     "restarts_total": lambda receiver: receiver.restarts,
     "dead_letters_total": lambda receiver: receiver.dead_letters,

@@ -34,15 +34,18 @@ class BlockLog:
         *,
         process_id: int,
         queued: Callable[[], Mapping[int, int]] = dict,
+        fetched: Callable[[], Mapping[int, int]] = dict,
         lag_reports: LagReports | None = None,
     ) -> None:
         """Prepare. Each heartbeat calls `queued` for the blocks in the receivers' queues, by id; it must not wait.
 
+        `fetched` does the same for the records that receivers' clients hold, where they say so.
         `lag_reports` are written after each heartbeat.
         """
         self._engine = engine
         self._process_id = process_id
         self._queued = queued
+        self._fetched = fetched
         self._lag_reports = lag_reports
         # The connection for additions, and what gives it back.
         self._connection: sa.Connection | None = None
@@ -69,7 +72,11 @@ class BlockLog:
         """Raise the process's counter; return what its receivers are to do."""
         with connect(self._engine) as connection:
             responses = heartbeat(
-                connection, process_id=self._process_id, receiver_ids=receiver_ids, queued=self._queued()
+                connection,
+                process_id=self._process_id,
+                receiver_ids=receiver_ids,
+                queued=self._queued(),
+                fetched=self._fetched(),
             )
             if self._lag_reports is not None:
                 self._lag_reports.write(connection, self._process_id)

@@ -139,6 +139,7 @@ class _Functions:
         self.new = of(free, "new", pointer, ctypes.c_int, pointer, text, size)
         self.poll_set_consumer = of(free, "poll_set_consumer", ctypes.c_int, pointer)
         self.queue_get_consumer = of(free, "queue_get_consumer", pointer, pointer)
+        self.queue_length = of(free, "queue_length", size, pointer)
         self.queue_destroy = of(free, "queue_destroy", None, pointer)
         self.destroy_flags = of(free, "destroy_flags", None, pointer, ctypes.c_int)
         self.list_new = of(free, "topic_partition_list_new", pointer, ctypes.c_int)
@@ -292,6 +293,11 @@ class ColumnFetcher:
         finally:
             deque(map(self._calls.message_destroy, addresses), maxlen=0)
         return replace(found, errors=errors) if errors else found
+
+    @property
+    def fetched(self) -> int:
+        """Return how many records wait in the client's queue."""
+        return int(self._calls.queue_length(self._queue))
 
     def ends(self, partitions: Iterable[Key]) -> dict[Key, int]:
         """Return the high watermark that the broker said with its last answer to a fetch of each partition.

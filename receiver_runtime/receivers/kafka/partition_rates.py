@@ -73,6 +73,11 @@ class PartitionRates:
         """Return after how many seconds, at the latest, to ask for a release again."""
         return max(self._every, _LEAST_PAUSE) if self._late else math.inf
 
+    @property
+    def waiting(self) -> int:
+        """Return how many records wait."""
+        return sum(waiting.batch.num_rows for waiting in self._late.values() if waiting is not None)
+
     def waits_until(self, key: Key) -> int:
         """Return the offset after the last record that waits of a partition; 0 if none waits."""
         waiting = self._late.get(key)

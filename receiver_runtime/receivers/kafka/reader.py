@@ -197,7 +197,7 @@ class KafkaReader:
             else:
                 self._read_columns(self._fetcher)
             self._commit()
-            self._receiver.report_unread(self._find_unread)
+            self._receiver.report_unread(self._find_unread, None if self._fetcher is None else self._count_fetched)
 
     def _read_objects(self) -> None:
         self._reposition()
@@ -574,6 +574,10 @@ class KafkaReader:
             positions = {(one.topic, one.partition): one.offset for one in there if one.offset >= 0}
         ends = self._fetched_ends(positions) if self._fetcher is None else self._fetcher.ends(positions)
         return self._unread.find(positions, ends, self._places.ask_ends)
+
+    def _count_fetched(self) -> int:
+        assert self._fetcher is not None
+        return self._fetcher.fetched + self._rates.waiting
 
     def _fetched_ends(self, keys: Iterable[Key]) -> dict[Key, int]:
         found: dict[Key, int] = {}

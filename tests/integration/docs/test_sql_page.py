@@ -61,8 +61,8 @@ ANSWERS: dict[str, list[dict[str, object]]] = {
         {"ordinal": 2, "state": "FAILED", "agent": None, "host": None, "newest_sequence": None},
     ],
     "Which tracker leads, and since when?": [{"term": 1, "leader": "h1:100"}],
-    "Up to which position has each source been read, and what was lost?": [
-        {"source": "orders", "partition": "0", "position": 155, "lost_records": 5}
+    "Up to which position has each source been read, what was lost, and what has it that is not read?": [
+        {"source": "orders", "partition": "0", "position": 155, "lost_records": 5, "source_position": 200, "unread": 45}
     ],
     "What uses the disk?": [
         {"ordinal": 1, "blocks": "500 bytes", "kept_for_quarantined": "200 bytes"},

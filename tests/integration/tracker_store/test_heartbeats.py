@@ -12,6 +12,7 @@ from tests.support.driver_log.log import claim_anew, make_log
 from tests.support.postgres.statement_cost import NestedStatement, visited_rows
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.processes import ProcessExpiredError, deregister_process, heartbeat, register_process
+from tracker_store.reports.streaming_statistics import receiver_counters
 from tracker_store.schema.states import DesiredState, ProcessKind
 
 if TYPE_CHECKING:
@@ -110,6 +111,24 @@ def test_queues_stay_as_they_were_where_a_heartbeat_names_none(connection: sa.Co
             connection.execute(sa.text("SELECT queued FROM forebay.processes WHERE id = :id"), {"id": process}).scalar()
         )
     assert stored == [{str(first): 3}, {str(first): 3}, {str(first): 0, str(second): 4}, {}]
+
+
+def test_what_clients_have_fetched_stands_beside_the_queues(connection: sa.Connection) -> None:
+    log = make_log(connection, receivers=2)
+    process = registered(connection)
+    connection.execute(sa.text("UPDATE forebay.receivers SET process_id = :process"), {"process": process})
+    heartbeat(
+        connection,
+        process_id=process,
+        receiver_ids=log.receiver_ids,
+        queued=dict.fromkeys(log.receiver_ids, 3),
+        fetched={log.receiver_ids[0]: 70, 99: 1},
+    )
+    seen = connection.exec_driver_sql(
+        "SELECT queued_blocks, fetched_records FROM forebay.receiver_status ORDER BY ordinal"
+    )
+    assert [tuple(row) for row in seen] == [(3, 70), (3, None)]
+    assert [row.fetched for row in receiver_counters(connection)] == [70, None]
 
 
 def test_a_heartbeat_does_not_wait_for_the_disk_and_what_comes_after_it_does(connection: sa.Connection) -> None:

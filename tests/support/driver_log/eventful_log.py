@@ -6,6 +6,7 @@ with two receivers, the pipeline `words`, batches from 12:00:10 to 12:00:30 UTC 
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ from tracker_store.blocks.segments import open_segment
 from tracker_store.receivers.leadership import read_leadership, take_leadership
 from tracker_store.receivers.processes import register_process
 from tracker_store.receivers.receivers import placements, report_event, set_receiver_state
+from tracker_store.receivers.source_lag import LagReport, Unread, report_source_lag
 from tracker_store.schema.states import AttemptFailure, LinkKind, ProcessKind, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
@@ -99,6 +101,9 @@ def _receive(connection: sa.Connection, log: Log, receiver_id: int, process_id: 
         connection, receiver_id=receiver_id, epoch=claimed.epoch, path="receiver-1/1", source_rule="not_sent_again"
     )
     open_partition(connection, receiver_id=receiver_id, source="orders", partition="0", start_offset=100)
+    # The source has 45 more by now.
+    unread = {("orders", "0"): Unread(45, "records", end=200, oldest_at=time.time())}
+    report_source_lag(connection, process_id=process_id, reports=[LagReport(receiver_id, whole=True, unread=unread)])
     _backdate(connection, receiver_id, 1, NOON + _SECOND)
     # The source has lost the first five positions of the second block.
     links = (

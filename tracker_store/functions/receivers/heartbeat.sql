@@ -6,7 +6,8 @@
 -- that knows that a newer sequence was registered learns by it that the driver log lost its last commits, even if it
 -- has nothing to register. A server loses commits only when it stops or is replaced, which ends its sessions: so a
 -- process asks in the first call of each session, and now and then.
--- `in_queue` are the lengths of the receivers' queues, {"receiver": blocks}, for display only; null: as they were.
+-- `in_queue` are the lengths of the receivers' queues, {"receiver": blocks, "fetched": {"receiver": records}}, for
+-- display only; null: as they were.
 -- The commit does not wait for the disk. A server that crashes may forget the last counters, and never one of them
 -- without those that came after it. A process's next call raises its counter again.
 -- One plan for any number of receivers: a plan for each call would cost as much as the call.

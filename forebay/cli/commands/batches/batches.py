@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from datetime import datetime
+from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +18,7 @@ from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.allocated_blocks import block_as_json
 from forebay.cli.terminal.confirmation import Yes, confirm
 from forebay.cli.terminal.console import Console
+from forebay.cli.terminal.reasons import causes
 from forebay.cli.terminal.tables import print_table
 from orchestration.batches.batch_schedule import halted
 from orchestration.replays.replay_choice import parsed_time
@@ -31,8 +33,11 @@ from tracker_store.receivers.receivers import placements
 from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from tracker_store.batches.batches import BatchRow
     from tracker_store.batches.input_metadata import InputMetadata
+    from tracker_store.batches.received_block_tracker import AllocatedBlock
 
 APPLICATION = "forebay batches"
 _MOST_SHOWN = 20
@@ -121,7 +126,7 @@ def batches(
 
 
 def _print_batches(console: Console, title: str, rows: list[BatchRow]) -> None:
-    """Print the batches, and below them, where a line has room for it, why those that have a reason have it."""
+    """Print the batches, and below them, where a line has room for it, each reason once."""
     cells = [
         (
             f"{row.batch_time:%Y-%m-%dT%H:%M:%SZ}",
@@ -133,13 +138,14 @@ def _print_batches(console: Console, title: str, rows: list[BatchRow]) -> None:
         for row in rows
     ]
     print_table(console, ("time", "state", "try", "records", "blocks"), cells, title=title)
-    for row in rows:
-        why = row.reason.partition("\n")[0]
+    # A batch without records says so by its figures.
+    told = [row for row in rows if row.records or row.state is not BatchState.COMPLETED]
+    for cause in causes(told, lambda row: row.reason):
+        row, again = cause.row, ""
         if row.retry_at is not None and row.state in (BatchState.FAILED, BatchState.BLOCKED):
-            why += f" (again after {row.retry_at:%H:%M:%S})"
-        # A batch without records says so by its figures.
-        if why and (row.records or row.state is not BatchState.COMPLETED):
-            console.print(f"{row.batch_time:%Y-%m-%dT%H:%M:%SZ}: {why}", markup=False, soft_wrap=True)
+            again = f" (again after {row.retry_at:%H:%M:%S})"
+        times = f"{row.batch_time:%Y-%m-%dT%H:%M:%SZ}{cause.and_more}"
+        console.print(f"{times}: {cause.line}{again}", markup=False, soft_wrap=True)
 
 
 def statements(pipeline_id: int, time: datetime) -> dict[str, str]:
@@ -206,16 +212,7 @@ def show(
         typer.echo(json.dumps(facts))
         return
     _print_batches(console, f"Batch of {pipeline}", [row])
-    console.print(f"{len(blocks)} block(s) can be read, {sum(block.records for block in blocks):,} records:")
-    for block in blocks[:_MOST_SHOWN]:
-        name = receivers.get(block.receiver_id, f"receiver {block.receiver_id}")
-        console.print(
-            f"  {name} {block.sequence}: {block.records:,} records, {block.path}, offset {block.handle.offset}, "
-            f"{block.handle.length} bytes",
-            markup=False,
-        )
-    if len(blocks) > _MOST_SHOWN:
-        console.print(f"  … and {len(blocks) - _MOST_SHOWN} more (--json shows all)")
+    _print_blocks(console, row, blocks, receivers)
     _print_inputs(console, inputs)
     console.print("Attempts:" if attempts else "Attempts: none")
     for attempt in attempts:
@@ -240,6 +237,29 @@ def show(
     console.print("SQL:")
     for statement in sql.values():
         console.print(f"  {statement}", markup=False)
+
+
+def _print_blocks(
+    console: Console, row: BatchRow, blocks: Sequence[AllocatedBlock], receivers: Mapping[int, str]
+) -> None:
+    """Print the whole reason, if the list has only its first line, and the blocks."""
+    if "\n" in row.reason:
+        console.print("The whole reason:")
+        console.print(indent(row.reason, "  "), markup=False, soft_wrap=True)
+    others = row.blocks - len(blocks)
+    console.print(
+        f"{len(blocks)} block(s) can be read, {sum(block.records for block in blocks):,} records"
+        + (f"; {others} have no records (a receiver began with each), or are cleaned up:" if others > 0 else ":")
+    )
+    for block in blocks[:_MOST_SHOWN]:
+        name = receivers.get(block.receiver_id, f"receiver {block.receiver_id}")
+        console.print(
+            f"  {name} {block.sequence}: {block.records:,} records, {block.path}, offset {block.handle.offset}, "
+            f"{block.handle.length} bytes",
+            markup=False,
+        )
+    if len(blocks) > _MOST_SHOWN:
+        console.print(f"  … and {len(blocks) - _MOST_SHOWN} more (--json shows all)")
 
 
 def _print_inputs(console: Console, inputs: InputMetadata) -> None:

@@ -117,3 +117,63 @@ def test_a_missing_key_blocks_the_attempt_and_an_altered_block_fails_it() -> Non
 def test_the_length_of_a_kept_error_is_bounded() -> None:
     for error in (ValueError("x" * 9_000), SparkError("SPARK_JOB_CANCELLED" + "x" * 9_000)):
         assert len(failure_of(error, no_end).message) == 2_000
+
+
+PYTHON_WORKER = """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "pipe.py", line 9, in parse
+KeyError: 'a'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "pipe.py", line 10, in parse
+    return int(value)
+           ^^^^^^^^^^
+ValueError: invalid literal: 'line 000049'
+"""
+JAVA = """An error occurred while calling o61.save.
+: org.apache.spark.SparkException: Job aborted.
+\tat org.apache.spark.sql.X.y(X.scala:1)
+Caused by: java.lang.IllegalStateException: one
+\tat a.B.c(B.java:2)
+Caused by: java.io.IOException: No space left on device
+\t... 12 more
+"""
+
+
+def _caused(message: str, cause: BaseException) -> BaseException:
+    error = RuntimeError(message)
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "first"),
+    [
+        (ValueError("no such column"), "ValueError: no such column"),
+        (ValueError("no such column;\n'Project [a]"), "ValueError: no such column;"),
+        (
+            RuntimeError(PYTHON_WORKER),
+            "RuntimeError: An exception was thrown from the Python worker: ValueError: invalid literal: 'line 000049'",
+        ),
+        (
+            RuntimeError(JAVA),
+            "RuntimeError: An error occurred while calling o61.save: java.io.IOException: No space left on device",
+        ),
+        (
+            _caused("the table can't be written", OSError(28, "No space left on device")),
+            "RuntimeError: the table can't be written: OSError: [Errno 28] No space left on device",
+        ),
+        (
+            _caused("gone: the key is missing", LookupError("the key is missing")),
+            "RuntimeError: gone: the key is missing",
+        ),
+    ],
+    ids=["plain", "with a plan", "Spark's Python worker", "Java", "a cause", "a cause that it repeats"],
+)
+def test_the_first_line_ends_with_the_root_causes_own(error: BaseException, first: str) -> None:
+    message = failure_of(error, lambda: None).message
+    assert message.partition("\n")[0] == first
+    # The rest is the whole error.
+    assert message.partition("\n")[2] == str(error).partition("\n")[2]

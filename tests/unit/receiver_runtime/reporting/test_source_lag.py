@@ -55,6 +55,37 @@ def test_the_oldest_unread_record_came_between_the_last_two_looks_that_it_names(
             assert came <= found.oldest_at <= came + most
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5), st.booleans()), max_size=100),
+)
+def test_a_queue_that_others_read_too_makes_its_oldest_message_too_old_and_never_too_young(
+    turns: list[tuple[int, int, int, bool]],
+) -> None:
+    """Let another receiver read, and this one begin to count again, as after a restart."""
+    source = Source()
+    source.look()
+    mine, alone = 0, True
+    for comes, read, read_elsewhere, restarts in turns:
+        source.receive(comes)
+        took = min(len(source.came) - source.read, read)
+        elsewhere = min(len(source.came) - source.read - took, read_elsewhere)
+        alone = alone and not elsewhere and not restarts
+        source.read += took + elsewhere
+        mine = took if restarts else mine + took
+        amount = len(source.came) - source.read
+        source.clock.advance(LOOK_SECONDS)
+        source.lag.look(lambda amount=amount, mine=mine: {PLACE: Unread(amount, "messages", read=mine)})  # type: ignore[misc]
+        report = source.lag.changes()
+        assert report is not None
+        found = report.unread[PLACE]
+        assert (found.read, found.end) == (None, None)
+        if amount:
+            assert found.oldest_at is not None
+            came = source.came[source.read]
+            assert found.oldest_at <= came + LOOK_SECONDS
+            assert not alone or found.oldest_at >= came
+
+
 def test_what_was_there_at_the_first_look_is_as_old_as_the_source_says() -> None:
     source = Source()
     source.receive(10)

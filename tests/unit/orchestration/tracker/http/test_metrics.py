@@ -85,7 +85,12 @@ def test_what_sources_have_is_summed_by_unit_and_the_oldest_counts() -> None:
         (3, 1, 3, "messages", None),
     ):
         counters = replace(
-            said[number - 1].counters, partitions=partitions, unread=unread, unread_unit=unit, source_lag=lag
+            said[number - 1].counters,
+            partitions=partitions,
+            unread=unread,
+            unread_unit=unit,
+            source_lag=lag,
+            fetched=None if number == 3 else 10 * number,
         )
         said[number - 1] = replace(said[number - 1], counters=counters)
     found = samples(said, 10)
@@ -100,6 +105,9 @@ def test_what_sources_have_is_summed_by_unit_and_the_oldest_counts() -> None:
         ("forebay_receiver_source_lag_seconds", "2", "lines"): 0,
     }
     assert found["forebay_stream_partitions", "lines"] == 4
+    assert found["forebay_stream_fetched_records", "lines"] == 30
+    assert found["forebay_receiver_fetched_records", "2", "lines"] == 20
+    assert ("forebay_receiver_fetched_records", "3", "lines") not in found
     assert ("forebay_receiver_partitions", "4", "lines") not in found
 
 

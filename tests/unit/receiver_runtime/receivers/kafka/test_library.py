@@ -214,6 +214,25 @@ def test_partitions_are_read_from_given_offsets_and_can_be_left(
     assert set(other["partition"].to_pylist()) == {2}
 
 
+def test_a_fetcher_says_where_logs_end_and_how_much_it_holds(
+    topics: list[str], make_fetcher: Callable[..., ColumnFetcher]
+) -> None:
+    fetcher = make_fetcher()
+    key, never = (topics[1], 0), (topics[1], 3)
+    fetcher.read_from({key: 0})
+    read, deadline = 0, time.monotonic() + _DEADLINE_SECONDS
+    while not (ends := fetcher.ends([key, never])) or read < ends[key]:
+        assert time.monotonic() < deadline
+        # One at a time: the others that came with it wait in the client.
+        found = fetcher.fetch(1, 0.1)
+        read = max(
+            [read, *(int(some.offsets[-1]) + 1 for some in found.records), *(bad.offset + 1 for bad in found.bad)]
+        )
+        assert not found.records or read + fetcher.fetched <= fetcher.ends([key])[key]
+    assert ends.keys() == {key}
+    assert fetcher.fetched == 0
+
+
 def test_a_position_out_of_range_is_a_fault(topics: list[str], make_fetcher: Callable[..., ColumnFetcher]) -> None:
     fetcher = make_fetcher()
     fetcher.read_from({(topics[0], 0): 10_000})
