@@ -89,6 +89,8 @@ class SystemStatus:
     processing_times: list[PipelineProcessingTimes] | None
     decisions: list[ScalingDecision] | None
     unreachable: list[Unreachable]
+    # What `forebay up` of this installation says of changed code that is not in force; empty: nothing.
+    code: str = ""
 
 
 def system_status(
@@ -98,6 +100,7 @@ def system_status(
     batches: int,
     host: str,
     roots: Sequence[str],
+    code: Callable[[], str] = str,
     watch: float = WATCH_SECONDS,
 ) -> SystemStatus:
     """Read all parts in parallel; return within `seconds`.
@@ -108,6 +111,7 @@ def system_status(
         batches: how many of the newest batches to read.
         host: this host's name, as its agent gives it.
         roots: the roots of the block store on this host.
+        code: returns what is said of changed code; it reads a file, which may hang.
         watch: how many seconds to watch a counter that does not move, at most.
     """
     looks = BoundedScans(seconds)
@@ -137,6 +141,7 @@ def system_status(
     decisions = ask("scaling decisions", scaling_decisions)
     # A problem of the block store appears as the exception of one of these looks; there is one per root.
     known = ask("block store's identity", lambda connection: store_of_host(connection, host))
+    changed = looks.start("changed code", code)
     for root in roots:
         looks.start(f"block store {root_name(root)}", partial(scan_root, root, known, looks.left))
     unreachable = looks.unreachable()
@@ -150,6 +155,7 @@ def system_status(
         processing_times=answer(times),
         decisions=answer(decisions),
         unreachable=unreachable,
+        code=answer(changed) or "",
     )
 
 

@@ -108,7 +108,8 @@ class CodeWatch:
         return None
 
     def close(self) -> None:
-        """End a check that is under way: the next `forebay up` takes the files as they are."""
+        """End a check that is under way, and what is said: the next `forebay up` takes the files as they are."""
+        self.copies.note("")
         if self._check is not None:
             self._end(self._check)
 

@@ -33,6 +33,7 @@ from orchestration.batches.batch_schedule import (
 )
 from orchestration.dagster_defs.shared.run_errors import tag_cause, why_failed
 from orchestration.declarations.apply import is_applied
+from orchestration.declarations.project_code import CodeCopies
 from orchestration.declarations.settings import DatabaseUrlMissingError, Settings
 from tracker_store.batches.pipelines import get_pipeline, list_pipelines
 from tracker_store.connection.errors import DriverLogError
@@ -198,7 +199,8 @@ def batch_sensor(
         except DriverLogError as error:
             return dg.SkipReason(f"the driver log can't be asked, trying again: {error}")
         if not steps.launches:
-            return dg.SkipReason(steps.reason)
+            # A person who looks here for a change that is missing finds why.
+            return dg.SkipReason(" ".join(filter(None, [steps.reason, CodeCopies(settings.home).notice()])))
         return dg.SensorResult(
             run_requests=[
                 dg.RunRequest(
