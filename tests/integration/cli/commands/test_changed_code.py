@@ -113,7 +113,10 @@ CUSTOM = 'CustomSource(receiver="own:Tail")'
             "pipeline 'words' is gone (renamed? new is terms)",
         ),
         ([("data/tails", "data/others")], "output words.tails writes to another place"),
-        ([(SOCKET, CUSTOM)], "records of stream 'lines' lose value (string)"),
+        (
+            [(SOCKET, CUSTOM)],
+            "records of stream 'lines' get the columns of another kind of source (socket_text becomes custom)",
+        ),
     ],
 )
 def test_a_change_waits_for_a_person_or_is_applied(
