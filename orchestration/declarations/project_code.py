@@ -88,7 +88,7 @@ def loaded_version(modules: Collection[str]) -> str | None:
 
 def is_of_project(name: str, file: Path) -> bool:
     """Return whether a loaded module is the user's: neither Python's nor an installed package's nor Forebay's."""
-    return name != "__main__" and name.partition(".")[0] not in OWN_PACKAGES and _is_users(file.resolve())
+    return name != "__main__" and name.partition(".")[0] not in OWN_PACKAGES and _is_users(file)
 
 
 class ProjectReader:
@@ -127,7 +127,8 @@ class ProjectReader:
         if spec is None:
             return
         folders = list(spec.submodule_search_locations or ())
-        places = [Path(place).resolve() for place in (folders or [spec.origin or ""])]
+        # As they are found, links and all: a module that builds paths from its file's declares the same everywhere.
+        places = [Path(place).absolute() for place in (folders or [spec.origin or ""])]
         if not all(map(_is_users, places)) and top != self._first:
             self._passed_over.add(top)
             return
@@ -161,7 +162,8 @@ class ProjectReader:
         return known[1], known[2]
 
 
-def _is_users(place: Path) -> bool:
+def _is_users(found: Path) -> bool:
+    place = found.resolve()
     return _INSTALLED.isdisjoint(place.parts) and not any(place.is_relative_to(folder) for folder in _STDLIB)
 
 

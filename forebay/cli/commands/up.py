@@ -55,7 +55,7 @@ from orchestration.tracker.http.status_address import status_page
 from receiver_runtime.block_store.frames.encryption import check_block_key
 from receiver_runtime.block_store.frames.errors import BlockKeyError
 from tracker_store.batches.pipeline_states import all_ended, start_pipelines
-from tracker_store.batches.pipelines import list_pipelines, list_streams
+from tracker_store.batches.pipelines import declared_versions
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.errors import DriverLogError
 from tracker_store.connection.outage import SURVIVED, Outage
@@ -151,13 +151,6 @@ def _running(declared: Mapping[str, Any]) -> list[_Running]:
     ]
 
 
-def _versions(connection: sa.Connection) -> dict[tuple[str, int], int]:
-    """Return the versions of all declarations in the driver log."""
-    return {("pipeline", row.pipeline_id): row.version for row in list_pipelines(connection)} | {
-        ("stream", row.stream_id): row.version for row in list_streams(connection)
-    }
-
-
 class Services:
     """Run the services of one home while the context is entered. For the main thread: it handles signals."""
 
@@ -238,7 +231,7 @@ class Services:
 
     def _look_at_the_code(self, connection: sa.Connection) -> None:
         """Put changed code in force, by itself or because `forebay apply` has changed the driver log."""
-        applied = _versions(connection)
+        applied = declared_versions(connection)
         rung, self._applied = applied != self._applied, applied
         found = None if self._code is None else self._code.look(rung=rung)
         if found is None:
@@ -313,7 +306,7 @@ class Services:
             # Start stopped pipelines too: whoever runs `forebay up` wants them to run. A pipeline that a batch has
             # halted stays halted until a person decides.
             start_pipelines(connection, names=[pipeline.name for pipeline in pipelines], lift_halts=False)
-            self._applied = _versions(connection)
+            self._applied = declared_versions(connection)
         engine.dispose()
         dagster_home = self._settings.home.absolute() / "dagster"
         code_server = entered.enter_context(code_server_socket(dagster_home))

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forebay.cli.commands.up import CODE_SERVER, Services, _versions
+from forebay import ConsoleSink, Pipeline, Stream
+from forebay.cli.commands.up import CODE_SERVER, Services
 from forebay.cli.services.code_change import Outcome, Request, Result, put_in_force
 from forebay.cli.services.code_watch import CodeWatch
+from forebay.sources import SocketText
 from orchestration.declarations import compatibility
 from orchestration.declarations.apply import apply, difference
 from orchestration.declarations.project_code import CodeCopies, ProjectReader
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import sqlalchemy as sa
-
-    from forebay import Pipeline
 
 MODULE = """\
 import own
@@ -269,12 +269,18 @@ def test_the_code_server_starts_again_for_new_declarations(
     watch = Found()
     monkeypatch.setattr(services, "_code", watch)
     with connect(engine) as connection:
-        services._applied = _versions(connection)
         services._look_at_the_code(connection)
         assert not watch.rung
-        apply(connection, [])
-        services._applied = {("pipeline", 1): 1}
-        services._look_at_the_code(connection)
-        assert watch.rung, "the driver log's declarations are others"
+        pipeline = Pipeline("words", interval="5s")
+        pipeline.output(inputs=[Stream("lines", SocketText(host="h", port=1))], sink=ConsoleSink(), name="counts")(
+            lambda lines: lines
+        )
+        for changed in (pipeline, Pipeline("words", interval="6s")):
+            changed.outputs = changed.outputs or pipeline.outputs
+            apply(connection, [changed])
+            services._look_at_the_code(connection)
+            assert watch.rung, "the driver log's declarations are others"
+            services._look_at_the_code(connection)
+            assert not watch.rung
     assert set(restarted) == ({CODE_SERVER} if is_new else set())
     assert [row.name for row in services._pipelines] == ["words"]

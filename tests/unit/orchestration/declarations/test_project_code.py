@@ -57,6 +57,15 @@ def test_modules_are_those_that_can_be_reached_by_imports_and_names(project: Pat
     }
 
 
+def test_modules_keep_the_paths_by_which_python_finds_them(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "releases").mkdir()
+    write(project / "releases", {"linked.py": "import pack", "pack/__init__.py": ""})
+    (project / "app").symlink_to(project / "releases")
+    monkeypatch.syspath_prepend(str(project / "app"))
+    found = {str(path) for path, _ in ProjectReader("linked").read().modules.values()}
+    assert found == {str(project / "app" / "linked.py"), str(project / "app" / "pack" / "__init__.py")}
+
+
 def test_the_demo_is_a_project_of_one_module() -> None:
     assert ProjectReader("forebay.demo.pipeline").read().modules.keys() == {"forebay.demo.pipeline"}
 
