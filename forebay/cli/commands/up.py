@@ -16,6 +16,7 @@ import urllib.request
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
@@ -55,7 +56,7 @@ from orchestration.tracker.http.status_address import status_page
 from receiver_runtime.block_store.frames.encryption import check_block_key
 from receiver_runtime.block_store.frames.errors import BlockKeyError
 from tracker_store.batches.pipeline_states import all_ended, start_pipelines
-from tracker_store.batches.pipelines import declared_versions
+from tracker_store.batches.pipelines import declared_versions, list_pipelines, list_streams
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.errors import DriverLogError
 from tracker_store.connection.outage import SURVIVED, Outage
@@ -151,6 +152,15 @@ def _running(declared: Mapping[str, Any]) -> list[_Running]:
     ]
 
 
+def _agrees(connection: sa.Connection, declared: Mapping[str, Any]) -> bool:
+    """Return whether the driver log has all that is declared, as it is declared."""
+    pipelines = {row.name: row.declaration for row in list_pipelines(connection)}
+    streams = {row.name: row.declaration for row in list_streams(connection)}
+    return all(pipelines.get(name) == one for name, one in declared["pipelines"].items()) and all(
+        streams.get(name) == one for name, one in declared["streams"].items()
+    )
+
+
 class Services:
     """Run the services of one home while the context is entered. For the main thread: it handles signals."""
 
@@ -233,7 +243,7 @@ class Services:
         """Put changed code in force, by itself or because `forebay apply` has changed the driver log."""
         applied = declared_versions(connection)
         rung, self._applied = applied != self._applied, applied
-        found = None if self._code is None else self._code.look(rung=rung)
+        found = None if self._code is None else self._code.look(rung=rung, agrees=partial(_agrees, connection))
         if found is None:
             return
         self._pipelines = _running(found.declared)

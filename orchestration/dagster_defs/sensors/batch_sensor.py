@@ -39,6 +39,7 @@ from orchestration.declarations.project_code import CodeCopies
 from orchestration.declarations.settings import DatabaseUrlMissingError, Settings
 from tracker_store.batches.pipelines import get_pipeline, list_pipelines
 from tracker_store.connection.errors import DriverLogError
+from tracker_store.host.code_in_force import loaded_copy
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -168,8 +169,8 @@ def batch_sensor(
     """Return the sensor `PIPELINE_batches`, which runs by default."""
     loaded = time.time()
 
-    def reloaded(context: dg.SensorEvaluationContext, connection: sa.Connection, settings: Settings) -> str:
-        if settings.dagster_url is not None:
+    def reloaded(context: dg.SensorEvaluationContext, connection: sa.Connection) -> str:
+        if loaded_copy() is not None:
             # `forebay up` decides which code is in force.
             return ""
         before = AppliedCursor.of(context.cursor)
@@ -200,7 +201,7 @@ def batch_sensor(
             return dg.SkipReason(str(error))
         try:
             with connections.connect(database_url) as connection:
-                waits = reloaded(context, connection, settings)
+                waits = reloaded(context, connection)
                 steps = tick(
                     connection,
                     pipeline,
