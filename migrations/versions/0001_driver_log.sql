@@ -505,6 +505,7 @@ CREATE TABLE forebay.output_commits (
     rows bigint,
     committed_at timestamptz DEFAULT clock_timestamp() NOT NULL,
     to_publish boolean DEFAULT false NOT NULL,
+    code_version text,
     PRIMARY KEY (pipeline_id, output, batch_time)
 );
 CREATE INDEX output_commits_of_batch ON forebay.output_commits (pipeline_id, batch_time);
@@ -521,6 +522,8 @@ COMMENT ON COLUMN forebay.output_commits.rows IS 'How many rows it has; null if 
 COMMENT ON COLUMN forebay.output_commits.committed_at IS 'When it was committed';
 COMMENT ON COLUMN forebay.output_commits.to_publish IS
     'Whether its files are not yet published to readers; false if the sink publishes nothing';
+COMMENT ON COLUMN forebay.output_commits.code_version IS
+    'Which code made it: a hash of the project''s modules, as `forebay up` says it; null: it is not known';
 
 CREATE TABLE forebay.output_failures (
     pipeline_id bigint NOT NULL,

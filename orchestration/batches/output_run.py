@@ -42,7 +42,10 @@ def run_output(
     if found is not None and (found.attempt == attempt.attempt or not replaces):
         log.info("committed in the target already", output=output.name, attempt=found.attempt)
         written = found.written
+        # An earlier launch of this attempt made it, or an earlier attempt, perhaps with other code.
+        code_version = None
     else:
+        code_version = output.pipeline.code_version
         written = output.sink.write(checked_result(compute(), attempt.name), attempt)
         if written.refused:
             log.warning("rows were refused by the target, and put aside", output=output.name, rows=written.refused)
@@ -57,6 +60,7 @@ def run_output(
             location=written.location,
             rows=written.rows,
             to_publish=output.sink.publishes,
+            code_version=code_version,
         )
 
     # Wait through an outage: the result is computed, and the commit is idempotent.

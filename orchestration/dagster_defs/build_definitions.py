@@ -27,6 +27,7 @@ from orchestration.dagster_defs.shared.sensor_connections import SensorConnectio
 from orchestration.dagster_defs.shared.spark_resource import SPARK_RESOURCE, spark_resource
 from orchestration.dagster_defs.shared.stream_assets import stream_asset
 from orchestration.declarations.apply import declared_streams
+from orchestration.declarations.project_code import loaded_version
 from tracker_store.host.process_output import keep_log_from_failing
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def build_definitions(*pipelines: Pipeline, spark: SparkResource | None = None) 
     # For the Dagster processes that load these definitions: a log line that can't be written must not fail a batch.
     keep_log_from_failing()
     session = spark_resource(spark, pipelines)
+    for pipeline in pipelines:
+        pipeline.code_version = loaded_version({output.function.__module__ for output in pipeline.outputs.values()})
     owned = {pipeline: streams for pipeline in pipelines if (streams := owned_streams(pipelines)[pipeline.name])}
     restarts = {pipeline: restart_job(pipeline) for pipeline in owned}
     jobs = {pipeline.name: batch_job(pipeline) for pipeline in pipelines}

@@ -12,7 +12,7 @@ from orchestration.declarations.sink_kinds import place_of
 from receiver_runtime.sources.plugins import PluginError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from orchestration.declarations.pipeline import Pipeline
 
@@ -22,10 +22,7 @@ def declared(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
     pipelines = list(pipelines)
     return {
         "pipelines": {pipeline.name: pipeline.declaration() for pipeline in pipelines},
-        "streams": {
-            stream.name: {**stream.declaration(), "columns": [list(column) for column in stream.source.columns]}
-            for stream in declared_streams(pipelines)
-        },
+        "streams": {stream.name: stream.declaration() for stream in declared_streams(pipelines)},
         "descriptions": {
             pipeline.name: {output.name: output.description for output in pipeline.outputs.values()}
             for pipeline in pipelines
@@ -70,7 +67,7 @@ def _place(sink: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def _broken(stream: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    kept = {tuple(column) for column in after["columns"]}
-    lost: Sequence[str] = [f"{name} ({kind})" for name, kind in before["columns"] if (name, kind) not in kept]
-    if lost:
-        yield f"records of stream {stream!r} lose {', '.join(lost)}"
+    # The columns of records are fixed for each kind of source.
+    was, now = before["source"]["kind"], after["source"]["kind"]
+    if was != now:
+        yield f"records of stream {stream!r} get the columns of another kind of source ({was} becomes {now})"

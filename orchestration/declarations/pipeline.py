@@ -357,6 +357,8 @@ class Pipeline:
         self.outputs: dict[str, Output] = {}
         # Spark configuration of its sessions from build_definitions; overrides the settings'.
         self.spark_configuration: Mapping[str, str] = {}
+        # Version of the modules that this process has loaded, from build_definitions; commits record it.
+        self.code_version: str | None = None
         # The Dagster resource of a user's own class that build_definitions was given: a later call without one uses it.
         self.spark_resource: object | None = None
 

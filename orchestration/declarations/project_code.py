@@ -8,6 +8,7 @@ imports one, so a module that fails to import is found too.
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import importlib
 import json
@@ -21,10 +22,10 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracker_store.host.code_in_force import LINK, CodeCopy
+from tracker_store.host.code_in_force import LINK, CodeCopy, loaded_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from importlib.machinery import ModuleSpec
 
 # A change of these packages is an upgrade of Forebay, which restarts every process anyway.
@@ -60,6 +61,36 @@ class ProjectCode:
         return sorted({self.modules[name][0].name for name in new} or {before[name][0].name for name in gone})
 
 
+def _version(sources: Mapping[str, bytes]) -> str:
+    digest = hashlib.sha256()
+    for name, source in sorted(sources.items()):
+        digest.update(f"{name}\0{len(source)}\0".encode())
+        digest.update(source)
+    return digest.hexdigest()[:_VERSION_DIGITS]
+
+
+def loaded_version(modules: Collection[str]) -> str | None:
+    """Return the version of the project's modules that this process has loaded, `modules` among them.
+
+    Without a copy in force it is a hash of the files as they are now: call it when they have just been loaded. None if
+    none of them is in a file.
+    """
+    if (copy := loaded_copy()) is not None:
+        return copy.version
+    sources: dict[str, bytes] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and file.endswith(".py") and (name in modules or is_of_project(name, Path(file))):
+            with contextlib.suppress(OSError):
+                sources[name] = Path(file).read_bytes()
+    return _version(sources) if sources else None
+
+
+def is_of_project(name: str, file: Path) -> bool:
+    """Return whether a loaded module is the user's: neither Python's nor an installed package's nor Forebay's."""
+    return name != "__main__" and name.partition(".")[0] not in OWN_PACKAGES and _is_users(file)
+
+
 class ProjectReader:
     """Read a project's modules again and again, each file only when it has changed."""
 
@@ -88,11 +119,7 @@ class ProjectReader:
                 new = imported - seen - self._passed_over
                 seen |= new
                 wanted += sorted(new)
-        digest = hashlib.sha256()
-        for name, (_, source) in sorted(modules.items()):
-            digest.update(f"{name}\0{len(source)}\0".encode())
-            digest.update(source)
-        return ProjectCode(digest.hexdigest()[:_VERSION_DIGITS], modules)
+        return ProjectCode(_version({name: source for name, (_, source) in modules.items()}), modules)
 
     def _files(self, top: str) -> Iterator[tuple[str, Path]]:
         """Give the modules of a package or module of the project, with their files; none if it is not the project's."""
@@ -100,7 +127,8 @@ class ProjectReader:
         if spec is None:
             return
         folders = list(spec.submodule_search_locations or ())
-        places = [Path(place).resolve() for place in (folders or [spec.origin or ""])]
+        # As they are found, links and all: a module that builds paths from its file's declares the same everywhere.
+        places = [Path(place).absolute() for place in (folders or [spec.origin or ""])]
         if not all(map(_is_users, places)) and top != self._first:
             self._passed_over.add(top)
             return
@@ -134,7 +162,8 @@ class ProjectReader:
         return known[1], known[2]
 
 
-def _is_users(place: Path) -> bool:
+def _is_users(found: Path) -> bool:
+    place = found.resolve()
     return _INSTALLED.isdisjoint(place.parts) and not any(place.is_relative_to(folder) for folder in _STDLIB)
 
 

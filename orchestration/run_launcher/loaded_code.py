@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-import sysconfig
 from pathlib import Path
 
-from orchestration.declarations.project_code import OWN_PACKAGES
+from orchestration.declarations.project_code import is_of_project
 from tracker_store.host.code_in_force import loaded_copy
 
 
@@ -21,9 +20,6 @@ class LoadedCode:
         """Record the modules that are loaded now."""
         # A module given as a file is loaded under the file's stem.
         self._module = Path(module).stem if module is not None and module.endswith(".py") else module
-        paths = sysconfig.get_paths()
-        installed = ("stdlib", "platstdlib", "purelib", "platlib")
-        self._installed = tuple({str(Path(paths[key]).resolve()) for key in installed})
         self._passed_over: set[str] = set()
         self._seen: dict[str, tuple[int, int] | None] = {}
         self.changed()
@@ -45,11 +41,7 @@ class LoadedCode:
         return next((file for file, stamp in self._seen.items() if _stamp(file) != stamp), None)
 
     def _is_users(self, name: str, file: str) -> bool:
-        if name == self._module:
-            return True
-        if name.partition(".")[0] in OWN_PACKAGES or name == "__main__":
-            return False
-        return not str(Path(file).resolve()).startswith(self._installed)
+        return name == self._module or is_of_project(name, Path(file))
 
 
 def _stamp(file: str) -> tuple[int, int] | None:

@@ -61,11 +61,18 @@ class StatusPages:
         connect: opens a connection to the driver log; its errors are the server's to answer.
         tracker: the tracker's name.
         dagster_url: the address of Dagster's webserver for people, if there is one.
+        code: returns what people should know of changed code that is not in force.
     """
 
     def __init__(
-        self, connect: Callable[[], AbstractContextManager[sa.Connection]], *, tracker: str, dagster_url: str | None
+        self,
+        connect: Callable[[], AbstractContextManager[sa.Connection]],
+        *,
+        tracker: str,
+        dagster_url: str | None,
+        code: Callable[[], str] = str,
     ) -> None:
+        self._code = code
         self._connect = connect
         self._renderer = Renderer(tracker, DagsterPages(dagster_url))
 
@@ -119,6 +126,7 @@ class StatusPages:
 
         return self._renderer.page(
             "overview",
+            code=self._code(),
             pipelines=pipelines[:PAGE_ROWS],
             newest=newest,
             input_rate=input_rate,

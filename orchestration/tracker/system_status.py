@@ -92,6 +92,8 @@ class SystemStatus:
     decisions: list[ScalingDecision] | None
     unread: list[UnreadStream] | None
     unreachable: list[Unreachable]
+    # What `forebay up` of this installation says of changed code that is not in force; empty: nothing.
+    code: str = ""
 
 
 def system_status(
@@ -101,6 +103,7 @@ def system_status(
     batches: int,
     host: str,
     roots: Sequence[str],
+    code: Callable[[], str] = str,
     watch: float = WATCH_SECONDS,
 ) -> SystemStatus:
     """Read all parts in parallel; return within `seconds`.
@@ -111,6 +114,7 @@ def system_status(
         batches: how many of the newest batches to read.
         host: this host's name, as its agent gives it.
         roots: the roots of the block store on this host.
+        code: returns what is said of changed code; it reads a file, which may hang.
         watch: how many seconds to watch a counter that does not move, at most.
     """
     looks = BoundedScans(seconds)
@@ -141,6 +145,7 @@ def system_status(
     unread = ask("unread streams", unread_streams)
     # A problem of the block store appears as the exception of one of these looks; there is one per root.
     known = ask("block store's identity", lambda connection: store_of_host(connection, host))
+    changed = looks.start("changed code", code)
     for root in roots:
         looks.start(f"block store {root_name(root)}", partial(scan_root, root, known, looks.left))
     unreachable = looks.unreachable()
@@ -155,6 +160,7 @@ def system_status(
         decisions=answer(decisions),
         unread=answer(unread),
         unreachable=unreachable,
+        code=answer(changed) or "",
     )
 
 

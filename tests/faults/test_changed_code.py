@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import pyarrow.dataset as ds
 import pytest
+from typer.testing import CliRunner
 
+from forebay.cli.main import app
 from tests.support.machine.state_directory import state_directory
 from tests.support.systems.numbered_source import NumberedSource
 from tests.support.systems.running_system import RunningSystem, running_system
@@ -130,4 +133,7 @@ def test_an_interval_changes_although_the_code_server_dies_while_it_loads(system
 def test_a_rename_waits_for_apply(system: RunningSystem) -> None:
     edit(system, "def seen", "def shown")
     system.until("it waits", lambda: "waits for `forebay apply`: output of numbered 'seen' is gone" in said(system)[-1])
+    answer = CliRunner().invoke(app, ["status", "--json"], env={"FOREBAY_HOME": str(system.home)})
+    shown = [problem["what"] for problem in json.loads(answer.stdout)["problems"]]
+    assert said(system)[-1] in shown
     edit(system, "def shown", "def seen")

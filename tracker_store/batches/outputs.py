@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
@@ -25,6 +25,7 @@ class OutputCommit:
     attempt: int
     location: str
     rows: int | None
+    code_version: str | None = None
 
 
 def commit_output(
@@ -37,8 +38,9 @@ def commit_output(
     location: str,
     rows: int | None,
     to_publish: bool = False,
+    code_version: str | None = None,
 ) -> None:
-    """Commit an attempt's result; with `to_publish` readers see it only after another step.
+    """Commit an attempt's result, made by this code; with `to_publish` readers see it only after another step.
 
     Locks: the batch's row, then the commit's. Raises AttemptSupersededError.
     """
@@ -46,7 +48,9 @@ def commit_output(
         row = connection.execute(
             sa.text("""
                 SELECT outcome, detail
-                FROM forebay.commit_output(:pipeline, :time, :attempt, :output, :location, :rows, :to_publish)
+                FROM forebay.commit_output(
+                    :pipeline, :time, :attempt, :output, :location, :rows, :to_publish, code => :code
+                )
             """),
             {
                 "pipeline": pipeline_id,
@@ -56,6 +60,7 @@ def commit_output(
                 "location": location,
                 "rows": rows,
                 "to_publish": to_publish,
+                "code": code_version,
             },
         ).one()
     if row.outcome != "committed":
@@ -67,14 +72,14 @@ def commits_of_batch(connection: sa.Connection, pipeline_id: int, batch_time: da
     with named_failures():
         rows = connection.execute(
             sa.text("""
-                SELECT output, batch_time, attempt, location, rows
+                SELECT output, batch_time, attempt, location, rows, code_version
                 FROM forebay.output_commits
                 WHERE pipeline_id = :pipeline AND batch_time = :time
                 ORDER BY output
             """),
             {"pipeline": pipeline_id, "time": batch_time},
         ).all()
-    return [OutputCommit(row.output, row.batch_time, row.attempt, row.location, row.rows) for row in rows]
+    return [_commit(row) for row in rows]
 
 
 def commit_of_output(
@@ -84,13 +89,17 @@ def commit_of_output(
     with named_failures():
         row = connection.execute(
             sa.text("""
-                SELECT output, batch_time, attempt, location, rows
+                SELECT output, batch_time, attempt, location, rows, code_version
                 FROM forebay.output_commits
                 WHERE pipeline_id = :pipeline AND output = :output AND batch_time = :time
             """),
             {"pipeline": pipeline_id, "output": output, "time": batch_time},
         ).one_or_none()
-    return None if row is None else OutputCommit(row.output, row.batch_time, row.attempt, row.location, row.rows)
+    return None if row is None else _commit(row)
+
+
+def _commit(row: sa.Row[Any]) -> OutputCommit:
+    return OutputCommit(row.output, row.batch_time, row.attempt, row.location, row.rows, row.code_version)
 
 
 def commits_to_publish(

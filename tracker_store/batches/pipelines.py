@@ -125,6 +125,23 @@ def stream_declarations(connection: sa.Connection, stream_ids: Collection[int]) 
     return {row.name: row.declaration for row in rows}
 
 
+def declared_versions(connection: sa.Connection) -> dict[tuple[str, int], int]:
+    """Return the version of each live declaration, by "pipeline" or "stream" and its id. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text("""
+                SELECT 'pipeline' AS kind, id, version
+                FROM forebay.pipelines
+                WHERE removed_at IS NULL
+                UNION ALL
+                SELECT 'stream', id, version
+                FROM forebay.streams
+                WHERE removed_at IS NULL
+            """)
+        ).all()
+    return {(row.kind, row.id): row.version for row in rows}
+
+
 def per_host_streams(connection: sa.Connection) -> dict[int, str]:
     """Return the names of the live streams with one receiver per host, by id. No locks; reads the live streams."""
     with named_failures():

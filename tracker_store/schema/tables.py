@@ -1070,6 +1070,11 @@ output_commits = Table(
         server_default=text("false"),
         comment="Whether its files are not yet published to readers; false if the sink publishes nothing",
     ),
+    Column(
+        "code_version",
+        Text,
+        comment="Which code made it: a hash of the project's modules, as `forebay up` says it; null: it is not known",
+    ),
     PrimaryKeyConstraint("pipeline_id", "output", "batch_time"),
     Index("output_commits_to_publish", "pipeline_id", "batch_time", postgresql_where=text("to_publish")),
     # Each batch asks for its own commits.

@@ -2,7 +2,7 @@ CREATE VIEW forebay.batch_outputs AS
 SELECT p.name AS pipeline, b.pipeline_id, b.batch_time, b.state AS batch_state, o.output,
        CASE WHEN c.output IS NULL THEN 'FAILED' ELSE 'COMMITTED' END AS state,
        c.attempt, c.rows, c.location, c.committed_at,
-       f.attempt AS failed_attempt, f.failure, coalesce(f.error, '') AS error, f.failed_at
+       f.attempt AS failed_attempt, f.failure, coalesce(f.error, '') AS error, f.failed_at, c.code_version
 FROM forebay.batches b
 JOIN forebay.pipelines p ON p.id = b.pipeline_id
 CROSS JOIN LATERAL (
@@ -38,3 +38,5 @@ COMMENT ON COLUMN forebay.batch_outputs.failure IS
     'How it failed then: FAILED (its data or code), BLOCKED (no block store, or no key) or LOST (what it ran on ended)';
 COMMENT ON COLUMN forebay.batch_outputs.error IS 'Why it failed then; else empty';
 COMMENT ON COLUMN forebay.batch_outputs.failed_at IS 'When it failed then; null where it never failed';
+COMMENT ON COLUMN forebay.batch_outputs.code_version IS
+    'Which code made the result: a hash of the project''s modules; null where it is not known, or has none';

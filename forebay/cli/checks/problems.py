@@ -50,6 +50,8 @@ def problems(found: SystemStatus) -> list[Problem]:
         listed += _of_leader(found.leader)
     if found.agents is not None:
         listed += _of_agents(found.agents, found.receivers or [])
+    if found.code:
+        listed.append(Problem(found.code))
     pipelines = found.pipelines or []
     for of_one in (_halted, _quarantined, _blocked, _failed):
         listed += [problem for row in pipelines for problem in of_one(row)]

@@ -169,6 +169,7 @@ def tracker() -> None:
     """
     from orchestration.batches.attached_store import open_attached_store  # noqa: PLC0415
     from orchestration.batches.noted_replicas import report_noted_replicas  # noqa: PLC0415
+    from orchestration.declarations.project_code import CodeCopies  # noqa: PLC0415
     from orchestration.tracker.clean_up.cleaner import Cleaner  # noqa: PLC0415
     from orchestration.tracker.clean_up.link_cleaner import LinkCleaner  # noqa: PLC0415
     from orchestration.tracker.http.http import (  # noqa: PLC0415
@@ -220,6 +221,7 @@ def tracker() -> None:
                     content=PageContent(
                         settings.metrics_max_receivers,
                         None if settings.dagster_url is None else settings.dagster_url.name,
+                        CodeCopies(settings.home).notice,
                         None
                         if settings.dagster_url is None
                         else ReplayDagster(

@@ -31,6 +31,7 @@ from forebay.cli.terminal.many_rows import (
 from forebay.cli.terminal.reasons import causes
 from forebay.cli.terminal.row_json import columns, pipeline_columns, to_json
 from forebay.cli.terminal.tables import print_table
+from orchestration.declarations.project_code import CodeCopies
 from orchestration.declarations.settings import Settings
 from orchestration.policies.executor_allocation import scaling
 from orchestration.tracker.http.listen_address import ListenAddressError
@@ -175,6 +176,7 @@ def status(
         batches=batches,
         host=socket.gethostname(),
         roots=split_roots(settings.block_store_roots),
+        code=CodeCopies(settings.home).notice,
     )
     found = replace(found, unreachable=[_without_secrets(one, settings) for one in found.unreachable])
     if as_json:

@@ -16,6 +16,7 @@ import urllib.request
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
@@ -56,7 +57,7 @@ from orchestration.tracker.http.status_address import status_page
 from receiver_runtime.block_store.frames.encryption import check_block_key
 from receiver_runtime.block_store.frames.errors import BlockKeyError
 from tracker_store.batches.pipeline_states import all_ended, start_pipelines
-from tracker_store.batches.pipelines import list_pipelines, list_streams
+from tracker_store.batches.pipelines import declared_versions, list_pipelines, list_streams
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.errors import DriverLogError
 from tracker_store.connection.outage import SURVIVED, Outage
@@ -154,11 +155,13 @@ def _running(declared: Mapping[str, Any]) -> list[_Running]:
     ]
 
 
-def _versions(connection: sa.Connection) -> dict[tuple[str, int], int]:
-    """Return the versions of all declarations in the driver log."""
-    return {("pipeline", row.pipeline_id): row.version for row in list_pipelines(connection)} | {
-        ("stream", row.stream_id): row.version for row in list_streams(connection)
-    }
+def _agrees(connection: sa.Connection, declared: Mapping[str, Any]) -> bool:
+    """Return whether the driver log has all that is declared, as it is declared."""
+    pipelines = {row.name: row.declaration for row in list_pipelines(connection)}
+    streams = {row.name: row.declaration for row in list_streams(connection)}
+    return all(pipelines.get(name) == one for name, one in declared["pipelines"].items()) and all(
+        streams.get(name) == one for name, one in declared["streams"].items()
+    )
 
 
 class Services:
@@ -253,9 +256,9 @@ class Services:
 
     def _look_at_the_code(self, connection: sa.Connection) -> None:
         """Put changed code in force, by itself or because `forebay apply` has changed the driver log."""
-        applied = _versions(connection)
+        applied = declared_versions(connection)
         rung, self._applied = applied != self._applied, applied
-        found = None if self._code is None else self._code.look(rung=rung)
+        found = None if self._code is None else self._code.look(rung=rung, agrees=partial(_agrees, connection))
         if found is None:
             return
         self._pipelines = _running(found.declared)
@@ -328,7 +331,7 @@ class Services:
             # Start stopped pipelines too: whoever runs `forebay up` wants them to run. A pipeline that a batch has
             # halted stays halted until a person decides.
             start_pipelines(connection, names=[pipeline.name for pipeline in pipelines], lift_halts=False)
-            self._applied = _versions(connection)
+            self._applied = declared_versions(connection)
             # Of a stream with a receiver for each host there is none before the agent starts.
             self.receivers = sum(max(row.receivers, 1) for row in list_streams(connection))
         engine.dispose()

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 # How long a module may take to be imported and compared.
 CHECK_SECONDS = 120.0
+OTHER = (
+    "Somebody has applied other declarations than those of code {}, whose pipelines therefore make no "
+    "batches. `forebay apply` here writes them again."
+)
 
 
 @dataclass(slots=True)
@@ -64,6 +68,8 @@ class CodeWatch:
         self._rung = False
         self._applied = self.copies.applied()
         self._said = ""
+        # Whether the driver log has other declarations than the version in force, which the files have.
+        self._is_other = False
         self._check: _Check | None = None
 
     def first(self) -> str:
@@ -80,10 +86,10 @@ class CodeWatch:
         self._declared = declared
         self._environment = {**environment_without(withheld), **environment}
 
-    def look(self, *, rung: bool = False) -> Result | None:
+    def look(self, *, rung: bool = False, agrees: Callable[[Mapping[str, Any]], bool] = bool) -> Result | None:
         """Look once; return the result of a version that is in force from now on. Returns at once.
 
-        rung: the driver log's declarations have changed.
+        rung: the driver log's declarations have changed. agrees: whether it has what the version in force declares.
         """
         applied = self.copies.applied()
         self._rung = self._rung or rung or applied != self._applied
@@ -99,16 +105,20 @@ class CodeWatch:
         if not is_whole:
             return None
         if self._in_force is not None and code.version == self._in_force.version:
+            if self._rung:
+                # Applied from somewhere else: no change of these files would follow.
+                self._is_other = not agrees(self._declared)
             self._rung = False
             self._checked = code.version
-            self._say("")
+            self._say(OTHER.format(code.version) if self._is_other else "")
         elif self._rung or code.version != self._checked:
             self._rung = False
             self._begin(code)
         return None
 
     def close(self) -> None:
-        """End a check that is under way: the next `forebay up` takes the files as they are."""
+        """End a check that is under way, and what is said: the next `forebay up` takes the files as they are."""
+        self.copies.note("")
         if self._check is not None:
             self._end(self._check)
 
@@ -164,28 +174,26 @@ class CodeWatch:
 
     def _concluded(self, code: ProjectCode, result: Result) -> Result | None:
         changed = ", ".join(code.changed_since(self._in_force))
-        in_force = "" if self._in_force is None else self._in_force.version
+        runs_on = f"code {'' if self._in_force is None else self._in_force.version} runs on."
         match result.outcome:
             case Outcome.IN_FORCE:
                 self._in_force = code
                 self._declared = result.declared
                 self.copies.note("")
-                self._said = ""
+                self._said, self._is_other = "", False
                 self._tell(f"{changed} changed: from the next batch on, code {code.version} runs.")
                 return result
             case Outcome.WAITS:
-                self._say(f"{changed} changed and waits for `forebay apply`: {result.why}. Until then", in_force)
+                self._say(f"{changed} changed and waits for `forebay apply`: {result.why}. Until then, {runs_on}")
             case Outcome.REFUSED:
-                self._say(f"{changed} changed and can't be used: {result.why}. Until that is corrected", in_force)
+                self._say(f"{changed} changed and can't be used: {result.why}. Until that is corrected, {runs_on}")
             case Outcome.UNKNOWN:
                 self._checked = ""
-                self._say(f"{changed} changed and is looked at again: {result.why}. Until then", in_force)
+                self._say(f"{changed} changed and is looked at again: {result.why}. Until then, {runs_on}")
         return None
 
-    def _say(self, line: str, in_force: str = "") -> None:
+    def _say(self, line: str) -> None:
         """Say a line once, and keep it for `forebay status`; an empty one ends what was said."""
-        if line:
-            line = f"{line}, code {in_force} runs on."
         if line == self._said:
             return
         self._said = line

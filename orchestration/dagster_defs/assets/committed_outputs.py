@@ -107,7 +107,9 @@ class CommittedOutputs:
         )
 
     def _shown(self, batch_time: datetime, result: OutputResult) -> Metadata:
-        return {**self._metadata(batch_time), **result_metadata(result, batch_time)}
+        made_by = self._pipeline.code_version if result.committed_by is None else None
+        code = {} if made_by is None else {"code_version": dg.MetadataValue.text(made_by)}
+        return {**self._metadata(batch_time), **result_metadata(result, batch_time), **code}
 
     def _is_reported(self, key: dg.AssetKey, batch_time: datetime, result: OutputResult) -> bool:
         """Return whether the run that committed the output has reported it."""

@@ -1,9 +1,10 @@
 """Request one run per batch that is due and that the tracker has not pushed already: the batch sensor.
 
-``batch_schedule`` decides what is due. The sensor keeps no state of its own (no cursor), so the next tick sees the
-driver log's state whatever process was killed. In an instance created by `forebay up`, a tick that begins shortly
-before a boundary waits for it, because runs are requested when a tick returns, and ticks come every 5 s. Elsewhere a
-tick never waits, because it would delay the other sensors of an instance that has no threads for sensors.
+``batch_schedule`` decides what is due. The next tick sees the driver log's state whatever process was killed: the
+sensor's cursor holds nothing but which declarations it has seen applied (``reloaded_code``). In an instance created by
+`forebay up`, a tick that begins shortly before a boundary waits for it, because runs are requested when a tick returns,
+and ticks come every 5 s. Elsewhere a tick never waits, because it would delay the other sensors of an instance that has
+no threads for sensors.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ from orchestration.batches.batch_schedule import (
     pause_reason,
     sensor_name,
 )
+from orchestration.dagster_defs.sensors.reloaded_code import AppliedCursor, follow_reload
 from orchestration.dagster_defs.shared.run_errors import tag_cause, why_failed
 from orchestration.declarations.apply import is_applied
+from orchestration.declarations.project_code import CodeCopies
 from orchestration.declarations.settings import DatabaseUrlMissingError, Settings
 from tracker_store.batches.pipelines import get_pipeline, list_pipelines
 from tracker_store.connection.errors import DriverLogError
+from tracker_store.host.code_in_force import loaded_copy
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -163,6 +167,17 @@ def batch_sensor(
     pipeline: Pipeline, job: UnresolvedAssetJobDefinition, connections: SensorConnections
 ) -> dg.SensorDefinition:
     """Return the sensor `PIPELINE_batches`, which runs by default."""
+    loaded = time.time()
+
+    def reloaded(context: dg.SensorEvaluationContext, connection: sa.Connection) -> str:
+        if loaded_copy() is not None:
+            # `forebay up` decides which code is in force.
+            return ""
+        before = AppliedCursor.of(context.cursor)
+        now, waits = follow_reload(connection, pipeline, before, loaded=loaded)
+        if now != before:
+            context.update_cursor(str(now))
+        return waits
 
     @dg.sensor(
         name=sensor_name(pipeline.name),
@@ -186,6 +201,7 @@ def batch_sensor(
             return dg.SkipReason(str(error))
         try:
             with connections.connect(database_url) as connection:
+                waits = reloaded(context, connection)
                 steps = tick(
                     connection,
                     pipeline,
@@ -198,7 +214,8 @@ def batch_sensor(
         except DriverLogError as error:
             return dg.SkipReason(f"the driver log can't be asked, trying again: {error}")
         if not steps.launches:
-            return dg.SkipReason(steps.reason)
+            # A person who looks here for a change that is missing finds why.
+            return dg.SkipReason(" ".join(filter(None, [steps.reason, waits, CodeCopies(settings.home).notice()])))
         return dg.SensorResult(
             run_requests=[
                 dg.RunRequest(

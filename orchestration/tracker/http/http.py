@@ -79,6 +79,8 @@ class PageContent:
     metrics_max_receivers: int = MAX_RECEIVERS
     #: Dagster's webserver, to which the status page has links.
     dagster_url: str | None = None
+    #: Returns what people should know of changed code that is not in force; empty: nothing.
+    code: Callable[[], str] = str
     #: Executes the replays that are requested here; None: they are refused.
     replay_dagster: ReplayDagster | None = None
 
@@ -158,7 +160,9 @@ class _Pages:
         self._streaming = StreamingEndpoints(self._connect, self._progress)
         self._outage = Outage("the tracker's HTTP server")
         self._outage_lock = threading.Lock()
-        self._status = StatusPages(self._connect, tracker=tracker.name, dagster_url=content.dagster_url)
+        self._status = StatusPages(
+            self._connect, tracker=tracker.name, dagster_url=content.dagster_url, code=content.code
+        )
         find_batch = self._streaming.pipeline_and_batch
         self._writes = Writes(self._connect, find_batch, token=write_token, dagster=content.replay_dagster)
         self._write_token = write_token

@@ -126,6 +126,14 @@ def test_links_lead_to_dagsters_runs(log: Log, engine: sa.Engine, home: Path) ->
             assert answer.url.endswith("/status")
 
 
+def test_the_overview_says_what_is_said_of_changed_code(engine: sa.Engine, home: Path) -> None:
+    said = "shop.py changed and waits for `forebay apply`: stream '<lines>' is gone. Until then, code abc runs on."
+    with serving(engine, home, code=said) as served:
+        assert f'<p class="notice">{html.escape(said).replace("&#x27;", "&#39;")}</p>' in ask(served, "/status").text
+    with serving(engine, home) as served:
+        assert "notice" not in ask(served, "/status").text
+
+
 @pytest.mark.parametrize(
     "path",
     [

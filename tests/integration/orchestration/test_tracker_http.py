@@ -68,6 +68,7 @@ def serving(
     address: ListenAddress = LOOPBACK,
     term: int | None = None,
     dagster_url: str | None = None,
+    code: str = "",
 ) -> Iterator[str]:
     view = TrackerView("host:1", lambda: term, lambda: {} if term is None else {7: 1.5})
     server = TrackerHttpServer(
@@ -76,7 +77,7 @@ def serving(
         address,
         address_file=home / "run" / "tracker.url",
         clock=Ticking(),
-        content=PageContent(dagster_url=dagster_url),
+        content=PageContent(dagster_url=dagster_url, code=lambda: code),
     )
     with served(server) as url:
         yield url

@@ -7,11 +7,12 @@
 -- transactional target's own commit decides, and an attempt that died between that and this call left the row behind.
 -- If the batch will be tried again, the next attempt does this; it is for the rest: replays that failed, and the last
 -- attempt of a batch that is quarantined or discarded.
+-- `code` is the version of the code that made the result; null where only the target knows of it.
 -- A commit never goes back to an older attempt; `changed` is false if it stayed as it is.
 -- Locks: the batch's row in the first statement, then the output's row.
 CREATE FUNCTION forebay.commit_output(
     pipeline bigint, at_time timestamptz, number integer, output_name text, result_location text,
-    result_rows bigint, publishes boolean DEFAULT false, has_ended boolean DEFAULT false)
+    result_rows bigint, publishes boolean DEFAULT false, has_ended boolean DEFAULT false, code text DEFAULT NULL)
 RETURNS TABLE (outcome text, detail text, changed boolean)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = forebay, pg_temp
@@ -33,12 +34,12 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    INSERT INTO output_commits AS c (pipeline_id, output, batch_time, attempt, location, rows, to_publish)
-    VALUES (pipeline, output_name, at_time, number, result_location, result_rows, publishes)
+    INSERT INTO output_commits AS c (pipeline_id, output, batch_time, attempt, location, rows, to_publish, code_version)
+    VALUES (pipeline, output_name, at_time, number, result_location, result_rows, publishes, code)
     ON CONFLICT (pipeline_id, output, batch_time) DO UPDATE
     SET attempt = excluded.attempt, location = excluded.location, rows = excluded.rows,
         to_publish = CASE WHEN has_ended THEN c.to_publish ELSE excluded.to_publish END,
-        committed_at = clock_timestamp()
+        code_version = excluded.code_version, committed_at = clock_timestamp()
     WHERE c.attempt < excluded.attempt;
     outcome := 'committed';
     changed := FOUND;

@@ -225,7 +225,8 @@ def show(
     console.print("Outputs:" if commits else "Outputs: none is committed")
     for commit in commits:
         rows = "rows not counted" if commit.rows is None else f"{commit.rows:,} rows"
-        console.print(f"  {commit.output}: of attempt {commit.attempt}, {rows}, {commit.location}", markup=False)
+        code = "" if commit.code_version is None else f" by code {commit.code_version}"
+        console.print(f"  {commit.output}: of attempt {commit.attempt}{code}, {rows}, {commit.location}", markup=False)
     for output in missing:
         why = f" in attempt {output.failed_attempt}: {output.error.partition(chr(10))[0]}" if output.error else ""
         console.print(f"  {output.output}: {output.state}{why}", markup=False)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forebay.cli.commands.up import CODE_SERVER, Services, _versions
+from forebay import ConsoleSink, Pipeline, Stream
+from forebay.cli.commands.up import CODE_SERVER, Services, _agrees
 from forebay.cli.services.code_change import Outcome, Request, Result, put_in_force
-from forebay.cli.services.code_watch import CodeWatch
+from forebay.cli.services.code_watch import OTHER, CodeWatch
+from forebay.sources import SocketText
 from orchestration.declarations import compatibility
 from orchestration.declarations.apply import apply, difference
 from orchestration.declarations.project_code import CodeCopies, ProjectReader
@@ -21,12 +24,10 @@ from tracker_store.host.code_in_force import CODE_VARIABLE
 from tracker_store.receivers.receivers import placements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     import sqlalchemy as sa
-
-    from forebay import Pipeline
 
 MODULE = """\
 import own
@@ -113,7 +114,10 @@ CUSTOM = 'CustomSource(receiver="own:Tail")'
             "pipeline 'words' is gone (renamed? new is terms)",
         ),
         ([("data/tails", "data/others")], "output words.tails writes to another place"),
-        ([(SOCKET, CUSTOM)], "records of stream 'lines' lose value (string)"),
+        (
+            [(SOCKET, CUSTOM)],
+            "records of stream 'lines' get the columns of another kind of source (socket_text becomes custom)",
+        ),
     ],
 )
 def test_a_change_waits_for_a_person_or_is_applied(
@@ -220,6 +224,32 @@ def test_a_watch_checks_each_version_in_a_process_and_says_one_line(
     watch.close()
 
 
+def test_declarations_that_were_applied_from_elsewhere_are_told(
+    engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]]
+) -> None:
+    said: list[str] = []
+    watch = CodeWatch("shop", home, tell=said.append)
+    version = watch.first()
+    here = loaded()
+    watch.runs(compatibility.declared(here), {}, ())
+    with connect(engine) as connection:
+
+        def look(applied: list[Pipeline]) -> str:
+            apply(connection, applied)
+            watch.look(rung=True, agrees=partial(_agrees, connection))
+            for _ in range(2):
+                watch.look(agrees=partial(_agrees, connection))
+            return watch.copies.notice()
+
+        assert look(here) == ""
+        edit(project, ('interval="10s"', 'interval="5s"'))
+        elsewhere = loaded()
+        edit(project, ('interval="5s"', 'interval="10s"'))
+        assert look(elsewhere) == OTHER.format(version)
+        assert look(here) == ""
+    assert said == [OTHER.format(version)]
+
+
 class Checks(CodeWatch):
     """A watch that only notes which versions it would check."""
 
@@ -256,7 +286,8 @@ def test_the_code_server_starts_again_for_new_declarations(
 
         rung = False
 
-        def look(self, *, rung: bool) -> Result:
+        def look(self, *, rung: bool, agrees: Callable[[Mapping[str, Any]], bool]) -> Result:
+            assert callable(agrees)
             self.rung = rung
             return Result(Outcome.IN_FORCE, declared={"pipelines": {"words": {"interval_ms": 5000}}}, is_new=is_new)
 
@@ -266,12 +297,18 @@ def test_the_code_server_starts_again_for_new_declarations(
     watch = Found()
     monkeypatch.setattr(services, "_code", watch)
     with connect(engine) as connection:
-        services._applied = _versions(connection)
         services._look_at_the_code(connection)
         assert not watch.rung
-        apply(connection, [])
-        services._applied = {("pipeline", 1): 1}
-        services._look_at_the_code(connection)
-        assert watch.rung, "the driver log's declarations are others"
+        pipeline = Pipeline("words", interval="5s")
+        pipeline.output(inputs=[Stream("lines", SocketText(host="h", port=1))], sink=ConsoleSink(), name="counts")(
+            lambda lines: lines
+        )
+        for changed in (pipeline, Pipeline("words", interval="6s")):
+            changed.outputs = changed.outputs or pipeline.outputs
+            apply(connection, [changed])
+            services._look_at_the_code(connection)
+            assert watch.rung, "the driver log's declarations are others"
+            services._look_at_the_code(connection)
+            assert not watch.rung
     assert set(restarted) == ({CODE_SERVER} if is_new else set())
     assert [row.name for row in services._pipelines] == ["words"]

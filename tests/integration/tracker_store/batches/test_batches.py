@@ -81,6 +81,7 @@ def commit(log: Log, attempt: int, time: datetime = T1) -> None:
         output="counts",
         location=f"/attempt={attempt}",
         rows=attempt,
+        code_version=f"code {attempt}",
     )
 
 
@@ -148,6 +149,8 @@ def test_a_zombie_attempt_commits_nothing(log: Log) -> None:
     with pytest.raises(AttemptSupersededError, match="attempt 2"):
         commit(log, 1)
     commit(log, 2)
+    [kept] = outputs.commits_of_batch(log.connection, log.pipeline_id, T1)
+    assert (kept.attempt, kept.code_version) == (2, "code 2")
     complete(log, 2)
     with pytest.raises(AttemptSupersededError):
         commit(log, 1)

@@ -50,6 +50,11 @@ def test_without_processes() -> None:
     assert lines(silent) == ["Agent a on h has been silent for 0.1 s: forebay agents list"]
 
 
+def test_changed_code_that_is_not_in_force_is_told_as_forebay_up_does() -> None:
+    said = "shop.py changed and waits for `forebay apply`: stream 'lines' is gone. Until then, code abc runs on."
+    assert lines(replace(system(receiver(1)), code=said)) == [said]
+
+
 def test_failed_receivers_are_one_line_for_each_stream_however_many() -> None:
     assert lines(system(receiver(1), receiver(2, "FAILED", "no such host\nat line 3"))) == [
         "lines/2 is FAILED: no such host: forebay receivers restart lines/2"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestration.declarations.project_code import CodeCopies, ProjectReader, same_code
+from orchestration.declarations.project_code import CodeCopies, ProjectReader, loaded_version, same_code
 from tracker_store.host.code_in_force import CODE_VARIABLE, CodeCopy, CodeCopyError
 
 if TYPE_CHECKING:
@@ -54,6 +55,15 @@ def test_modules_are_those_that_can_be_reached_by_imports_and_names(project: Pat
         "lazily": "lazily.py",
         "tails.own": "tails/own.py",
     }
+
+
+def test_modules_keep_the_paths_by_which_python_finds_them(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "releases").mkdir()
+    write(project / "releases", {"linked.py": "import pack", "pack/__init__.py": ""})
+    (project / "app").symlink_to(project / "releases")
+    monkeypatch.syspath_prepend(str(project / "app"))
+    found = {str(path) for path, _ in ProjectReader("linked").read().modules.values()}
+    assert found == {str(project / "app" / "linked.py"), str(project / "app" / "pack" / "__init__.py")}
 
 
 def test_the_demo_is_a_project_of_one_module() -> None:
@@ -122,6 +132,25 @@ def test_a_process_keeps_the_version_that_was_in_force_when_it_first_loaded_one(
     said, _ = running.communicate("\n", timeout=30)
     assert said == f"1 1 data {project / 'shop.py'} False\n"
     assert running.returncode == 0
+
+
+def test_the_version_of_a_process_without_a_copy_is_that_of_its_loaded_files(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(project))
+    write(project, {"shop.py": "import prices", "forebay_of_mine.py": ""})
+    before = loaded_version(())
+    for name in ("shop", "prices"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    importlib.import_module("shop")
+    loaded = loaded_version({"shop"})
+    assert loaded not in {before, None}
+    assert loaded_version({"shop"}) == loaded
+    write(project, {"prices/__init__.py": "x = 1"})
+    assert loaded_version({"shop"}) != loaded
+    for name in ("shop", "prices"):
+        del sys.modules[name]
+    assert loaded_version(()) == before
 
 
 def test_long_past_copies_go_and_the_one_in_force_stays(project: Path) -> None:

@@ -16,6 +16,8 @@ from orchestration.dagster_defs.sensors.observation_sensor import ObservationCur
 from orchestration.dagster_defs.shared.batch_plots import batches_key
 from orchestration.declarations.apply import apply
 from orchestration.status_page import addresses
+from tracker_store.batches.outputs import commits_of_batch
+from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
@@ -148,6 +150,9 @@ def test_a_materialization_has_the_figures_that_are_known_when_its_output_is_com
     metadata = counts.materialization.metadata
     assert {"records", "input_rate", "scheduling_delay_ms", "output_duration_ms", "location"} <= metadata.keys()
     assert "total_delay_ms" not in metadata, "the batch is not complete yet"
+    pipeline_id = get_pipeline(system.connection, "words").pipeline_id
+    versions = {commit.code_version for commit in commits_of_batch(system.connection, pipeline_id, words.time)}
+    assert versions == {metadata["code_version"].value} != {None}
 
 
 def test_an_output_that_was_committed_and_not_reported_is_reported_by_the_next_attempt(

@@ -29,6 +29,7 @@ from orchestration.dagster_defs.jobs.jobs import batch_job
 from orchestration.dagster_defs.sensors.batch_sensor import batch_sensor, tick, wait_seconds
 from orchestration.dagster_defs.shared.sensor_connections import SensorConnections
 from orchestration.declarations.apply import apply
+from orchestration.declarations.project_code import CodeCopies
 from orchestration.declarations.settings import Settings
 from tests.integration.orchestration.boundaries import complete_launched, is_in_time
 from tests.support.driver_log.log import INTERVAL as LOG_INTERVAL
@@ -53,6 +54,7 @@ from tracker_store.schema.states import AttemptFailure, AttemptState, BatchDrive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tracker_store.batches.batches import BatchRow
 
@@ -673,6 +675,28 @@ def test_merge_leaves_no_block_of_any_input_out_of_a_window_that_is_due_later(
     assert [entry.records for entry in tracker.get_ranges_of_batch(newest)] == [20, 20]
     window = tracker.get_blocks_of_window_and_stream(newest + 2 * INTERVAL, slide, streams["others"])
     assert [entry.records for entry in window] == [10, 10, 10]
+
+
+def test_a_skip_says_what_is_said_of_changed_code(
+    connection: sa.Connection,
+    database_url: str,
+    instance: dg.DagsterInstance,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    monkeypatch.setenv("FOREBAY_HOME", str(home))
+    pipeline = declare()
+    apply(connection, [pipeline])
+    sensor = batch_sensor(pipeline, batch_job(pipeline), SensorConnections())
+
+    def skipped() -> str:
+        return sensor.evaluate_tick(dg.build_sensor_context(instance=instance)).skip_message or ""
+
+    assert "forebay apply" not in skipped()
+    (home / "code").mkdir()
+    CodeCopies(home).note("shop.py changed and waits for `forebay apply`")
+    assert skipped().endswith(" shop.py changed and waits for `forebay apply`")
 
 
 def test_of_two_locations_with_one_pipeline_one_asks_for_its_run(
