@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from receiver_runtime.receivers.files.file_kinds import open_decompressed
+from receiver_runtime.receivers.files.file_kinds import KIND_BYTES, check_decompressed, open_decompressed
 from receiver_runtime.receivers.files.local_tree import open_local
 
 if TYPE_CHECKING:
@@ -127,12 +127,18 @@ class DecompressedFile:
         self._last = b""
 
     def read(self, offset: int, size: int) -> bytes:
-        """See ``Content``. Raises OSError also where the file is cut short or is not compressed like this."""
+        """See ``Content``. Raises OSError also where the file is cut short or is not compressed like this.
+
+        Raises UnreadableKindError where what is compressed has no lines.
+        """
         try:
             stream = self._stream
             if stream is None or offset < self._at - len(self._last):
                 self.close()
                 stream = self._stream = open_decompressed(self._open_raw(), self._codec)
+                self._last = _first(stream, KIND_BYTES)
+                self._at = len(self._last)
+                check_decompressed(self._last, self._codec)
             while self._at < offset:
                 self._last = stream.read(min(_SKIP_BYTES, offset - self._at))
                 if not self._last:
@@ -162,6 +168,14 @@ class DecompressedFile:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
+
+
+def _first(stream: Decompressed, size: int) -> bytes:
+    """Return a stream's first bytes, fewer only where it ends."""
+    data = b""
+    while len(data) < size and (more := stream.read(size - len(data))):
+        data += more
+    return data
 
 
 class OpenContents:

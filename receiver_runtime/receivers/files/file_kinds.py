@@ -33,6 +33,7 @@ class UnreadableKindError(OSError):
     def __init__(self, what: str) -> None:
         """Take what the file is, as "a tar archive"."""
         super().__init__(f"it is {what}, and is not read: unpack it there, or leave it out (exclude, pattern)")
+        self.what = what
 
 
 class Codec(StrEnum):
@@ -94,6 +95,16 @@ def codec_of(head: bytes) -> Codec | None:
         if pattern.match(head):
             raise UnreadableKindError(what)
     return None
+
+
+def check_decompressed(head: bytes, codec: Codec) -> None:
+    """Raise UnreadableKindError if what a codec gives is of a kind without lines too, such as a tar archive in gzip."""
+    try:
+        inner = codec_of(head)
+    except UnreadableKindError as error:
+        raise UnreadableKindError(f"{error.what}, compressed by {codec.value}") from None
+    if inner is not None:
+        raise UnreadableKindError(f"compressed twice, by {inner.value} and by {codec.value}")
 
 
 def unread_files(refused: Sequence[tuple[str, OSError]]) -> str | None:

@@ -62,6 +62,11 @@ COMPRESS: dict[Codec, Callable[[bytes], bytes]] = {
 REFUSED = {
     "a tar archive": _tarred(b"one\n"),
     "a zip archive of 2 files": _zipped(b"one\n", b"two\n"),
+    "a tar archive, compressed by gzip": gzip.compress(_tarred(b"one\n")),
+    "a tar archive, compressed by xz": lzma.compress(_tarred(b"one\n")),
+    "a Parquet file, compressed by zip": _zipped(b"PAR1\x15 and more"),
+    "compressed twice, by gzip and by zstd": pa.compress(gzip.compress(b"one\n"), "zstd", asbytes=True),
+    "compressed twice, by zip and by gzip": gzip.compress(_zipped(b"one\n")),
     "a Parquet file": _parquet(b"one\n"),
     "a 7-Zip archive": b"7z\xbc\xaf\x27\x1c\0\4" + bytes(24),
     "a RAR archive": b"Rar!\x1a\x07\x01\0" + bytes(24),
