@@ -11,16 +11,20 @@ from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from receiver_runtime.receivers.files.content import (
-    Content,
-    DecompressedFile,
-    LocalFile,
-    OpenContents,
-)
+import pyarrow as pa
+
+from receiver_runtime.receivers.files.archives import Archive, open_archive
+from receiver_runtime.receivers.files.content import Content, DecompressedFile, LocalFile, OpenContents
 from receiver_runtime.receivers.files.declaration import FileLines
-from receiver_runtime.receivers.files.file_kinds import KIND_BYTES, UnreadableKindError, codec_of, unread_files
+from receiver_runtime.receivers.files.file_kinds import (
+    KIND_BYTES,
+    DamagedError,
+    UnreadableKindError,
+    codec_of,
+    unread_files,
+)
 from receiver_runtime.receivers.files.listing import Listing
 from receiver_runtime.receivers.files.records import LineReader, Part, Reading, read_whole
 from receiver_runtime.receivers.files.remembered_files import RememberedFiles
@@ -30,8 +34,9 @@ from tracker_store.receivers.source_lag import Unread
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from receiver_runtime.block_path.block_handler import DeadLetter
+    from receiver_runtime.receivers.files.archives import Member
     from receiver_runtime.receivers.files.declaration import WholeFiles
-    from receiver_runtime.receivers.files.file_kinds import Codec
     from receiver_runtime.receivers.files.folders import Folder, Found
     from receiver_runtime.receivers.files.records import Limits
     from receiver_runtime.receivers.files.sharing import Sharing
@@ -55,8 +60,10 @@ class _Arrived:
     ours: bool
     first_seen: float
     ready: bool = False
-    # How it is compressed, known once it was opened.
-    codec: Codec | None = None
+    # Known once it was opened: whether its positions are those of its own bytes.
+    is_plain: bool = True
+    # Of an archive, how far the file in it is read that is under way.
+    member: Reading | None = None
     refused: OSError | None = None
     failures: int = 0
     retry_at: float = 0.0
@@ -94,7 +101,8 @@ class ArrivingCatalog:
             if isinstance(source, FileLines)
             else None
         )
-        self._open = OpenContents(_MOST_OPEN)
+        # Contents, and archives.
+        self._open: OpenContents[Any] = OpenContents(_MOST_OPEN)
         # Files that are not read to their end, by partition.
         self._waiting: dict[str, _Arrived] = {}
         self._queue: deque[_Arrived] = deque()
@@ -250,7 +258,7 @@ class ArrivingCatalog:
     def _lose(self, file: _Arrived, what: str) -> None:
         reading, size = file.reading, file.found.size
         path = self._folder.shown(file.found.path)
-        if file.codec is not None:
+        if not file.is_plain:
             self._receiver.report_error(f"{path} {what}, and was not read to its end")
         elif size > reading.position:
             self._receiver.report_error(
@@ -268,20 +276,22 @@ class ArrivingCatalog:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def _read(self, file: _Arrived, reading: Reading, limits: Limits) -> Part:
-        found = file.found
+        found, lines = file.found, self._lines
         shown = self._folder.shown(found.path)
-        content = self._open.get(reading.name)
+        content: Any = self._open.get(reading.name)
         if content is None:
-            content = _opened(self._folder, file, decompresses=self._lines is not None)
+            content = _opened(self._folder, file, unpacks=lines is not None)
             self._open.put(reading.name, content)
         at, large = reading.position, reading.large
-        if self._lines is None:
+        if lines is not None and isinstance(content, Archive):
+            return self._read_archive(file, reading, content, lines, limits)
+        if lines is None:
             most = self._settings.max_record_bytes
             part = read_whole(
                 reading, content, path=shown, modified_ms=found.modified_ms, size=found.size, max_record_bytes=most
             )
         else:
-            part = self._lines.read(reading, content, limits, path=shown, modified_ms=found.modified_ms, ends=True)
+            part = lines.read(reading, content, limits, path=shown, modified_ms=found.modified_ms, ends=True)
         if isinstance(content, LocalFile):
             status = content.stat
             # Checked after the read: if the file is still being written to, drop what was read.
@@ -289,6 +299,70 @@ class ArrivingCatalog:
                 reading.position, reading.large = at, large
                 self._look_at = 0.0
                 raise OSError("it was changed just now")
+        return part
+
+    def _read_archive(
+        self, file: _Arrived, reading: Reading, archive: Archive, lines: LineReader, limits: Limits
+    ) -> Part:
+        """Read the next pieces of the files in an archive, from the position on."""
+        whole, nbytes, rows = Part(more=True), 0, 0
+        batches: list[pa.RecordBatch] = []
+        letters: list[DeadLetter] = []
+        # Many small files are one block.
+        for _ in range(_MOST_READY):
+            try:
+                member = archive.at(reading.position)
+                part = None if member is None else self._read_member(file, reading, archive, member, lines, limits)
+            except OSError:
+                if not batches and not letters:
+                    raise
+                # What was read before it counts: the next read meets it again.
+                break
+            if part is None:
+                whole.more = False
+                break
+            letters += part.letters
+            if part.batch is not None:
+                batches.append(part.batch)
+                nbytes += part.batch.nbytes
+                rows += part.batch.num_rows
+            if nbytes >= limits.nbytes or rows >= limits.lines:
+                break
+        whole.letters = letters
+        if batches:
+            whole.batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        return whole
+
+    def _read_member(
+        self,
+        file: _Arrived,
+        reading: Reading,
+        archive: Archive,
+        member: Member,
+        lines: LineReader,
+        limits: Limits,
+    ) -> Part:
+        """Read the next piece of a file in an archive; one that is bad is put aside."""
+        name, inner = f"{file.found.path}/{member.name}", file.member
+        shown, at = self._folder.shown(name), reading.position - member.start
+        if inner is None or (inner.start, inner.position) != (member.start, at):
+            inner = file.member = Reading(name, start=member.start, position=at)
+        try:
+            part = lines.read(
+                inner,
+                archive.content(member),
+                limits,
+                path=shown,
+                modified_ms=file.found.modified_ms,
+                ends=True,
+            )
+        except (DamagedError, UnreadableKindError) as error:
+            self._listing.report_once(name, "is not read, and the other files in the archive are", error)
+            reading.lose(self.source, member.end)
+            return Part()
+        if part.hole is not None:
+            self._receiver.report_error(part.hole.words(shown))
+        reading.position = member.start + inner.position if part.more else member.end
         return part
 
     def _show_refused(self) -> None:
@@ -315,18 +389,22 @@ def _is_complete(file: _Arrived, now: float, min_age: float) -> bool:
     return now - file.first_seen >= min_age or age >= min_age + _SKEW_SECONDS
 
 
-def _opened(folder: Folder, file: _Arrived, *, decompresses: bool) -> Content:
-    """Open a file, decompressed if its lines are wanted. Raises OSError, and UnreadableKindError."""
+def _opened(folder: Folder, file: _Arrived, *, unpacks: bool) -> Content | Archive | None:
+    """Open a file, unpacked if its lines are wanted. Raises OSError, and UnreadableKindError."""
     path = file.found.path
+    open_raw = partial(folder.open_raw, path)
     content = folder.open_plain(path)
-    if not decompresses:
+    if not unpacks:
         return content
     try:
-        file.codec = codec_of(content.read(0, KIND_BYTES))
+        head = content.read(0, KIND_BYTES)
+        archive = open_archive(open_raw, head)
+        codec = None if archive is not None else codec_of(head)
     except BaseException:
         content.close()
         raise
-    if file.codec is None:
+    if archive is None and codec is None:
         return content
+    file.is_plain = False
     content.close()
-    return DecompressedFile(partial(folder.open_raw, path), file.codec)
+    return DecompressedFile(open_raw, codec) if codec is not None else archive

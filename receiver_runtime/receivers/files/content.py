@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
-from receiver_runtime.receivers.files.file_kinds import open_decompressed
+from receiver_runtime.receivers.files.file_kinds import KIND_BYTES, check_decompressed, first_bytes, open_decompressed
 from receiver_runtime.receivers.files.local_tree import open_local
 
 if TYPE_CHECKING:
@@ -39,6 +39,13 @@ class Content(Protocol):
     def close(self) -> None:
         """Close the file."""
         ...
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+_Opened = TypeVar("_Opened", bound=_Closable)
 
 
 class LocalFile:
@@ -111,28 +118,35 @@ class OpenedFile:
         self._file.close()
 
 
-class DecompressedFile:
-    """Read the decompressed content of a file.
+class StreamedFile:
+    """Read what is opened as a stream.
 
     Args:
-        open_raw: opens the compressed bytes from their beginning, as pyarrow's file or stream.
+        open_stream: opens the bytes from their beginning.
+        check: raises OSError for first bytes of a kind that is not read.
     """
 
-    def __init__(self, open_raw: Callable[[], Any], codec: Codec) -> None:
-        self._open_raw = open_raw
-        self._codec = codec
+    def __init__(self, open_stream: Callable[[], Decompressed], check: Callable[[bytes], None]) -> None:
+        self._open_stream = open_stream
+        self._check = check
         self._stream: Decompressed | None = None
         self._at = 0
         # The result of the last read, which ends at ``_at``. The next read begins within it, at the line it cut off.
         self._last = b""
 
     def read(self, offset: int, size: int) -> bytes:
-        """See ``Content``. Raises OSError also where the file is cut short or is not compressed like this."""
+        """See ``Content``. Raises OSError also where the file is cut short or is not compressed like this.
+
+        Raises UnreadableKindError where what is compressed has no lines.
+        """
         try:
             stream = self._stream
             if stream is None or offset < self._at - len(self._last):
                 self.close()
-                stream = self._stream = open_decompressed(self._open_raw(), self._codec)
+                stream = self._stream = self._open_stream()
+                self._last = first_bytes(stream, KIND_BYTES)
+                self._at = len(self._last)
+                self._check(self._last)
             while self._at < offset:
                 self._last = stream.read(min(_SKIP_BYTES, offset - self._at))
                 if not self._last:
@@ -164,21 +178,32 @@ class DecompressedFile:
             stream.close()
 
 
-class OpenContents:
+class DecompressedFile(StreamedFile):
+    """Read the decompressed content of a file.
+
+    Args:
+        open_raw: opens the compressed bytes from their beginning, as pyarrow's file or stream.
+    """
+
+    def __init__(self, open_raw: Callable[[], Any], codec: Codec) -> None:
+        super().__init__(lambda: open_decompressed(open_raw(), codec), lambda head: check_decompressed(head, codec))
+
+
+class OpenContents(Generic[_Opened]):
     """Keep at most ``most`` files open, and close the least recently used one beyond that."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._open: OrderedDict[Hashable, Content] = OrderedDict()
+        self._open: OrderedDict[Hashable, _Opened] = OrderedDict()
 
-    def get(self, key: Hashable) -> Content | None:
+    def get(self, key: Hashable) -> _Opened | None:
         """Return the open file; None: it is not open."""
         found = self._open.get(key)
         if found is not None:
             self._open.move_to_end(key)
         return found
 
-    def put(self, key: Hashable, content: Content) -> None:
+    def put(self, key: Hashable, content: _Opened) -> None:
         """Keep a file open."""
         self._open[key] = content
         while len(self._open) > self._most:

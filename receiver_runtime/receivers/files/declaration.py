@@ -224,9 +224,9 @@ class FileLines(_ArrivingFiles):
 
     **Exactly once**: each file's position is in the driver log, and moves with the block; a file that was read to its
     end is not read again. A file must be complete when it appears: move it there under its final name, or see
-    ``min_age``. What is compressed by gzip, bzip2, zstd, xz or lz4, and the only file in a zip archive, is
-    decompressed, whatever its name; an archive or another kind without lines is not read, and the receiver is degraded
-    while it is there.
+    ``min_age``. What is compressed by gzip, bzip2, zstd, xz or lz4 is decompressed, whatever its name, and the files in
+    a zip or tar archive are read one after the other; a bad one is put aside, with an event. Another kind without lines
+    is not read, and the receiver is degraded while it is there.
 
     Args:
         path: a directory, or ``"s3://BUCKET/PREFIX"`` (``gs``, ``abfs`` likewise); subdirectories are read too. Names

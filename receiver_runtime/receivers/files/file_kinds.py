@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import tarfile
 import zipfile
-import zlib
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,6 +32,11 @@ class UnreadableKindError(OSError):
     def __init__(self, what: str) -> None:
         """Take what the file is, as "a tar archive"."""
         super().__init__(f"it is {what}, and is not read: unpack it there, or leave it out (exclude, pattern)")
+        self.what = what
+
+
+class DamagedError(OSError):
+    """Its bytes can't be decompressed, or are no archive's: reading it again gives the same."""
 
 
 class Codec(StrEnum):
@@ -57,6 +61,7 @@ _CODECS: tuple[tuple[re.Pattern[bytes], Codec], ...] = (
     (re.compile(rb"\xfd7zXZ\x00"), Codec.XZ),
     (re.compile(rb"PK(?:\x03\x04|\x05\x06)"), Codec.ZIP),
 )
+_TAR = re.compile(rb".{257}ustar", re.DOTALL)
 _REFUSED: tuple[tuple[re.Pattern[bytes], str], ...] = (
     (re.compile(rb"7z\xbc\xaf\x27\x1c"), "a 7-Zip archive"),
     (re.compile(rb"Rar!\x1a\x07"), "a RAR archive"),
@@ -67,7 +72,7 @@ _REFUSED: tuple[tuple[re.Pattern[bytes], str], ...] = (
     (re.compile(rb"\x5d\x00\x00.{2}(?:\x00{3}|\xff{3})", re.DOTALL), "compressed by lzma, without xz's container"),
     (re.compile(rb"\xff\x06\x00\x00sNaPpY"), "compressed by snappy"),
     (re.compile(rb"\x02\x21\x4c\x18"), "compressed by an old lz4"),
-    (re.compile(rb".{257}ustar", re.DOTALL), "a tar archive"),
+    (_TAR, "a tar archive"),
     (re.compile(rb"PAR1\x15"), "a Parquet file"),
     (re.compile(rb"Obj\x01"), "an Avro file"),
     (re.compile(rb"SQLite format 3\x00"), "an SQLite database"),
@@ -94,6 +99,21 @@ def codec_of(head: bytes) -> Codec | None:
         if pattern.match(head):
             raise UnreadableKindError(what)
     return None
+
+
+def is_tar(head: bytes) -> bool:
+    """Return whether a content is a tar archive, by its first ``KIND_BYTES`` bytes."""
+    return _TAR.match(head) is not None
+
+
+def check_decompressed(head: bytes, codec: Codec) -> None:
+    """Raise UnreadableKindError if what a codec gives is of a kind without lines too, such as a tar archive in gzip."""
+    try:
+        inner = codec_of(head)
+    except UnreadableKindError as error:
+        raise UnreadableKindError(f"{error.what}, compressed by {codec.value}") from None
+    if inner is not None:
+        raise UnreadableKindError(f"compressed twice, by {inner.value} and by {codec.value}")
 
 
 def unread_files(refused: Sequence[tuple[str, OSError]]) -> str | None:
@@ -139,7 +159,7 @@ class _Streamed:
         try:
             data: bytes = self._stream.read_buffer(size).to_pybytes()
         except pa.ArrowException as error:
-            raise _damaged(error) from error
+            raise damaged(error) from error
         return data
 
     def close(self) -> None:
@@ -173,11 +193,11 @@ class _Xz:
                     data = data.lstrip(b"\0")
                 self._stream = self._new()
             elif self._stream.needs_input and not (data := self._raw.read(_XZ_READ_BYTES)):
-                raise _damaged("it is cut short")
+                raise damaged("it is cut short")
             try:
                 found = self._stream.decompress(data, size)
             except self._lzma.LZMAError as error:
-                raise _damaged(error) from error
+                raise damaged(error) from error
             if found:
                 return found
 
@@ -190,14 +210,13 @@ class _Zip:
 
     def __init__(self, raw: Any) -> None:  # noqa: ANN401  as above
         self._raw = raw
-        archive = _explained(lambda: zipfile.ZipFile(raw))
-        members = [one for one in archive.infolist() if not one.is_dir()]
+        archive, members = zipped_files(raw)
         if len(members) != 1:
             raise UnreadableKindError(f"a zip archive of {len(members)} files")
-        self._member = _explained(lambda: archive.open(members[0]))
+        self._member = explained(lambda: archive.open(members[0]))
 
     def read(self, size: int) -> bytes:
-        data: bytes = _explained(lambda: self._member.read(size))
+        data: bytes = explained(lambda: self._member.read(size))
         return data
 
     def close(self) -> None:
@@ -205,14 +224,30 @@ class _Zip:
         self._raw.close()
 
 
-def _explained(read: Callable[[], Any]) -> Any:  # noqa: ANN401  zipfile's readers
-    """Return what zipfile reads. Raises OSError where the bytes are not what they begin as."""
+def zipped_files(raw: Any) -> tuple[zipfile.ZipFile, list[zipfile.ZipInfo]]:  # noqa: ANN401  pyarrow has no types
+    """Open a zip archive, and return it with its files. Raises OSError."""
+    archive: zipfile.ZipFile = explained(lambda: zipfile.ZipFile(raw))
+    return archive, [one for one in archive.infolist() if not one.filename.endswith("/")]
+
+
+def explained(read: Callable[[], Any]) -> Any:  # noqa: ANN401  the readers of zipfile and tarfile
+    """Return what zipfile or tarfile reads. Raises OSError where the bytes are not what they begin as."""
     try:
         return read()
-    # EOFError: it is cut short. RuntimeError: it is encrypted. NotImplementedError: a method that Python does not have.
-    except (EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise _damaged(error) from error
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # whatever a decoder raises: of what is cut short, encrypted, or damaged
+        raise damaged(error) from error
 
 
-def _damaged(why: object) -> OSError:
-    return OSError(f"it can't be decompressed: {why}")
+def damaged(why: object) -> DamagedError:
+    """Return the error for bytes that are not what they begin as."""
+    return DamagedError(f"it can't be decompressed: {why}")
+
+
+def first_bytes(stream: Decompressed, size: int) -> bytes:
+    """Return a stream's first bytes, fewer only where it ends. Raises OSError."""
+    data = b""
+    while len(data) < size and (more := stream.read(size - len(data))):
+        data += more
+    return data

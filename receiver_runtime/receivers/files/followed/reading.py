@@ -68,8 +68,8 @@ class OpenFiles:
     """Hold the open files of contents, by the names of the contents."""
 
     def __init__(self) -> None:
-        self._plain = OpenContents(_MOST_OPEN)
-        self._decompressed = OpenContents(_MOST_DECOMPRESSED)
+        self._plain: OpenContents[Content] = OpenContents(_MOST_OPEN)
+        self._decompressed: OpenContents[Content] = OpenContents(_MOST_DECOMPRESSED)
 
     def plain(self, name: str) -> LocalFile | None:
         """Return a content's open plain file, or None."""

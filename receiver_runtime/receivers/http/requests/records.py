@@ -374,22 +374,36 @@ def _are_lines(text: str) -> bool:
 
 
 def _array(text: str, at: int, content_type: str | None, most_bytes: int, limits: ParsingLimits) -> Plain:
-    """Return each element as it stands there. One invalid element makes the whole array invalid: no end is known."""
+    """Return each element as it stands there.
+
+    An element with a constant that JSON lacks, as many programs write them, is put aside. Any other invalid one makes
+    the whole array invalid: no end of it is known.
+    """
     good: list[bytes] = []
     rejected: list[RejectedRecord] = []
+    constants: list[str] = []
+    decoder = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=constants.append)
     at = _after_blank(text, at + 1)
     number = 0
     while text[at : at + 1] != "]" or number:
         number += 1
         if not number % _CHECK_EVERY:
             limits.check()
-        _, end = _decode(text, at)
+        constants.clear()
+        _, end = decoder.raw_decode(text, at)
         element = text[at:end].encode()
         if len(element) > most_bytes:
             why = f"element {number}: {len(element)} bytes, max_record_bytes is {most_bytes}"
             rejected.append(RejectedRecord(element, DeadLetterReason.RECORD_TOO_LARGE, why))
+        elif constants:
+            why = f"element {number}: {constants[0]} is no JSON"
+            rejected.append(RejectedRecord(element, DeadLetterReason.UNPARSABLE, why))
         else:
             good.append(element)
+        if len(rejected) > MOST_REJECTED:
+            raise PushRefusedError(
+                400, f"body: more than {MOST_REJECTED} elements are not records; {rejected[0].why}: correct it"
+            )
         at = _after_blank(text, end)
         if text[at : at + 1] == "]":
             break
@@ -399,10 +413,16 @@ def _array(text: str, at: int, content_type: str | None, most_bytes: int, limits
     if _after_blank(text, at + 1) != len(text):
         _fail("Extra data", text, at + 1)
     if not good:
-        if not rejected:
-            raise PushRefusedError(400, "body: the array is empty: send at least one record")
-        raise PushRefusedError(413, f"body: none of {len(rejected)} elements is a record; {rejected[0].why}")
+        raise _no_element(rejected)
     return Plain(good, content_type, rejected)
+
+
+def _no_element(rejected: Sequence[RejectedRecord]) -> PushRefusedError:
+    if not rejected:
+        return PushRefusedError(400, "body: the array is empty: send at least one record")
+    is_large = all(one.reason is DeadLetterReason.RECORD_TOO_LARGE for one in rejected)
+    detail = f"body: none of {len(rejected)} elements is a record; {rejected[0].why}"
+    return PushRefusedError(413 if is_large else 400, detail)
 
 
 def _decode(text: str, at: int) -> tuple[object, int]:

@@ -105,6 +105,18 @@ def test_each_line_is_a_record_or_rejected(lines: Sequence[bytes]) -> None:
     assert [one.data for one in found.rejected] == [line for line in wanted if not is_json(line)]
 
 
+def test_an_element_with_a_constant_that_json_lacks_is_put_aside_without_its_neighbours() -> None:
+    body = b'[{"a": 1}, {"a": [NaN]}, {"a": -Infinity}, "NaN"]'
+    found = parse_plain([(b"content-type", b"application/json")], body, most_bytes=MOST)
+    assert found.bodies == [b'{"a": 1}', b'"NaN"']
+    assert [one.data for one in found.rejected] == [b'{"a": [NaN]}', b'{"a": -Infinity}']
+    assert found.rejected[0].why == "element 2: NaN is no JSON"
+    for whole, status in ((b"[NaN]", 400), (b'[{"a": NaN}, {"a": }]', 400), (b"[" + b"NaN," * 10_001 + b"1]", 400)):
+        with pytest.raises(PushRefusedError) as raised:
+            parse_plain([(b"content-type", b"application/json")], whole, most_bytes=MOST)
+        assert raised.value.status == status
+
+
 @settings(deadline=None)
 @given(st.lists(values, min_size=1, max_size=6), st.sampled_from([None, 1]), st.booleans())
 def test_elements_of_an_array_are_kept_unchanged(found: Sequence[object], indent: int | None, ascii_only: bool) -> None:
