@@ -213,8 +213,8 @@ def apply_stream(
         stream_id: int = connection.execute(
             sa.text("""
                 SELECT forebay.apply_stream(
-                    :name, CAST(:renamed_from AS text), CAST(:declaration AS jsonb), :retention,
-                    CAST(:receivers AS integer), CAST(:preferred AS text)
+                    :name, CAST(:declaration AS jsonb), :retention, CAST(:receivers AS integer),
+                    CAST(:preferred AS text), CAST(:renamed_from AS text)
                 )
             """),
             {

@@ -277,6 +277,7 @@ def test_a_replay_is_launched_once_until_its_run_is_over(url: str, log: Log, dag
         "to_time": T1.isoformat(),
         "outputs": ["counts"],
         "failed_outputs_only": True,
+        "quarantined": False,
     }
     again = post(url, REPLAY, b'{"failedOutputsOnly": true, "outputs": ["counts"]}')
     assert (again.json["runId"], again.json["isNew"]) == ("run1", False)

@@ -10,7 +10,8 @@
 -- Locks: the stream's row, which orders two calls for one stream; then, if the declaration changed, its receivers' rows
 -- by id: a claim or a placement that holds one is waited for, and each later statement sees what it did.
 CREATE FUNCTION forebay.apply_stream(
-    stream_name text, renamed_from text, declared jsonb, kept interval, receiver_count integer, preferred text
+    stream_name text, declared jsonb, kept interval, receiver_count integer, preferred text,
+    renamed_from text DEFAULT NULL
 )
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
