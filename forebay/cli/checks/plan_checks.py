@@ -21,7 +21,6 @@ from forebay.cli.terminal.spark_output import spark_output_in, without_stack
 from orchestration.batches.pipeline_testing import plan_of
 from orchestration.declarations.settings import Settings
 from orchestration.declarations.sink import SinkError
-from orchestration.spark.session.java import JavaNotFoundError
 from orchestration.spark.session.session import spark_session
 from orchestration.spark.session.session_configuration import MASTER, REMOTE, is_local, session_configuration
 
@@ -54,8 +53,8 @@ def check_plans(outputs: Sequence[Output], columns: Mapping[str, Columns]) -> Pl
         with _local_session() as session:
             for output in known:
                 _check(output, {stream.name: columns[stream.name] for stream in output.streams}, session, plans)
-    except (ImportError, JavaNotFoundError) as error:
-        found = f"the plans were not checked, because Spark can't start here: {error}"
+    except Exception as error:  # noqa: BLE001  Spark, Java or their settings: what outputs raise is caught below
+        found = f"the plans were not checked, because Spark can't start here: {without_stack(str(error))}"
         plans.findings.append(Finding("plans", Health.WARNING, found, "Validate where Spark and Java are installed."))
         return plans
     said = f"{len(plans.schemas)} of {len(outputs)} output(s) can be planned"
@@ -65,14 +64,15 @@ def check_plans(outputs: Sequence[Output], columns: Mapping[str, Columns]) -> Pl
 
 def _check(output: Output, columns: Mapping[str, Columns], session: SparkSession, plans: Plans) -> None:
     try:
-        schema = plan_of(output, columns, session).schema
+        with _configured(session, output.pipeline):
+            schema = plan_of(output, columns, session).schema
         output.sink.check_columns(schema, "its result")
     except SinkError as error:
         plans.findings.append(Finding(name_of(output), Health.FAILED, str(error), "Correct the output's function."))
-    except Exception as error:  # noqa: BLE001  whatever a user's function raises
+    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a user's function raises
         said = without_stack(str(error)) or "no message"
         found = f"its function fails on empty frames{_line(output, error)}: {type(error).__name__}: {said}"
-        if _is_elsewhere(output.pipeline):
+        if _is_elsewhere(session, output.pipeline):
             way_out = "Its batches run in another Spark than this local one: look whether it is the same there."
             plans.findings.append(Finding(name_of(output), Health.WARNING, found, way_out))
             return
@@ -84,7 +84,7 @@ def _check(output: Output, columns: Mapping[str, Columns], session: SparkSession
         plans.schemas[output] = schema
 
 
-def _line(output: Output, error: Exception) -> str:
+def _line(output: Output, error: BaseException) -> str:
     """Return the last line of the function's file that the error passed."""
     code = getattr(inspect.unwrap(output.function), "__code__", None)
     frames = [
@@ -93,10 +93,26 @@ def _line(output: Output, error: Exception) -> str:
     return f" in line {frames[-1].lineno}" if frames else ""
 
 
-def _is_elsewhere(pipeline: Pipeline) -> bool:
-    """Return whether a pipeline's batches have what a local session lacks: a cluster's tables, or a user's own."""
-    wanted = session_configuration(Settings(), pipeline.spark_configuration)
-    return pipeline.spark_resource is not None or not is_local(wanted.get(MASTER, ""))
+def _is_elsewhere(session: SparkSession, pipeline: Pipeline) -> bool:
+    """Return whether a pipeline's batches have what this session lacks: a cluster's tables, jars, or a user's own."""
+    own = pipeline.spark_configuration
+    wanted = session_configuration(Settings(), own)
+    is_local_one = is_local(wanted.get(MASTER, "")) and pipeline.spark_resource is None
+    return not is_local_one or not all(session.conf.isModifiable(key) for key in own)
+
+
+@contextmanager
+def _configured(session: SparkSession, pipeline: Pipeline) -> Iterator[None]:
+    """Give the session the pipeline's own settings, as far as they can be changed."""
+    own = {key: value for key, value in pipeline.spark_configuration.items() if session.conf.isModifiable(key)}
+    before = {key: session.conf.get(key, None) for key in own}
+    try:
+        for key, value in own.items():
+            session.conf.set(key, value)
+        yield
+    finally:
+        for key, kept in before.items():
+            session.conf.unset(key) if kept is None else session.conf.set(key, kept)
 
 
 @contextmanager

@@ -357,7 +357,8 @@ class ArrivingCatalog:
                 ends=True,
             )
         except (DamagedError, UnreadableKindError) as error:
-            self._listing.report_once(name, "is not read, and the other files in the archive are", error)
+            why = f"it is {error.what}" if isinstance(error, UnreadableKindError) else str(error)
+            self._listing.report_once(name, f"is not read, and the other files in the archive are: {why}", error)
             reading.lose(self.source, member.end)
             return Part()
         if part.hole is not None:

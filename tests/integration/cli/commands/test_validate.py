@@ -306,7 +306,7 @@ def test_a_driver_log_that_does_not_answer_fails(
 
 PLANS = """
     import os
-    from forebay import ForeachBatchSink
+    from forebay import ConsoleSink, ForeachBatchSink
     from forebay.parsing import from_json_records
     events = Stream("events", Http(listen="127.0.0.1:0"))
     p = Pipeline("p", interval="10s")
@@ -329,6 +329,14 @@ PLANS = """
         raise AssertionError("the function of a ForeachBatchSink is not run")
 
     output("effects", lambda frame: frame, ForeachBatchSink(called))
+
+    def ends(frame):
+        raise SystemExit("it ends")
+
+    output("ends", ends)
+    other = Pipeline("other", interval="10s")
+    other.spark_configuration = {"spark.sql.caseSensitive": "true"}
+    other.output(inputs=[events], sink=ConsoleSink(), name="case")(lambda frame: frame.select("BODY"))
 """
 
 
@@ -345,6 +353,8 @@ def test_outputs_are_planned_on_empty_frames(
         "pandas": "returned a pandas.core.frame.DataFrame",
         "column": "its function fails on empty frames in line ",
         "fails": "ZeroDivisionError: division by zero",
+        "ends": "SystemExit: it ends",
+        "case": "[UNRESOLVED_COLUMN.WITH_SUGGESTION]",
         "folder": "its result has a column 'date', which is the target's own: rename it",
         "long": "é" * 32,
         "type": "its column span is a interval month",
@@ -354,13 +364,13 @@ def test_outputs_are_planned_on_empty_frames(
     assert [name for name, part in expected.items() if part not in said[name]] == []
     assert "nosuch" in said["column"]
     [(health, counted)] = about(found, "plans")
-    assert (health, counted.partition(":")[0]) == ("ok", "2 of 10 output(s) can be planned")
+    assert (health, counted.partition(":")[0]) == ("ok", "2 of 12 output(s) can be planned")
     assert "printed" not in capfd.readouterr().out
     # What a local Spark lacks may be there where the batches run; what its sink refuses is refused there too.
     monkeypatch.setenv("FOREBAY_SPARK_MASTER", "spark://127.0.0.1:1")
     found = findings(path, "--offline", well=False, plans=True)
     warned = [one["check"].rpartition("/")[2] for one in found if one["health"] == "warning"]
-    assert warned == ["column", "fails"]
+    assert sorted(warned) == ["case", "column", "ends", "fails"]
 
 
 def test_without_spark_the_plans_are_not_checked(

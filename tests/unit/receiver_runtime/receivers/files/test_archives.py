@@ -162,7 +162,7 @@ def test_a_bad_file_is_put_aside_and_counted_and_its_neighbours_are_read(tmp_pat
         ("better.log", "better"),
     ]
     [error] = reader.supervisor.errors
-    assert "archive/bad.log is not read, and the other files in the archive are" in error
+    assert "archive/bad.log is not read, and the other files in the archive are: it " in error
     assert log.lost() > 0
     again = arriving(tmp_path, log)
     again.run()
