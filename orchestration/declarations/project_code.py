@@ -17,6 +17,7 @@ import re
 import sys
 import sysconfig
 import tempfile
+import warnings
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -181,7 +182,9 @@ def _package(name: str, folder: Path) -> Iterator[tuple[str, Path]]:
 def _imported(source: bytes) -> frozenset[str]:
     """Return the top-level names that a module imports, anywhere in it; none if it can't be parsed."""
     try:
-        tree = ast.parse(source)
+        # The import shows the module's warnings, and this would show them again and again.
+        with warnings.catch_warnings(action="ignore"):
+            tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return frozenset()
     found: set[str] = set()

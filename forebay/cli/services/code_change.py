@@ -77,7 +77,7 @@ def main() -> None:
             return
         line += read
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    json.dump(asdict(check(Request(**json.loads(line)))), answer)
+    answer.write(json.dumps(asdict(check(Request(**json.loads(line))))) + "\n")
     answer.flush()
     # Without waiting for threads that the user's modules may have started.
     os._exit(0)

@@ -90,9 +90,21 @@ class CodeWatch:
         """Look once; return the result of a version that is in force from now on. Returns at once.
 
         rung: the driver log's declarations have changed. agrees: whether it has what the version in force declares.
+        What the disk or the system refuses is said, and tried again.
         """
+        self._rung = self._rung or rung
+        try:
+            return self._look(agrees)
+        except OSError as error:
+            line = f"Changes of the code take no effect for now, because it can't be read or copied: {error}."
+            if line != self._said:
+                self._said = line
+                self._tell(line)
+            return None
+
+    def _look(self, agrees: Callable[[Mapping[str, Any]], bool]) -> Result | None:
         applied = self.copies.applied()
-        self._rung = self._rung or rung or applied != self._applied
+        self._rung = self._rung or applied != self._applied
         self._applied = applied
         if self._check is not None:
             return self._answered(self._check)
@@ -112,8 +124,9 @@ class CodeWatch:
             self._checked = code.version
             self._say(OTHER.format(code.version) if self._is_other else "")
         elif self._rung or code.version != self._checked:
-            self._rung = False
             self._begin(code)
+            self._checked = code.version
+            self._rung = False
         return None
 
     def close(self) -> None:
@@ -123,7 +136,6 @@ class CodeWatch:
             self._end(self._check)
 
     def _begin(self, code: ProjectCode) -> None:
-        self._checked = code.version
         request = Request(self._declared, agreed=self._applied is not None and self._applied[0] == code.version)
         answer = tempfile.TemporaryFile()  # noqa: SIM115  closed with the check
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +165,8 @@ class CodeWatch:
         check.answer.seek(0)
         said = check.answer.read()
         check.answer.close()
-        if said:
+        # One that was killed may have written a part of it.
+        if said.endswith(b"\n"):
             found = json.loads(said)
             result = Result(**{**found, "outcome": Outcome(found["outcome"])})
         elif late:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from dataclasses import replace
 from functools import partial
@@ -84,7 +85,7 @@ def loaded(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Pip
 
         pipelines = load_pipelines("shop")
         for name in ("shop", "own"):
-            monkeypatch.delitem(sys.modules, name, raising=False)
+            sys.modules.pop(name, None)
         return pipelines
 
     return load
@@ -248,6 +249,26 @@ def test_declarations_that_were_applied_from_elsewhere_are_told(
         assert look(elsewhere) == OTHER.format(version)
         assert look(here) == ""
     assert said == [OTHER.format(version)]
+
+
+def test_a_full_disk_is_told_and_tried_again(home: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    watch = Checks("shop", home, tell=said.append)
+    watch.checked = []
+    watch.first()
+
+    def full(_code: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    edit(project, ('interval="10s"', 'interval="5s"'))
+    with monkeypatch.context() as patched:
+        patched.setattr(watch, "_begin", full)
+        for _ in range(4):
+            assert watch.look() is None
+    assert len(said) == 1
+    assert "No space left on device" in said[0]
+    watch.look()
+    assert watch.checked
 
 
 class Checks(CodeWatch):

@@ -140,8 +140,6 @@ def test_the_version_of_a_process_without_a_copy_is_that_of_its_loaded_files(
     monkeypatch.syspath_prepend(str(project))
     write(project, {"shop.py": "import prices", "forebay_of_mine.py": ""})
     before = loaded_version(())
-    for name in ("shop", "prices"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
     importlib.import_module("shop")
     loaded = loaded_version({"shop"})
     assert loaded not in {before, None}
