@@ -11,7 +11,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from pydantic import ValidationError
 
@@ -291,6 +291,19 @@ class Output:
 
 class Pipeline:
     """Make batches at multiples of an interval from the blocks of its streams, with one or more outputs."""
+
+    if not TYPE_CHECKING:  # a type checker reads the arguments of __init__
+
+        def __new__(cls, *arguments: object, **settings: object) -> Self:
+            """Name the argument that was meant by one that does not exist, before Python says that it is missing."""
+            del arguments
+            own = [name for name in inspect.signature(cls.__init__).parameters if name not in ("self", "settings")]
+            for name in settings.keys() - {*own, *PipelineSettings.model_fields}:
+                close = get_close_matches(name, own, n=1)
+                if close and close[0] not in settings:
+                    message = f"a pipeline has no setting {name!r}: did you mean {close[0]}?"
+                    raise DeclarationError(message)
+            return super().__new__(cls)
 
     def __init__(
         self,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
 
 from receiver_runtime.sources.fields.loopback import is_loopback
 
@@ -57,6 +59,10 @@ class SourceError(ValueError):
     """Correct the source's declaration: it can't be used. The message names the field, its value and how to fix it."""
 
 
+#: The type of the error that names the field that was meant.
+UNKNOWN_FIELD = "unknown_field"
+
+
 class Source(BaseModel):
     """One kind of source. A subclass sets ``kind`` to a ``Literal`` of its own, with that value as its default."""
 
@@ -81,6 +87,19 @@ class Source(BaseModel):
         guarantee: ClassVar[Guarantee]
 
     kind: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_close_fields(cls, given: Any) -> Any:  # noqa: ANN401  whatever was given
+        """Name the field that was meant by one that does not exist. The value is not shown: it may be a secret."""
+        for name in () if not isinstance(given, Mapping) else map(str, given):
+            if name not in cls.model_fields and (close := get_close_matches(name, cls.model_fields, n=1)):
+                raise PydanticCustomError(
+                    UNKNOWN_FIELD,
+                    "there is no field '{name}': did you mean {close}?",
+                    {"name": name, "close": close[0]},
+                )
+        return given
 
     @property
     def plugins(self) -> Mapping[str, Sequence[str]]:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from receiver_runtime.sources import plugins
 from receiver_runtime.sources.fields.secret import SecretError
-from receiver_runtime.sources.source import Source, SourceError
+from receiver_runtime.sources.source import UNKNOWN_FIELD, Source, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,6 +55,9 @@ def _sentence(source: type[Source], detail: ErrorDetails) -> str:
     kind = source.model_fields["kind"].default
     field = ".".join(str(part) for part in detail["loc"]) or kind
     message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == UNKNOWN_FIELD:
+        meant = detail["ctx"]
+        return f"{meant['name']}: {kind} has no such field: did you mean {meant['close']}?"
     match detail["type"]:
         case "extra_forbidden":
             fields = ", ".join(source.model_fields)

@@ -32,10 +32,10 @@ from forebay.cli.terminal.reasons import causes
 from forebay.cli.terminal.row_json import columns, pipeline_columns, to_json
 from forebay.cli.terminal.tables import print_table
 from orchestration.declarations.project_code import CodeCopies
-from orchestration.declarations.settings import Settings
+from orchestration.declarations.settings import DatabaseUrlMissingError, Settings
 from orchestration.policies.executor_allocation import scaling
 from orchestration.tracker.http.listen_address import ListenAddressError
-from orchestration.tracker.http.status_address import status_page
+from orchestration.tracker.http.status_address import serves_this_home, status_page
 from orchestration.tracker.system_status import DRIVER_LOG, system_status
 from receiver_runtime.block_store.roots import split_roots
 from tracker_store.schema.states import BatchState
@@ -181,6 +181,9 @@ def status(
     found = replace(found, unreachable=[_without_secrets(one, settings) for one in found.unreachable])
     if as_json:
         typer.echo(to_json(_report(found)))
+    elif (nothing := _no_installation(found)) is not None:
+        # There is nothing to show, and nothing to repair.
+        Console(highlight=False).print(nothing, markup=False, soft_wrap=True)
     else:
         console = Console(highlight=False)
         _show(console, found, everything=everything)
@@ -189,10 +192,17 @@ def status(
         raise typer.Exit(1)
 
 
+def _no_installation(found: SystemStatus) -> str | None:
+    """Return what to do where no driver log was named and this home has none; None: there is one."""
+    prefix = f"{DatabaseUrlMissingError.__name__}: "
+    reasons = [part.reason for part in found.unreachable if part.part == DRIVER_LOG and part.reason.startswith(prefix)]
+    return reasons[0].removeprefix(prefix) if reasons else None
+
+
 def _show_page(console: Console, settings: Settings) -> None:
     """Print where the status page is: without its token, because people copy what this command prints."""
     with suppress(ListenAddressError):  # another command reports it; this one answers whatever is wrong
-        if (page := status_page(settings)) is not None:
+        if serves_this_home(settings) and (page := status_page(settings)) is not None:
             console.print(f"Status page: {page}", markup=False, soft_wrap=True)
 
 

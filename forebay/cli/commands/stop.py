@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.25
 DEFAULT_TIMEOUT = "10m"
+# Seconds: a leading tracker raises its counter each second.
+LEADER_SECONDS = 5.0
+NOBODY_LEADS = "No tracker leads to carry out the stop: start one with forebay up, or forebay agent."
 
 Pipeline = Annotated[
     str | None, typer.Option(help="One pipeline; all of them unless given.", autocompletion=names.pipelines)
@@ -93,14 +96,15 @@ def stop(
     supervised = pipeline is None and lock_holder(settings.home) is not None
     with driver_log(console, application_name="forebay stop") as connection:
         names = store.stop_pipelines(connection, name=pipeline)
-        progress = _watch(connection, names, deadline, _progress_printer(console))
+        leader = _LeaderWatch(connection, console)
+        progress = _watch(connection, names, deadline, _progress_printer(console), leader.look)
         leads = read_leadership(connection).holder is not None
     stopped = all(row.state is PipelineState.STOPPED for row in progress)
     ended = stopped and (not supervised or _wait_for_end(settings.home, deadline))
     if as_json:
         typer.echo(json.dumps({"stopped": stopped, "ended": ended, "pipelines": [_plain(row) for row in progress]}))
     if not stopped:
-        _print_open_work(console, progress, leads=leads)
+        _print_open_work(console, progress, leads=leads or leader.has_said)
         if not seconds:
             return
         console.print(
@@ -135,7 +139,7 @@ def _print_open_work(console: Console, progress: Sequence[store.StopProgress], *
                     markup=False,
                 )
     if not leads:
-        console.print("No tracker leads to carry out the stop: start one with forebay up, or forebay agent.")
+        console.print(NOBODY_LEADS)
 
 
 def _plain(progress: store.StopProgress) -> dict[str, object]:
@@ -146,7 +150,11 @@ def _plain(progress: store.StopProgress) -> dict[str, object]:
 
 
 def _watch(
-    connection: sa.Connection, names: Sequence[str], deadline: float, tell: Callable[[store.StopProgress], None]
+    connection: sa.Connection,
+    names: Sequence[str],
+    deadline: float,
+    tell: Callable[[store.StopProgress], None],
+    on_wait: Callable[[], None],
 ) -> list[store.StopProgress]:
     """Watch until no pipeline is STOPPING, or until the deadline; return the newest progress."""
     while True:
@@ -156,7 +164,29 @@ def _watch(
         # A pipeline may be started again meanwhile, on purpose: do not wait for it.
         if all(row.state is not PipelineState.STOPPING for row in progress) or time.monotonic() >= deadline:
             return progress
+        on_wait()
         time.sleep(POLL_SECONDS)
+
+
+class _LeaderWatch:
+    """Say once, while a stop waits, that no tracker is there to carry it out."""
+
+    def __init__(self, connection: sa.Connection, console: Console) -> None:
+        self._connection = connection
+        self._console = console
+        self._seen = read_leadership(connection)
+        self._moved_at = time.monotonic()
+        self.has_said = False
+
+    def look(self) -> None:
+        """Look whether the leader has moved."""
+        now = read_leadership(self._connection)
+        if now != self._seen:
+            self._seen, self._moved_at = now, time.monotonic()
+        silent = time.monotonic() - self._moved_at
+        if not self.has_said and (now.holder is None or silent >= LEADER_SECONDS):
+            self.has_said = True
+            self._console.print(f"{NOBODY_LEADS} This command waits for it.")
 
 
 def _progress_printer(console: Console) -> Callable[[store.StopProgress], None]:

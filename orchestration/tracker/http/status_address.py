@@ -14,6 +14,7 @@ from orchestration.tracker.http.listen_address import listen_address, url
 
 if TYPE_CHECKING:
     from datetime import datetime
+    from pathlib import Path
 
     from orchestration.declarations.settings import Settings
 
@@ -37,9 +38,17 @@ def tracker_url(settings: Settings) -> str | None:
         return url(_LOOPBACK_OF.get(address.host, address.host), address.port)
     try:
         # The tracker writes down its address while it serves.
-        return (settings.home / "run" / "tracker.url").read_text(encoding="utf-8").strip() or None
+        return _url_file(settings).read_text(encoding="utf-8").strip() or None
     except FileNotFoundError:
         return None
+
+
+def serves_this_home(settings: Settings) -> bool:
+    """Return whether the address is this home's: a tracker of it serves there, or a person has set it.
+
+    By default two installations on a host have the same address, and only one of them serves there.
+    """
+    return "tracker_http" in settings.model_fields_set or _url_file(settings).exists()
 
 
 def status_page(settings: Settings) -> str | None:
@@ -55,6 +64,10 @@ def pipeline_page(settings: Settings, pipeline: str) -> str | None:
 def batch_page(settings: Settings, pipeline: str, batch_time: datetime) -> str | None:
     """Return the address of a batch's page, or None. Raises ListenAddressError."""
     return _page(settings, addresses.batch(pipeline, batch_time))
+
+
+def _url_file(settings: Settings) -> Path:
+    return settings.home / "run" / "tracker.url"
 
 
 def _page(settings: Settings, path: str) -> str | None:

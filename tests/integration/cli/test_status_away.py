@@ -206,10 +206,26 @@ def test_an_embedded_server_that_was_stopped_has_nothing_to_explain(home: Path) 
     assert "says why it ended: FATAL: out of room" in status(home, *PATIENTLY)[2]
 
 
-def test_a_home_without_a_server(tmp_path: Path) -> None:
-    code, _, said = status(tmp_path, *PATIENTLY)
+def test_a_home_without_a_server_is_all_that_is_said(tmp_path: Path) -> None:
+    code, _, said = status(tmp_path)
+    assert (code, said) == (
+        1,
+        "No driver log: run `forebay up` in this FOREBAY_HOME (it brings a Postgres), or set FOREBAY_DATABASE_URL.",
+    )
+    code, printed, _ = status(tmp_path, "--json")
     assert code == 1
-    assert "No driver log: run `forebay up`" in said
+    assert [part["part"] for part in json.loads(printed)["unreachable"]] == ["driver log"]
+
+
+def test_the_page_of_another_installation_on_the_host_is_not_shown(
+    engine: sa.Engine, database_url: str, tmp_path: Path
+) -> None:
+    with connect(engine) as connection:
+        make_log(connection)
+    assert "Status page" not in status(tmp_path, *PATIENTLY, database_url=database_url)[2]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tracker.url").write_text("http://127.0.0.1:3070\n")
+    assert "Status page: http://127.0.0.1:3070/status" in status(tmp_path, *PATIENTLY, database_url=database_url)[2]
 
 
 def test_a_block_store_whose_mount_hangs(engine: sa.Engine, database_url: str, home: Path) -> None:

@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 
 from forebay.cli.commands.batches.batch_bisect import declared_pipeline
-from forebay.cli.commands.batches.batch_times import LATEST, TIME_HELP, Outputs, PipelineName, named_batch
+from forebay.cli.commands.batches.batch_times import LATEST, TIME_HELP, Outputs, PipelineName, bound_time, named_batch
 from forebay.cli.commands.batches.replay_following import ReplayedRow, ReplayRun
 from forebay.cli.instance import names
 from forebay.cli.instance.dagster_home import URL_FILE, kept_token
@@ -22,7 +22,7 @@ from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.spark_output import spark_output_in, without_stack
 from orchestration.declarations.settings import Settings
 from orchestration.replays.replay import checked_outputs, replay_batches
-from orchestration.replays.replay_choice import batches_to_replay, check_output_names, parsed_time
+from orchestration.replays.replay_choice import batches_to_replay, check_output_names
 from orchestration.replays.replay_run import ReplayRequest
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.schema.declarations import PipelineDeclaration
@@ -114,14 +114,14 @@ def replay(
         applied = get_pipeline(connection, pipeline)
         pipeline_id = applied.pipeline_id
         check_output_names(pipeline, declared=PipelineDeclaration.of(applied.declaration).outputs, outputs=outputs)
-        first = parsed_time(from_time)
+        first = bound_time(from_time)
         if batch_time not in ("", LATEST):
             first = named_batch(connection, pipeline_id, batch_time, pipeline=pipeline).batch_time
         times = batches_to_replay(
             connection,
             pipeline_id,
             from_time=first,
-            to_time=parsed_time(to_time),
+            to_time=bound_time(to_time),
             failed_outputs_only=failed_outputs_only,
             quarantined=quarantined,
         )

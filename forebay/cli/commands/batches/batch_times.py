@@ -77,6 +77,17 @@ def named_batch(
     raise ReplayError(message)
 
 
+def bound_time(text: str) -> datetime | None:
+    """Return a bound of a span of batches, which takes what names a batch; None for no text. Raises ReplayError.
+
+    A time of day is the newest one that is not in the future.
+    """
+    if not text.strip():
+        return None
+    newest, *before = _meant(text)
+    return before[0] if before and newest > datetime.now(UTC) else newest
+
+
 def _meant(text: str) -> list[datetime]:
     """Return the times that the text may mean, the newest first. Raises ReplayError."""
     text = text.strip()

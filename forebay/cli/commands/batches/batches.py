@@ -12,7 +12,7 @@ import typer
 
 from forebay.cli.commands.batches.batch_bisect import bisect
 from forebay.cli.commands.batches.batch_replay import replay
-from forebay.cli.commands.batches.batch_times import LATEST, TIME_HELP, PipelineName, named_batch
+from forebay.cli.commands.batches.batch_times import LATEST, TIME_HELP, PipelineName, bound_time, named_batch
 from forebay.cli.instance import names
 from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.allocated_blocks import block_as_json
@@ -21,7 +21,6 @@ from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.reasons import causes
 from forebay.cli.terminal.tables import print_table
 from orchestration.batches.batch_schedule import halted
-from orchestration.replays.replay_choice import parsed_time
 from tracker_store.batches import batches as store
 from tracker_store.batches.batch_outputs import OutputState, outputs_of_batch, partial_commit
 from tracker_store.batches.input_metadata import input_metadata
@@ -58,22 +57,28 @@ def _as_json(row: object, **more: object) -> dict[str, object]:
     return {key: _plain(value) for key, value in {**more, **asdict(row)}.items()}  # type: ignore[call-overload]
 
 
+OfPipeline = Annotated[
+    str | None, typer.Option(help="Only this pipeline's batches (default: all).", autocompletion=names.pipelines)
+]
+InState = Annotated[
+    list[BatchState] | None,
+    typer.Option(
+        metavar="STATE", help=f"Only batches in this state: {', '.join(BatchState)}; may be given several times."
+    ),
+]
+From = Annotated[str, typer.Option("--from", help="From this batch time on.")]
+To = Annotated[str, typer.Option("--to", help="Up to this batch time.")]
+Limit = Annotated[int, typer.Option(min=1, help="At most this many of each pipeline, newest first.")]
+
+
 @app.callback()
 def batches(
     context: typer.Context,
-    pipeline: Annotated[
-        str | None, typer.Option(help="Only this pipeline's batches (default: all).", autocompletion=names.pipelines)
-    ] = None,
-    state: Annotated[
-        list[BatchState] | None,
-        typer.Option(
-            metavar="STATE",
-            help=f"Only batches in this state: {', '.join(BatchState)}; may be given several times.",
-        ),
-    ] = None,
-    from_time: Annotated[str, typer.Option("--from", help="From this batch time on.")] = "",
-    to_time: Annotated[str, typer.Option("--to", help="Up to this batch time.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="At most this many of each pipeline, newest first.")] = 20,
+    pipeline: OfPipeline = None,
+    state: InState = None,
+    from_time: From = "",
+    to_time: To = "",
+    limit: Limit = 20,
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """List batches: state, attempts, records, and why one failed or waits.
@@ -85,11 +90,37 @@ def batches(
 
     For example:
 
-        forebay batches list --pipeline words --state QUARANTINED
+        forebay batches list words --state QUARANTINED
+        forebay batches list --from 12:00:00
         forebay batches list --from 2026-01-31T12:00:00Z --limit 100 --json
     """
-    if context.invoked_subcommand is not None:
-        return
+    if context.invoked_subcommand is None:
+        _list(pipeline, state, from_time, to_time, limit, as_json=as_json)
+
+
+@app.command("list", help=batches.__doc__)
+def list_of_pipeline(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[PIPELINE]", help="The same as --pipeline.", autocompletion=names.pipelines),
+    ] = None,
+    pipeline: OfPipeline = None,
+    state: InState = None,
+    from_time: From = "",
+    to_time: To = "",
+    limit: Limit = 20,
+    as_json: AsJson = False,  # noqa: FBT002
+) -> None:
+    """List batches as the group does, and take the pipeline's name as ``show`` does."""
+    if name is not None and pipeline not in (None, name):
+        message = f"names {name!r} and {pipeline!r}: give one"
+        raise typer.BadParameter(message, param_hint="PIPELINE")
+    _list(name or pipeline, state, from_time, to_time, limit, as_json=as_json)
+
+
+def _list(
+    pipeline: str | None, state: list[BatchState] | None, from_time: str, to_time: str, limit: int, *, as_json: bool
+) -> None:
     console = Console(highlight=False, stderr=as_json)
     with driver_log(console, application_name=APPLICATION) as connection:
         rows = [get_pipeline(connection, pipeline)] if pipeline else list_pipelines(connection)
@@ -99,8 +130,8 @@ def batches(
                 store.list_batches(
                     connection,
                     row.pipeline_id,
-                    first=parsed_time(from_time),
-                    last=parsed_time(to_time),
+                    first=bound_time(from_time),
+                    last=bound_time(to_time),
                     states=state or (),
                     limit=limit,
                 ),

@@ -25,9 +25,9 @@ from receiver_runtime.block_store.frames.errors import BlockStoreError
 from tracker_store.blocks.newest_blocks import blocks_after, newest_sequences
 from tracker_store.blocks.stored_blocks import find_stored_block
 from tracker_store.connection.engine import connect
-from tracker_store.connection.errors import TRANSIENT
+from tracker_store.connection.errors import TRANSIENT, UnknownNameError
 from tracker_store.host.terminal_text import escaped
-from tracker_store.receivers.receivers import receivers_named
+from tracker_store.receivers.receivers import placements, receivers_named
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -44,6 +44,10 @@ _BLOCKS_AT_ONCE = 500
 _OF_EACH = 100
 _MOST_BEHIND = 1_000  # blocks of one receiver
 _MOST_RECORDS = 10_000
+
+
+class NoSuchStreamError(UnknownNameError):
+    """There is no such stream: `forebay streams` lists those that are declared."""
 
 
 def tap(
@@ -87,8 +91,7 @@ def tap(
     with driver_log_engine(console, application_name=APPLICATION) as engine:
         try:
             with connect(engine) as connection:
-                name = stream if receiver is None else f"{stream}/{receiver}"
-                stream_id = receivers_named(connection, name)[0].stream_id
+                stream_id = _stream_id(connection, stream, receiver)
                 keys = BlockKeys(settings.block_key_references)
                 store = open_attached_store(connection, settings.block_store_roots, keys=keys)
             tapped = _Tap(engine, store, stream, stream_id, receiver, console)
@@ -98,6 +101,13 @@ def tap(
                     _print(blocks, wanted, None, with_place=place)
         except KeyboardInterrupt:
             raise typer.Exit(0) from None
+
+
+def _stream_id(connection: sa.Connection, stream: str, receiver: int | None) -> int:
+    """Return a stream's id. Raises NoSuchReceiverError, and NoSuchStreamError for a stream of that name."""
+    if not any(placement.stream_name == stream for placement in placements(connection)):
+        raise NoSuchStreamError(f"stream {stream!r}")
+    return receivers_named(connection, stream if receiver is None else f"{stream}/{receiver}")[0].stream_id
 
 
 class _Tap:

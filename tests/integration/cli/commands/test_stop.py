@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
+from forebay.cli.commands import stop as stop_module
 from forebay.cli.main import app
 from tests.support.driver_log.log import NOON, Log, make_log
 from tracker_store.batches.pipeline_states import advance_stops
@@ -69,6 +70,18 @@ def test_without_a_tracker_it_reports_that_no_tracker_completes_the_stop(log: Lo
     assert result.exit_code == 0, "only the request was wanted"
     assert "No tracker leads" in said(result)
     assert state(log) is PipelineState.STOPPING
+
+
+def test_a_tracker_that_is_silent_is_told_while_the_stop_waits(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    lead(log)
+    monkeypatch.setattr(stop_module, "LEADER_SECONDS", 0.3)
+    log.connection.execute(sa.text("UPDATE forebay.receivers SET state = 'ACTIVE' WHERE ordinal = 2"))
+    lines = forebay("stop", "--timeout", "900ms").output.splitlines()
+    assert [line for line in lines if "No tracker leads" in line] == [
+        f"{stop_module.NOBODY_LEADS} This command waits for it."
+    ]
+    # Before the command gives up.
+    assert lines[1].startswith("No tracker leads")
 
 
 def test_a_stopped_pipeline_is_reported_and_started_again(log: Log) -> None:

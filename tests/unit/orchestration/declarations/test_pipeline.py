@@ -76,6 +76,15 @@ def test_unknown_setting_suggests_the_closest_name() -> None:
         Stream("lines", SOURCE, block_intervall="1s")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [({"intervall": "5s"}, "interval"), ({"interval": "5s", "max_attempt": 1}, "max_attempts")],
+)
+def test_an_unknown_argument_suggests_the_closest_one(arguments: dict[str, Any], meant: str) -> None:
+    with pytest.raises(DeclarationError, match=rf"no setting .*did you mean {meant}\?"):
+        Pipeline("words", **arguments)
+
+
 def test_a_settings_value_is_checked() -> None:
     with pytest.raises(DeclarationError, match="block_queue_size=0"):
         Stream("lines", SOURCE, block_queue_size=0)

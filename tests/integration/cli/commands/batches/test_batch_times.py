@@ -123,3 +123,23 @@ def test_status_prints_a_time_that_show_takes(log: Log) -> None:
     shown = forebay("status").output
     for time in (yesterday, NOON):
         assert f"{time:%Y-%m-%dT%H:%M:%SZ}" in shown
+
+
+def test_a_span_and_a_pipeline_are_given_to_a_list_as_to_show(log: Log) -> None:
+    now = datetime.now(UTC).replace(microsecond=0)
+    times = [now - timedelta(hours=hours) for hours in (20, 10, 1)]
+    add_batches(log, *times)
+
+    def listed(*arguments: str) -> list[str]:
+        answer = forebay("batches", "list", *arguments, "--json")
+        assert answer.exit_code == 0, answer.output
+        return [row["batch_time"] for row in json.loads(answer.stdout)["batches"]]
+
+    newest_first = [time.isoformat() for time in reversed(times)]
+    assert listed("words") == listed("--pipeline", "words") == listed() == newest_first
+    # A time of day that has not come yet today is yesterday's.
+    assert listed("words", "--from", f"{times[1]:%H:%M:%S}") == newest_first[:2]
+    assert listed("--to", f"{times[1]:%H:%M:%S}") == newest_first[1:]
+    assert listed("--from", f"{times[1]:%H:%M:%S}", "--to", f"{times[1]:%H:%M:%S}Z") == newest_first[1:2]
+    assert "give one" in " ".join(forebay("batches", "list", "words", "--pipeline", "others").output.split())
+    assert forebay("batches", "list", "nosuch").exit_code == 1

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from receiver_runtime.receivers.kafka.declaration import Kafka
 from receiver_runtime.sources.fields.secret import SecretError
@@ -111,3 +112,12 @@ def test_a_pattern_that_is_taken_matches_the_same_topics_in_both_dialects(patter
         posix = Posix(pattern)
         for topic in topics:
             assert posix.matches(topic) == (re.fullmatch(pattern, topic) is not None), topic
+
+
+def test_a_field_of_another_name_names_the_one_that_was_meant() -> None:
+    fields: dict[str, Any] = {"bootstrap_servers": "a:1", "topic": "env:SECRET", "group": "g"}
+    with pytest.raises(ValidationError, match=r"there is no field 'topic': did you mean topics\?") as raised:
+        Kafka(**fields)
+    assert "SECRET" not in str(raised.value)
+    with pytest.raises(SourceError, match=r"^topic: kafka has no such field: did you mean topics\?$"):
+        parse_source({"kind": "kafka", **fields})
