@@ -13,6 +13,8 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import structlog
+
 from tracker_store.receivers.source_lag import LagReport, Place, Unread
 
 if TYPE_CHECKING:
@@ -20,9 +22,12 @@ if TYPE_CHECKING:
 
     from receiver_runtime.watching.clock import Clock
 
+_log = structlog.get_logger(__name__)
+
 #: Seconds between two looks, at least; and how many times as long as the last look.
 LOOK_SECONDS = 1.0
 _LOOK_TIMES = 100
+_RETRY_SECONDS = 30.0  # until the next look, after one that failed
 # Most ends of a partition that are remembered with their times. Every second one is dropped when there are more: then
 # the age of the oldest unread record is too low by a few hundredths at most.
 _MOST_ENDS = 128
@@ -52,14 +57,19 @@ class SourceLag:
         """Call ``find`` for everything that is unread, if it is time to, and keep its answer in place of the last one.
 
         ``find`` names each place that the receiver reads, with nothing unread too. ``fetched`` returns how many records
-        the client holds. One thread at a time calls this.
+        the client holds. If one of them fails, receiving goes on. One thread at a time calls this.
         """
         began = self._clock.monotonic()
         if began < self._next_at:
             return
-        found = find()
-        if fetched is not None:
-            self.fetched = fetched()
+        try:
+            found = find()
+            if fetched is not None:
+                self.fetched = fetched()
+        except Exception as error:  # noqa: BLE001  logged; a source that is away is noticed by the next read
+            _log.warning("what the source has is not known now", receiver_id=self.receiver_id, error=repr(error))
+            self._next_at = began + _RETRY_SECONDS
+            return
         now = self._wall_clock()
         arrivals: dict[Place, _Arrivals] = {}
         unread: dict[Place, Unread] = {}
@@ -107,13 +117,15 @@ class SourceLag:
 class _Arrivals:
     """Remember when a partition's end was first seen at which position."""
 
-    __slots__ = ("ends", "is_first", "read_by_others")
+    __slots__ = ("ends", "is_first", "read_by_others", "said")
 
     def __init__(self, *, is_first: bool) -> None:
         self.ends: deque[tuple[int, float]] = deque()
         # The first end was there at the first look: its records are older.
         self.is_first = is_first
         self.read_by_others = 0
+        # What the source has said of those.
+        self.said: float | None = None
 
     def note(self, one: Unread, now: float) -> float:
         """Return when the oldest unread record came, at the latest."""
@@ -126,7 +138,7 @@ class _Arrivals:
             else:
                 # Other records: the partition begins again.
                 self.ends.clear()
-                self.is_first = True
+                self.is_first, self.said = True, None
         position = end - one.amount
         if not self.ends or self.ends[-1][0] < end:
             self.ends.append((end, now))
@@ -136,7 +148,12 @@ class _Arrivals:
         if len(self.ends) > _MOST_ENDS:
             self.ends = deque(end for number, end in enumerate(self.ends) if number % 2 == 0)
         at = self.ends[0][1]
-        return min(at, one.oldest_at) if self.is_first and one.oldest_at is not None else at
+        if not self.is_first:
+            return at
+        # What the source says of a later time is about records that came since.
+        if one.oldest_at is not None and one.oldest_at <= at:
+            self.said = one.oldest_at
+        return at if self.said is None else self.said
 
 
 _NOTHING_UNREAD = _Arrivals(is_first=False)

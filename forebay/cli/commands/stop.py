@@ -104,6 +104,7 @@ def stop(
     if as_json:
         typer.echo(json.dumps({"stopped": stopped, "ended": ended, "pipelines": [_plain(row) for row in progress]}))
     if not stopped:
+        # It was said already, while the command waited.
         _print_open_work(console, progress, leads=leads or leader.has_said)
         if not seconds:
             return

@@ -30,6 +30,7 @@ from tracker_store.receivers.receivers import (
     set_preferred_location,
     set_receiver_state,
 )
+from tracker_store.receivers.source_lag import LagReport, Unread, report_source_lag
 from tracker_store.schema.states import ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ _STATE = """
 SELECT (SELECT json_agg(r ORDER BY r.id) FROM forebay.receivers r)::text AS receivers,
     (SELECT json_agg(g ORDER BY g.id) FROM forebay.log_segments g)::text AS segments,
     (SELECT json_agg(p ORDER BY p.id) FROM forebay.processes p)::text AS processes,
+    (SELECT json_agg(l) FROM forebay.source_lag l)::text AS source_lag,
     (SELECT max(b.sequence) FROM forebay.blocks b) AS newest
 """
 
@@ -94,6 +96,7 @@ class Victim:
         of_epoch: dict[str, Any] = {"receiver_id": self.receiver, "epoch": self.claimed.epoch}
         return {
             "beat": lambda c: heartbeat(c, process_id=self.process),
+            "report": lambda c: report_source_lag(c, process_id=self.process, reports=[self._unread()]),
             "prefer": lambda c: set_preferred_location(c, receiver_id=self.receiver, host="elsewhere"),
             "pause": lambda c: set_receiver_state(c, **at, state=ReceiverState.PAUSED, process_id=self.process),
             "open": lambda c: open_segment(c, **of_epoch, path=path, source_rule="not_sent_again"),
@@ -102,6 +105,9 @@ class Victim:
             "fail": lambda c: set_receiver_state(c, **at, state=ReceiverState.FAILED, reason="because"),
             "end": lambda c: deregister_process(c, self.process),
         }
+
+    def _unread(self) -> LagReport:
+        return LagReport(self.receiver, whole=True, unread={("orders", "0"): Unread(7, "records")})
 
     def _salvage(self, connection: sa.Connection) -> None:
         claimed = claim_anew(connection, self.receiver, self.assignment)

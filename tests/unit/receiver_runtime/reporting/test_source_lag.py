@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from receiver_runtime.reporting.source_lag import LOOK_SECONDS, SourceLag
 from tests.unit.receiver_runtime.support import ManualClock
@@ -94,6 +95,8 @@ def test_what_was_there_at_the_first_look_is_as_old_as_the_source_says() -> None
     source.receive(5)
     source.read = 9
     assert source.look(oldest_at=1050.0).oldest_at == 1050.0
+    # A file that is written to says when its newest line came, and not when the oldest did.
+    assert source.look(oldest_at=source.clock.monotonic()).oldest_at == 1050.0
     # From here on the looks have seen the records come, whatever the source says.
     source.read = 12
     at = source.clock.monotonic()
@@ -170,6 +173,27 @@ def test_a_look_that_takes_long_is_made_less_often() -> None:
         lag.look(find)
     assert looks * 0.05 <= 0.012 * (clock.monotonic() - began)
     assert looks > 5
+
+
+def test_a_look_that_fails_keeps_what_was_known_and_is_made_again_later() -> None:
+    clock = ManualClock()
+    lag = SourceLag(7, clock)
+    lag.look(lambda: {PLACE: Unread(1, "files")})
+    looks = 0
+
+    def fail() -> dict[tuple[str, str], Unread]:
+        nonlocal looks
+        looks += 1
+        raise ConnectionError("away")
+
+    with capture_logs() as logged:
+        for _ in range(100):
+            clock.advance(LOOK_SECONDS)
+            lag.look(fail)
+    assert 2 <= looks == len(logged) <= 5
+    report = lag.changes()
+    assert report is not None
+    assert report.unread == {PLACE: Unread(1, "files")}
 
 
 def _apply(report: LagReport, to: dict[tuple[str, str], Unread]) -> None:
