@@ -5,6 +5,7 @@ Knows neither Dagster nor Spark, so the tracker can use it. ``replay`` runs the 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -40,27 +41,32 @@ def parsed_time(text: str) -> datetime | None:
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
-def batches_to_replay(
-    connection: sa.Connection,
-    pipeline_id: int,
-    *,
-    from_time: datetime | None,
-    to_time: datetime | None,
-    failed_outputs_only: bool = False,
-    quarantined: bool = False,
-) -> list[datetime]:
+@dataclass(frozen=True, slots=True)
+class ReplayChoice:
+    """Choose batches by their times, both included, or, with flags, those that are QUARANTINED."""
+
+    from_time: datetime | None = None
+    to_time: datetime | None = None
+    #: Run only the outputs that have no result.
+    failed_outputs_only: bool = False
+    quarantined: bool = False
+
+
+def batches_to_replay(connection: sa.Connection, pipeline_id: int, choice: ReplayChoice) -> list[datetime]:
     """Return the batches, oldest first: finished and not empty, with `from_time` <= batch time <= `to_time`.
 
     Without `from_time`, return the newest completed one; without `to_time`, the one at `from_time`. Skip batches that
     are not finished or were empty; with `quarantined` or `failed_outputs_only`, all that are not QUARANTINED. Without
     times, `quarantined` means all that are. Takes no locks. Raises ReplayError if there is none.
     """
+    from_time, to_time = choice.from_time, choice.to_time
+    only_quarantined = choice.quarantined or choice.failed_outputs_only
     if from_time is None:
         if to_time is not None:
             message = "a replay has a to_time and no from_time: give both, or neither for the newest completed batch"
             raise ReplayError(message)
-        if quarantined or failed_outputs_only:
-            times = quarantined_batches(connection, pipeline_id, newest=MOST_BATCHES if quarantined else 1)
+        if only_quarantined:
+            times = quarantined_batches(connection, pipeline_id, newest=MOST_BATCHES if choice.quarantined else 1)
             if not times:
                 message = "no batch is quarantined: there is nothing to run again"
                 raise ReplayError(message)
@@ -78,7 +84,7 @@ def batches_to_replay(
     if last < from_time:
         message = f"the replay's from_time {from_time.isoformat()} is after its to_time {last.isoformat()}: swap them"
         raise ReplayError(message)
-    states = (BatchState.QUARANTINED,) if quarantined or failed_outputs_only else REPLAYABLE
+    states = (BatchState.QUARANTINED,) if only_quarantined else REPLAYABLE
     rows = batches.list_batches(
         connection, pipeline_id, first=from_time, last=last, states=states, limit=MOST_BATCHES + 1
     )

@@ -23,7 +23,7 @@ from orchestration.dagster_defs.shared.spark_resource import SparkResource, batc
 from orchestration.dagster_defs.shared.stream_assets import stream_key
 from orchestration.declarations.pipeline import Pipeline
 from orchestration.declarations.settings import Settings
-from orchestration.replays.replay_choice import parsed_time
+from orchestration.replays.replay_choice import ReplayChoice, parsed_time
 from tracker_store.batches.input_metadata import InputMetadata, input_metadata
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.connection.engine import connect_once
@@ -88,7 +88,7 @@ def _replay(
         window = context.partition_time_window
         # Both ends of a replay are batch times (inclusive); a partition ends where the next one begins (exclusive).
         from_time, to_time = window.start, window.end - timedelta(microseconds=1)
-    replay_in_dagster(context, pipeline, resource, from_time=from_time, to_time=to_time, outputs=selected)
+    replay_in_dagster(context, pipeline, resource, ReplayChoice(from_time, to_time), outputs=selected)
 
 
 def output_assets(pipeline: Pipeline) -> dg.AssetsDefinition:

@@ -6,7 +6,7 @@ use `replay_in_dagster`.
 
 # No `from __future__ import annotations`: Dagster reads the configuration's class off the annotation.
 from collections.abc import Sequence
-from datetime import datetime
+from dataclasses import replace
 
 import dagster as dg
 from pydantic import Field
@@ -18,7 +18,13 @@ from orchestration.dagster_defs.shared.spark_resource import SparkResource, batc
 from orchestration.declarations.pipeline import Pipeline
 from orchestration.declarations.settings import Settings
 from orchestration.replays.replay import ReplayedBatch, replay_batches
-from orchestration.replays.replay_choice import NEWEST_FAILED, batches_to_replay, newest_failed_batch, parsed_time
+from orchestration.replays.replay_choice import (
+    NEWEST_FAILED,
+    ReplayChoice,
+    batches_to_replay,
+    newest_failed_batch,
+    parsed_time,
+)
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.connection.engine import connect_once
 
@@ -65,13 +71,10 @@ def replay_in_dagster(
     context: dg.OpExecutionContext | dg.AssetExecutionContext,
     pipeline: Pipeline,
     resource: SparkResource,
+    choice: ReplayChoice,
     *,
-    from_time: datetime | None,
-    to_time: datetime | None,
     newest_failed: bool = False,
     outputs: Sequence[str] = (),
-    failed_outputs_only: bool = False,
-    quarantined: bool = False,
 ) -> None:
     """Replay batches within a run: log a line per batch, materializations as outputs are committed, and tag the run.
 
@@ -85,17 +88,11 @@ def replay_in_dagster(
     ) as connection:
         pipeline_id = get_pipeline(connection, pipeline.name).pipeline_id
         if newest_failed:
-            from_time = newest_failed_batch(connection, pipeline_id)
-            found = "no batch is QUARANTINED" if from_time is None else f"{from_time.isoformat()} is QUARANTINED"
+            newest = newest_failed_batch(connection, pipeline_id)
+            choice = replace(choice, from_time=newest)
+            found = "no batch is QUARANTINED" if newest is None else f"{newest.isoformat()} is QUARANTINED"
             context.log.info(f"from_time: {NEWEST_FAILED}: {found}")
-        times = batches_to_replay(
-            connection,
-            pipeline_id,
-            from_time=from_time,
-            to_time=to_time,
-            failed_outputs_only=failed_outputs_only,
-            quarantined=quarantined,
-        )
+        times = batches_to_replay(connection, pipeline_id, choice)
     context.instance.add_run_tags(
         context.run.run_id,
         {
@@ -112,7 +109,7 @@ def replay_in_dagster(
         pipeline,
         times,
         outputs=outputs,
-        failed_outputs_only=failed_outputs_only,
+        failed_outputs_only=choice.failed_outputs_only,
         run_id=context.run.run_id,
         settings=settings,
         session=lambda: batch_session(resource, settings, pipeline),
@@ -152,12 +149,14 @@ def replay_job(pipeline: Pipeline) -> dg.JobDefinition:
             context,
             pipeline,
             forebay_spark,
-            from_time=None if newest_failed else parsed_time(config.from_time),
+            ReplayChoice(
+                None if newest_failed else parsed_time(config.from_time),
+                parsed_time(config.to_time),
+                failed_outputs_only=config.failed_outputs_only,
+                quarantined=config.quarantined,
+            ),
             newest_failed=newest_failed,
-            to_time=parsed_time(config.to_time),
             outputs=config.outputs,
-            failed_outputs_only=config.failed_outputs_only,
-            quarantined=config.quarantined,
         )
 
     @dg.job(

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orchestration.dagster_instance.dagster_client import DagsterClient, DagsterError, DagsterUnansweredError
-from orchestration.replays.replay_choice import ReplayError, batches_to_replay, check_output_names
+from orchestration.replays.replay_choice import ReplayChoice, ReplayError, batches_to_replay, check_output_names
 from orchestration.replays.replay_run import (
     REQUEST_TAG,
     OtherReplayError,
@@ -218,9 +218,8 @@ class Writes:
             raise HTTPException(HTTPStatus.NOT_IMPLEMENTED, message)
         try:
             with self._connect() as connection:
-                batches_to_replay(
-                    connection, pipeline.pipeline_id, from_time=time, to_time=time, failed_outputs_only=failed_only
-                )
+                choice = ReplayChoice(time, time, failed_outputs_only=failed_only)
+                batches_to_replay(connection, pipeline.pipeline_id, choice)
         except ReplayError as error:
             raise HTTPException(HTTPStatus.CONFLICT, str(error)) from error
         return ReplayRequest(pipeline.name, time, time, outputs, failed_outputs_only=failed_only)

@@ -22,7 +22,7 @@ from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.spark_output import spark_output_in, without_stack
 from orchestration.declarations.settings import Settings
 from orchestration.replays.replay import checked_outputs, replay_batches
-from orchestration.replays.replay_choice import batches_to_replay, check_output_names
+from orchestration.replays.replay_choice import ReplayChoice, batches_to_replay, check_output_names
 from orchestration.replays.replay_run import ReplayRequest
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.schema.declarations import PipelineDeclaration
@@ -117,14 +117,10 @@ def replay(
         first = bound_time(from_time)
         if batch_time not in ("", LATEST):
             first = named_batch(connection, pipeline_id, batch_time, pipeline=pipeline).batch_time
-        times = batches_to_replay(
-            connection,
-            pipeline_id,
-            from_time=first,
-            to_time=bound_time(to_time),
-            failed_outputs_only=failed_outputs_only,
-            quarantined=quarantined,
+        choice = ReplayChoice(
+            first, bound_time(to_time), failed_outputs_only=failed_outputs_only, quarantined=quarantined
         )
+        times = batches_to_replay(connection, pipeline_id, choice)
         settings = Settings()
         url = None if local else dagster_url(settings)
         console.print(f"{len(times)} batch(es) to replay, {'in Dagster' if url else 'in this process'}.")

@@ -11,7 +11,7 @@ from forebay import ParquetSink
 from forebay.dagster import build_definitions
 from orchestration.dagster_defs.assets.replay_job import ReplayConfig
 from orchestration.declarations.apply import apply
-from orchestration.replays.replay_choice import ReplayError, batches_to_replay, parsed_time
+from orchestration.replays.replay_choice import ReplayChoice, ReplayError, batches_to_replay, parsed_time
 from tests.support.driver_log.log import Log
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.schema.states import BatchState
@@ -172,7 +172,7 @@ def test_an_invalid_request_is_reported(system: System) -> None:
     first, last = words.times
 
     def wanted(from_time: datetime | None, to_time: datetime | None) -> list[datetime]:
-        return batches_to_replay(system.connection, pipeline_id, from_time=from_time, to_time=to_time)
+        return batches_to_replay(system.connection, pipeline_id, ReplayChoice(from_time, to_time))
 
     assert wanted(first, last) == [first, last]
     assert wanted(first, None) == [first]
