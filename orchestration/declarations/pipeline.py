@@ -6,12 +6,13 @@ makes it.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, get_args
 
 from pydantic import ValidationError
 
@@ -40,6 +41,7 @@ RESERVED_OUTPUTS = frozenset({"batches", "batches_1m"})
 BATCH_PARAMETER = "batch"
 # Batch times are multiples of the interval from here.
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_Arguments = ParamSpec("_Arguments")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -289,22 +291,26 @@ class Output:
         return f"Output({self.pipeline.name}.{self.name})"
 
 
+def _names_close_arguments(declare: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
+    """Name the argument that was meant by one that does not exist, before Python says that it is missing."""
+    own = [name for name in inspect.signature(declare).parameters if name not in ("self", "settings")]
+
+    @functools.wraps(declare)
+    def checked(*arguments: _Arguments.args, **settings: _Arguments.kwargs) -> None:
+        for name in settings.keys() - {*own, *PipelineSettings.model_fields}:
+            close = get_close_matches(name, own, n=1)
+            if close and close[0] not in settings:
+                message = f"a pipeline has no setting {name!r}: did you mean {close[0]}?"
+                raise DeclarationError(message)
+        declare(*arguments, **settings)
+
+    return checked
+
+
 class Pipeline:
     """Make batches at multiples of an interval from the blocks of its streams, with one or more outputs."""
 
-    if not TYPE_CHECKING:  # a type checker reads the arguments of __init__
-
-        def __new__(cls, *arguments: object, **settings: object) -> Self:
-            """Name the argument that was meant by one that does not exist, before Python says that it is missing."""
-            del arguments
-            own = [name for name in inspect.signature(cls.__init__).parameters if name not in ("self", "settings")]
-            for name in settings.keys() - {*own, *PipelineSettings.model_fields}:
-                close = get_close_matches(name, own, n=1)
-                if close and close[0] not in settings:
-                    message = f"a pipeline has no setting {name!r}: did you mean {close[0]}?"
-                    raise DeclarationError(message)
-            return super().__new__(cls)
-
+    @_names_close_arguments
     def __init__(
         self,
         name: str,
