@@ -150,7 +150,8 @@ class RedisReader:
                     about["lag"] + about["pending"],
                     "messages",
                     oldest_at=time_of(about["last-delivered-id"]),
-                    read=about["entries-read"] - about["pending"],
+                    # Nil until the group has read an entry.
+                    read=(about["entries-read"] or 0) - about["pending"],
                 )
         return found
 

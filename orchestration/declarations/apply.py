@@ -250,7 +250,8 @@ def _refuse_to_strand(
     renames: Mapping[str, str],
 ) -> None:
     """Refuse to take a stream from a pipeline while its blocks, or a batch with its records, wait there."""
-    for name in _streams_of(row) - {renames.get(stream.name, stream.name) for stream in pipeline.streams}:
+    # A name that is no stream's is one before a rename that was interrupted: what waits is under the new name.
+    for name in (_streams_of(row) & streams.keys()) - {renames.get(s.name, s.name) for s in pipeline.streams}:
         waiting = store.waiting_records(connection, row.pipeline_id, streams[name].stream_id)
         if waiting:
             raise StrandingChangeError(

@@ -494,10 +494,3 @@ class Pipeline:
 
     def __repr__(self) -> str:
         return f"Pipeline({self.name!r})"
-
-
-if not TYPE_CHECKING:
-    # What editors and `help` show: those of __new__ would hide them.
-    Pipeline.__signature__ = inspect.signature(Pipeline.__init__).replace(
-        parameters=list(inspect.signature(Pipeline.__init__).parameters.values())[1:]
-    )

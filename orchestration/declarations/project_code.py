@@ -246,7 +246,8 @@ class CodeCopies:
         in_force = self.in_force()
         newest = sorted(self._folder.glob("*.json"), key=lambda found: found.stat().st_mtime_ns, reverse=True)
         for old in newest[_KEPT:]:
-            if old != in_force:
+            # The clock may have been set back: the newest file is not always the last one here.
+            if old not in (in_force, file):
                 old.unlink(missing_ok=True)
         return file
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 #: How many times a commit is tried, because other writers' commits may come first.
 _TRIES = 20
 # Folders of an attempt's files below the directory of the table's files, but its own.
+_ATTEMPT_FOLDER = "attempt"
 _FOLDERS_OF_AN_ATTEMPT = 2
 
 
@@ -104,7 +105,7 @@ class FileTableSink(Sink):
             schema = self._columns(result.schema, attempt.name)
             directory = self._prepare(connection, schema, attempt)
             self.reached(Step.PREPARED)
-            own = directory / batch_folder(attempt) / f"attempt{attempt.attempt}-{secrets.token_hex(4)}"
+            own = directory / batch_folder(attempt) / f"{_ATTEMPT_FOLDER}{attempt.attempt}-{secrets.token_hex(4)}"
             staged = staged_files(result, own, schema, attempt.batch_time, self.on_bad_rows)
             # Publishing finds the refused rows where the commit says.
             location = str(own) if self.publishes else self.target
@@ -119,8 +120,9 @@ class FileTableSink(Sink):
 
     def publish(self, location: str, *, batch_time: datetime, check: Check = unchecked) -> None:
         """Show the rows that the committed attempt refused."""
-        if self.publishes:
-            own = Path(location)
+        own = Path(location)
+        # The commit may be from before the declaration said dead_letter: then its location is the table.
+        if self.publishes and own.name.startswith(_ATTEMPT_FOLDER):
             show(own, own.parents[_FOLDERS_OF_AN_ATTEMPT], batch_time, check)
 
     def check_columns(self, schema: StructType, where: str) -> None:

@@ -25,8 +25,8 @@ LOOK_SECONDS = 5.0
 QUIET_SECONDS = 60.0
 # Characters of a line: a reason may have a thousand, which `forebay status` shows.
 _MOST = 300
-# What counts on while a problem lasts: times, ages, numbers of batches.
-_NUMBERS = re.compile(r"\d[\d,.:TZ-]*")
+# What counts on while a problem lasts: times, ages, numbers of batches; not the number of a receiver, or in a name.
+_NUMBERS = re.compile(r"(?<![\w/.:-])\d[\d,.:TZ-]*")
 
 
 class ProblemWatch:

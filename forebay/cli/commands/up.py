@@ -319,11 +319,12 @@ class Services:
         checked_token(DAGSTER_TOKEN, self._settings.dagster_token)
         self._ui_port = entered.enter_context(_held_ui_port(self._wanted_ui_port)).getsockname()[1]
         module = self._settings.require_module()
-        pipelines = load_pipelines(module)
-        self._pipelines = _running(declared(pipelines))
         self._code = CodeWatch(module, self._settings.home, tell=self._tell, watches=self._watches)
         entered.callback(self._code.close)
+        # Before the module is loaded: what is saved in between is a change that follows.
         self._code.first()
+        pipelines = load_pipelines(module)
+        self._pipelines = _running(declared(pipelines))
         self._database_url = self._prepare_database()
         engine = create_engine(self._database_url, application_name="forebay up", pool_size=1)
         with connect(engine) as connection:

@@ -50,10 +50,14 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Ask for a version. declared: what the version in force declares. agreed: a person has applied this version."""
+    """Ask for a version. declared: what the version in force declares. agreed: a person has applied this version.
+
+    runs: the copy that receivers have loaded; None: unknown.
+    """
 
     declared: Mapping[str, Any]
     agreed: bool
+    runs: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +134,10 @@ def put_in_force(
         raise
     new = now["pipelines"].keys() - request.declared["pipelines"].keys()
     start_pipelines(connection, names=sorted(new), lift_halts=False)
-    if before is not None and before != copy.file:
-        _restart_receivers(connection, pipelines, CodeCopy(before), copy)
+    # A check before this one may have moved the link, and have ended then.
+    loaded = before if request.runs is None else Path(request.runs)
+    if loaded is not None and loaded != copy.file:
+        _restart_receivers(connection, pipelines, CodeCopy(loaded), copy)
     return Result(Outcome.IN_FORCE, declared=now, is_new=bool(changes) or now != request.declared)
 
 

@@ -136,7 +136,11 @@ class CodeWatch:
             self._end(self._check)
 
     def _begin(self, code: ProjectCode) -> None:
-        request = Request(self._declared, agreed=self._applied is not None and self._applied[0] == code.version)
+        request = Request(
+            self._declared,
+            agreed=self._applied is not None and self._applied[0] == code.version,
+            runs=None if self._in_force is None else str(self.copies.file_of(self._in_force.version)),
+        )
         answer = tempfile.TemporaryFile()  # noqa: SIM115  closed with the check
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
         with open_log(self._log_file) as log:
@@ -169,13 +173,13 @@ class CodeWatch:
         if said.endswith(b"\n"):
             found = json.loads(said)
             result = Result(**{**found, "outcome": Outcome(found["outcome"])})
-        elif late:
-            result = Result(Outcome.REFUSED, f"it is not loaded within {CHECK_SECONDS:g} s")
-        elif code > 0 and self.copies.in_force() != self.copies.file_of(check.code.version):
-            result = Result(Outcome.REFUSED, f"its process ended with code {code}; see {self._log_file}")
-        else:
+        elif self.copies.in_force() == self.copies.file_of(check.code.version) or not (late or code > 0):
             # It was killed, or may have begun with the driver log: whatever it did can be done again.
             result = Result(Outcome.UNKNOWN, "the process that checks it was ended")
+        elif late:
+            result = Result(Outcome.REFUSED, f"it is not loaded within {CHECK_SECONDS:g} s")
+        else:
+            result = Result(Outcome.REFUSED, f"its process ended with code {code}; see {self._log_file}")
         return self._concluded(check.code, result)
 
     def _end(self, check: _Check) -> int:

@@ -13,6 +13,8 @@ RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = forebay, pg_temp
 SET enable_seqscan = off
+-- A heartbeat comes after it on the same connection, and must not wait for what is only shown.
+SET lock_timeout = '1s'
 AS $$
 DECLARE
     one record;

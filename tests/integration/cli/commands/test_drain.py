@@ -203,6 +203,7 @@ def test_forebay_up_says_why_a_drain_was_interrupted(
         """Stands for services that got a signal and whose drain was interrupted."""
 
         changes = ()
+        receivers = slots = 1
 
         def ui_link(self, _console: Console) -> str:
             return "http://127.0.0.1:3000"

@@ -211,6 +211,18 @@ def test_a_renamed_stream_keeps_its_receivers_and_what_waits(connection: sa.Conn
     assert apply(connection, [declare(stream="words_in")]) == [], "it may be left out afterwards"
 
 
+def test_a_rename_that_was_interrupted_is_applied_again(connection: sa.Connection) -> None:
+    """Check a process that ends between the stream's row and the pipeline's: each is a transaction of its own."""
+    apply(connection, [declare()])
+    receive(connection, NOON)
+    connection.execute(sa.text("UPDATE forebay.streams SET name = 'words_in'"))
+    for renamed_from in ("lines", None):
+        apply(connection, [declare(stream="words_in", renamed_from=renamed_from)])
+        assert is_applied(connection, declare(stream="words_in"))
+    [stream] = list_streams(connection)
+    assert waiting_records(connection, get_pipeline(connection, "words").pipeline_id, stream.stream_id) == 10
+
+
 def test_a_stream_is_not_renamed_while_its_name_is_read(connection: sa.Connection) -> None:
     other = Pipeline("other", interval="10s")
     other.output(inputs=declare().streams, sink=ParquetSink("/out2"), name="counts")(lambda frame: frame)

@@ -33,3 +33,11 @@ def test_a_problem_is_told_once_however_its_numbers_change_and_its_end_too() -> 
     now *= 2
     watch.compare([failed])
     assert told[4:] == [failed.line]
+
+
+def test_receivers_are_told_apart_by_their_numbers_and_pipelines_by_their_names() -> None:
+    told: list[str] = []
+    watch = ProblemWatch(told.append, lambda: 0.0)
+    watch.compare([Problem("orders/1 is FAILED: x"), Problem("v1 is halted")])
+    watch.compare([Problem(f"{one} is FAILED: x") for one in ("orders/1", "orders/2")] + [Problem("v2 is halted")])
+    assert sorted(told) == ["orders/1 is FAILED: x", "orders/2 is FAILED: x", "v1 is halted", "v2 is halted"]
