@@ -7,14 +7,14 @@
 -- Only for display: the commit does not wait for the disk.
 -- Cost: what has changed; with `whole`, the receiver's rows.
 -- Authority: only the login that registered the process, and only for receivers that the process holds.
--- Locks: the written rows, of each receiver in the order of source and partition.
+-- Locks: the written rows, of each receiver in the order of source and partition. It waits for a second at most: a
+-- heartbeat comes after it on the same connection, and this is only for display.
 CREATE FUNCTION forebay.report_source_lag(process bigint, reports jsonb)
 RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = forebay, pg_temp
 SET enable_seqscan = off
--- A heartbeat comes after it on the same connection, and must not wait for what is only shown.
-SET lock_timeout = '1s'
+SET lock_timeout = 1000
 AS $$
 DECLARE
     one record;

@@ -44,7 +44,7 @@ def test_the_defaults_are_those_of_the_reference_page() -> None:
         ("tls", {"key_file": "/key.pem"}, "tls: .*give certificate_file too"),
         ("tls", {"verify": False, "ca_file": "/ca.pem"}, "tls: verify=False checks nothing"),
         ("tls", {"ca": "/ca.pem"}, "tls.ca: .*"),
-        ("prot", 1, "prot: socket_text has no such field .*port"),
+        ("prot", 1, "prot: socket_text has no such field: did you mean port"),
     ],
 )
 def test_a_wrong_field_is_named_with_its_value_and_the_fix(field: str, value: object, message: str) -> None:
