@@ -37,13 +37,6 @@ receiver_supervisor.progress_limit = lambda settings: 3.0 if hangs.exists() else
 
 
 @pytest.fixture
-def source() -> Iterator[NumberedSource]:
-    made = NumberedSource()
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def rig(database_url: str, tmp_path: Path, source: NumberedSource) -> Iterator[ReceiverRig]:
     made = ReceiverRig.on_socket(database_url, tmp_path / "receiver", source.port, progress_timeout="10m")
     yield made

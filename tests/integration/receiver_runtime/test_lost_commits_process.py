@@ -3,33 +3,12 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
-
-import pytest
 
 from forebay.testing.receiver_processes import eventually
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
 from tracker_store.connection.engine import connect
 from tracker_store.reports.checks import check_data
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-
-@pytest.fixture
-def source() -> Iterator[NumberedSource]:
-    made = NumberedSource()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def rig(database_url: str, tmp_path: Path, source: NumberedSource) -> Iterator[ReceiverRig]:
-    made = ReceiverRig.on_socket(database_url, tmp_path / "receiver", source.port)
-    yield made
-    made.close()
 
 
 def until_idle(rig: ReceiverRig, source: NumberedSource) -> int:

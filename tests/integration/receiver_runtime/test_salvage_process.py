@@ -29,13 +29,6 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def source() -> Iterator[NumberedSource]:
-    made = NumberedSource()
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def rig(database_url: str, tmp_path: Path, source: NumberedSource) -> Iterator[ReceiverRig]:
     made = ReceiverRig.on_socket(database_url, tmp_path / "receiver", source.port, block_queue_size=5)
     yield made

@@ -12,15 +12,7 @@ from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture
-def source() -> Iterator[NumberedSource]:
-    made = NumberedSource()
-    yield made
-    made.close()
 
 
 def details(rig: ReceiverRig, message: str) -> list[str]:

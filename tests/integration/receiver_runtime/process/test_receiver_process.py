@@ -10,7 +10,6 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,23 +20,6 @@ from tests.integration.receiver_runtime.receiver_rig import NumberedSource, Rece
 from tests.support.machine.unread_bytes import unread_bytes
 from tests.support.polling import joined
 from tracker_store.schema.states import ReceiverEventKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture
-def source() -> Iterator[NumberedSource]:
-    made = NumberedSource()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def rig(database_url: str, tmp_path: Path, source: NumberedSource) -> Iterator[ReceiverRig]:
-    made = ReceiverRig.on_socket(database_url, tmp_path / "receiver", source.port)
-    yield made
-    made.close()
 
 
 def numbers(values: list[str]) -> list[int]:

@@ -31,13 +31,6 @@ PRIVATE = b"has the measles"
 
 
 @pytest.fixture
-def source() -> Iterator[NumberedSource]:
-    made = NumberedSource()
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def rig(
     database_url: str, tmp_path: Path, source: NumberedSource, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ReceiverRig]:
