@@ -21,7 +21,7 @@ from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.declared_directory import check_directory, declared_directory, directory_place
 from orchestration.sinks.file_table import FileTableSink, batch_folder
 from orchestration.sinks.parquet_staging import with_batch_time
-from orchestration.sinks.refused_rows import OnBadRows, checked_choice
+from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
 from orchestration.sinks.table_columns import check_fit
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ class DeltaSink(FileTableSink):
 
     def declaration(self) -> dict[str, Any]:
         """Return the declaration that `forebay apply` writes."""
-        choice = {} if self.on_bad_rows == "fail" else {"on_bad_rows": self.on_bad_rows}
-        return {"kind": "delta", "path": str(self.path), **choice}
+        return {"kind": "delta", "path": str(self.path), **declared_choice(self.on_bad_rows)}
 
     @classmethod
     def place(cls, declaration: Mapping[str, Any]) -> Place:

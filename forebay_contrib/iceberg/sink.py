@@ -21,7 +21,7 @@ from orchestration.declarations.sink import Committed, Place, SinkError, Written
 from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.file_table import FileTableSink
 from orchestration.sinks.parquet_staging import with_batch_time
-from orchestration.sinks.refused_rows import OnBadRows, checked_choice
+from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
 from orchestration.sinks.table_columns import check_fit
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
@@ -96,7 +96,7 @@ class IcebergSink(FileTableSink):
             "table": self.table,
             "catalog": self.name,
             "properties": {key: str(value) for key, value in self._catalog.items()},
-            **({} if self.on_bad_rows == "fail" else {"on_bad_rows": self.on_bad_rows}),
+            **declared_choice(self.on_bad_rows),
         }
 
     @classmethod

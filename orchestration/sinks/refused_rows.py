@@ -88,6 +88,11 @@ def checked_choice(on_bad_rows: OnBadRows, sink: str) -> OnBadRows:
     return on_bad_rows
 
 
+def declared_choice(on_bad_rows: OnBadRows) -> dict[str, str]:
+    """Return what a sink's declaration says of the choice: nothing of the usual one."""
+    return {} if on_bad_rows == "fail" else {"on_bad_rows": on_bad_rows}
+
+
 def shown(value: object) -> str:
     """Return a value for a message, cut."""
     text = repr(value)

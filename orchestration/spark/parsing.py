@@ -30,6 +30,8 @@ _DIGITS = 38  # the most that a decimal of Spark's has
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?(NaN|Inf|Infinity)$"
 # Stands for a field with nothing in it, which is null; a pair of quotes is an empty text.
 _NOTHING = "\x01nothing\x01"
+# Spark's options for CSV as RFC 4180 has it.
+_CSV = {"escape": '"', "emptyValue": "", "nullValue": _NOTHING}
 _INFINITY = "Infinity"
 
 
@@ -68,9 +70,8 @@ def from_csv_records(
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
 
-    own = {"escape": '"', "emptyValue": "", "nullValue": _NOTHING}
-    asked = {**own, **(options or {})}
-    has_own_quotes = "quote" in asked or asked["escape"] != own["escape"]
+    asked = {**_CSV, **(options or {})}
+    has_own_quotes = "quote" in asked or asked["escape"] != _CSV["escape"]
     separator = asked.get("sep", asked.get("delimiter", ","))
     return _parsed(
         records,
@@ -115,8 +116,7 @@ def from_regex_records(
         return F.concat_ws(",", *(field(one.name, is_string=one.dataType.typeName() == "string") for one in fields))
 
     whole = rf"(?s)\A(?:{plain})\r?\n?\z"
-    own = {"escape": '"', "emptyValue": "", "nullValue": _NOTHING}
-    asked = {**own, **(options or {})}
+    asked = {**_CSV, **(options or {})}
     return _parsed(records, schema, column, asked, F.from_csv, lambda text: [~text.rlike(whole)], csv=csv)
 
 

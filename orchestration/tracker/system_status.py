@@ -82,16 +82,16 @@ class AgentStatus:
 class SystemStatus:
     """Hold the parts of the status; a part without an answer is None, and `unreachable` names it or the driver log."""
 
-    leader: LeaderStatus | None
-    agents: list[AgentStatus] | None
-    pipelines: list[PipelineStatus] | None
-    receivers: list[ReceiverStatus] | None
-    lag: list[StreamLag] | None
-    batches: list[BatchStats] | None
-    processing_times: list[PipelineProcessingTimes] | None
-    decisions: list[ScalingDecision] | None
-    unread: list[UnreadStream] | None
-    unreachable: list[Unreachable]
+    leader: LeaderStatus | None = None
+    agents: list[AgentStatus] | None = None
+    pipelines: list[PipelineStatus] | None = None
+    receivers: list[ReceiverStatus] | None = None
+    lag: list[StreamLag] | None = None
+    batches: list[BatchStats] | None = None
+    processing_times: list[PipelineProcessingTimes] | None = None
+    decisions: list[ScalingDecision] | None = None
+    unread: list[UnreadStream] | None = None
+    unreachable: Sequence[Unreachable] = ()
     # What `forebay up` of this installation says of changed code that is not in force; empty: nothing.
     code: str = ""
 

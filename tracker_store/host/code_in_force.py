@@ -30,7 +30,7 @@ LINK = "in-force"
 
 
 class CodeCopyError(Exception):
-    """Start `forebay up` again, which makes the copy of the project's modules anew: this one can't be read."""
+    """Start `forebay up` again, which makes a new copy of the project's modules: this one can't be read."""
 
 
 class CodeCopy(MetaPathFinder):

@@ -51,16 +51,9 @@ class ProblemWatch:
         self.compare(
             problems(
                 SystemStatus(
-                    leader=None,
-                    agents=None,
                     pipelines=pipeline_status(connection),
                     receivers=receiver_status(connection),
-                    lag=None,
-                    batches=None,
-                    processing_times=None,
-                    decisions=None,
                     unread=unread_streams(connection),
-                    unreachable=[],
                 )
             )
         )

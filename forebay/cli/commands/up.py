@@ -324,7 +324,8 @@ class Services:
         # Before the module is loaded: what is saved in between is a change that follows.
         self._code.first()
         pipelines = load_pipelines(module)
-        self._pipelines = _running(declared(pipelines))
+        declarations = declared(pipelines)
+        self._pipelines = _running(declarations)
         self._database_url = self._prepare_database()
         engine = create_engine(self._database_url, application_name="forebay up", pool_size=1)
         with connect(engine) as connection:
@@ -343,7 +344,7 @@ class Services:
         # Commands in this home find Dagster by this file while this process runs.
         (dagster_home / URL_FILE).write_text(self._webserver_url, encoding="utf-8")
         environment = {**self._environment(dagster_home), CODE_VARIABLE: str(self._code.copies.link)}
-        self._code.runs(declared(pipelines), environment, FROM_YOUR_CODE)
+        self._code.runs(declarations, environment, FROM_YOUR_CODE)
         # Only for the children that demand it, or send it.
         token = {DAGSTER_TOKEN: NO_TOKEN if self._token is None else self._token}
         # What the services need is in here, even if an output's secret is in a variable of the same name.

@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestration.declarations.apply import apply, declared_streams, difference, refuse
+from orchestration.declarations.apply import apply, declared_streams, refuse
 from orchestration.declarations.compatibility import declared, needs_a_person
 from orchestration.declarations.modules import load_pipelines
 from orchestration.declarations.project_code import CodeCopies, same_code
@@ -119,7 +119,6 @@ def put_in_force(
     copy = load_code_in_force()
     assert copy is not None, "FOREBAY_CODE names the copy to check"
     now = declared(pipelines)
-    changes = difference(connection, pipelines)
     decisions = needs_a_person(request.declared, now)
     if decisions and not request.agreed:
         return Result(Outcome.WAITS, "; ".join(decisions))
@@ -127,7 +126,7 @@ def put_in_force(
     before = copies.in_force()
     copies.put_in_force(copy.file)
     try:
-        apply(connection, pipelines)
+        changes = apply(connection, pipelines)
     except BaseException:
         if before is not None:
             copies.put_in_force(before)

@@ -35,7 +35,7 @@ from orchestration.sinks.parquet_names import (
 )
 from orchestration.sinks.parquet_staging import Staged, empty_file, staged_files
 from orchestration.sinks.refused_files import show
-from orchestration.sinks.refused_rows import OnBadRows, checked_choice
+from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
 from orchestration.sinks.table_columns import arrow_schema, check_names
 from receiver_runtime.block_store.roots import OBJECT_SCHEMES, without_secrets
 from receiver_runtime.block_store.secret_url import SecretUrl
@@ -96,7 +96,7 @@ class ParquetSink(Sink):
             "kind": "parquet",
             "path": path,
             **({"compact": True} if self.compact else {}),
-            **({} if self.on_bad_rows == "fail" else {"on_bad_rows": self.on_bad_rows}),
+            **declared_choice(self.on_bad_rows),
         }
 
     @classmethod

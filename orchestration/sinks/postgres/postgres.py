@@ -42,7 +42,7 @@ from orchestration.sinks.postgres.postgres_place import table_place
 from orchestration.sinks.postgres.postgres_rows import Mode, TargetTable, columns_of_table
 from orchestration.sinks.postgres.postgres_staging import ANSWER, REFUSED, Address, Staging, TargetError
 from orchestration.sinks.postgres.postgres_statements import COMMITS, Statements, quoted
-from orchestration.sinks.refused_rows import OnBadRows, checked_choice
+from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
 from orchestration.sinks.table_columns import refuse_table
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
@@ -138,7 +138,7 @@ class PostgresSink(Sink):
             "table": self.target,
             "mode": self.mode,
             "key": list(self.key),
-            **({} if self.on_bad_rows == "fail" else {"on_bad_rows": self.on_bad_rows}),
+            **declared_choice(self.on_bad_rows),
             **({} if self.totals is None else {"totals": self.totals.declaration()}),
         }
 

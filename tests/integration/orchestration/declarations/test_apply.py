@@ -203,7 +203,7 @@ def test_a_renamed_stream_keeps_its_receivers_and_what_waits(connection: sa.Conn
     ]
     assert changes[0].details == (("name", "lines", "words_in"),)
     assert [(row.stream_id, row.name) for row in list_streams(connection)] == [(stream.stream_id, "words_in")]
-    # Its name is in the path of its address: the receiver starts anew, by a hand-over.
+    # Its name is in the path of its address: the receiver starts again, by a hand-over.
     [after] = placements(connection)
     assert (after.receiver_id, after.assignment) == (before.receiver_id, before.assignment + 1)
     assert waiting_records(connection, get_pipeline(connection, "words").pipeline_id, stream.stream_id) == 10
