@@ -33,6 +33,7 @@ class BatchInputs:
     Attributes:
         blocks: the batch's blocks by stream, in the order of (receiver, sequence).
         windows: the blocks of windows, by stream and length, in the same order.
+        new: of each window with a `new_column`, by output, stream and length: the blocks that are new to the output.
         columns: the columns of each stream that the outputs read.
         expected: which store each root of the block store must be.
         records: the first and the end of the records to read of each block, by their numbers; None: all.
@@ -40,6 +41,7 @@ class BatchInputs:
 
     blocks: Mapping[str, Sequence[AllocatedBlock]]
     windows: Mapping[tuple[str, timedelta], Sequence[AllocatedBlock]]
+    new: Mapping[tuple[str, str, timedelta], AbstractSet[tuple[int, int]]]
     columns: Mapping[str, Sequence[tuple[str, str]]]
     expected: Mapping[str, Sequence[str]]
     records: tuple[int, int] | None = None
@@ -49,6 +51,14 @@ class BatchInputs:
         if isinstance(entry, Window):
             return self.windows[entry.stream.name, entry.length]
         return self.blocks[entry.name]
+
+    def parted(self, output: str, window: Window) -> tuple[list[AllocatedBlock], list[AllocatedBlock]]:
+        """Return the blocks of an output's window that are new to it, and those that it has seen."""
+        new = self.new[output, window.stream.name, window.length]
+        parts: tuple[list[AllocatedBlock], list[AllocatedBlock]] = [], []
+        for block in self.blocks_of(window):
+            parts[(block.receiver_id, block.sequence) not in new].append(block)
+        return parts
 
     def only(self, keys: AbstractSet[tuple[int, int]]) -> BatchInputs:
         """Return the same inputs with only these blocks, by (receiver, sequence)."""
@@ -84,7 +94,8 @@ def read_batch_inputs(
     """
     tracker = ReceivedBlockTracker(connection, pipeline_id)
     rows = {row.name: row for row in list_streams(connection)}
-    entries = [entry for output in outputs for entry in output.inputs]
+    chosen = list(outputs)
+    entries = [entry for output in chosen for entry in output.inputs]
     return BatchInputs(
         blocks={
             stream.name: tracker.whole_blocks_of_batch_and_stream(batch_time, rows[stream.name].stream_id)
@@ -96,6 +107,24 @@ def read_batch_inputs(
             )
             for entry in {(e.stream.name, e.length): e for e in entries if isinstance(e, Window)}.values()
         },
+        new={
+            (output.name, entry.stream.name, entry.length): _new_blocks(
+                tracker, output, entry, batch_time, rows[entry.stream.name].stream_id
+            )
+            for output in chosen
+            for entry in output.windows
+            if entry.new_column is not None
+        },
         columns={name: columns_of_row(connection, rows[name]) for name in {stream_of(entry).name for entry in entries}},
         expected=attached_identities(connection, root_names(block_store)),
     )
+
+
+def _new_blocks(
+    tracker: ReceivedBlockTracker, output: Output, window: Window, batch_time: datetime, stream_id: int
+) -> frozenset[tuple[int, int]]:
+    """Return the window's blocks of the batches since the last one before this in which the output was computed."""
+    before = tracker.last_batch_of_output(batch_time, output.name, slide=output.own_slide)
+    length = window.length if before is None else min(window.length, batch_time - before)
+    blocks = tracker.get_blocks_of_window_and_stream(batch_time, length, stream_id)
+    return frozenset((block.receiver_id, block.sequence) for block in blocks)

@@ -26,6 +26,7 @@ from orchestration.batches.noted_replicas import report_noted_replicas
 from orchestration.batches.output_run import run_output
 from orchestration.batches.publishing import publish, publish_what_is_left
 from orchestration.declarations.batch import Batch
+from orchestration.declarations.pipeline import Window
 from orchestration.declarations.sink import OutputAttempt
 from orchestration.spark.statement_retry import retry_statement
 from tracker_store.batches import batch_outputs, batches
@@ -39,7 +40,7 @@ from tracker_store.connection.outage import SURVIVED
 from tracker_store.schema.states import AttemptState, BatchState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
     import sqlalchemy as sa
@@ -47,11 +48,12 @@ if TYPE_CHECKING:
 
     from orchestration.batches.attempt_outputs import FailedOutput
     from orchestration.batches.batch_inputs import BatchInputs
-    from orchestration.declarations.pipeline import Output, Pipeline, Stream, Window
+    from orchestration.declarations.pipeline import Output, Pipeline, Stream
     from orchestration.declarations.settings import Settings
     from orchestration.spark.output_threads import OutputThreads
     from tracker_store.batches.batches import AttemptRow
     from tracker_store.batches.outputs import OutputCommit
+    from tracker_store.batches.received_block_tracker import AllocatedBlock
 
 RECORD_SECONDS = 10.0
 
@@ -429,7 +431,7 @@ def output_result(
     """Return the result of an output's function for the batch."""
     spark = session()
     arguments = {
-        parameter: _read(spark, entry, batch, inputs, settings)
+        parameter: _frame(spark, output, entry, batch, inputs, settings)
         for parameter, entry in zip(output.parameters, output.inputs, strict=True)
     }
     if output.wants_batch:
@@ -437,8 +439,27 @@ def output_result(
     return output.function(**arguments)  # type: ignore[no-any-return]
 
 
+def _frame(
+    session: SparkSession, output: Output, entry: Stream | Window, batch: Batch, inputs: BatchInputs, settings: Settings
+) -> DataFrame:
+    def read(blocks: Iterable[AllocatedBlock]) -> DataFrame:
+        return _read(session, stream_of(entry), blocks, batch, inputs, settings)
+
+    if not isinstance(entry, Window) or entry.new_column is None:
+        return read(inputs.blocks_of(entry))
+    from orchestration.spark.reading.new_records import marked  # noqa: PLC0415  loads pyspark
+
+    new, earlier = inputs.parted(output.name, entry)
+    return marked(read(new), read(earlier), entry.new_column)
+
+
 def _read(
-    session: SparkSession, entry: Stream | Window, batch: Batch, inputs: BatchInputs, settings: Settings
+    session: SparkSession,
+    stream: Stream,
+    blocks: Iterable[AllocatedBlock],
+    batch: Batch,
+    inputs: BatchInputs,
+    settings: Settings,
 ) -> DataFrame:
     from orchestration.spark.reading.allocation import encode_allocation, location_of  # noqa: PLC0415  loads pyspark
     from orchestration.spark.reading.block_reader import (  # noqa: PLC0415  loads pyspark
@@ -449,7 +470,6 @@ def _read(
     )
     from orchestration.spark.reading.data_source import FORMAT  # noqa: PLC0415  loads pyspark
 
-    stream = stream_of(entry)
     some = {} if inputs.records is None else {RECORDS: "{}:{}".format(*inputs.records)}
     return (
         session.read.format(FORMAT)
@@ -460,7 +480,7 @@ def _read(
         .option("stream", stream.name)
         .option("block_store", settings.block_store_roots)
         .option(BLOCK_KEYS, ",".join(map(str, settings.block_key_references)))
-        .option(ALLOCATION, encode_allocation(map(location_of, inputs.blocks_of(entry)), inputs.expected))
+        .option(ALLOCATION, encode_allocation(map(location_of, blocks), inputs.expected))
         .load()
     )
 

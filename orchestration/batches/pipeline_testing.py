@@ -188,10 +188,18 @@ def _result(
     from orchestration.spark.reading.block_reader import spark_schema  # noqa: PLC0415  as above
 
     def frame(entry: Stream | Window) -> DataFrame:
-        if isinstance(entry, Window):
-            batches = tables[entry.stream.name][-(entry.length // interval) :]
-        else:
-            batches = tables[entry.name][-1:]
+        if not isinstance(entry, Window):
+            return loaded(tables[entry.name][-1:])
+        batches = tables[entry.stream.name][-(entry.length // interval) :]
+        if entry.new_column is None:
+            return loaded(batches)
+        from orchestration.spark.reading.new_records import marked  # noqa: PLC0415  as above
+
+        seen = max(0, len(batches) - output.slide // interval)
+        nothing = [batches[0].slice(0, 0)]
+        return marked(loaded(batches[seen:]), loaded(batches[:seen] or nothing), entry.new_column)
+
+    def loaded(batches: Sequence[pa.Table]) -> DataFrame:
         table = pa.concat_tables(batches)
         # The types that Spark has when it reads a stream: signed integers, times in microseconds.
         columns: Any = StructType.fromDDL(spark_schema(columns_of(table.schema)))

@@ -165,17 +165,26 @@ class Stream:
             "settings": self.settings.to_row(),
         }
 
-    def window(self, length: str | timedelta, *, slide: str | timedelta | None = None) -> Window:
+    def window(
+        self, length: str | timedelta, *, slide: str | timedelta | None = None, new_column: str | None = None
+    ) -> Window:
         """Read the stream's blocks of the last `length` by batch time, every `slide` (default: the batch interval).
+
+        `new_column` adds a BOOLEAN column of this name: whether the output sees the record for the first time. A join
+        of windows that keeps only rows with a new record has each pair once.
 
         Raises:
             DeclarationError: a duration can't work. The pipeline checks whether it fits the interval.
         """
         where = f"window of stream {self.name!r}"
+        if new_column == "":
+            message = f"{where}: new_column is empty: give the column a name, or leave it out"
+            raise DeclarationError(message)
         return Window(
             self,
             _duration(length, f"{where}: length"),
             None if slide is None else _duration(slide, f"{where}: slide"),
+            new_column,
         )
 
     def __repr__(self) -> str:
@@ -189,10 +198,13 @@ class Window:
     function's code asked for.
     """
 
-    def __init__(self, stream: Stream, length: timedelta, slide: timedelta | None) -> None:
+    def __init__(
+        self, stream: Stream, length: timedelta, slide: timedelta | None, new_column: str | None = None
+    ) -> None:
         self.stream = stream
         self.length = length
         self.slide = slide
+        self.new_column = new_column
 
     def declaration(self) -> dict[str, Any]:
         """Return what `forebay apply` writes."""
@@ -200,6 +212,7 @@ class Window:
             "window": self.stream.name,
             "length_ms": _milliseconds(self.length),
             "slide_ms": None if self.slide is None else _milliseconds(self.slide),
+            **({} if self.new_column is None else {"new_column": self.new_column}),
         }
 
     def __repr__(self) -> str:
@@ -273,8 +286,12 @@ class Output:
         Only its windows' slide decides: the interval may have changed since the batch was made, and skipping the output
         would lose the batch's blocks, which no other batch has.
         """
-        slides = [window.slide for window in self.windows if window.slide is not None]
-        return not slides or (batch_time - EPOCH) % max(slides) == timedelta(0)
+        return self.own_slide is None or (batch_time - EPOCH) % self.own_slide == timedelta(0)
+
+    @property
+    def own_slide(self) -> timedelta | None:
+        """Return the slide that its windows declare; None: it is computed in every batch."""
+        return max((window.slide for window in self.windows if window.slide is not None), default=None)
 
     @property
     def asset_key(self) -> dg.AssetKey:

@@ -305,6 +305,34 @@ class ReceivedBlockTracker:
         # The window is (batch_time - length, batch_time]; batch times are whole microseconds.
         return self._blocks(batch_time - length + timedelta(microseconds=1), batch_time, stream_id=stream_id)
 
+    def last_batch_of_output(self, batch_time: datetime, output: str, *, slide: timedelta | None) -> datetime | None:
+        """Return the last batch before this one in which the output has or gets a result; `slide` None: in any.
+
+        A batch that was COMPLETED without a run, because it had nothing new, has no result and is left out. No locks;
+        O(batches in a slide).
+        """
+        with named_failures():
+            return self._connection.execute(
+                sa.text("""
+                    SELECT t.batch_time
+                    FROM forebay.batches t
+                    LEFT JOIN forebay.output_commits c
+                      ON c.pipeline_id = t.pipeline_id AND c.batch_time = t.batch_time AND c.output = :output
+                    WHERE t.pipeline_id = :pipeline
+                      AND t.batch_time < :time
+                      AND (
+                          c.output IS NOT NULL
+                          OR t.state <> 'COMPLETED' AND (
+                              CAST(:slide AS interval) IS NULL
+                              OR date_bin(:slide, t.batch_time, to_timestamp(0)) = t.batch_time
+                          )
+                      )
+                    ORDER BY t.batch_time DESC
+                    LIMIT 1
+                """),
+                {"pipeline": self._pipeline_id, "time": batch_time, "output": output, "slide": slide},
+            ).scalar_one_or_none()
+
     def _blocks(self, first: datetime, last: datetime, *, stream_id: int | None) -> list[AllocatedBlock]:
         """Return the blocks of the batches from `first` to `last`."""
         with named_failures():

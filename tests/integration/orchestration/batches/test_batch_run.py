@@ -267,6 +267,35 @@ def test_a_windowed_output_reads_the_batches_of_its_window(system: System) -> No
     assert published == [["a"], ["a", "b"], ["b", "c"]]
 
 
+def test_a_join_of_windows_has_each_pair_once_also_after_a_quiet_batch_and_in_a_replay(system: System) -> None:
+    lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+    pipeline = Pipeline("words", interval="1h", retention="10h")
+    four_hours = lines.window("4h", slide="2h", new_column="is_new")
+
+    @pipeline.output(inputs=[four_hours, four_hours], sink=ParquetSink(system.output))
+    def pairs(left: DataFrame, right: DataFrame) -> DataFrame:
+        joined = left.alias("l").join(right.alias("r")).where("(l.is_new OR r.is_new) AND l.value < r.value")
+        return joined.selectExpr("l.value || r.value AS value")
+
+    apply(system.connection, [pipeline])
+    # The first of these hours is odd by the clock.
+    before = get_pipeline(system.connection, "words").last_batch_time.hour % 2
+    states = []
+    for hour, values in enumerate(["a", "b", "cd", "", "e", "f"], start=1 + before):
+        if values:
+            system.receive(list(values))
+        time = system.allocate(hour)
+        states.append(system.state(time)[0])
+        if states[-1] is BatchState.ALLOCATED:
+            system.run(pipeline, time, 1)
+    # The fourth batch had no records, and did not run: the sixth is the first that sees c and d. Its window is cdef.
+    assert states[3] is BatchState.COMPLETED
+    once = ["ab", "cd", "ce", "cf", "de", "df", "ef"]
+    assert system.published() == once
+    system.replay(pipeline, time)
+    assert system.published() == once
+
+
 def test_a_late_run_starts_no_spark(system: System) -> None:
     pipeline = system.declare(same)
     system.receive(["a"])

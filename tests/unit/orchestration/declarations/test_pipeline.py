@@ -160,6 +160,13 @@ def test_an_error_names_the_line_of_the_declaration() -> None:
     assert _error_of(declare).endswith(f"({__file__}:{number})")
 
 
+def test_a_windows_column_of_new_records_is_declared_and_has_a_name() -> None:
+    stream = lines()
+    assert stream.window("60s", new_column="is_new").declaration()["new_column"] == "is_new"
+    with pytest.raises(DeclarationError, match="new_column is empty"):
+        stream.window("60s", new_column="")
+
+
 def test_a_window_is_declared_by_its_length_and_slide() -> None:
     stream = lines()
     pipeline = Pipeline("p", interval="10s")
