@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Self
 
 import psutil
 
-from benchmarks.failover_system import system_failover
+from benchmarks.failover_system import PAIRS, system_failover
 from benchmarks.report import Report, machine, time_figure
 from benchmarks.server import Server, running_server
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
@@ -72,6 +72,7 @@ _SYSTEM_FIGURES = {
     "code-server": _Measured("Dagster's code server killed, to the next batch", 15.0),
     "agent": _Measured("agent killed, to the next batch", 20.0),
     "tracker": _Measured("tracker killed, to the next batch", 5.0),
+    "two": _Measured("two of six killed at once, to the next batch", 15.0),
 }
 FIGURES = {**_HOST_FIGURES, **_SYSTEM_FIGURES}
 
@@ -342,8 +343,10 @@ def run_in_system(
     with system_failover(home, drivers) as failover:
         for _ in range(rounds):
             for figure in figures:
-                latency = failover.steady_latency()
-                times.add(report, figure, failover.kill(figure), f" (undisturbed: {latency:.2f} s after its boundary)")
+                for killed in PAIRS if figure == "two" else [(figure,)]:
+                    latency = failover.steady_latency()
+                    detail = f" ({' and '.join(killed)}; undisturbed: {latency:.2f} s after its boundary)"
+                    times.add(report, figure, failover.kill(*killed), detail)
 
 
 def add_figures(report: Report, times: Times, figures: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
-"""Measure how long a whole `forebay up` makes no batch after a `kill -9` of one of its processes.
+"""Measure how long a whole `forebay up` makes no batch after a `kill -9` of one or two of its processes.
 
-Each round waits until batches come regularly, kills one process, and measures the time until a batch is committed that
+Each round waits until batches come regularly, kills, and measures the time until a batch is committed that
 has records received after the kill. It runs the system as users do: `forebay up` with a 2 s interval, an embedded
 server, and a source that sends 1,000 numbered lines/s. It must never help the system to recover after a kill.
 """
@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 import psutil
@@ -49,6 +50,8 @@ PROCESSES = {
     "agent": ("forebay.cli agent",),
     "tracker": ("forebay.cli tracker",),
 }
+# Any two of these are killed at once. The agent is not among them: all that runs below it exits with it.
+PAIRS = tuple(combinations(("receiver", "driver", "daemon", "code-server", "tracker", "postgres"), 2))
 # These are killed while a batch runs in the driver, so that the batch loses its attempt: the worst moment.
 _KILLED_IN_A_BATCH = frozenset({"driver", "agent"})
 
@@ -95,22 +98,33 @@ class SystemFailover:
         time.sleep(_SETTLE_SECONDS + self._random.random() * INTERVAL_SECONDS)
         return sum(latencies) / max(1, len(latencies))
 
-    def kill(self, name: str) -> float:
-        """Kill the process of this name; return the seconds until a batch has records received since."""
-        process = self._system.until(f"{name} runs", lambda: self._system.process(*PROCESSES[name]))
-        if name in _KILLED_IN_A_BATCH:
+    def kill(self, *names: str) -> float:
+        """Kill the processes of these names at once; return the seconds until a batch has records received since."""
+        processes = {name: self._process(name) for name in names}
+        if _KILLED_IN_A_BATCH & processes.keys():
             running = self._running_batch()
-            process = running if name == "driver" else process
+            if "driver" in processes:
+                processes["driver"] = running
         killed_at, began = time.time(), time.monotonic()
-        process.send_signal(signal.SIGKILL)
-        self._system.until("the killed process is gone", lambda: not _lives(process), 30.0)
+        for process in processes.values():
+            process.send_signal(signal.SIGKILL)
+        gone = "the killed processes are gone"
+        self._system.until(gone, lambda: not any(map(_lives, processes.values())), 30.0)
         while time.monotonic() - began < DEADLINE_SECONDS:
             with contextlib.suppress(*SURVIVED), connect(self._system.engine) as connection:
                 row = connection.execute(_COMMITTED, {"killed_at": killed_at}).one_or_none()
                 if row is not None:
                     return float(row.at) - killed_at
             time.sleep(_POLL_SECONDS)
-        raise TimeoutError(f"{name} was killed, and no batch came within {DEADLINE_SECONDS:.0f} s")
+        raise TimeoutError(f"{' and '.join(names)} killed, and no batch came within {DEADLINE_SECONDS:.0f} s")
+
+    def _process(self, name: str) -> psutil.Process:
+        if name == "receiver":
+            return self._system.receiver_process()
+        if name == "postgres":
+            # The server is no child of `forebay up`.
+            return psutil.Process(int((self._system.home / "postgres" / "postmaster.pid").read_text().split()[0]))
+        return self._system.until(f"{name} runs", lambda: self._system.process(*PROCESSES[name]))
 
     def _is_complete(self) -> bool:
         with contextlib.suppress(*SURVIVED), connect(self._system.engine) as connection:

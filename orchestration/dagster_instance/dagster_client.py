@@ -9,6 +9,7 @@ from __future__ import annotations
 import http
 import http.client
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -47,7 +48,7 @@ _RUNS = """
 query RunsWithTags($tags: [ExecutionTag!]!) {
   runsOrError(filter: {tags: $tags}, limit: 1) {
     __typename
-    ... on Runs { results { runId } }
+    ... on Runs { results { runId status } }
     ... on Error { message }
   }
 }
@@ -71,6 +72,16 @@ mutation LaunchBatch($params: ExecutionParams!) {
   }
 }
 """
+# At once, because nothing of the run has begun that could end in good order.
+_END = """
+mutation EndRun($runId: String!) {
+  terminateRun(runId: $runId, terminatePolicy: MARK_AS_CANCELED_IMMEDIATELY) {
+    __typename
+    ... on Error { message }
+  }
+}
+"""
+_NOT_STARTED = "NOT_STARTED"
 
 
 class DagsterError(Exception):
@@ -91,6 +102,15 @@ class LaunchFailedError(DagsterUnansweredError):
 
 class LaunchRefusedError(DagsterError):
     """Dagster refused: there is no run."""
+
+
+class RunNotStartedError(DagsterError):
+    """Dagster made a run and could not start it: it was ended, and nothing ran."""
+
+    def __init__(self, said: str, run_id: str) -> None:
+        """Take what Dagster said, and the run that it had made."""
+        super().__init__(f"{said}; its run {run_id} was not started")
+        self.run_id = run_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,24 +164,21 @@ class DagsterClient:
     def launch(self, sensor: BatchSensor, pipeline: str, launch: Launch) -> str:
         """Launch a batch's run as its sensor would, and return the run's id.
 
-        Raises DagsterUnreachableError and LaunchRefusedError if there is no run, DagsterUnansweredError if there may be
-        one.
+        Raises what ``launch_job`` raises.
         """
         tags = {
             **launch.tags(pipeline),
             _RUN_KEY_TAG: launch.run_key,
             _SENSOR_NAME_TAG: sensor_name(pipeline),
         }
-        try:
-            return self.launch_job(sensor, job_name(pipeline), launch.run_config(pipeline), tags)
-        except LaunchFailedError as error:
-            # Dagster had finished with the launch when it answered: a run that does not exist now will not appear.
-            if self.run_with(tags) is not None:
-                raise
-            raise LaunchRefusedError(f"{error}; there is no run") from error
+        return self.launch_job(sensor, job_name(pipeline), launch.run_config(pipeline), tags)
 
     def run_with(self, tags: Mapping[str, str]) -> str | None:
         """Return the id of a run with all of these tags, in any status, or None. Raises DagsterUnansweredError."""
+        return self._newest(tags)[0]
+
+    def _newest(self, tags: Mapping[str, str]) -> tuple[str | None, str]:
+        """Return the id and the status of the newest run with these tags. Raises DagsterUnansweredError."""
         wanted = [{"key": key, "value": value} for key, value in tags.items()]
         try:
             answer = self._ask(_RUNS, {"tags": wanted})["runsOrError"]
@@ -169,7 +186,7 @@ class DagsterClient:
             raise DagsterUnansweredError(str(error)) from error
         if "results" not in answer:
             raise DagsterUnansweredError(f"{answer['__typename']}: {answer.get('message', '')}")
-        return next((run["runId"] for run in answer["results"]), None)
+        return next(((run["runId"], run["status"]) for run in answer["results"]), (None, ""))
 
     def unfinished_run(self, tags: Mapping[str, str]) -> str | None:
         """Return the id of a run with all of these tags that is queued or runs, or None. Raises DagsterError."""
@@ -190,8 +207,8 @@ class DagsterClient:
     def launch_job(self, sensor: BatchSensor, job: str, run_config: Mapping[str, Any], tags: Mapping[str, str]) -> str:
         """Launch a run of a job in the repository of `sensor`, and return its id.
 
-        Raises DagsterUnreachableError and LaunchRefusedError if there is no run, DagsterUnansweredError if there may be
-        one.
+        Raises DagsterUnreachableError and LaunchRefusedError if there is no run, RunNotStartedError if there is one
+        that will never start, DagsterUnansweredError if there may be one.
         """
         params = {
             "selector": {
@@ -208,9 +225,24 @@ class DagsterClient:
             return run_id
         said = f"{answer['__typename']}: {answer.get('message', '')}"
         if answer["__typename"] == "PythonError":
-            # The error may have occurred after the run was created and before it started.
-            raise LaunchFailedError(said)
+            raise self._failed_launch(said, tags)
         raise LaunchRefusedError(said)
+
+    def _failed_launch(self, said: str, tags: Mapping[str, str]) -> DagsterError:
+        """Return what is left of a launch that ended with an error; end a run that it made and did not start.
+
+        Dagster had finished with the launch when it answered: a run that does not exist now will not appear, and one
+        that is not started now will not start. Raises DagsterUnansweredError.
+        """
+        run_id, status = self._newest(tags)
+        if run_id is None:
+            return LaunchRefusedError(f"{said}; there is no run")
+        if status != _NOT_STARTED:
+            return LaunchFailedError(said)
+        # Nothing waits for it, whether Dagster shows its end now or the batch sensor's next look does.
+        with suppress(DagsterError):
+            self._ask(_END, {"runId": run_id})
+        return RunNotStartedError(said, run_id)
 
     def _ask(self, query: str, variables: Mapping[str, Any]) -> dict[str, Any]:
         kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection

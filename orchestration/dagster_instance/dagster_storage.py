@@ -2,8 +2,10 @@
 
 Outside of its webserver, Dagster's own storage opens a connection for each statement. Its daemon makes about twenty
 statements a second, so more than a quarter of a system's CPU time went to Postgres starting processes and checking
-passwords. Here all storages of a process, of every instance that it makes, share one pool. The pool tests a
-connection before each use, so that no statement fails after a restart of the server, and drops one to a standby.
+passwords. In its webserver, each storage keeps a connection of its own, and the first statement of each fails after a
+restart of the server: a launch that fails between two statements leaves a run that nobody starts. Here all storages of
+a process, of every instance that it makes, share one pool. The pool tests a connection before each use, so that no
+statement fails after a restart of the server, and drops one to a standby.
 
 Dagster's own storage also lists the schema's tables before most statements, because an older release of Dagster may
 have made them. Half of an idle system's CPU time in Postgres was for that. Here a process remembers each table, column
@@ -26,7 +28,7 @@ from dagster_postgres import (
     PostgresRunStorage,
     PostgresScheduleStorage,
 )
-from dagster_postgres.utils import create_pg_engine, pg_url_from_config
+from dagster_postgres.utils import create_pg_engine, pg_url_from_config, set_pg_statement_timeout
 
 from tracker_store.connection.engine import CONNECTION_TIMEOUTS, leave_a_read_only_server
 
@@ -58,6 +60,18 @@ class _Shared:
 @lru_cache(maxsize=1)
 def _shared(url: str) -> _Shared:
     """Return what the process shares. Dagster makes an instance for each tick of a sensor and never closes it."""
+    return _Shared(_pool(url))
+
+
+@lru_cache(maxsize=1)
+def _webservers_pool(url: str, statement_timeout: int) -> sa.Engine:
+    """Return the pool of the webserver's process, whose statements end after `statement_timeout` ms."""
+    engine = _pool(url)
+    sa.event.listen(engine, "connect", lambda made, _: set_pg_statement_timeout(made, statement_timeout))
+    return engine
+
+
+def _pool(url: str) -> sa.Engine:
     engine = create_pg_engine(
         url,
         isolation_level="AUTOCOMMIT",
@@ -71,7 +85,7 @@ def _shared(url: str) -> _Shared:
     sa.event.listen(engine, "handle_error", leave_a_read_only_server)
     # A user's code may fork: two processes must not use one connection.
     os.register_at_fork(after_in_child=lambda: engine.dispose(close=False))
-    return _Shared(engine)
+    return engine
 
 
 class _RunStorage(PostgresRunStorage):
@@ -79,6 +93,9 @@ class _RunStorage(PostgresRunStorage):
         super().__init__(postgres_url, should_autocreate_tables=False)
         self._engine = shared.engine
         self._shared = shared
+
+    def optimize_for_webserver(self, statement_timeout: int, pool_recycle: int, max_overflow: int) -> None:  # noqa: ARG002
+        self._engine = _webservers_pool(self.postgres_url, statement_timeout)
 
     def has_run_stats_index_cols(self) -> bool:
         return self._shared.has("runs.start_time", super().has_run_stats_index_cols)
@@ -97,6 +114,9 @@ class _EventLogStorage(PostgresEventLogStorage):
         self._engine = shared.engine
         self._shared = shared
 
+    def optimize_for_webserver(self, statement_timeout: int, pool_recycle: int, max_overflow: int) -> None:  # noqa: ARG002
+        self._engine = _webservers_pool(self.postgres_url, statement_timeout)
+
     def _has_asset_key_col_on_connection(self, conn: sa.Connection, column_name: str) -> bool:
         look = super()._has_asset_key_col_on_connection
         return self._shared.has(f"asset_keys.{column_name}", lambda: look(conn, column_name))
@@ -111,6 +131,9 @@ class _ScheduleStorage(PostgresScheduleStorage):
         super().__init__(postgres_url, should_autocreate_tables=False)
         self._engine = shared.engine
         self._shared = shared
+
+    def optimize_for_webserver(self, statement_timeout: int, pool_recycle: int, max_overflow: int) -> None:  # noqa: ARG002
+        self._engine = _webservers_pool(self.postgres_url, statement_timeout)
 
     def has_instigators_table(self) -> bool:
         # Without a connection, if it was found before.

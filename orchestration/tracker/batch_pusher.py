@@ -30,14 +30,15 @@ from orchestration.batches.batch_schedule import (
     sensor_name,
     wants_first_launch,
 )
-from orchestration.dagster_instance.dagster_client import DagsterError, DagsterUnansweredError
-from tracker_store.batches.batches import unfinished_batches
+from orchestration.dagster_instance.dagster_client import DagsterError, DagsterUnansweredError, RunNotStartedError
+from tracker_store.batches.batches import fail_attempt, unfinished_batches
 from tracker_store.batches.launches import release_launch
 from tracker_store.batches.pipelines import pipelines_by_id, stream_declarations
 from tracker_store.batches.received_block_tracker import due_pipelines
 from tracker_store.connection.engine import connect
 from tracker_store.connection.outage import SURVIVED, Outage
 from tracker_store.receivers.leadership import DeposedError
+from tracker_store.schema.states import AttemptFailure
 
 if TYPE_CHECKING:
     import threading
@@ -212,6 +213,9 @@ class BatchPusher:
                 log.info("batch pushed", pipeline=push.rules.pipeline, batch=push.launch.run_key, run_id=answer)
                 self._succeeded()
                 continue
+            if isinstance(answer, RunNotStartedError):
+                self._end_unstarted(connection, push, answer, term)
+                continue
             self._failed(answer)
             if not isinstance(answer, DagsterUnansweredError):
                 release_launch(
@@ -221,6 +225,22 @@ class BatchPusher:
                     attempt=push.launch.attempt,
                     launcher=self._launcher(term),
                 )
+
+    def _end_unstarted(self, connection: sa.Connection, push: _Push, error: RunNotStartedError, term: int) -> None:
+        """End the attempt of a run that never starts: the batch's next attempt need not wait until it is missed."""
+        log.warning("a batch's run was not started", batch=push.launch.run_key, run_id=error.run_id, error=str(error))
+        fail_attempt(
+            connection,
+            pipeline_id=push.rules.pipeline_id,
+            batch_time=push.batch_time,
+            attempt=push.launch.attempt,
+            run_id=error.run_id,
+            error=f"run {error.run_id} was lost (Dagster made it and could not start it: {error})",
+            failure=AttemptFailure.LOST,
+            max_attempts=push.rules.max_attempts,
+            max_lost_attempts=push.rules.max_lost_attempts,
+            term=term,
+        )
 
     def _launch(self, push: _Push) -> str | DagsterError:
         if (late := self._clock() - push.taken_at) > ASK_WITHIN_SECONDS:

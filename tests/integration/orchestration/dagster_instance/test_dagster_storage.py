@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import dagster as dg
+import pytest
 import sqlalchemy as sa
 
 from forebay.cli.instance.dagster_home import (
@@ -19,8 +20,6 @@ from tracker_store.connection.engine import psycopg2_url
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
-
 # Autovacuum works in the database too, and has no name of an application either.
 _DAGSTERS = (
     "FROM pg_stat_activity WHERE datname = current_database() AND pid != pg_backend_pid() AND application_name = '' "
@@ -31,8 +30,11 @@ _CONNECTIONS = sa.text(f"SELECT pid, query {_DAGSTERS}")
 _END_CONNECTIONS = sa.text(f"SELECT count(pg_terminate_backend(pid, 5000)) {_DAGSTERS}")
 
 
-def _instance(directory: Path) -> dg.DagsterInstance:
-    return dg.DagsterInstance.from_config(str(directory))
+def _instance(directory: Path, *, is_webserver: bool = False) -> dg.DagsterInstance:
+    instance = dg.DagsterInstance.from_config(str(directory))
+    if is_webserver:
+        instance.optimize_for_webserver(statement_timeout=5000, pool_recycle=3600, max_overflow=20)
+    return instance
 
 
 def _ask(instance: dg.DagsterInstance) -> None:
@@ -47,8 +49,9 @@ def _connections(watching: sa.Connection) -> dict[int, str]:
     return {row.pid: row.query for row in watching.execute(_CONNECTIONS)}
 
 
+@pytest.mark.parametrize("is_webserver", [False, True])
 def test_connections_are_kept_and_shared_and_a_restarted_server_costs_no_statement(
-    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch, *, is_webserver: bool
 ) -> None:
     ensure_dagster_schema(database_url)
     monkeypatch.setenv(DATABASE_VARIABLE, dagster_database_url(database_url))
@@ -56,13 +59,13 @@ def test_connections_are_kept_and_shared_and_a_restarted_server_costs_no_stateme
     watcher = sa.create_engine(
         psycopg2_url(database_url), isolation_level="AUTOCOMMIT", connect_args={"application_name": "watcher"}
     )
-    with watcher.connect() as watching, _instance(tmp_path) as instance:
+    with watcher.connect() as watching, _instance(tmp_path, is_webserver=is_webserver) as instance:
         _ask(instance)
         kept = _connections(watching).keys()
         assert 0 < len(kept) <= KEPT_CONNECTIONS
         # The code server makes an instance for each tick of a sensor.
         for _ in range(3):
-            with _instance(tmp_path) as another:
+            with _instance(tmp_path, is_webserver=is_webserver) as another:
                 _ask(another)
         now = _connections(watching)
         assert now.keys() <= kept, now

@@ -25,6 +25,7 @@ from orchestration.dagster_instance.dagster_client import (
     DagsterUnansweredError,
     DagsterUnreachableError,
     LaunchRefusedError,
+    RunNotStartedError,
 )
 from orchestration.declarations.apply import apply
 from orchestration.tracker.batch_pusher import BatchPusher
@@ -38,6 +39,7 @@ from tracker_store.batches.received_block_tracker import batch_times
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.leadership import DeposedError, read_leadership, take_leadership
 from tracker_store.receivers.receivers import placements
+from tracker_store.schema.states import AttemptState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -205,6 +207,22 @@ def test_a_webserver_that_is_away_leaves_the_batch_to_the_sensor_at_once(
     dagster.error = None
     pushing.turn(connection, term)
     assert dagster.launched == []
+
+
+def test_a_run_that_dagster_could_not_start_costs_its_attempt_and_no_time(
+    engine: sa.Engine, connection: sa.Connection
+) -> None:
+    pipeline = declare()
+    [time] = behind(connection, pipeline)
+    dagster = FakeDagster(pipeline)
+    dagster.error = RunNotStartedError("PythonError: the server closed the connection", "r9")
+    pushing, term = pusher(engine, dagster), lead(connection)
+    pushing.turn(connection, term)
+    [attempt] = batches.attempts_of_batch(connection, get_pipeline(connection, "words").pipeline_id, time)
+    assert (attempt.state, attempt.run_id) == (AttemptState.LOST, "r9")
+    dagster.error = None
+    pushing.turn(connection, term)
+    assert dagster.launched == [f"{time.isoformat()}:2"]
 
 
 def test_without_an_answer_the_sensor_looks_before_it_launches_and_not_before_the_lease_is_over(

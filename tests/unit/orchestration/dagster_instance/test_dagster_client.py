@@ -26,6 +26,7 @@ from orchestration.dagster_instance.dagster_client import (
     DagsterUnansweredError,
     DagsterUnreachableError,
     LaunchRefusedError,
+    RunNotStartedError,
 )
 from tests.support.machine.held_ports import held_port
 from tests.support.polling import joined
@@ -92,8 +93,10 @@ def test_queries_fit_dagsters_schema() -> None:
         dagster_client._STATUS,
         dagster_client._RUNS,
         dagster_client._UNFINISHED,
+        dagster_client._END,
     ):
         assert validate(schema, parse(query)) == []
+    assert dagster_client._NOT_STARTED in dagster_client._UNFINISHED_STATUSES
     assert set(dagster_client._UNFINISHED_STATUSES) == {status.value for status in NOT_FINISHED_STATUSES}
 
 
@@ -194,11 +197,25 @@ def test_outcome_is_unknown_without_an_answer_in_time() -> None:
 LOST = {"data": {"launchRun": {"__typename": "PythonError", "message": "lost"}}}
 
 
+def found(status: str) -> object:
+    return {"data": {"runsOrError": {"__typename": "Runs", "results": [{"runId": "r1", "status": status}]}}}
+
+
+@pytest.mark.parametrize(
+    "ended", [{"data": {"terminateRun": {"__typename": "TerminateRunSuccess"}}}, b"<html>502</html>"]
+)
+def test_a_run_that_was_made_and_not_started_is_ended(ended: object) -> None:
+    with webserver((LOST, found("NOT_STARTED"), ended)) as (client, asked), pytest.raises(RunNotStartedError) as raised:
+        client.launch(SENSOR, "words", LAUNCH)
+    assert raised.value.run_id == "r1"
+    assert asked[2]["variables"] == {"runId": "r1"}
+
+
 @pytest.mark.parametrize(
     ("runs", "error"),
     [
         ({"data": {"runsOrError": {"__typename": "Runs", "results": []}}}, LaunchRefusedError),
-        ({"data": {"runsOrError": {"__typename": "Runs", "results": [{"runId": "r1"}]}}}, DagsterUnansweredError),
+        (found("STARTING"), DagsterUnansweredError),
         ({"data": {"runsOrError": {"__typename": "PythonError", "message": "too"}}}, DagsterUnansweredError),
         (b"<html>502</html>", DagsterUnansweredError),
     ],
