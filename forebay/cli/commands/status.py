@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import psutil
 import typer
 
-from forebay.cli.checks.problems import problems
 from forebay.cli.commands.pipelines import shown_state
 from forebay.cli.instance.database import database_url
 from forebay.cli.terminal.console import Console
@@ -28,15 +27,16 @@ from forebay.cli.terminal.many_rows import (
     stream_sums,
     sums_urgency,
 )
-from forebay.cli.terminal.reasons import causes
 from forebay.cli.terminal.row_json import columns, pipeline_columns, to_json
 from forebay.cli.terminal.tables import print_table
 from orchestration.declarations.project_code import CodeCopies
 from orchestration.declarations.settings import DatabaseUrlMissingError, Settings
 from orchestration.policies.executor_allocation import scaling
+from orchestration.status_page.problems import problems
+from orchestration.status_page.reasons import causes
+from orchestration.status_page.system_status import DRIVER_LOG, system_status
 from orchestration.tracker.http.listen_address import ListenAddressError
 from orchestration.tracker.http.status_address import serves_this_home, status_page
-from orchestration.tracker.system_status import DRIVER_LOG, system_status
 from receiver_runtime.block_store.roots import split_roots
 from tracker_store.schema.states import BatchState
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from orchestration.block_checks.bounded_scans import Unreachable
-    from orchestration.tracker.system_status import SystemStatus
+    from orchestration.status_page.system_status import SystemStatus
     from tracker_store.reports.status import PipelineStatus, ReceiverStatus
 
 # Seconds. The command answers within this time, whatever is wrong.

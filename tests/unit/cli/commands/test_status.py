@@ -13,7 +13,7 @@ from forebay.cli.commands.status import _report, _show
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.many_rows import MOST_ROWS, SHORT_ROWS
 from forebay.cli.terminal.row_json import to_json
-from orchestration.tracker.system_status import SystemStatus
+from orchestration.status_page.system_status import SystemStatus
 from tracker_store.receivers.receivers import NOT_STORING
 from tracker_store.reports.status import PipelineStatus, ReceiverStatus, StreamLag
 

@@ -18,7 +18,7 @@ from tracker_store.schema.states import DesiredState, ReceiverState
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from orchestration.tracker.system_status import AgentStatus, LeaderStatus, SystemStatus
+    from orchestration.status_page.system_status import AgentStatus, LeaderStatus, SystemStatus
     from tracker_store.batches.streams import UnreadStream
     from tracker_store.reports.status import PipelineStatus, ReceiverStatus
 

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from forebay.cli.checks.problems import problems
 from orchestration.block_checks.bounded_scans import Unreachable
-from orchestration.tracker.system_status import AgentStatus, LeaderStatus, SystemStatus
+from orchestration.status_page.problems import problems
+from orchestration.status_page.system_status import AgentStatus, LeaderStatus, SystemStatus
 from tracker_store.batches.streams import UnreadStream
 from tracker_store.receivers.receivers import DEGRADED, NOT_STORING, refused_requests
 from tracker_store.reports.status import PipelineStatus, ReceiverStatus
