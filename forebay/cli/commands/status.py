@@ -320,9 +320,9 @@ def _show_receivers(console: Console, receivers: Sequence[ReceiverStatus], *, ev
         _print_rows(console, title, RECEIVER_COLUMNS, _rows(shown) or [])
         _show_left_out(console, len(receivers) - len(shown), "receivers", "receiver_status")
     # Not in the table: a terminal of 80 columns has no room for one more column.
-    for receiver in shown:
-        if receiver.reason:
-            console.print(f"{receiver.stream}/{receiver.ordinal}: {receiver.reason}", markup=False, soft_wrap=True)
+    for cause in causes(shown, lambda row: row.reason):
+        name = f"{cause.row.stream}/{cause.row.ordinal}{cause.and_more}"
+        console.print(f"{name}: {cause.line}", markup=False, soft_wrap=True)
 
 
 def _show_sources(console: Console, receivers: Sequence[ReceiverStatus], *, everything: bool) -> None:

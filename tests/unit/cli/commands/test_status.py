@@ -89,6 +89,12 @@ def test_what_sources_have_is_shown_of_receivers_that_said_so_and_is_a_problem_w
     assert "Sources" not in "".join(shown(system([receiver(1)])))
 
 
+def test_receivers_with_one_reason_are_one_line() -> None:
+    rows = [replace(receiver(number), reason=f"degraded: port {number} is in use") for number in range(1, 7)]
+    reasons = [line for line in shown(system(rows)) if "in use" in line and "forebay" not in line]
+    assert reasons == ["stream_1/1 and 5 more: degraded: port 1 is in use"]
+
+
 def test_a_large_installation_sees_sums_and_who_needs_attention() -> None:
     receivers = [receiver(number) for number in range(1, 1_011)]
     receivers[500] = replace(receivers[500], state="FAILED", reason="no such host")

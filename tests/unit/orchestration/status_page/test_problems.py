@@ -66,6 +66,23 @@ def test_failed_receivers_are_one_line_for_each_stream_however_many() -> None:
     ]
 
 
+def test_receivers_of_several_streams_with_one_cause_are_one_line() -> None:
+    down = [
+        receiver(1, "ACTIVE", f"{DEGRADED}: s3://bucket/{number} does not answer", stream=f"s{number}")
+        for number in range(6)
+    ]
+    other = receiver(2, "ACTIVE", f"{DEGRADED}: the login was refused", stream="s1")
+    assert lines(system(*down, other)) == [
+        "6 receivers of 6 streams are degraded; s0/1: s3://bucket/0 does not answer: forebay receivers list",
+        "s1/2 is degraded: the login was refused: forebay receivers list",
+    ]
+    failed = [replace(row, state="FAILED", reason="no such host") for row in down]
+    assert lines(system(*failed, receiver(2, "FAILED", "no such host"), receiver(3, "FAILED", ""))) == [
+        "7 receivers of 7 streams are FAILED; s0/1: no such host: forebay receivers list",
+        "lines/3 is FAILED: it gives no reason: forebay receivers restart lines/3",
+    ]
+
+
 def test_refused_requests_and_what_is_not_received_have_lines_of_their_own() -> None:
     refused = refused_requests(12_031, "404 /v1/traces", 11_000)
     assert lines(
