@@ -9,8 +9,8 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from forebay.cli.checks.problems import Problem, problems
-from orchestration.tracker.system_status import SystemStatus
+from orchestration.status_page.problems import Problem, problems
+from orchestration.status_page.system_status import SystemStatus
 from tracker_store.batches.streams import unread_streams
 from tracker_store.reports.status import pipeline_status, receiver_status
 

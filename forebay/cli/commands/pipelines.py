@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.cli.checks.problems import stale_line
 from forebay.cli.instance import names
 from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.confirmation import Yes, confirm
@@ -16,6 +15,7 @@ from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.row_json import pipeline_columns, to_json
 from forebay.cli.terminal.tables import print_table
 from orchestration.batches.batch_schedule import halted
+from orchestration.status_page.problems import stale_line
 from tracker_store.batches.pipelines import PipelineRunsError, remove_pipeline
 from tracker_store.reports.status import pipeline_status
 

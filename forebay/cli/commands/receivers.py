@@ -12,6 +12,7 @@ from forebay.cli.instance import names
 from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.tables import print_table
+from orchestration.status_page.reasons import causes
 from tracker_store.receivers import receivers as store
 from tracker_store.reports.status import receiver_status
 from tracker_store.schema.states import DesiredState
@@ -66,9 +67,10 @@ def receivers(context: typer.Context, as_json: AsJson = False) -> None:  # noqa:
         for row in rows
     ]
     print_table(console, ("receiver", "state", "wanted", "host", "epoch", "last block", "rate"), cells)
-    for row in rows:
-        if row.reason:
-            console.print(f"{row.stream}/{row.ordinal}: {row.reason}", markup=False, soft_wrap=True)
+    for cause in causes(rows, lambda row: row.reason):
+        # The first one's whole reason: other commands shorten it, and lead here.
+        name = f"{cause.row.stream}/{cause.row.ordinal}{cause.and_more}"
+        console.print(f"{name}: {cause.row.reason}", markup=False, soft_wrap=True)
 
 
 def _plain(row: ReceiverStatus) -> dict[str, object]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import psutil
 import typer
 
-from forebay.cli.checks.problems import problems
 from forebay.cli.commands.pipelines import shown_state
 from forebay.cli.instance.database import database_url
 from forebay.cli.terminal.console import Console
@@ -28,15 +27,16 @@ from forebay.cli.terminal.many_rows import (
     stream_sums,
     sums_urgency,
 )
-from forebay.cli.terminal.reasons import causes
 from forebay.cli.terminal.row_json import columns, pipeline_columns, to_json
 from forebay.cli.terminal.tables import print_table
 from orchestration.declarations.project_code import CodeCopies
 from orchestration.declarations.settings import DatabaseUrlMissingError, Settings
 from orchestration.policies.executor_allocation import scaling
+from orchestration.status_page.problems import problems
+from orchestration.status_page.reasons import causes
+from orchestration.status_page.system_status import DRIVER_LOG, system_status
 from orchestration.tracker.http.listen_address import ListenAddressError
 from orchestration.tracker.http.status_address import serves_this_home, status_page
-from orchestration.tracker.system_status import DRIVER_LOG, system_status
 from receiver_runtime.block_store.roots import split_roots
 from tracker_store.schema.states import BatchState
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from orchestration.block_checks.bounded_scans import Unreachable
-    from orchestration.tracker.system_status import SystemStatus
+    from orchestration.status_page.system_status import SystemStatus
     from tracker_store.reports.status import PipelineStatus, ReceiverStatus
 
 # Seconds. The command answers within this time, whatever is wrong.
@@ -320,9 +320,9 @@ def _show_receivers(console: Console, receivers: Sequence[ReceiverStatus], *, ev
         _print_rows(console, title, RECEIVER_COLUMNS, _rows(shown) or [])
         _show_left_out(console, len(receivers) - len(shown), "receivers", "receiver_status")
     # Not in the table: a terminal of 80 columns has no room for one more column.
-    for receiver in shown:
-        if receiver.reason:
-            console.print(f"{receiver.stream}/{receiver.ordinal}: {receiver.reason}", markup=False, soft_wrap=True)
+    for cause in causes(shown, lambda row: row.reason):
+        name = f"{cause.row.stream}/{cause.row.ordinal}{cause.and_more}"
+        console.print(f"{name}: {cause.line}", markup=False, soft_wrap=True)
 
 
 def _show_sources(console: Console, receivers: Sequence[ReceiverStatus], *, everything: bool) -> None:

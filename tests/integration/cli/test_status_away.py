@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sa
 
 from forebay.testing.postgres import PostgresProcess
-from orchestration.tracker.system_status import system_status
+from orchestration.status_page.system_status import system_status
 from tests.support.commands.forked_command import forebay
 from tests.support.driver_log.log import make_log
 from tests.support.machine.hanging_mount import HangingMountRefusedError, hanging_mount
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from orchestration.tracker.system_status import SystemStatus
+    from orchestration.status_page.system_status import SystemStatus
 
 # Seconds: the deadline of a look in these tests, and how long a loaded machine may take for it.
 SECONDS = 1.0

@@ -228,6 +228,28 @@ def test_back_pressure_does_not_reckon_with_a_quarantined_batch_that_came_out_by
     assert batch.started_at is None
 
 
+def test_a_replay_that_brings_a_batch_out_leaves_its_scheduling_delay(log: Log) -> None:
+    delays = sa.text(
+        "SELECT attempt, scheduling_delay, processing_time, total_delay, processing_started_at - oldest_time AS late "
+        "FROM forebay.batch_stats WHERE batch_time = :time"
+    )
+    claim(log)
+    fail(log, 1)
+    # The run began 2 s after its time, and the replay days later.
+    log.connection.execute(
+        sa.text("UPDATE forebay.batch_attempts SET started_at = batch_time + interval '2 s' WHERE batch_time = :time"),
+        {"time": T1},
+    )
+    number = claim_replay(log)
+    commit(log, number)
+    complete_replay(log, number)
+    row = log.connection.execute(delays, {"time": T1}).one()
+    assert row.attempt == number
+    assert row.scheduling_delay == timedelta(seconds=2)
+    assert row.late > timedelta(days=1)
+    assert row.total_delay == row.scheduling_delay + row.processing_time
+
+
 def test_a_quarantined_batch_is_completed_when_all_its_outputs_are_committed(log: Log) -> None:
     claim(log)
     fail(log, 1)

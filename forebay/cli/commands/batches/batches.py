@@ -18,9 +18,9 @@ from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.allocated_blocks import block_as_json
 from forebay.cli.terminal.confirmation import Yes, confirm
 from forebay.cli.terminal.console import Console
-from forebay.cli.terminal.reasons import causes
 from forebay.cli.terminal.tables import print_table
 from orchestration.batches.batch_schedule import halted
+from orchestration.status_page.reasons import causes
 from tracker_store.batches import batches as store
 from tracker_store.batches.batch_outputs import OutputState, outputs_of_batch, partial_commit
 from tracker_store.batches.input_metadata import input_metadata

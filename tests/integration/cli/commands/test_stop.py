@@ -118,7 +118,7 @@ def test_receivers_are_listed_with_their_reason_and_their_rate(log: Log) -> None
         sa.text("UPDATE forebay.receivers SET state = 'FAILED', reason = 'no such host', rate_limit = 1500")
     )
     text = said(forebay("receivers"))
-    for word in ("lines/1", "lines/2", "FAILED", "running", "1,500.0", "lines/2: no such host"):
+    for word in ("lines/1", "lines/2", "FAILED", "running", "1,500.0", "lines/1 and 1 more: no such host"):
         assert word in text
     rows = json.loads(forebay("receivers", "--json").stdout)["receivers"]
     assert [(row["stream"], row["ordinal"], row["state"], row["rate_limit"]) for row in rows] == [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forebay.cli.checks.problem_watch import QUIET_SECONDS, ProblemWatch
-from forebay.cli.checks.problems import Problem
+from orchestration.status_page.problems import Problem
 
 
 def test_a_problem_is_told_once_however_its_numbers_change_and_its_end_too() -> None:

@@ -13,7 +13,7 @@ from forebay.cli.commands.status import _report, _show
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.many_rows import MOST_ROWS, SHORT_ROWS
 from forebay.cli.terminal.row_json import to_json
-from orchestration.tracker.system_status import SystemStatus
+from orchestration.status_page.system_status import SystemStatus
 from tracker_store.receivers.receivers import NOT_STORING
 from tracker_store.reports.status import PipelineStatus, ReceiverStatus, StreamLag
 
@@ -87,6 +87,12 @@ def test_what_sources_have_is_shown_of_receivers_that_said_so_and_is_a_problem_w
     problems = [line.strip() for line in lines if "behind its source" in line]
     assert problems == ["stream_1/1 is 90 s behind its source, which has 1,234 records unread: forebay receivers list"]
     assert "Sources" not in "".join(shown(system([receiver(1)])))
+
+
+def test_receivers_with_one_reason_are_one_line() -> None:
+    rows = [replace(receiver(number), reason=f"degraded: port {number} is in use") for number in range(1, 7)]
+    reasons = [line for line in shown(system(rows)) if "in use" in line and "forebay" not in line]
+    assert reasons == ["stream_1/1 and 5 more: degraded: port 1 is in use"]
 
 
 def test_a_large_installation_sees_sums_and_who_needs_attention() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.cli.terminal.reasons import causes, one_line
+from orchestration.status_page.reasons import causes, one_line
 
 
 def test_causes_that_differ_in_values_are_one_and_the_first_row_stands_for_it() -> None:

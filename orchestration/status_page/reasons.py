@@ -1,4 +1,4 @@
-"""Say why batches are as they are: a line for each cause, with how many batches have it.
+"""Say why batches or receivers are as they are: a line for each cause, with how many of them have it.
 
 Owns which reasons count as one cause, and how a long line is shortened. It reads nothing and prints nothing.
 """
@@ -23,11 +23,20 @@ _VALUE = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\d+")
 
 @dataclass(frozen=True, slots=True)
 class Cause(Generic[Row]):
-    """Hold a cause's line, the first row that has it, and how many more rows do."""
+    """Hold a cause's line, and the rows that have it, one at least."""
 
     line: str
-    row: Row
-    more: int
+    rows: list[Row]
+
+    @property
+    def row(self) -> Row:
+        """Return the first row, whose values the line has."""
+        return self.rows[0]
+
+    @property
+    def more(self) -> int:
+        """Return how many rows have it beside the first."""
+        return len(self.rows) - 1
 
     @property
     def and_more(self) -> str:
@@ -40,14 +49,12 @@ def causes(rows: Iterable[Row], reason_of: Callable[[Row], str]) -> list[Cause[R
 
     Reasons whose lines differ only in values are one cause.
     """
-    found: dict[str, tuple[str, Row, int]] = {}
+    found: dict[str, Cause[Row]] = {}
     for row in rows:
         line = one_line(reason_of(row))
         if line:
-            kind = _VALUE.sub("", line)
-            first = found.get(kind)
-            found[kind] = (line, row, 0) if first is None else (first[0], first[1], first[2] + 1)
-    return [Cause(*one) for one in found.values()]
+            found.setdefault(_VALUE.sub("", line), Cause(line, [])).rows.append(row)
+    return list(found.values())
 
 
 def one_line(reason: str) -> str:

@@ -6,11 +6,12 @@ removes something: what may be lost is a person's decision, after a look at the 
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
+from orchestration.status_page.reasons import causes
 from receiver_runtime.sources.fields.units import duration_text
 from tracker_store.receivers.receivers import DEGRADED, is_degraded, is_not_storing, refused_in
 from tracker_store.schema.states import DesiredState, ReceiverState
@@ -18,7 +19,7 @@ from tracker_store.schema.states import DesiredState, ReceiverState
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from orchestration.tracker.system_status import AgentStatus, LeaderStatus, SystemStatus
+    from orchestration.status_page.system_status import AgentStatus, LeaderStatus, SystemStatus
     from tracker_store.batches.streams import UnreadStream
     from tracker_store.reports.status import PipelineStatus, ReceiverStatus
 
@@ -152,21 +153,25 @@ def _of_receivers(receivers: Sequence[ReceiverStatus]) -> Iterator[Problem]:
     # Of those that store nothing the newest records may be lost with their host.
     degraded.sort(key=lambda row: not is_not_storing(row.reason))
     for adjective, chosen in (("FAILED", failed), (DEGRADED, degraded)):
-        # One line for each stream, whatever the number of its receivers.
-        numbers = Counter(row.stream for row in chosen)
-        firsts = {row.stream: row for row in reversed(chosen)}
-        for stream, number in numbers.items():
-            name = f"{stream}/{firsts[stream].ordinal}"
-            reason = firsts[stream].reason.partition("\n")[0]
-            if (refused := refused_in(reason)) is not None:
-                # It has a line of its own.
-                reason = reason.removesuffix(refused).removesuffix("; ")
-            reason = reason.removeprefix(f"{adjective}: ")
-            what = f"{name} is {adjective}: {reason}"
-            if number > 1:
-                what = f"{number:,} receivers of {stream} are {adjective}; {name}: {reason}"
-            restart = f"forebay receivers restart {name if number == 1 else stream}"
-            yield Problem(what, restart if adjective == "FAILED" else "forebay receivers list")
+        # One line for each cause, whatever the number of the receivers and streams that have it.
+        for cause in causes(chosen, partial(_reason, adjective)):
+            streams = {row.stream for row in cause.rows}
+            name = f"{cause.row.stream}/{cause.row.ordinal}"
+            what, restart = f"{name} is {adjective}: {cause.line}", name
+            if cause.more:
+                of = cause.row.stream if len(streams) == 1 else f"{len(streams):,} streams"
+                what = f"{len(cause.rows):,} receivers of {of} are {adjective}; {name}: {cause.line}"
+                restart = cause.row.stream
+            restarts = adjective == ReceiverState.FAILED and len(streams) == 1
+            yield Problem(what, f"forebay receivers restart {restart}" if restarts else "forebay receivers list")
+
+
+def _reason(adjective: str, row: ReceiverStatus) -> str:
+    """Return why a receiver is so, without the word itself; what it refused has a line of its own."""
+    reason = row.reason.partition("\n")[0]
+    if (refused := refused_in(reason)) is not None:
+        reason = reason.removesuffix(refused).removesuffix("; ")
+    return reason.removeprefix(f"{adjective}: ") or "it gives no reason"
 
 
 def _refusing(receivers: Sequence[ReceiverStatus]) -> Iterator[Problem]:

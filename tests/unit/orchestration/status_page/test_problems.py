@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from forebay.cli.checks.problems import problems
 from orchestration.block_checks.bounded_scans import Unreachable
-from orchestration.tracker.system_status import AgentStatus, LeaderStatus, SystemStatus
+from orchestration.status_page.problems import problems
+from orchestration.status_page.system_status import AgentStatus, LeaderStatus, SystemStatus
 from tracker_store.batches.streams import UnreadStream
 from tracker_store.receivers.receivers import DEGRADED, NOT_STORING, refused_requests
 from tracker_store.reports.status import PipelineStatus, ReceiverStatus
@@ -63,6 +63,23 @@ def test_failed_receivers_are_one_line_for_each_stream_however_many() -> None:
     assert lines(system(*many, receiver(1, "ACTIVE", f"{NOT_STORING} for 60 s: disk full", stream="clicks"))) == [
         "10,000 receivers of lines are FAILED; lines/3: why 3: forebay receivers restart lines",
         "clicks/1 is degraded: nothing stored or registered for 60 s: disk full: forebay receivers list",
+    ]
+
+
+def test_receivers_of_several_streams_with_one_cause_are_one_line() -> None:
+    down = [
+        receiver(1, "ACTIVE", f"{DEGRADED}: s3://bucket/{number} does not answer", stream=f"s{number}")
+        for number in range(6)
+    ]
+    other = receiver(2, "ACTIVE", f"{DEGRADED}: the login was refused", stream="s1")
+    assert lines(system(*down, other)) == [
+        "6 receivers of 6 streams are degraded; s0/1: s3://bucket/0 does not answer: forebay receivers list",
+        "s1/2 is degraded: the login was refused: forebay receivers list",
+    ]
+    failed = [replace(row, state="FAILED", reason="no such host") for row in down]
+    assert lines(system(*failed, receiver(2, "FAILED", "no such host"), receiver(3, "FAILED", ""))) == [
+        "7 receivers of 7 streams are FAILED; s0/1: no such host: forebay receivers list",
+        "lines/3 is FAILED: it gives no reason: forebay receivers restart lines/3",
     ]
 
 
