@@ -38,6 +38,8 @@ class BrokerAnswers:
         self._client_id = client_id
         #: Why the broker refused or ended the connection; empty if it did not.
         self.refusal = ""
+        #: Whether the broker has granted the subscriptions, so that it has a session for us.
+        self.is_subscribed = False
 
     def words(self, *, connected: bool) -> str:
         """Return why reading ended; ``connected``: there was a connection."""
@@ -60,7 +62,7 @@ class BrokerAnswers:
         if self._session.begin(present=flags.session_present) and self._source.qos:
             self._receiver.report_error(
                 f"the MQTT broker has lost the session of {self._client_id}: what was published while the receiver was "
-                "not connected is lost"
+                "not connected is lost (a gap of unknown size)"
             )
         assert isinstance(client, MqttClient)
         client.ask_for_topics()
@@ -96,4 +98,5 @@ class BrokerAnswers:
                 self._receiver.report_error(
                     f"the MQTT broker grants QoS {reason.value} for {topic!r} where {self._source.qos} was asked for"
                 )
+        self.is_subscribed = True
         self._receiver.report_connected(self._source.address)

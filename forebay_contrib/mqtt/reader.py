@@ -10,6 +10,8 @@ nothing is acknowledged, so the broker stops at its limit of messages in flight,
   messages without room are dropped: those of QoS 0 are counted and reported, the others are sent again on a new
   connection, once there is room.
 - A lost connection is a restart, with the supervisor's pauses; the broker's session, and ours, are kept.
+- That the broker has a session is noted in the driver log: if it has none at a later start, what was published
+  meanwhile is lost, and reported.
 - At a stop nothing more is read. What was read is handed over, and acknowledged when it is registered.
 """
 
@@ -21,7 +23,7 @@ import socket
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -31,6 +33,7 @@ from forebay_contrib.mqtt.records import batch_of, keys_of, pieces
 from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
+from receiver_runtime.reporting.source_marks import Mark, SourceMarks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,6 +89,7 @@ class MqttReader:
         self._client: MqttClient | None = None
         self._connected = False
         self._answers = BrokerAnswers(receiver, source, session, self._client_id)
+        self._marks = SourceMarks(self._supervisor.block_path.positions, f"session {self._client_id}")
         self._full_since: float | None = None
         self._dropped = 0
         # `_left_out`: there was no room for messages of QoS 1 or 2. `_sends_again`: now there is room, and the broker
@@ -123,7 +127,7 @@ class MqttReader:
             client = MqttClient(self._source, self._client_id)
             client.on_connect = self._answers.on_connect
             client.on_disconnect = self._answers.on_disconnect
-            client.on_subscribe = self._answers.on_subscribe
+            client.on_subscribe = self._on_subscribe
             client.on_message = self._on_message
             client.on_release = self._session.released  # type: ignore[method-assign]
         except Exception as error:  # noqa: BLE001  a file or a secret that is missing
@@ -135,6 +139,9 @@ class MqttReader:
                 client.give_up()
             self._client = client
         try:
+            # Before there is a connection that could time out.
+            if self._source.qos and self._marks.read() is not None:
+                self._session.note_known()
             client.open()
             with self._changed:
                 self._connected = True
@@ -241,7 +248,12 @@ class MqttReader:
                 # The other thread is woken already, or has ended.
                 return
 
-    # -- paho's callback, on the connection's thread ----------------------------------------------------------------
+    # -- paho's callbacks, on the connection's thread ----------------------------------------------------------------
+
+    def _on_subscribe(self, *answer: Any) -> None:  # noqa: ANN401  as paho calls it
+        self._answers.on_subscribe(*answer)
+        with self._changed:
+            self._changed.notify_all()
 
     def _on_message(self, _: object, __: object, message: MQTTMessage) -> None:
         size = len(message.payload) + _MESSAGE_BYTES
@@ -272,6 +284,7 @@ class MqttReader:
         taken: Sequence[tuple[MQTTMessage, Held | None]] = ()
         failed: BaseException | None = None
         try:
+            self._note_session()
             while taken := self._take():
                 self._hand_on(taken)
         except BaseException as error:  # noqa: BLE001  reported, and started again unless the receiver is stopping
@@ -287,6 +300,18 @@ class MqttReader:
         self._wake()
         if failed is not None:
             _log.info("what came could not be stored, and is not acknowledged", error=str(failed))
+
+    def _note_session(self) -> None:
+        """Note that the broker has a session for us, as soon as it has one."""
+
+        def has_session() -> bool:
+            return self._answers.is_subscribed or bool(self._coming)
+
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping or has_session())
+            if not self._source.qos or not has_session():
+                return
+        self._marks.note(Mark())
 
     def _take(self) -> list[tuple[MQTTMessage, Held | None]]:
         """Return the messages of one block interval; none at the end."""

@@ -44,6 +44,11 @@ class MqttSession:
         self._connection = 0
         self._was_connected = False
 
+    def note_known(self) -> None:
+        """Note that the broker had a session for us, before this process began."""
+        with self._lock:
+            self._was_connected = True
+
     def begin(self, *, present: bool) -> bool:
         """Begin a connection; return whether the broker has lost the session that it had for us."""
         with self._lock:

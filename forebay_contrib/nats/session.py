@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 
 @dataclass(slots=True)
 class KnownConsumer:
     """Hold the last known state of the consumer, in case it is deleted. Outlives readers.
 
-    ``made`` is when the stream was created, None before the first look. All messages up to ``acknowledged`` were
-    acknowledged.
+    ``made`` is when the stream was created, in microseconds since 1970; None: the Forebay stream has not read it yet.
+    All messages up to ``acknowledged`` were acknowledged. The driver log remembers both (``DurableConsumer``).
     """
 
-    made: datetime | None = None
+    made: int | None = None
     acknowledged: int = 0

@@ -9,7 +9,8 @@ out.
 - *Entries of others* that were delivered long ago are taken over: their receiver is gone, or makes no progress.
 - *A lost connection* is a restart, with the supervisor's pauses.
 - *At a stop* nothing more is read. What was read is handed over, and acknowledged when it is registered.
-- *Trimmed entries*, unread or delivered and not stored, are reported, with their number if Redis knows it.
+- *Trimmed entries*, unread or delivered and not stored, are reported, with their number if Redis knows it. A group that
+  the driver log knows and Redis no longer has is reported too: it is created again, before what is left.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from forebay_contrib.redis.client import connect
 from forebay_contrib.redis.records import StreamEntry, batch_of, keys_of, sorted_out
 from forebay_contrib.redis.trimmed_entries import TrimmedEntries, group_of, time_of
 from receiver_runtime.receivers.keyed_hand_over import HandOverClosedError, KeyedHandOver
+from receiver_runtime.reporting.source_marks import Mark, SourceMarks
 from tracker_store.receivers.source_lag import Unread
 
 if TYPE_CHECKING:
@@ -56,11 +58,10 @@ _PAUSE_SECONDS = 0.01
 class RedisReader:
     """Read entries; see the module. Call ``start`` and ``stop`` once."""
 
-    def __init__(self, receiver: Receiver, source: RedisStreams, known_groups: set[str]) -> None:
+    def __init__(self, receiver: Receiver, source: RedisStreams) -> None:
         self._receiver = receiver
         self._supervisor = receiver.supervisor
         self._source = source
-        self._known_groups = known_groups
         self._consumer = f"{source.consumer}-{self._supervisor.receiver_id}"
         self._hand_over = KeyedHandOver(self._supervisor, most_in_flight=_MOST_UNDER_WAY)
         self._stopping = threading.Event()
@@ -125,19 +126,22 @@ class RedisReader:
 
     def _make_groups(self) -> None:
         for stream in self._source.streams:
-            latest = self._source.start == "latest" and stream not in self._known_groups
+            # The driver log remembers a group that existed: if it is missing, it was deleted, alone or with its stream.
+            marks = SourceMarks(self._supervisor.block_path.positions, f"{self._source.group} of {stream}")
+            is_known = marks.read() is not None
+            latest = self._source.start == "latest" and not is_known
             try:
                 self._client.xgroup_create(stream, self._source.group, "$" if latest else "0", mkstream=True)
             except redis.ResponseError as error:
                 if not str(error).startswith("BUSYGROUP"):
                     raise
             else:
-                if stream in self._known_groups:
+                if is_known:
                     self._receiver.report_error(
-                        f"the group {self._source.group!r} of {stream!r} was gone, with what it had not read; it is "
-                        "created again, and begins with the oldest entry there"
+                        f"the group {self._source.group!r} of {stream!r} was gone, with what it had not read (a gap of "
+                        "unknown size); it is created again, and begins with the oldest entry there"
                     )
-            self._known_groups.add(stream)
+            marks.note(Mark())
 
     def _find_unread(self) -> dict[Place, Unread]:
         """Return what the group has not read or not acknowledged, where Redis knows it."""

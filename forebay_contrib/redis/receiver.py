@@ -25,12 +25,10 @@ class RedisStreamsReceiver(RunReceiver):
     def __init__(self, source: RedisStreams) -> None:
         super().__init__()
         self._source = source
-        # The stream keys whose group existed once: if it is missing later, it was deleted with its stream.
-        self._known_groups: set[str] = set()
 
     def make_run(self) -> RedisReader:
         """Return a reader.
 
         Its ``stop`` returns when what was read is registered and acknowledged, and the connection is closed.
         """
-        return RedisReader(self, self._source, self._known_groups)
+        return RedisReader(self, self._source)

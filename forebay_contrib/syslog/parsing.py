@@ -30,7 +30,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CONTINUATION = 0x80  # the two highest bits of a byte that continues a UTF-8 character
 _PADDING = 32  # zero bytes after the text: no code below looks further behind a message's last byte
 _BSD_BYTES = 15  # the length of "Oct 11 22:14:15"
-_ZONE_BYTES, _YEAR_BYTES = 6, 5  # the longest zone by name, and a year, each with a colon
+_SHORT_NAME, _SHORT_CAPITALS = 4, 7  # bytes: words up to these lengths may be part of the time
 _BSD_SEPARATORS = ((3, _SPACE), (6, _SPACE), (9, _COLON), (12, _COLON))
 _ISO = (
     r"^\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])T(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d"
@@ -39,9 +39,22 @@ _ISO = (
 _STRUCTURED_DATA = r'^(?P<sd>(?:\[[^\]"]*(?:"(?:[^"\\]|\\(?s:.))*"[^\]"]*)*\])+)'
 _UTC_MICROSECONDS = pa.timestamp("us", tz="UTC")
 
+
+def _others(accepted: bytes) -> npt.NDArray[np.bool_]:
+    table = np.ones(256, dtype=bool)
+    table[np.frombuffer(accepted, dtype=np.uint8)] = False
+    return table
+
+
+_LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+# By byte: whether it ends a host or a process, or an application, that vector code reads.
+_NOT_IN_NAME = _others(_LETTERS + b"0123456789._-")
+_NOT_IN_TAG = _others(_LETTERS + b"0123456789._-/()")
+
 #: The values of ``parse_error``, by code. Where a message has several errors, the first of them is given.
 NOT_UTF8, NO_PRIORITY, NO_HEADER, NO_TIME = "not UTF-8", "no priority", "no RFC 5424 header", "no such time"
-_ERRORS = (NOT_UTF8, NO_PRIORITY, NO_HEADER, NO_TIME)
+UNKNOWN_HEADER = "unknown header"
+_ERRORS = (NOT_UTF8, NO_PRIORITY, NO_HEADER, NO_TIME, UNKNOWN_HEADER)
 
 
 def parse(data: bytes, starts: Places, ends: Places, *, received_at: int, timezone: str) -> dict[str, Any]:
@@ -75,11 +88,10 @@ def parse(data: bytes, starts: Places, ends: Places, *, received_at: int, timezo
         np.where(is_new, header.time.stops, old.iso.stops),
         (header.time.there & ~is_nil) | old.iso.there,
     )
-    local = _in_zone(old.bsd, old.has_bsd & (old.offset == NO_ZONE), timezone)
-    timestamp = pc.coalesce(_parse_iso(made.strings(iso)), _at_offset(old.bsd, old.offset, old.has_bsd), local)
-    wants_time = iso.there | old.looks_bsd
-    bad_time = wants_time & ~np.asarray(timestamp.is_valid())
-    errors = [is_broken, ~has_priority, is_new & ~header.is_whole, bad_time]
+    local = _in_zone(old.time, old.has_time & (old.offset == NO_ZONE), timezone)
+    timestamp = pc.coalesce(_parse_iso(made.strings(iso)), _at_offset(old.time, old.offset, old.has_time), local)
+    bad_time = (iso.there | old.wants_time) & ~np.asarray(timestamp.is_valid())
+    errors = [is_broken, ~has_priority, is_new & ~header.is_whole, bad_time, old.is_unknown]
     value = pa.array(priority.astype(np.int32), mask=~has_priority)
     return {
         "received_at": pa.array(np.full(starts.size, received_at), pa.int64()).cast(_UTC_MICROSECONDS),
@@ -129,13 +141,16 @@ class _Header:
 class _OldHeader:
     """Hold the RFC 3164 headers of some messages. Every part of one may be missing."""
 
+    #: A time of RFC 3339 with a zone, which is read later.
     iso: _Field
-    bsd: npt.NDArray[np.datetime64]
-    #: The zone of ``bsd`` in minutes east of Greenwich, or ``NO_ZONE``.
+    time: npt.NDArray[np.datetime64]
+    #: The zone of ``time`` in minutes east of Greenwich, or ``NO_ZONE``.
     offset: Places
-    #: Whether ``bsd`` is a time that exists, and whether it at least looks like one ("Feb 30 00:00:00").
-    has_bsd: _Mask
-    looks_bsd: _Mask
+    #: Whether ``time`` is one that exists, and whether there is one that may not ("Feb 30 00:00:00").
+    has_time: _Mask
+    wants_time: _Mask
+    #: Whether there is a time, and what stands around it is not known: then nothing is read, not even the time.
+    is_unknown: _Mask
     host: _Field
     app: _Field
     process: _Field
@@ -152,6 +167,8 @@ class _Messages:
         self._ends = ends
         # One more behind all text, which stands for "there is no other space".
         self._spaces = np.append(np.flatnonzero(octets[: len(text)] == _SPACE), len(text))
+        self._name_ends = np.append(np.flatnonzero(_NOT_IN_NAME[octets[: len(text)]]), len(text))
+        self._tag_ends = np.append(np.flatnonzero(_NOT_IN_TAG[octets[: len(text)]]), len(text))
 
     def strings(self, field: _Field) -> pa.Array:
         there = field.there
@@ -218,74 +235,64 @@ class _Messages:
         )
 
     def old_header(self, body: Places, is_old: _Mask, received_at: int) -> _OldHeader:
+        """Read ``TIME [HOST ]TAG:`` by vector code, where it can mean nothing else, and other headers as devices'."""
         octets, ends = self._octets, self._ends
-        bsd, has_bsd, looks_bsd = self._bsd_times(body, is_old, received_at)
-        offset = np.full(body.size, NO_ZONE)
-        after = np.minimum(self._next_space(body), ends)
+        time, has_time, wants_time = self._bsd_times(body, is_old, received_at)
         # rsyslog and others write an RFC 3339 time into the old header: "2003-10-11T22:14:15.003Z".
-        iso = is_old & ~looks_bsd & (after > body + _BSD_BYTES) & (octets[body + 4] == _NIL)
-        iso = iso & (octets[body + 10] == ord("T"))
-        iso_at, iso_end = body.copy(), after.copy()
-        timed = iso | looks_bsd
-        at = np.where(looks_bsd, body + _BSD_BYTES, np.where(iso, after, body))
-        is_apart = (octets[np.minimum(at, ends)] == _SPACE) | (at >= ends)
-        # One space after the time belongs to it.
-        at = np.where(timed & (octets[np.minimum(at, ends)] == _SPACE), at + 1, at)
-        at = np.minimum(at, ends)
-        # A first word that ends in ":" is a tag. Any other first word after a time is the host, if anything follows.
-        gap = np.minimum(self._next_space(at), ends)
-        has_host = timed & (gap > at) & (gap < ends) & (octets[np.maximum(gap - 1, 0)] != _COLON)
-        tag_at = np.where(has_host, gap + 1, at)
-        # What is no plain header is read as a device's; if it is none either, a time with something right behind it is
-        # not understood.
-        first, behind = octets[np.minimum(at, ends)], octets[np.minimum(at + 1, ends)]
-        word = gap - at
-        is_zone = _is_upper(first) & _is_upper(behind) & (word <= _ZONE_BYTES)
-        is_year = _is_digit(first) & (word <= _YEAR_BYTES)
-        is_mark = (first == ord("+")) | (first == _NIL) | (first == _COLON) | (first == _SPACE)
-        is_mark = is_mark | (octets[np.minimum(tag_at, ends)] == _COLON)
-        is_mark = is_mark | (iso & (octets[np.maximum(after - 1, 0)] == _COLON))
-        is_plain = timed & is_apart & ~is_zone & ~is_year & ~is_mark
-        host_at = at
-        rows = np.flatnonzero(is_old & ~is_plain & (body < ends))
+        time_end = np.minimum(_next(self._spaces, body), ends)
+        iso = is_old & ~wants_time & (time_end > body + _BSD_BYTES) & (octets[body + 4] == _NIL)
+        rows = np.flatnonzero(iso)
         if rows.size:
-            read = read_device_headers(_spans(self._text, body[rows], ends[rows]), _years_of(received_at))
-            lost = rows[~read.found & (looks_bsd | iso)[rows] & ~is_apart[rows]]
-            found, base = rows[read.found], body[rows][read.found]
-            bsd[found], offset[found] = read.time[read.found], read.offset[read.found]
-            has_bsd[found], looks_bsd[found] = read.has_time[read.found], read.wants_time[read.found]
-            iso_at[found], iso_end[found] = base + read.iso_at[read.found], base + read.iso_end[read.found]
-            iso[found] = iso_end[found] > iso_at[found]
-            host_at[found], gap[found] = base + read.host_at[read.found], base + read.host_end[read.found]
-            has_host[found] = gap[found] > host_at[found]
-            tag_at[found], timed[found] = base + read.end[read.found], True
-            looks_bsd[lost], has_bsd[lost], has_host[lost], iso[lost] = True, False, False, False
-            tag_at[lost] = body[lost]
-        else:
-            lost = rows
-        tag_gap = np.minimum(self._next_space(tag_at), ends)
-        has_tag = is_old & (tag_gap > tag_at + 1) & (octets[np.maximum(tag_gap - 1, 0)] == _COLON)
-        # Without a time before it, a number is no application.
-        has_tag = has_tag & (timed | ~_is_digit(octets[np.minimum(tag_at, ends)]))
-        has_tag[lost] = False
-        tag_end = np.where(has_tag, tag_gap - 1, tag_at)
-        opens = np.append(np.flatnonzero(octets[: len(self._text)] == _OPEN), len(self._text))
-        bracket = opens[np.minimum(np.searchsorted(opens, tag_at), opens.size - 1)]
-        has_process = has_tag & (bracket > tag_at) & (bracket < tag_end - 1) & (octets[tag_end - 1] == _CLOSE)
-        # Without a priority the whole line is the message.
-        message_at = np.where(has_tag, np.minimum(tag_gap + 1, ends), tag_at)
-        without_priority = ~is_old & (body == self._starts)
-        return _OldHeader(
-            iso=_Field(iso_at, iso_end, iso),
-            bsd=bsd,
-            offset=offset,
-            has_bsd=has_bsd,
-            looks_bsd=looks_bsd,
-            host=_Field(host_at, gap, has_host),
-            app=_Field(tag_at, np.where(has_process, bracket, tag_end), has_tag),
-            process=_Field(bracket + 1, tag_end - 1, has_process),
-            message=_Field(np.where(without_priority, self._starts, message_at), ends, is_old | without_priority),
+            iso[rows] = pc.match_substring_regex(_spans(self._text, body[rows], time_end[rows]), _ISO)
+        at = np.where(wants_time, body + _BSD_BYTES, time_end)
+        plain = (iso | wants_time) & (at < ends) & (octets[np.minimum(at, ends)] == _SPACE)
+        at = np.minimum(at + 1, ends)
+        host_end = np.minimum(_next(self._name_ends, at), ends)
+        has_host = octets[host_end] == _SPACE
+        length = host_end - at
+        is_capital = _is_upper(octets[at]) & _is_upper(octets[np.minimum(at + 1, ends)])
+        plain &= ~has_host | (_is_letter(octets[at]) & (length > _SHORT_NAME))
+        # A process id behind it says that a word of a few capitals is no zone.
+        plain &= ~is_capital | (length > _SHORT_CAPITALS) | (octets[host_end] == _OPEN)
+        tag_at = np.minimum(np.where(has_host, host_end + 1, at), ends)
+        tag_end = np.minimum(_next(self._tag_ends, tag_at), ends)
+        has_process = octets[tag_end] == _OPEN
+        process_end = np.minimum(_next(self._name_ends, tag_end + 1), ends)
+        colon = np.where(has_process, process_end + 1, tag_end)
+        plain &= ~has_process | ((octets[process_end] == _CLOSE) & (process_end > tag_end + 1))
+        plain &= (colon < ends) & (octets[np.minimum(colon, ends)] == _COLON) & _is_letter(octets[tag_at])
+        plain &= (colon + 1 >= ends) | (octets[np.minimum(colon + 1, ends)] == _SPACE)
+        header = _OldHeader(
+            iso=_Field(body, time_end, iso & plain),
+            time=time,
+            offset=np.full(body.size, NO_ZONE),
+            has_time=has_time & plain,
+            wants_time=wants_time & plain,
+            is_unknown=np.zeros(body.size, dtype=bool),
+            host=_Field(at, host_end, plain & has_host),
+            app=_Field(tag_at, tag_end, plain.copy()),
+            process=_Field(tag_end + 1, process_end, plain & has_process),
+            # Without a priority the whole line is the message.
+            message=_Field(np.where(plain, np.minimum(colon + 2, ends), body), ends, is_old | (body == self._starts)),
         )
+        rows = np.flatnonzero(is_old & ~plain & (body < ends))
+        if rows.size:
+            self._read_others(header, rows, body[rows], received_at)
+        return header
+
+    def _read_others(self, header: _OldHeader, rows: Places, base: Places, received_at: int) -> None:
+        read = read_device_headers(_spans(self._text, base, self._ends[rows]), _years_of(received_at))
+        header.time[rows], header.offset[rows] = read.time, read.offset
+        header.has_time[rows], header.wants_time[rows] = read.has_time, read.wants_time
+        header.is_unknown[rows] = read.unknown
+        for field, begin, end in (
+            (header.host, read.host_at, read.host_end),
+            (header.app, read.app_at, read.app_end),
+            (header.process, read.process_at, read.process_end),
+        ):
+            field.starts[rows], field.stops[rows] = base + begin, base + end
+            field.there[rows] = end > begin
+        header.message.starts[rows] = base + read.message_at
 
     def _bsd_times(
         self, body: Places, is_old: _Mask, received_at: int
@@ -320,17 +327,19 @@ class _Messages:
         seconds = np.where(exists, hour * 3600 + minute * 60 + second, 0)
         return days.astype("datetime64[us]") + seconds.astype("timedelta64[s]"), exists, looks
 
-    def _next_space(self, at: Places) -> Places:
-        found: Places = np.take(self._spaces, np.searchsorted(self._spaces, at), mode="clip")
-        return found
+
+def _next(places: Places, at: Places) -> Places:
+    """Return the first of ``places`` from each of ``at`` on."""
+    found: Places = np.take(places, np.searchsorted(places, at), mode="clip")
+    return found
 
 
 def _is_upper(octets: npt.NDArray[np.uint8]) -> _Mask:
     return (octets >= ord("A")) & (octets <= ord("Z"))
 
 
-def _is_digit(octets: npt.NDArray[np.uint8]) -> _Mask:
-    return (octets >= ord("0")) & (octets <= ord("9"))
+def _is_letter(octets: npt.NDArray[np.uint8]) -> _Mask:
+    return _is_upper(octets & ~np.uint8(0x20))
 
 
 def _years_of(received_at: int) -> Places:

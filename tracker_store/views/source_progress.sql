@@ -30,6 +30,8 @@ LEFT JOIN LATERAL (
     WHERE o.stream_id = f.stream_id AND o.source = f.source AND o.partition = f.partition
       AND o.kind = 'lost') AS lost ON true
 LEFT JOIN forebay.source_lag l ON l.stream_id = f.stream_id AND l.source = f.source AND l.partition = f.partition
+-- A mark says that a source was there, not how far it is read (`receiver_runtime.reporting.source_marks`).
+WHERE f.source NOT LIKE 'mark of %'
 UNION ALL
 -- Sources without positions, such as queues, and partitions of which nothing is registered yet.
 SELECT s.name, l.stream_id, l.source, l.partition, NULL, NULL, NULL, l.receiver_id, NULL, NULL, 0, l.source_position,

@@ -32,9 +32,10 @@ from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from tests.support.brokers.mosquitto import Mosquitto
 from tests.support.polling import eventually
 from tests.unit.receiver_runtime.receivers.certificates import Authority
+from tracker_store.blocks.blocks import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -60,6 +61,8 @@ class Kept:
     restarts: list[str] = field(default_factory=list)
     registers: bool = True
     gate: threading.Event = field(default_factory=threading.Event)
+    # The driver log's positions, by source and partition.
+    links: dict[str, dict[str, Position]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -83,6 +86,20 @@ class Kept:
     @property
     def block_path(self) -> Kept:
         return self
+
+    @property
+    def positions(self) -> Kept:
+        return self
+
+    def all_of(self, source: str) -> dict[str, Position]:
+        return dict(self.links.get(source, {}))
+
+    def open_partition(self, source: str, partition: str, start_offset: int) -> Position:
+        return self.links.setdefault(source, {}).setdefault(partition, Position(0, start_offset))
+
+    def forget(self, source: str, partitions: Sequence[str]) -> None:
+        for partition in partitions:
+            del self.links[source][partition]
 
     def is_stopped(self) -> bool:
         return False
@@ -442,6 +459,29 @@ def test_a_session_lost_by_the_broker_is_reported(mosquitto: Mosquitto, version:
         assert said.startswith(f"the MQTT broker has lost the session of {topic.name}-1")
         topic.send(3)
         eventually(lambda: len(running.kept.rows) == 3, "what comes from then on")
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_session_that_is_gone_when_another_process_starts_is_reported(
+    mosquitto: Mosquitto, version: str, tmp_path: Path, qos: int
+) -> None:
+    topic = topic_on(mosquitto, version=version, primed=False)
+    first = Kept()
+    with Running(topic.source(qos=qos, key=None), first) as running:
+        running.wait_until_connected()
+        eventually(lambda: bool(first.links) == bool(qos), "the mark")
+    assert not first.errors
+    mosquitto.kill()
+    for path in (tmp_path / "mosquitto" / "data").iterdir():
+        path.unlink()
+    mosquitto.start()
+    # Another process has only the driver log.
+    for expected in (1 if qos else 0, 0):
+        again = Kept(links=first.links)
+        with Running(topic.source(qos=qos, key=None), again) as running:
+            running.wait_until_connected()
+        assert len(again.errors) == expected
+        assert all("unknown size" in said for said in again.errors)
 
 
 def test_a_session_that_is_taken_over_is_left_to_the_other_until_a_restart(mosquitto: Mosquitto, version: str) -> None:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 
 # In seconds. A test waits for several things in turn, each for as long as a process start takes on a busy machine.
+# The names of the marks, which say how far a source was read.
+MARKS = "SELECT partition FROM forebay.block_offsets WHERE source LIKE 'mark of %'"
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240, func_only=True)]
 
 
@@ -266,6 +268,34 @@ def test_a_deleted_consumer_is_recreated_at_its_position(
     eventually(lambda: rig.said("was gone"), "the event")
     stop(process)
     assert sorted(row["sequence"] for row in rig.rows()) == list(range(6, 26))
+
+
+def test_a_consumer_that_is_gone_at_the_next_start_goes_on_and_says_what_is_missing(
+    stream: NatsStream, make_rig: Callable[..., SourceRig]
+) -> None:
+    """Check it across processes: the second one has only the driver log, and start="latest" would skip what came."""
+    rig = make_rig(stream.source(start="latest"))
+    process = rig.start()
+    eventually(lambda: rig.said("connected to"), "the consumer")
+    stream.send(10)
+    eventually(lambda: rig.registered() == 10 and stream.waiting() == 0, "10 messages")
+    eventually(lambda: rig.execute(f"{MARKS} AND partition LIKE '%%/10'"), "the mark")
+    process.kill()
+    stream.ask(lambda: stream.jetstream.delete_consumer(stream.name, stream.source().durable))
+    stream.send(10)
+    stream.ask(lambda: stream.jetstream.purge_stream(stream.name, keep=4))
+    process = rig.start()
+    eventually(lambda: rig.said("messages 11 up to 16, 6 of them"), "the gap and its size")
+    eventually(lambda: rig.registered() == 14, "what is there yet")
+    process.kill()
+    stream.ask(lambda: stream.jetstream.delete_stream(stream.name))
+    stream.ask(lambda: stream.jetstream.add_stream(name=stream.name, subjects=[f"{stream.name}.>"]))
+    stream.send(5)
+    process = rig.start()
+    eventually(lambda: rig.said("a gap of unknown size"), "the other gap")
+    eventually(lambda: rig.registered() == 19, "all of the new stream")
+    stop(process)
+    assert len(rig.execute(MARKS)) == 1
 
 
 def test_a_password_by_reference(

@@ -237,6 +237,25 @@ def test_a_recreated_stream_is_read_from_its_beginning(keys: RedisKeys, make_rig
     stop(process)
 
 
+def test_a_group_that_is_gone_at_the_next_start_is_reported(
+    keys: RedisKeys, make_rig: Callable[..., SourceRig]
+) -> None:
+    """Check it across processes: the second one has only the driver log, and start="latest" would skip what came."""
+    rig = make_rig(keys.source(start="latest"))
+    process = rig.start()
+    eventually(lambda: rig.said("connected to"), "the groups")
+    keys.send(20)
+    eventually(lambda: rig.registered() == 20, "20 entries")
+    process.kill()
+    process.wait(60)
+    keys.client.delete(keys.names[0])
+    keys.send(20)
+    process = rig.start()
+    eventually(lambda: rig.said("a gap of unknown size"), "the event")
+    eventually(lambda: rig.registered() == 40, "what is there")
+    stop(process)
+
+
 def test_reused_ids_with_other_entries_lose_none(keys: RedisKeys, make_rig: Callable[..., SourceRig]) -> None:
     """Use explicit ids in a stream that is deleted and recreated: the driver log knows all of them."""
     rig = make_rig(keys.source())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay_contrib.syslog.parsing import NO_TIME, parse
+from forebay_contrib.syslog.parsing import NO_TIME, UNKNOWN_HEADER, parse
 from tests.support.searches import examples
 
 NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
@@ -168,6 +168,206 @@ DEVICES: dict[str, tuple[str, str | None, str | None, str | None, str | None, st
     "a year that is the host's first digits": (
         *("Mar 10 10:01:02 2026-host app: text", "2026-03-10T10:01:02Z", "2026-host", "app", None, "text"),
     ),
+    "a document": ('Mar 10 10:01:02 host {"a": 1}', "2026-03-10T10:01:02Z", "host", None, None, '{"a": 1}'),
+    "a document, no host": ('Mar 10 10:01:02 {"a": 1}', "2026-03-10T10:01:02Z", None, None, None, '{"a": 1}'),
+    "a document, no space": (
+        'Mar 10 10:01:02 {"a":1,"b c": 2}',
+        "2026-03-10T10:01:02Z",
+        *3 * (None,),
+        '{"a":1,"b c": 2}',
+    ),
+    "a document, no time": ('{"a": 1}', None, None, None, None, '{"a": 1}'),
+    "a list": ('Mar 10 10:01:02 [{"a": 1}]', "2026-03-10T10:01:02Z", None, None, None, '[{"a": 1}]'),
+    "a document and a tag": ('Mar 10 10:01:02 h app: {"a": 1}', "2026-03-10T10:01:02Z", "h", "app", None, '{"a": 1}'),
+    "logfmt": ("Mar 10 10:01:02 level=info msg=x: y", "2026-03-10T10:01:02Z", *3 * (None,), "level=info msg=x: y"),
+    "a repetition": (
+        "Mar 10 10:01:02 last message repeated 3 times",
+        *("2026-03-10T10:01:02Z", None, None, None, "last message repeated 3 times"),
+    ),
+    "a host and a repetition": (
+        "Mar 10 10:01:02 web-01 last message repeated 3 times",
+        *("2026-03-10T10:01:02Z", "web-01", None, None, "last message repeated 3 times"),
+    ),
+    "a tag and a repetition": (
+        "Mar 10 10:01:02  sshd[3613]: last message repeated 2 times",
+        *("2026-03-10T10:01:02Z", None, "sshd", "3613", "last message repeated 2 times"),
+    ),
+    "rsyslog's repetition": (
+        "Mar 10 10:01:02 message repeated 2 times: [ a: b]",
+        *("2026-03-10T10:01:02Z", None, None, None, "message repeated 2 times: [ a: b]"),
+    ),
+    "a mark": ("Mar 10 10:01:02 -- MARK --", "2026-03-10T10:01:02Z", None, None, None, "-- MARK --"),
+    "a mark of a host": ("Mar 10 10:01:02 h -- MARK --", "2026-03-10T10:01:02Z", "h", None, None, "-- MARK --"),
+    "hours": ("Mar 10 10:01:02 +02 host app: text", "2026-03-10T08:01:02Z", "host", "app", None, "text"),
+    "a zone and a year": ("Mar 10 10:01:02 CEST 2026 host app: x", "2026-03-10T08:01:02Z", "host", "app", None, "x"),
+    "ISO, hours": ("2026-03-10T10:01:02+0200 host app: x", "2026-03-10T08:01:02Z", "host", "app", None, "x"),
+    "ISO, nanoseconds": (
+        "2026-03-10T10:01:02.123456789Z host app: x",
+        *("2026-03-10T10:01:02.123456Z", "host", "app", None, "x"),
+    ),
+    "ISO, no zone": ("2026-03-10T10:01:02,5 host app: x", "2026-03-10T10:01:02.5Z", "host", "app", None, "x"),
+    "FTD, a name": ("fw1 : %FTD-6-305011: Built", None, "fw1", "%FTD-6-305011", None, "Built"),
+    "FTD, a name and a colon": ("fw1: %FTD-6-430003: Event", None, "fw1", "%FTD-6-430003", None, "Event"),
+    "FTD, a name and a space": ("fw1 %ASA-6-302013: Built", None, "fw1", "%ASA-6-302013", None, "Built"),
+    "FTD, no name": (
+        "2026-03-10T10:01:02Z  %FTD-1-430003: E",
+        "2026-03-10T10:01:02Z",
+        None,
+        "%FTD-1-430003",
+        None,
+        "E",
+    ),
+    "FTD, two spaces": (
+        "2026-03-10T10:01:02Z firepower  %FTD-1-430003: E",
+        *("2026-03-10T10:01:02Z", "firepower", "%FTD-1-430003", None, "E"),
+    ),
+    "FTD, an address": (
+        "Mar 10 10:01:02 10.0.0.254  : %FTD-6-430003: E: x",
+        *("2026-03-10T10:01:02Z", "10.0.0.254", "%FTD-6-430003", None, "E: x"),
+    ),
+    "FTD, its manager": (
+        "Mar 10 10:01:02 fmc1 SFIMS: [Primary Detection Engine] x",
+        *("2026-03-10T10:01:02Z", "fmc1", "SFIMS", None, "[Primary Detection Engine] x"),
+    ),
+    "ASA, a name of capitals": (
+        "Mar 10 10:01:02 FW : %ASA-6-302013: Built",
+        *("2026-03-10T10:01:02Z", "FW", "%ASA-6-302013", None, "Built"),
+    ),
+    "ASA, a name and a colon": (
+        "Mar 10 2026 10:01:02 fw-1: %ASA-6-302013: Built",
+        *("2026-03-10T10:01:02Z", "fw-1", "%ASA-6-302013", None, "Built"),
+    ),
+    "ASA, no colon": (
+        "Mar 10 10:01:02 fw-1 %ASA-6-302013 Built: x",
+        *("2026-03-10T10:01:02Z", "fw-1", None, None, "%ASA-6-302013 Built: x"),
+    ),
+    "IOS, an address and a second number": (
+        "236: 10.0.0.1: 002359: *Mar 10 10:01:02.663: %SYS-5-CONFIG_I: x",
+        *("2026-03-10T10:01:02.663Z", "10.0.0.1", "%SYS-5-CONFIG_I", None, "x"),
+    ),
+    "IOS XE": (
+        "147: Switch: Mar 10 2026 10:01:02.663 EST: %IOSXE-5-PLATFORM: R0/0: kernel: x",
+        *("2026-03-10T15:01:02.663Z", "Switch", "%IOSXE-5-PLATFORM", None, "R0/0: kernel: x"),
+    ),
+    "WLC": (
+        "wlc-1: *Dot1x_NW_MsgTask_0: Mar 10 10:01:02.456: %DOT1X-3-INVALID_REPLAY_CTR: 1x_eapkey.c:458 x",
+        *("2026-03-10T10:01:02.456Z", "wlc-1", "%DOT1X-3-INVALID_REPLAY_CTR", None, "1x_eapkey.c:458 x"),
+    ),
+    "WLC, old": (
+        "*apfMsConnTask_1: Mar 10 10:01:02.456: #APF-6-EXCLUDED: apf_ms.c:4994 x",
+        *("2026-03-10T10:01:02.456Z", None, "#APF-6-EXCLUDED", None, "apf_ms.c:4994 x"),
+    ),
+    "CUCM": (
+        "12: cucm1.example.com: Mar 10 2026 10:01:02.345 UTC :  %UC_AUDITLOG-5-AdministrativeEvent: x",
+        *("2026-03-10T10:01:02.345Z", "cucm1.example.com", "%UC_AUDITLOG-5-AdministrativeEvent", None, "x"),
+    ),
+    "NX-OS, a context": (
+        "2026 Mar 10 10:01:02 nx1 %$ VDC-1 %$ %POAP-2-POAP_INFO: - Abort",
+        *("2026-03-10T10:01:02Z", "nx1", "%POAP-2-POAP_INFO", None, "- Abort"),
+    ),
+    "NX-OS, a context and a process": (
+        "2026 Mar 10 10:01:02 nx1 %$ VDC-1 %$ pltfm_config[9616]: WARNING: x",
+        *("2026-03-10T10:01:02Z", "nx1", "pltfm_config", "9616", "WARNING: x"),
+    ),
+    "ISE, behind a relay": (
+        "Mar 10 10:01:02 10.0.0.1 Mar 10 10:01:02 ise1 CISE_Passed_Authentications 0000000487 1 0",
+        *("2026-03-10T10:01:02Z", "10.0.0.1", None, None),
+        "Mar 10 10:01:02 ise1 CISE_Passed_Authentications 0000000487 1 0",
+    ),
+    "Junos, its kernel": ("Mar 10 10:01:02  mx1 /kernel: x", "2026-03-10T10:01:02Z", "mx1", "/kernel", None, "x"),
+    "Junos, a card": (
+        "Mar 10 10:01:02  mx1 fpc0 PFEMAN: x",
+        *("2026-03-10T10:01:02Z", "mx1", None, None, "fpc0 PFEMAN: x"),
+    ),
+    "Junos, a priority": ("Mar 10 10:01:02 mx1 : %PFE-6: x", "2026-03-10T10:01:02Z", "mx1", "%PFE-6", None, "x"),
+    "Fortinet, CEF": (
+        "Mar 10 10:01:02 FGT CEF:0|Fortinet|Fortigate|v7|1|x|3|src=1",
+        *("2026-03-10T10:01:02Z", "FGT", None, None, "CEF:0|Fortinet|Fortigate|v7|1|x|3|src=1"),
+    ),
+    "CEF, no host": ("Mar 10 10:01:02 CEF:0|A b|c: d", "2026-03-10T10:01:02Z", None, None, None, "CEF:0|A b|c: d"),
+    "PAN-OS, no host": ("Mar 10 10:01:02 1,2026/03/10 1: x", "2026-03-10T10:01:02Z", *3 * (None,), "1,2026/03/10 1: x"),
+    "BIG-IP, a blade": (
+        "Mar 10 10:01:02 slot1/LTM info tmm1[1234]: Rule fired",
+        *("2026-03-10T10:01:02Z", "slot1/LTM", None, None, "info tmm1[1234]: Rule fired"),
+    ),
+    "BIG-IP, a name of capitals": (
+        "Mar 10 10:01:02 LTM info tmm1[1234]: Rule fired",
+        *("2026-03-10T10:01:02Z", "LTM", None, None, "info tmm1[1234]: Rule fired"),
+    ),
+    "UniFi": (
+        "Mar 10 10:01:02 U7PG2,788a20aabbcc,v4.0.42.10433: hostapd: ath1: STA x",
+        *("2026-03-10T10:01:02Z", "U7PG2,788a20aabbcc,v4.0.42.10433", "hostapd", None, "ath1: STA x"),
+    ),
+    "UniFi, in quotes": (
+        'Mar 10 10:01:02 ("U7PG2,788a20aabbcc,v3.9.27.8537") syslog[1]: x',
+        *("2026-03-10T10:01:02Z", "U7PG2,788a20aabbcc,v3.9.27.8537", "syslog", "1", "x"),
+    ),
+    "UniFi, new": (
+        "Mar 10 10:01:02 ap-1 788a20aabbcc,UAP-AC-Pro-6.0.21+13673: hostapd[123]: x",
+        *("2026-03-10T10:01:02Z", "ap-1", None, None, "788a20aabbcc,UAP-AC-Pro-6.0.21+13673: hostapd[123]: x"),
+    ),
+    "RouterOS, BSD, a topic": (
+        "Mar 10 10:01:02 MikroTik firewall,info forward: in:ether1 out:",
+        *("2026-03-10T10:01:02Z", "MikroTik", None, None, "firewall,info forward: in:ether1 out:"),
+    ),
+    "ESXi 7": (
+        "2026-03-10T10:01:02.345Z esx1 Hostd[2099921]: info hostd[1] x",
+        *("2026-03-10T10:01:02.345Z", "esx1", "Hostd", "2099921", "info hostd[1] x"),
+    ),
+    "nginx, no host": (
+        "Mar 10 10:01:02 nginx: 10.0.0.1 - -",
+        "2026-03-10T10:01:02Z",
+        None,
+        "nginx",
+        None,
+        "10.0.0.1 - -",
+    ),
+    "syslog-ng, a chain": (
+        "Mar 10 10:01:02 s_local@web-01/relay app[1]: x",
+        *("2026-03-10T10:01:02Z", "s_local@web-01/relay", "app", "1", "x"),
+    ),
+    "NXLog": (
+        "Mar 10 10:01:02 WIN-1 Microsoft-Windows-Security-Auditing[724]: x",
+        *("2026-03-10T10:01:02Z", "WIN-1", "Microsoft-Windows-Security-Auditing", "724", "x"),
+    ),
+    "Snare": (
+        "Mar 10 10:01:02 WIN1\tMSWinEventLog\t1\tSecurity\t4624: x",
+        *("2026-03-10T10:01:02Z", "WIN1", None, None, "MSWinEventLog\t1\tSecurity\t4624: x"),
+    ),
+    "Check Point": (
+        'Mar 10 10:01:02 cp1 CheckPoint: [action:"Accept"; flags:"4"]',
+        *("2026-03-10T10:01:02Z", "cp1", "CheckPoint", None, '[action:"Accept"; flags:"4"]'),
+    ),
+    "Sophos UTM": ("2026:03:10-10:01:02 utm1 httpproxy[7]: x", "2026-03-10T10:01:02Z", "utm1", "httpproxy", "7", "x"),
+    "Sophos XG": ('device="SFW" date=2026-03-10 x: y', None, None, None, None, 'device="SFW" date=2026-03-10 x: y'),
+    "Zyxel": (
+        'Mar 10 10:01:02 usg60 src="10.0.0.1: 80" msg="x"',
+        *("2026-03-10T10:01:02Z", "usg60", None, None, 'src="10.0.0.1: 80" msg="x"'),
+    ),
+    "Comware": (
+        "Mar 10 10:01:02 2026 H3C %%10IFNET/3/PHY_UPDOWN: x",
+        *("2026-03-10T10:01:02Z", "H3C", "%%10IFNET/3/PHY_UPDOWN", None, "x"),
+    ),
+    "VRP": (
+        "Mar 10 2026 10:01:02+01:00 NE40 %%01IFNET/4/LINK_STATE(l)[1]:The line",
+        *("2026-03-10T09:01:02Z", "NE40", None, None, "%%01IFNET/4/LINK_STATE(l)[1]:The line"),
+    ),
+    "ProCurve": (
+        "Mar 10 10:01:02 10.0.0.1 00076 ports: port 1 is up",
+        *("2026-03-10T10:01:02Z", "10.0.0.1", None, None, "00076 ports: port 1 is up"),
+    ),
+    "AIX": (
+        "Mar 10 10:01:02 Message forwarded from aix1: sshd[123]: x",
+        *("2026-03-10T10:01:02Z", "aix1", "sshd", "123", "x"),
+    ),
+    "AIX, a repetition": (
+        "Mar 10 10:01:02 Message forwarded from aix1: last message repeated 3 times",
+        *("2026-03-10T10:01:02Z", "aix1", None, None, "last message repeated 3 times"),
+    ),
+    "Solaris": (
+        "Mar 10 10:01:02 sol1 genunix: [ID 540533 kern.notice] x",
+        *("2026-03-10T10:01:02Z", "sol1", "genunix", None, "[ID 540533 kern.notice] x"),
+    ),
     "IPv6": ("Mar 10 10:01:02 2001:db8::1 app: text", "2026-03-10T10:01:02Z", "2001:db8::1", "app", None, "text"),
 }
 
@@ -194,8 +394,6 @@ def test_the_same_lines_side_by_side_do_not_affect_each_other() -> None:
         "Mar 10 10:01:02 IST: %SYS-5-RESTART: up",
         "Feb 30 2026 10:01:02: %ASA-6-302013: Built",
         "Mar 10 2026 25:01:02 h app: text",
-        # Something that is no fraction and no zone right behind the time.
-        "Mar 10 10:01:02#7 h app: text",
     ],
 )
 def test_a_time_that_is_not_understood_is_said(line: str) -> None:
@@ -204,9 +402,69 @@ def test_a_time_that_is_not_understood_is_said(line: str) -> None:
     assert row["timestamp"] is None
 
 
-def test_what_stands_behind_an_unknown_time_is_left_as_it_is() -> None:
-    [row] = rows(b"<189>Mar 10 10:01:02#7 h app: text")
-    assert (row["hostname"], row["app_name"], row["message"]) == (None, None, "Mar 10 10:01:02#7 h app: text")
+# What may stand in or behind a time, and says that neither the time nor the next word is known.
+UNKNOWN = (
+    *(
+        "#7",
+        "PM",
+        "pm",
+        "p.m.",
+        "GMT+2",
+        "UTC-5",
+        "+2",
+        "IST",
+        "XYZ 2018",
+        "XYZ",
+        "(CET)",
+        "[UTC]",
+        "CEST (x)",
+        "EST5EDT",
+    ),
+    *("Europe/Berlin", "=", "|", "-- x", '"a"', "12345", "+02 +03", "~"),
+)
+
+
+@pytest.mark.parametrize("time", ["Mar 10 10:01:02", "Mar 10 2026 10:01:02", "2026-03-10T10:01:02"])
+@pytest.mark.parametrize("word", UNKNOWN)
+@pytest.mark.parametrize("apart", ["", " "])
+def test_a_header_that_is_not_known_is_said_and_nothing_of_it_is_used(time: str, word: str, apart: str) -> None:
+    line = f"{time}{apart}{word} host app: text"
+    [row] = rows(f"<189>{line}".encode())
+    assert row["parse_error"] is not None
+    found = [row[name] for name in ("timestamp", "hostname", "app_name", "proc_id", "message")]
+    assert found == [None, None, None, None, line]
+
+
+_TOKEN = st.one_of(
+    st.sampled_from(UNKNOWN),
+    st.text(st.characters(codec="ascii", exclude_categories=["Cc", "Zs"]), min_size=1, max_size=8),
+)
+
+
+@pytest.mark.search
+@settings(max_examples=examples(300), deadline=None)
+@given(
+    time=st.sampled_from(["", "Mar 10 10:01:02 ", "2026-03-10T10:01:02Z ", "7: *Mar 10 2026 10:01:02.5 UTC: ", "+ "]),
+    words=st.lists(_TOKEN, max_size=4),
+    tag=st.sampled_from(["", "app: ", "app[7]: ", "%ASA-6-302013: ", '{"a": ', "x:y "]),
+)
+def test_no_byte_of_a_message_is_lost_and_each_part_is_a_word_of_the_header(
+    time: str, words: list[str], tag: str
+) -> None:
+    line = time + "".join(f"{word} " for word in words) + tag + "text"
+    [row] = rows(f"<13>{line}".encode())
+    assert line.endswith(row["message"])
+    if row["parse_error"] == UNKNOWN_HEADER:
+        assert row["message"] == line
+    head = line.removesuffix(row["message"])
+    for part in ("hostname", "app_name", "proc_id"):
+        if row[part] is not None:
+            before, found, head = head.partition(row[part])
+            assert found, part
+            assert not before or before[-1] in ' [("'
+    # Behind the application stands nothing but its colon; so nothing that was not understood is passed over.
+    if row["app_name"] is not None:
+        assert head.strip() in (":", "]:")
 
 
 def test_a_number_in_front_of_a_text_is_no_application() -> None:
