@@ -97,7 +97,11 @@ class ArrivingCatalog:
         )
         self._clock = clock or Clock()
         self._lines = (
-            LineReader(encoding=source.encoding, max_record_bytes=source.max_record_bytes)
+            LineReader(
+                encoding=source.encoding,
+                max_record_bytes=source.max_record_bytes,
+                checks_text=not source.binary_lines,
+            )
             if isinstance(source, FileLines)
             else None
         )

@@ -48,8 +48,9 @@ _LINE_COLUMNS = (
 
 
 def is_unfinished(name: str, patterns: Sequence[str]) -> bool:
-    """Return whether a file's name says that it is still being written."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    """Return whether a file's name says, in letters of any case, that it is still being written."""
+    name = name.lower()
+    return any(fnmatch.fnmatchcase(name, pattern.lower()) for pattern in patterns)
 
 
 def _check_unfinished(field: str, wanted: str, unfinished: Sequence[str]) -> None:
@@ -105,6 +106,8 @@ class FollowedFiles(_FileSource):
             Files that appear later are read from their beginning.
         encoding: by any name of Python's; utf-8, utf-16, utf-32, or one whose newline is one byte, as latin-1, cp1252
             or shift_jis. A byte-order mark decides between Unicode's encodings. Stored as UTF-8.
+        binary_lines: read also a file that is no text in its encoding, because a twentieth of its first 64 KiB or more
+            are control characters. Otherwise it is refused, and shown in the receiver's status.
         max_record_bytes: a longer line becomes a dead letter.
         complete_after: a last line without its newline becomes a record when the file has not grown for this long;
             None: it is held back until its newline comes.
@@ -127,6 +130,7 @@ class FollowedFiles(_FileSource):
     exclude: tuple[str, ...] = ()
     start: Literal["earliest", "latest"] = "earliest"
     encoding: TextEncoding = "utf-8"
+    binary_lines: bool = False
     max_record_bytes: Annotated[Size, Field(ge=1, le=_LARGEST_RECORD)] = 2**20
     complete_after: Annotated[Seconds, Field(gt=0)] | None = None
     fingerprint_lines: Annotated[int, Field(ge=1, le=100)] = 1
@@ -245,6 +249,8 @@ class FileLines(_ArrivingFiles):
             ``tls_ca_file_path``, ``force_virtual_addressing``.
         encoding: by any name of Python's; utf-8, utf-16, utf-32, or one whose newline is one byte, as latin-1, cp1252
             or shift_jis. A byte-order mark decides between Unicode's encodings. Stored as UTF-8.
+        binary_lines: read also a file that is no text in its encoding, because a twentieth of its first 64 KiB or more
+            are control characters. Otherwise it is refused, and shown in the receiver's status.
         max_record_bytes: a longer line becomes a dead letter.
         shared: each host sees the same directory. An object store is always shared.
         follow_symlinks: symbolic links to files below the directory are read. Otherwise no link is, and an event names
@@ -256,6 +262,7 @@ class FileLines(_ArrivingFiles):
 
     kind: Literal["file_lines"] = "file_lines"
     encoding: TextEncoding = "utf-8"
+    binary_lines: bool = False
     max_record_bytes: Annotated[Size, Field(ge=1, le=_LARGEST_RECORD)] = 2**20
 
 

@@ -29,9 +29,9 @@ KIND_BYTES = tarfile.BLOCKSIZE
 class UnreadableKindError(OSError):
     """It is of a kind that has no lines: unpack it, or leave it out (exclude, pattern)."""
 
-    def __init__(self, what: str) -> None:
-        """Take what the file is, as "a tar archive"."""
-        super().__init__(f"it is {what}, and is not read: unpack it there, or leave it out (exclude, pattern)")
+    def __init__(self, what: str, way_out: str = "unpack it there, or leave it out (exclude, pattern)") -> None:
+        """Take what the file is, as "a tar archive", and what to do with it."""
+        super().__init__(f"it is {what}, and is not read: {way_out}")
         self.what = what
 
 
@@ -59,9 +59,12 @@ _CODECS: tuple[tuple[re.Pattern[bytes], Codec], ...] = (
     (re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", re.DOTALL), Codec.ZSTD),
     (re.compile(rb"\x04\x22\x4d\x18"), Codec.LZ4),
     (re.compile(rb"\xfd7zXZ\x00"), Codec.XZ),
-    (re.compile(rb"PK(?:\x03\x04|\x05\x06)"), Codec.ZIP),
+    # The second two are of an archive in several volumes, or meant to be.
+    (re.compile(rb"PK(?:\x03\x04|\x05\x06|(?:\x07\x08|00)PK\x03\x04)"), Codec.ZIP),
 )
 _TAR = re.compile(rb".{257}ustar", re.DOTALL)
+# A tar header of any age has the sum of its bytes.
+_TAR_SUM = re.compile(rb"[^\0].{147}[ 0-7]{6,7}[ \0]", re.DOTALL)
 _REFUSED: tuple[tuple[re.Pattern[bytes], str], ...] = (
     (re.compile(rb"7z\xbc\xaf\x27\x1c"), "a 7-Zip archive"),
     (re.compile(rb"Rar!\x1a\x07"), "a RAR archive"),
@@ -72,7 +75,21 @@ _REFUSED: tuple[tuple[re.Pattern[bytes], str], ...] = (
     (re.compile(rb"\x5d\x00\x00.{2}(?:\x00{3}|\xff{3})", re.DOTALL), "compressed by lzma, without xz's container"),
     (re.compile(rb"\xff\x06\x00\x00sNaPpY"), "compressed by snappy"),
     (re.compile(rb"\x02\x21\x4c\x18"), "compressed by an old lz4"),
-    (_TAR, "a tar archive"),
+    (re.compile(rb"07070[12][0-9A-Fa-f]{104}|070707[0-7]{70}"), "a cpio archive"),
+    (re.compile(rb"!<(?:arch|thin)>\n"), "an ar archive, or a package of Debian"),
+    (re.compile(rb"\xed\xab\xee\xdb"), "a package of RPM"),
+    (re.compile(rb"MSCF\0{4}"), "a cabinet archive"),
+    (re.compile(rb"%PDF-\d\.\d\s"), "a PDF document"),
+    (re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff"), "an image"),
+    (re.compile(rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"), "a document of an old Office"),
+    (re.compile(rb"\xca\xfe\xba\xbe|[\xce\xcf]\xfa\xed\xfe|\0asm"), "a program"),
+    (re.compile(rb"\x89HDF\r\n\x1a\n"), "an HDF5 file"),
+    (
+        re.compile(
+            rb"[\xd4\x4d][\xc3\x3c]\xb2\xa1|\xa1\xb2[\x3c\xc3][\x4d\xd4]|\x0a\x0d\x0d\x0a.{4}[\x1a\x4d]", re.DOTALL
+        ),
+        "captured packets (use tcpdump -r)",
+    ),
     (re.compile(rb"PAR1\x15"), "a Parquet file"),
     (re.compile(rb"Obj\x01"), "an Avro file"),
     (re.compile(rb"SQLite format 3\x00"), "an SQLite database"),
@@ -98,12 +115,22 @@ def codec_of(head: bytes) -> Codec | None:
     for pattern, what in _REFUSED:
         if pattern.match(head):
             raise UnreadableKindError(what)
+    if is_tar(head):
+        raise UnreadableKindError("a tar archive")
     return None
 
 
 def is_tar(head: bytes) -> bool:
     """Return whether a content is a tar archive, by its first ``KIND_BYTES`` bytes."""
-    return _TAR.match(head) is not None
+    if _TAR.match(head):
+        return True
+    if not _TAR_SUM.match(head):
+        return False
+    try:
+        tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "latin-1", "replace")
+    except tarfile.HeaderError:
+        return False
+    return True
 
 
 def check_decompressed(head: bytes, codec: Codec) -> None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from receiver_runtime.block_path.records import schema_of
 from receiver_runtime.receivers.files.declaration import FileLines, WholeFiles
 from receiver_runtime.receivers.files.holes import LONG_RUN, Hole, Text, without_holes
+from receiver_runtime.receivers.files.plain_text import SURE_BYTES, TEXT_BYTES, check_text
 from receiver_runtime.receivers.framing import LETTER_BYTES, PART_BYTES, Piece, too_large
 from receiver_runtime.receivers.lines import LineFraming
 from receiver_runtime.receivers.wide_lines import WideLineFraming
@@ -52,7 +53,8 @@ class Reading:
 
     ``name`` is its partition's name. ``start`` is where its generation begins. ``before`` are links that go in with the
     next block, before the link of that block's own records. ``large`` is the line that is being put aside, if any.
-    ``encoding`` is that of its text; None: its first bytes have not been looked at.
+    ``encoding`` is that of its text; None: its first bytes have not been looked at. ``judged`` is how many of them were
+    found to be text.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Reading:
     before: list[OffsetLink] = field(default_factory=list)
     large: _LargeLine | None = None
     encoding: str | None = None
+    judged: int = 0
 
     def go_to(self, at: Position | None) -> None:
         """Go to the driver log's position; None: it has none of this file."""
@@ -78,6 +81,7 @@ class Reading:
         self.before = []
         self.large = None
         self.encoding = None
+        self.judged = 0
 
     def take_links(self, source: str) -> list[OffsetLink]:
         """Return the links that lead from exactly where the last ones ended to the position."""
@@ -106,6 +110,7 @@ class Reading:
         """Begin the next generation at byte ``at``. The link for that goes in with the next block of any file."""
         self.before = self.take_links(source)
         self.encoding = None
+        self.judged = 0
         if self.logged == ORIGIN:
             # The log has nothing of this generation yet: let it begin at ``at`` instead.
             self.position = self.start = at
@@ -148,10 +153,15 @@ class Part:
 
 
 class LineReader:
-    """Cut files into lines. For one thread."""
+    """Cut files into lines. For one thread.
 
-    def __init__(self, *, encoding: str, max_record_bytes: int) -> None:
+    Args:
+        checks_text: a file that is no text is refused as a whole.
+    """
+
+    def __init__(self, *, encoding: str, max_record_bytes: int, checks_text: bool = False) -> None:
         self._declared = encoding
+        self._checks_text = checks_text
         self._max = max_record_bytes
         # By encoding: files may have marks that name others than the declared one.
         self._framings: dict[str, LineFraming] = {}
@@ -167,18 +177,27 @@ class LineReader:
         ends: bool,
         completes: bool = False,
     ) -> Part:
-        """Read the next piece of a file and move its position. Raises OSError.
+        """Read the next piece of a file and move its position. Raises OSError, and UnreadableKindError.
 
         Args:
             ends: the file does not grow, so that its last line needs no newline, and NULs at its end are a hole.
             completes: its last line needs no newline, and may go on where NULs are now.
         """
+        if self._checks_text and reading.judged < SURE_BYTES and reading.position - reading.start < SURE_BYTES:
+            self._judge(reading, content, ends=ends)
         if reading.encoding is None:
             reading.encoding, mark = by_mark(content.read(0, MARK_BYTES), self._declared)
             reading.position = max(reading.position, mark)
         return _Cutter(self._framing(reading.encoding), self._max, path, modified_ms).read(
             reading, content, limits, ends=ends, completes=ends or completes
         )
+
+    def _judge(self, reading: Reading, content: Content, *, ends: bool) -> None:
+        head = content.read(0, TEXT_BYTES)
+        if len(head) > reading.judged:
+            check_text(head, self._declared)
+            # One that grows is looked at again, until enough of it is known.
+            reading.judged = TEXT_BYTES if ends else len(head)
 
     def _framing(self, encoding: str) -> LineFraming:
         framing = self._framings.get(encoding)

@@ -82,7 +82,7 @@ def test_the_table_matches_the_fields(page: str, table: int, source: type[Source
 
 
 def test_whole_files_have_the_same_fields_except_encoding() -> None:
-    assert set(FileLines.model_fields) - set(WholeFiles.model_fields) == {"encoding"}
+    assert set(FileLines.model_fields) - set(WholeFiles.model_fields) == {"binary_lines", "encoding"}
     assert WholeFiles.model_fields["max_record_bytes"].default == 16 * 2**20
 
 

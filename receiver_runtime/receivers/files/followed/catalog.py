@@ -16,6 +16,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from receiver_runtime.receivers.files.file_kinds import UnreadableKindError
 from receiver_runtime.receivers.files.followed.bindings import Bindings
 from receiver_runtime.receivers.files.followed.candidates import Candidates
 from receiver_runtime.receivers.files.followed.changes import ChangeDetector
@@ -153,6 +154,8 @@ class FollowedCatalog:
             return self._read(file, reading, limits)
         except ContentReplacedError:
             self._bindings.replace(file)
+        except UnreadableKindError as error:
+            self._naming.refuse(file, error)
         except OSError as error:
             self._reports.report_failure(file.path, Failure.UNREADABLE, error)
             file.note_failure()

@@ -12,6 +12,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from receiver_runtime.receivers.files.declaration import is_unfinished
 from receiver_runtime.receivers.files.followed.contents.followed_file import key_of
 from receiver_runtime.receivers.files.followed.reports import Failure
 from receiver_runtime.receivers.files.local_tree import LocalTree, SymlinkRefusedError
@@ -52,7 +53,8 @@ class Directory:
 
     def __init__(self, settings: FollowedFiles, reports: Reports) -> None:
         self._pattern = settings.path
-        self._left_out = (*settings.exclude, *settings.unfinished)
+        self._exclude = settings.exclude
+        self._unfinished = settings.unfinished
         self._base = _base_of(settings.path)
         #: Opens the files that are listed.
         self.tree = LocalTree(self._base, follow_symlinks=settings.follow_symlinks)
@@ -77,7 +79,9 @@ class Directory:
         refused: list[tuple[str, OSError]] = []
         for path in sorted(glob.iglob(self._pattern, recursive=True)):  # noqa: PTH207  of thousands, each second
             name = os.path.basename(path)  # noqa: PTH119  likewise
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in self._left_out):
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in self._exclude) or is_unfinished(
+                name, self._unfinished
+            ):
                 continue
             try:
                 status = self._status(path, held)

@@ -21,6 +21,7 @@ from receiver_runtime.receivers.files.followed.contents.fingerprints import (
     fingerprint_of,
 )
 from receiver_runtime.receivers.files.followed.reports import Failure
+from receiver_runtime.receivers.files.plain_text import check_text
 from receiver_runtime.receivers.files.records import Reading
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Naming:
         marks: Marks,
         reports: Reports,
     ) -> None:
+        self._encoding = None if settings.binary_lines else settings.encoding
         self._fingerprint_lines = settings.fingerprint_lines
         self._complete_after = settings.complete_after
         self._known = known
@@ -121,6 +123,8 @@ class Naming:
     def _inspect(self, file: FollowedFile, now: float) -> bytes | None:
         """Return a file's beginning and note its fingerprint; None: it has none yet, or is done. Raises OSError."""
         head, file.codec, checksum = read_head(file)
+        if self._encoding is not None:
+            check_text(head, self._encoding)
         is_complete = file.codec is not None or file.is_complete(now, self._complete_after)
         length = fingerprint_length(head, self._fingerprint_lines, is_complete=is_complete)
         if length is None:
@@ -166,6 +170,11 @@ class Naming:
         number = next(n for n in itertools.count() if n not in taken)
         return f"{own}~{number}" if number else own
 
+    def refuse(self, file: FollowedFile, error: UnreadableKindError) -> None:
+        """Read no more of a file while it is as it is, because its kind is not read."""
+        file.refused = error
+        self._reports.report_failure(file.path, Failure.REFUSED, error)
+
     # -- reports -----------------------------------------------------------------------------------------------------
 
     def _report_same_lines(self, file: FollowedFile, head: bytes, alike: Iterable[str]) -> None:
@@ -188,7 +197,6 @@ class Naming:
         try:
             yield
         except UnreadableKindError as error:
-            file.refused = error
-            self._reports.report_failure(file.path, Failure.REFUSED, error)
+            self.refuse(file, error)
         except OSError as error:
             self._reports.report_failure(file.path, Failure.UNREADABLE, error)

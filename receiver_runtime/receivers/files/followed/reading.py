@@ -109,7 +109,11 @@ class PieceReader:
 
     def __init__(self, settings: FollowedFiles, open_files: OpenFiles, schedule: LookSchedule, clock: Clock) -> None:
         self._complete_after = settings.complete_after
-        self._lines = LineReader(encoding=settings.encoding, max_record_bytes=settings.max_record_bytes)
+        self._lines = LineReader(
+            encoding=settings.encoding,
+            max_record_bytes=settings.max_record_bytes,
+            checks_text=not settings.binary_lines,
+        )
         self._open = open_files
         self._schedule = schedule
         self._clock = clock
@@ -117,7 +121,13 @@ class PieceReader:
     def has_more(self, file: FollowedFile, now: float) -> bool:
         """Return whether a file of ours may have something to be read."""
         reading = file.reading
-        if reading is None or not file.ours or file.done or file.failed == (file.size, file.mtime_ns):
+        if (
+            reading is None
+            or not file.ours
+            or file.done
+            or file.refused is not None
+            or file.failed == (file.size, file.mtime_ns)
+        ):
             return False
         if file.codec is not None:
             return file.gone_since is None

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import hashlib
 import io
 import lzma
 import tarfile
 import zipfile
-from typing import TYPE_CHECKING
+import zlib
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import orc
 
 from receiver_runtime.receivers.files.content import DecompressedFile
 from receiver_runtime.receivers.files.declaration import FileLines, FollowedFiles
-from receiver_runtime.receivers.files.file_kinds import Codec, UnreadableKindError, codec_of
+from receiver_runtime.receivers.files.file_kinds import KIND_BYTES, Codec, UnreadableKindError, codec_of
+from receiver_runtime.receivers.files.plain_text import check_text
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log
 from tests.unit.receiver_runtime.receivers.files.followed.followed_rig import follow, write
 from tests.unit.receiver_runtime.receivers.files.test_arriving import arriving, put
@@ -28,10 +32,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def _zipped(data: bytes, *more: bytes) -> bytes:
+def _zipped(*files: bytes) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for number, one in enumerate((data, *more)):
+        for number, one in enumerate(files):
             archive.writestr(f"{number}.log", one)
     return file.getvalue()
 
@@ -51,6 +55,22 @@ def _parquet(data: bytes) -> bytes:
     return file.getvalue()
 
 
+def _orc() -> bytes:
+    file = io.BytesIO()
+    orc.write_table(pa.table({"value": ["one\n", "two\n"]}), file)
+    return file.getvalue()
+
+
+def _of_v7(data: bytes) -> bytes:
+    """Return a tar archive as Unix's seventh edition wrote it, without a magic."""
+    header = bytearray(_tarred(data))
+    header[257:265] = bytes(8)
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header[:512])
+    return bytes(header)
+
+
+LINES = b"".join(b"line %d\n" % number for number in range(5000))
 COMPRESS: dict[Codec, Callable[[bytes], bytes]] = {
     Codec.GZIP: gzip.compress,
     Codec.BZIP2: bz2.compress,
@@ -61,6 +81,7 @@ COMPRESS: dict[Codec, Callable[[bytes], bytes]] = {
 }
 REFUSED = {
     "a tar archive": _tarred(b"one\n"),
+    "a tar archive, as": _of_v7(b"one\n"),
     "a zip archive of 2 files": _zipped(b"one\n", b"two\n"),
     "a tar archive, compressed by gzip": gzip.compress(_tarred(b"one\n")),
     "a tar archive, compressed by xz": lzma.compress(_tarred(b"one\n")),
@@ -72,6 +93,29 @@ REFUSED = {
     "a RAR archive": b"Rar!\x1a\x07\x01\0" + bytes(24),
     "compressed by compress": b"\x1f\x9d\x90" + b"x" * 20,
     "compressed by lzma": lzma.compress(b"one\n", format=lzma.FORMAT_ALONE),
+    "compressed by lzip": b"LZIP\1\x0c\0\x37\x9a\xcb\xe6\x80\n" + bytes(16),
+    "compressed by lzop": b"\x89LZO\0\r\n\x1a\n" + bytes(20),
+    "compressed by snappy": b"\xff\6\0\0sNaPpY\1\10\0\0\0\0\0\0one\n",
+    "compressed by zlib": zlib.compress(b"one\ntwo\n"),
+    "no text in utf-8": b"\x0b\3\x80one\ntwo\n\3",  # brotli
+    "no text in utf-8, by": zlib.compress(LINES)[2:],
+    "no text in utf-8, by the": b"\xcf\x84\0\1\2" * 400 + b"\n",
+    "no text in utf-8, by the control": "one\ntwo\nthree\n".encode("utf-16-le"),
+    "compressed by zlib, and is not": gzip.compress(zlib.compress(LINES)),
+    "no text in utf-8, by the control characters": gzip.compress(b"\0\1\2\3\xff" * 30_000),
+    "a zip archive of 0 files": _zipped(),
+    "an image": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(60),
+    "an image, compressed by xz": lzma.compress(b"\xff\xd8\xff\xe0\0\x10JFIF\0\1one\n"),
+    "a PDF document": b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n",
+    "a cpio archive": b"070701" + b"0" * 104 + b"a.log\0",
+    "a cpio archive, compressed by gzip": gzip.compress(b"070707" + b"0" * 70 + b"a.log\0one\n"),
+    "an ar archive, or a package of Debian": b"!<arch>\ndebian-binary   1410122664  0     0     100644  4         `\n",
+    "a package of RPM": b"\xed\xab\xee\xdb\3\0\0\0" + bytes(90),
+    "an ORC file": _orc(),
+    "an Avro file": b"Obj\1\4\x14avro.codec\x08null\0" + bytes(40),
+    "an SQLite database": b"SQLite format 3\0\x10\0\1\1\0" + bytes(200),
+    "a program": b"\x7fELF\2\1\1" + bytes(60),
+    "a program, compressed by zip": _zipped(b"\xca\xfe\xba\xbe\0\0\0A\0\n"),
 }
 # What a user calls a file says nothing.
 NAMES = ("a.log.2.xz", "a.log.1", "a.log", "a.log.gz", "a.log-20260310.bz2")
@@ -127,10 +171,121 @@ def test_a_kind_without_lines_is_refused_as_a_whole_and_shown_while_it_is_there(
     [reason] = reader.supervisor.degraded.values()
     for text in (error, reason):
         assert "a.log is not read" in text
-        assert f"it is {what}" in text
+        assert f"it is {what.removesuffix(', as')}" in text
     (tmp_path / "a.log").unlink()
     reader.run(10)
     assert reader.supervisor.degraded == {}
+
+
+def test_an_archive_without_a_magic_is_read_file_by_file(tmp_path: Path) -> None:
+    log = Log()
+    put(tmp_path / "a.log", data=_of_v7(b"one\ntwo\n"))
+    arriving(tmp_path, log).run()
+    assert log.values == ["one", "two"]
+
+
+@pytest.mark.parametrize("marker", [b"PK\x07\x08", b"PK00"])
+def test_an_archive_made_for_several_volumes_is_read(tmp_path: Path, marker: bytes) -> None:
+    log = Log()
+    put(tmp_path / "a.log", data=marker + _zipped(b"one\ntwo\n"))
+    arriving(tmp_path, log).run()
+    assert log.values == ["one", "two"]
+
+
+def test_a_followed_file_that_becomes_bytes_by_rotation_is_refused(tmp_path: Path) -> None:
+    log = Log()
+    write(tmp_path / "a.log", "one")
+    reader = follow(tmp_path, log)
+    reader.run()
+    with (tmp_path / "a.log").open("r+b") as file:
+        file.truncate(0)
+        file.write(zlib.compress(LINES))
+    reader.run(5)
+    write(tmp_path / "b.log", "two")
+    reader.run(5)
+    assert (log.values, reader.supervisor.letters) == (["one", "two"], [])
+    assert "compressed by zlib" in next(iter(reader.supervisor.degraded.values()))
+    again = follow(tmp_path, log)
+    again.run(5)
+    assert log.values == ["one", "two"]
+
+
+def test_a_followed_file_that_turns_out_to_be_bytes_as_it_grows_is_refused(tmp_path: Path) -> None:
+    log = Log()
+    reader = follow(tmp_path, log)
+    with (tmp_path / "a.log").open("wb", buffering=0) as file:
+        file.write(b"begins as a line\n")
+        reader.run()
+        for _ in range(3):
+            file.write(bytes(range(256)) * 2)
+            reader.run()
+    assert (log.values, reader.supervisor.letters) == (["begins as a line"], [])
+    assert len(reader.supervisor.errors) == 1
+    assert "no text in utf-8" in next(iter(reader.supervisor.degraded.values()))
+
+
+def test_text_that_has_become_text_stays_so_whatever_comes_later(tmp_path: Path) -> None:
+    log = Log()
+    write(tmp_path / "a.log", *["line"] * 1000)
+    reader = follow(tmp_path, log)
+    reader.run()
+    with (tmp_path / "a.log").open("ab") as file:
+        file.write(b"\1\2\3\4" * 5000 + b"\nthe last\n")
+    reader.run(5)
+    assert log.values[-1] == "the last"
+    again = follow(tmp_path, log)
+    write(tmp_path / "a.log", "more")
+    again.run(5)
+    assert (log.values[-1], again.supervisor.degraded) == ("more", {})
+
+
+@pytest.mark.parametrize("kind", ["followed", "arriving"])
+def test_lines_of_bytes_are_read_where_they_are_declared(tmp_path: Path, kind: str) -> None:
+    log = Log()
+    put(tmp_path / "a.log", data=b"\2\3\4\5\xff\n" * 9, days=1)
+    fields: dict[str, Any] = {"binary_lines": True, "encoding": "latin-1"}
+    reader = follow(tmp_path, log, **fields) if kind == "followed" else arriving(tmp_path, log, **fields)
+    reader.run(5)
+    assert (log.values, reader.supervisor.degraded) == (["\2\3\4\5\xff"] * 9, {})
+
+
+ENCODINGS = ["utf-8", "iso8859-1", "cp1252", "cp437", "shift_jis", "gb18030", "ascii", "utf-16", "utf-32"]
+
+
+@given(st.binary(min_size=1, max_size=64), st.sampled_from(ENCODINGS), st.integers(0, 99))
+def test_compressed_data_is_no_text_in_any_encoding(seed: bytes, encoding: str, number: int) -> None:
+    data = b"".join(hashlib.sha256(seed + bytes([part, number])).digest() for part in range(40))
+    with pytest.raises(UnreadableKindError):
+        check_text(data, encoding)
+
+
+TEXT = st.characters(codec="utf-8", exclude_categories=["Cc", "Cn", "Co", "Cs"]) | st.sampled_from("\t\n\r\f\x1b\1\x1e")
+
+
+@given(st.text(TEXT, max_size=300), st.sampled_from(ENCODINGS), st.sampled_from(ENCODINGS[:-2]))
+def test_text_is_text_also_in_another_encoding(text: str, encoding: str, declared: str) -> None:
+    wide = encoding in ("utf-16", "utf-32")
+    check_text(text.encode(encoding, "replace"), "utf-8" if wide else encoding)
+    if not wide:
+        # Its lines become dead letters, where they can't be decoded.
+        check_text(text.encode(encoding, "replace"), declared)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"8=FIX.4.4\x019=112\x0135=A\x01" * 20,
+        b"\x1b[31mred\x1b[0m\x07\n" * 20,
+        b"a\0b\n",
+        bytes(2**16),
+        b"one\n" + bytes(4000) + b"two\n",
+        b"".join(b"\0\0line %d\n" % number for number in range(100)),
+        b"a stray \2 in a line of a usual length, as programs write it\n" * 50,
+    ],
+)
+def test_text_with_some_control_characters_is_text(data: bytes) -> None:
+    check_text(data, "utf-8")
+    assert codec_of(data[:KIND_BYTES]) is None
 
 
 def test_a_file_whose_kind_was_refused_is_read_when_it_is_another_one(tmp_path: Path) -> None:
@@ -181,7 +336,9 @@ def test_a_line_that_begins_like_a_kind_is_a_line(line: str) -> None:
     assert codec_of(line.encode()) is None
 
 
-@pytest.mark.parametrize("name", ["a.log.filepart", "a.log.part", "a.log~", "a.log.swp", "a.log.crdownload", "a.tmp"])
+@pytest.mark.parametrize(
+    "name", ["a.log.filepart", "a.log.part", "a.log~", "a.log.swp", "a.log.crdownload", "a.tmp", "A.PART", "a.Swp"]
+)
 def test_a_file_under_way_is_read_once_it_has_its_name(tmp_path: Path, name: str) -> None:
     for kind in ("followed", "arriving"):
         log = Log()
