@@ -48,7 +48,8 @@ def needs_a_person(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
 def _gone(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     new = ", ".join(sorted(after.keys() - before.keys()))
     for name in sorted(before.keys() - after.keys()):
-        yield f"{kind} {name!r} is gone" + (f" (renamed? new is {new})" if new else "")
+        how = f"; if it is renamed: Stream(…, renamed_from={name!r})" if kind == "stream" else ""
+        yield f"{kind} {name!r} is gone" + (f" (renamed? new is {new}{how})" if new else "")
 
 
 def _moved(pipeline: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from orchestration.declarations.pipeline import DeclarationError, Pipeline
 from tracker_store.host.code_in_force import load_code_in_force
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+#: What an error says before the cause, where the module's own code raised it.
+IMPORT_FAILS = "fails when it is imported: "
 
 
 class PipelineModuleError(Exception):
@@ -30,14 +38,7 @@ def load_pipelines(module_name: str) -> list[Pipeline]:
         search = str(Path.cwd())
     if search not in sys.path:
         sys.path.insert(0, search)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        message = f"module {module_name!r} can't be imported from {search}: {error}"
-        raise PipelineModuleError(message) from error
-    except (DeclarationError, ValidationError) as error:
-        message = f"module {module_name!r}: {_said(error)}"
-        raise PipelineModuleError(message) from error
+    module = _imported(module_name, search)
     found: dict[str, Pipeline] = {}
     for value in vars(module).values():
         if isinstance(value, Pipeline):
@@ -51,6 +52,29 @@ def load_pipelines(module_name: str) -> list[Pipeline]:
         message = f"module {module_name!r} declares no Pipeline at its top level"
         raise PipelineModuleError(message)
     return [found[name] for name in sorted(found)]
+
+
+def _imported(module_name: str, search: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        message = f"module {module_name!r} can't be imported from {search}: {error}"
+        raise PipelineModuleError(message) from error
+    except (DeclarationError, ValidationError) as error:
+        message = f"module {module_name!r}: {_said(error)}"
+        raise PipelineModuleError(message) from error
+    except Exception as error:
+        message = f"module {module_name!r} {IMPORT_FAILS}{said_in_a_line(error)}"
+        raise PipelineModuleError(message) from error
+
+
+def said_in_a_line(error: BaseException) -> str:
+    """Return what a user's code raised in one line, with the last line of a file that it passed."""
+    said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    if isinstance(error, SyntaxError) or not frames or type(error).__module__.startswith("orchestration"):
+        return said
+    return f"{said} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
 
 
 def _said(error: DeclarationError | ValidationError) -> str:

@@ -139,7 +139,7 @@ class SharedPlaceError(DriverLogError):
 
 
 class StrandingChangeError(DriverLogError):
-    """This change would leave blocks that nothing reads: stop the source, let the batches finish, apply again."""
+    """Let nothing be left that no pipeline reads: `forebay receivers stop STREAM`, let the batches finish, apply."""
 
 
 #: Errors that may go away if the caller waits and tries again.

@@ -31,20 +31,27 @@ def print_changes(console: Console, changes: Sequence[Change]) -> None:
         for key, old, new in change.details
     ]
     print_table(console, ["", "name", "key", "driver log", "code"], rows, title="Declarations")
-    added = [change.name for change in changes if (change.kind, change.action) == ("stream", "add")]
     for change in changes:
         if change.action == "stop":
-            console.print(_stop_line(change.name, added), markup=False)
+            console.print(
+                f"{change.name}: nothing reads it any more. Its receivers stop, so that senders are refused; what it "
+                "has stored is kept for its retention (`forebay streams`). If it is gone for good: `forebay streams "
+                f"remove {change.name}`.",
+                markup=False,
+            )
 
 
-def _stop_line(stream: str, added: Sequence[str]) -> str:
-    line = (
-        f"{stream}: nothing reads it any more. Its receivers stop, so that senders are refused; what it has stored is "
-        f"kept for its retention (`forebay streams`). If it is gone for good: `forebay streams remove {stream}`."
+def unclear_renames(changes: Sequence[Change], stop: Sequence[str]) -> str | None:
+    """Return what to decide before an apply that stops a stream and adds another: they may be one, renamed."""
+    added = [change.name for change in changes if (change.kind, change.action) == ("stream", "add")]
+    stops = [change.name for change in changes if change.action == "stop" and change.name not in stop]
+    if not added or not stops:
+        return None
+    return (
+        f"Is {' or '.join(added)} the stream {' or '.join(stops)} by another name? Then write Stream(…, "
+        f'renamed_from="{stops[0]}"), and it keeps its receivers, positions and records. If not, '
+        f"`forebay apply {' '.join(f'--stop {name}' for name in stops)}` stops the one and begins the other."
     )
-    if added:
-        line += f' If it is {" or ".join(added)} by another name, write Stream(…, renamed_from="{stream}") and apply.'
-    return line
 
 
 def shown_value(value: object) -> str:
@@ -52,9 +59,10 @@ def shown_value(value: object) -> str:
     match value:
         case None:
             return "-"
-        case {"window": str(stream), "length_ms": int(length), "slide_ms": slide}:
+        case {"window": str(stream), "length_ms": int(length), "slide_ms": slide, **more}:
             every = "" if slide is None else f', slide="{_seconds(slide)}"'
-            return f'{stream}.window("{_seconds(length)}"{every})'
+            new = f', new_column="{more["new_column"]}"' if "new_column" in more else ""
+            return f'{stream}.window("{_seconds(length)}"{every}{new})'
         case dict():
             return ", ".join(f"{key}: {shown_value(item)}" for key, item in value.items()) or "-"
         case list():
@@ -90,11 +98,15 @@ def apply(
         str | None, typer.Argument(help="The module (or .py file); unless given, FOREBAY_MODULE or the project's.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the difference, write nothing.")] = False,  # noqa: FBT002
+    stop: Annotated[
+        list[str] | None, typer.Option(help="A stream that stops, and is not one of the new ones by another name.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
     """Write a module's streams and pipelines to the driver log, as versioned rows, and show what changes.
 
-    Refuses a change that would leave blocks that no pipeline reads. Applying the same module again changes nothing.
+    Refuses a change that would leave blocks that no pipeline reads, and asks before it stops one stream and begins
+    another, which may be the same one renamed. Applying the same module again changes nothing.
 
     For example:
 
@@ -110,7 +122,14 @@ def apply(
         pipelines = load_pipelines(name)
     with driver_log(console, application_name="forebay apply") as connection:
         steps = target_steps(connection, pipelines)
-        changes = difference(connection, pipelines) if dry_run else write(connection, pipelines)
+        changes = difference(connection, pipelines)
+        unclear = unclear_renames(changes, stop or ())
+        if not (dry_run or unclear):
+            changes = write(connection, pipelines)
+    if unclear is not None:
+        print_changes(console, changes)
+        console.print(f"Nothing was written. {unclear}", markup=False, soft_wrap=True)
+        raise typer.Exit(1)
     if not dry_run:
         CodeCopies(settings.home).apply(version)
     if as_json:

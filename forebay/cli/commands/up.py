@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import urllib.error
 import urllib.request
 from contextlib import ExitStack, suppress
@@ -53,7 +54,7 @@ from orchestration.declarations.compatibility import declared
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
 from orchestration.declarations.settings import NO_TOKEN, Settings
 from orchestration.tracker.http.listen_address import ListenAddressError, checked_token, listen_address
-from orchestration.tracker.http.status_address import status_page
+from orchestration.tracker.http.status_address import asked_for, is_served, status_page
 from receiver_runtime.block_store.frames.encryption import check_block_key
 from receiver_runtime.block_store.frames.errors import BlockKeyError
 from tracker_store.batches.pipeline_states import all_ended, start_pipelines
@@ -139,6 +140,10 @@ def _answers(url: str, token: str | None) -> Callable[[], bool]:
             return False
 
     return ready
+
+
+# How long, in seconds, `forebay up` waits for the tracker's page: it takes a second when the port is free.
+_PAGE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -526,10 +531,7 @@ def up(
             if services.changes:
                 print_changes(console, services.changes)
             console.print(f"Dagster: {services.ui_link(console)}", markup=False, soft_wrap=True)
-            if (page := status_page(settings)) is not None:
-                token = None if settings.tracker_token is None else settings.tracker_token.get_secret_value()
-                link = printed_link(console, page, token, kept_in="FOREBAY_TRACKER_TOKEN")
-                console.print(f"Status:  {link}", markup=False, soft_wrap=True)
+            _print_page(console, settings)
             _print_missing_slots(console, services)
             _print_how_to_stop(console, settings, services)
             reason = services.wait_for_stop()
@@ -570,6 +572,24 @@ def _drain_result(result: DrainResult, settings: Settings, services: Services) -
 
 def _drain_seconds(settings: Settings) -> str:
     return f"{settings.graceful_stop_timeout.total_seconds():g} s"
+
+
+def _print_page(console: Console, settings: Settings) -> None:
+    """Print where the status page is, once a tracker serves it: another installation may have its port."""
+    if (address := asked_for(settings)) is None:
+        return
+    end = time.monotonic() + _PAGE_SECONDS
+    while not is_served(settings) and time.monotonic() < end:
+        time.sleep(0.05)
+    if is_served(settings) and (page := status_page(settings)) is not None:
+        token = None if settings.tracker_token is None else settings.tracker_token.get_secret_value()
+        shown = printed_link(console, page, token, kept_in="FOREBAY_TRACKER_TOKEN")
+    else:
+        shown = (
+            f"no page, because {address.host}:{address.port} is not to be had (forebay logs tracker); "
+            "FOREBAY_TRACKER_HTTP=127.0.0.1:PORT names another address"
+        )
+    console.print(f"Status:  {shown}", markup=False, soft_wrap=True)
 
 
 def _print_missing_slots(console: Console, services: Services) -> None:

@@ -91,10 +91,6 @@ def _examine(module: str, *, offline: bool, plans: bool) -> Iterator[Finding]:
     except PipelineModuleError as error:
         yield Finding("declarations", Health.FAILED, str(error), "Correct the module.")
         return
-    except Exception as error:  # noqa: BLE001  whatever a user's module raises when it is imported
-        found = f"module {module!r} fails when it is imported: {type(error).__name__}: {error}"
-        yield Finding("declarations", Health.FAILED, found, "Import it in Python to see where.")
-        return
     streams = declared_streams(pipelines)
     outputs = [output for pipeline in pipelines for output in pipeline.outputs.values()]
     said = f"{len(pipelines)} pipeline(s), {len(streams)} stream(s), {len(outputs)} output(s)"

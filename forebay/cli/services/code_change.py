@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestration.declarations.apply import apply, declared_streams, refuse
 from orchestration.declarations.compatibility import declared, needs_a_person
-from orchestration.declarations.modules import load_pipelines
+from orchestration.declarations.modules import IMPORT_FAILS, PipelineModuleError, load_pipelines, said_in_a_line
 from orchestration.declarations.project_code import CodeCopies, same_code
 from orchestration.declarations.settings import Settings
 from tracker_store.batches.pipeline_states import start_pipelines
@@ -102,7 +102,8 @@ def check(request: Request) -> Result:
         import orchestration.definitions  # noqa: F401, PLC0415  loads Dagster, which only this process is to have
     except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a user's module does when it is imported
         traceback.print_exc()
-        return Result(Outcome.REFUSED, _said(error))
+        said = str(error) if isinstance(error, PipelineModuleError) else said_in_a_line(error)
+        return Result(Outcome.REFUSED, said.rpartition(IMPORT_FAILS)[2])
     try:
         with connect_once(settings.require_database_url(), application_name="forebay up") as connection:
             return put_in_force(connection, CodeCopies(settings.home), pipelines, request)
@@ -156,15 +157,6 @@ def _restart_receivers(
     ]
     if running:
         restart_receivers(connection, receiver_ids=running, why="the code of its class changed", also_waiting=False)
-
-
-def _said(error: BaseException) -> str:
-    """Return one line: the error, and the line of the user's that it came from."""
-    said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-    if isinstance(error, SyntaxError) or not frames or type(error).__module__.startswith("orchestration"):
-        return said
-    return f"{said} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
 
 
 if __name__ == "__main__":

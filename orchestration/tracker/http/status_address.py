@@ -5,12 +5,13 @@ Owns how its address follows from the settings. It asks no server.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
 from orchestration.status_page import addresses
-from orchestration.tracker.http.listen_address import listen_address, url
+from orchestration.tracker.http.listen_address import ListenAddress, listen_address, url
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -29,18 +30,26 @@ _ANY = SecretStr("any")
 def tracker_url(settings: Settings) -> str | None:
     """Return the address of the tracker's HTTP server; None if it is off, or takes any free port and does not run yet.
 
+    A tracker of this home writes its own down while it serves: it may have been given another one than this process.
     Raises ListenAddressError.
     """
-    address = listen_address(settings.tracker_http, _ANY)
+    address = asked_for(settings)
     if address is None:
         return None
-    if address.port:
-        return url(_LOOPBACK_OF.get(address.host, address.host), address.port)
-    try:
-        # The tracker writes down its address while it serves.
-        return _url_file(settings).read_text(encoding="utf-8").strip() or None
-    except FileNotFoundError:
-        return None
+    with suppress(FileNotFoundError):
+        if written := _url_file(settings).read_text(encoding="utf-8").strip():
+            return written
+    return url(_LOOPBACK_OF.get(address.host, address.host), address.port) if address.port else None
+
+
+def asked_for(settings: Settings) -> ListenAddress | None:
+    """Return where the settings want trackers to serve HTTP; None: nowhere. Raises ListenAddressError."""
+    return listen_address(settings.tracker_http, _ANY)
+
+
+def is_served(settings: Settings) -> bool:
+    """Return whether a tracker of this home serves HTTP now."""
+    return _url_file(settings).exists()
 
 
 def serves_this_home(settings: Settings) -> bool:
@@ -48,7 +57,7 @@ def serves_this_home(settings: Settings) -> bool:
 
     By default two installations on a host have the same address, and only one of them serves there.
     """
-    return "tracker_http" in settings.model_fields_set or _url_file(settings).exists()
+    return "tracker_http" in settings.model_fields_set or is_served(settings)
 
 
 def status_page(settings: Settings) -> str | None:

@@ -109,7 +109,10 @@ CUSTOM = 'CustomSource(receiver="own:Tail")'
         ([("    return lines", "    return lines.distinct()")], ""),
         ([("@pipeline.output(inputs=[lines]", MORE + "@pipeline.output(inputs=[lines]")], ""),
         ([("def counts", "def numbers")], "output of words 'counts' is gone (renamed? new is numbers)"),
-        ([('Stream("lines"', 'Stream("rows"')], "stream 'lines' is gone (renamed? new is rows)"),
+        (
+            [('Stream("lines"', 'Stream("rows"')],
+            "stream 'lines' is gone (renamed? new is rows; if it is renamed: Stream(…, renamed_from='lines'))",
+        ),
         (
             [('Pipeline("words"', 'Pipeline("terms"'), ("data/tails", "data/others")],
             "pipeline 'words' is gone (renamed? new is terms)",

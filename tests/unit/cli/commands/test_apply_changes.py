@@ -7,7 +7,7 @@ import io
 import pytest
 
 from forebay import ParquetSink, Pipeline, Stream
-from forebay.cli.commands.apply import print_changes, shown_value
+from forebay.cli.commands.apply import print_changes, shown_value, unclear_renames
 from forebay.cli.terminal.console import Console
 from forebay.sources import SocketText
 from orchestration.declarations.apply import Change, _details
@@ -23,6 +23,7 @@ from orchestration.declarations.apply import Change, _details
         (["lines", "others"], "lines\nothers"),
         ({"window": "lines", "length_ms": 60_000, "slide_ms": None}, 'lines.window("60s")'),
         ({"window": "lines", "length_ms": 1_500, "slide_ms": 500}, 'lines.window("1.5s", slide="0.5s")'),
+        ({"window": "a", "length_ms": 1_000, "slide_ms": None, "new_column": "n"}, 'a.window("1s", new_column="n")'),
         ([{"path": "a", "parts": [1, 2]}], "path: a, parts: 1\n2"),
     ],
 )
@@ -46,3 +47,15 @@ def test_a_stream_that_becomes_a_window_is_shown_as_in_the_module_and_no_word_is
     assert "outputs.counts.inputs" in shown
     assert 'lines.window("60s", slide="20s")' in shown
     assert "{" not in shown
+
+
+def test_a_stream_that_may_be_renamed_is_asked_about_before_anything_is_written() -> None:
+    added, stopped = Change("stream", "clix", "add"), Change("stream", "clicks", "stop")
+    pipeline = Change("pipeline", "words", "change")
+    for clear in ([added, pipeline], [stopped, pipeline]):
+        assert unclear_renames(clear, stop=[]) is None
+    asked = unclear_renames([added, stopped, pipeline], stop=["others"])
+    assert asked is not None
+    assert 'renamed_from="clicks"' in asked
+    assert "`forebay apply --stop clicks`" in asked
+    assert unclear_renames([added, stopped], stop=["clicks"]) is None

@@ -1,0 +1,32 @@
+"""Check what is said of a pipeline module that can't be loaded: one line, with the place in the user's file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestration.declarations.modules import PipelineModuleError, load_pipelines
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("no_syntax", "x = 1\nif x\n", r"SyntaxError: expected ':' \(no_syntax.py, line 2\)"),
+        ("no_name", "\n\nundefined\n", r"NameError: name 'undefined' is not defined \(no_name.py, line 3\)"),
+        ("raises", "raise ValueError('a\\nb')\n", r"ValueError: a \(raises.py, line 1\)"),
+        ("no_module", "import nowhere_at_all\n", "can't be imported from .*: No module named 'nowhere_at_all'"),
+        ("nothing", "", "declares no Pipeline"),
+    ],
+)
+def test_a_module_that_can_not_be_loaded_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, said: str
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / f"{name}.py").write_text(text)
+    with pytest.raises(PipelineModuleError, match=said) as raised:
+        load_pipelines(str(tmp_path / f"{name}.py"))
+    assert "\n" not in str(raised.value)
