@@ -1,5 +1,6 @@
 """Make the series of the status page's charts from batches: a timeline and a histogram for each of four measures (O02).
 
+The overview's small timelines have a bar for each of a few batches: its delay, or what it has of a stream.
 Pure. A batch without a value (one without records ran nowhere) is a gap in its timeline, and not in its histogram.
 """
 
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestration.status_page import shown
+from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
     from tracker_store.reports.status_page import PageBatch
 
 BINS = 10
+#: Batches of a small timeline.
+SPARKED = 24
+_SPARK_HEIGHT = 22  # pixels, for the largest value
+_LEAST_HEIGHT = 1.5  # of a bar whose value is not null
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,55 @@ class Chart:
     average: str
     median: str
     largest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spark:
+    """Hold a small timeline: the heights and tones of its bars, None where there is no value, and its words."""
+
+    bars: Sequence[tuple[float, str] | None]
+    said: str
+
+
+def pipeline_spark(batches: Sequence[PageBatch], interval: timedelta) -> Spark | None:
+    """Show the total delays of a pipeline's newest batches; None without a batch that ran."""
+    delays = [None if batch.total_delay is None else batch.total_delay.total_seconds() for batch in batches]
+    known = [delay for delay in delays if delay is not None]
+    failed = sum(batch.state == BatchState.QUARANTINED for batch in batches)
+    if not known and not failed:
+        return None
+
+    def tone(batch: PageBatch) -> str:
+        late = batch.processing_time is not None and batch.processing_time > interval
+        return "bad" if batch.state == BatchState.QUARANTINED else "warn" if late else "plain"
+
+    spans = [f"{shown.span(min(known))} to {shown.span(max(known))}"] if known else []
+    said = ", ".join([*spans, *([f"{failed} quarantined"] if failed else [])])
+    return Spark(
+        _bars(delays, [tone(batch) for batch in batches]),
+        f"Total delay of the newest {len(batches)} batches: {said}",
+    )
+
+
+def stream_spark(rates: Sequence[float], pipeline: str) -> Spark | None:
+    """Show the records per second of a stream in the newest batches of a pipeline; None without a record."""
+    if not any(rates):
+        return None
+    said = f"Records per second in the newest {len(rates)} batches of {pipeline}: at most {shown.rate(max(rates))}"
+    return Spark(_bars(rates, ["plain"] * len(rates)), said)
+
+
+def _bars(values: Sequence[float | None], tones: Sequence[str]) -> list[tuple[float, str] | None]:
+    """Give each value its bar; what is bad is seen without one too."""
+    largest = max((value for value in values if value is not None), default=0.0) or 1.0
+    return [
+        (float(_SPARK_HEIGHT), tone)
+        if tone == "bad"
+        else None
+        if value is None
+        else (round(max(_LEAST_HEIGHT, _SPARK_HEIGHT * value / largest), 1), tone)
+        for value, tone in zip(values, tones, strict=True)
+    ]
 
 
 def input_rate(batch: PageBatch, interval: timedelta) -> float:

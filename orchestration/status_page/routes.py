@@ -16,6 +16,7 @@ from starlette.staticfiles import StaticFiles
 from orchestration.status_page import addresses
 from orchestration.status_page.addresses import DagsterPages
 from orchestration.status_page.charts import charts, input_rate
+from orchestration.status_page.overview import read_overview
 from orchestration.status_page.rendering import Renderer
 from orchestration.status_page.requests import (
     PAGE_ROWS,
@@ -29,6 +30,7 @@ from orchestration.status_page.requests import (
 )
 from orchestration.status_page.shown import milliseconds
 from tracker_store.reports import status_page as store
+from tracker_store.reports.listener_events import EventKind
 from tracker_store.schema.states import ReceiverState
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.routing import BaseRoute
 
+    from tracker_store.reports.listener_events import ListenerEvent
+
     Row = TypeVar("Row")
 
 # Batches in the charts.
@@ -49,6 +53,9 @@ CHARTED = 300
 # are more.
 LISTED = 100
 _OVERVIEW_EVENTS = 12
+# Events that are looked at for a page of them, and the kinds that a batch without records has.
+_LOOKED_AT = 1_000
+_OF_BATCHES = frozenset({EventKind.BATCH_ALLOCATED, EventKind.BATCH_COMPLETED})
 # The last page that an offset reaches; lists that may grow with history are paged by keys.
 _LAST_PAGE = 10_000
 _STATIC = Path(__file__).parent / "static"
@@ -114,28 +121,27 @@ class StatusPages:
 
         # One row more tells whether there is a next page.
         limit = PAGE_ROWS + 1
+        code = self._code()
         with self._connect() as connection:
-            pipelines = store.page_of_pipelines(connection, offset=offset("pipelines"), limit=limit)
-            newest = store.newest_finished_of_each(connection, [each.pipeline_id for each in pipelines[:PAGE_ROWS]])
+            overview = read_overview(connection, code=code, offset=offset("pipelines"))
             streams = store.page_of_streams(connection, offset=offset("streams"), limit=limit)
             agents = store.page_of_agents(connection, offset=offset("agents"), limit=limit)
-            events = store.page_of_events(connection, before=None, limit=_OVERVIEW_EVENTS)
+            events, _ = _events_with_records(connection, None, _OVERVIEW_EVENTS)
 
         def turned(name: str, by: int) -> str:
             return addresses.asked(addresses.ROOT, **{**numbers, name: numbers[name] + by})
 
         return self._renderer.page(
             "overview",
-            code=self._code(),
-            pipelines=pipelines[:PAGE_ROWS],
-            newest=newest,
+            overview=overview,
+            pipelines=overview.pipelines[:PAGE_ROWS],
             input_rate=input_rate,
             streams=streams[:PAGE_ROWS],
             agents=agents[:PAGE_ROWS],
             events=events,
             turns={
                 name: (turned(name, -1) if numbers[name] > 1 else None, turned(name, 1) if _more(rows) else None)
-                for name, rows in (("pipelines", pipelines), ("streams", streams), ("agents", agents))
+                for name, rows in (("pipelines", overview.pipelines), ("streams", streams), ("agents", agents))
             },
         )
 
@@ -254,19 +260,33 @@ class StatusPages:
     def _events(self, request: Request) -> Response:
         before = position(request.query_params.get("before"))
         with self._connect() as connection:
-            events = store.page_of_events(connection, before=before, limit=PAGE_ROWS + 1)
+            events, following = _events_with_records(connection, before, PAGE_ROWS)
         return self._renderer.page(
             "events",
-            events=events[:PAGE_ROWS],
+            events=events,
             turns=(
                 addresses.EVENTS if before is not None else None,
-                addresses.asked(addresses.EVENTS, before=events[PAGE_ROWS - 1].event_id) if _more(events) else None,
+                addresses.asked(addresses.EVENTS, before=following) if following is not None else None,
             ),
         )
 
 
 def _more(rows: Sequence[Row]) -> bool:
     return len(rows) > PAGE_ROWS
+
+
+def _events_with_records(
+    connection: sa.Connection, before: tuple[int, int] | None, limit: int
+) -> tuple[list[ListenerEvent], str | None]:
+    """Return the newest events without those of empty batches, and the position that older ones are before, if any.
+
+    An idle pipeline completes an empty batch in each interval, which would push out what matters.
+    """
+    looked_at = store.page_of_events(connection, before=before, limit=_LOOKED_AT + 1)
+    kept = [event for event in looked_at[:_LOOKED_AT] if not (event.kind in _OF_BATCHES and event.records == 0)]
+    if len(kept) > limit:
+        return kept[:limit], kept[limit - 1].event_id
+    return kept, looked_at[_LOOKED_AT - 1].event_id if len(looked_at) > _LOOKED_AT else None
 
 
 def _mean_rate(batches: Sequence[store.PageBatch], interval: timedelta) -> float | None:

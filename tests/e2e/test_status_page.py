@@ -67,7 +67,13 @@ def test_o02_all_pages_show_the_figures_of_the_views(status_pages: tuple[Pages, 
     pages.open("/")
     pages.shows("numbered", "brittle", "numbers", "QUARANTINED")
     check(pages)
+    # One of the two pictures is drawn; its boxes are links.
+    expect(pages.page.locator("svg.flow:visible")).to_have_count(1)
+    expect(pages.page.locator("svg.flow:visible g.arrow")).to_have_count(5)
     pages.picture(f"status-overview-{mode}")
+    pages.page.get_by_role("link", name=re.compile("^Stream numbers")).click()
+    expect(pages.page).to_have_url(re.compile(re.escape(addresses.stream("numbers"))))
+    pages.open("/")
 
     pages.page.get_by_role("link", name="numbered", exact=True).first.click()
     expect(pages.page).to_have_url(re.compile(re.escape(addresses.pipeline("numbered"))))

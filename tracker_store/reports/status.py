@@ -44,6 +44,7 @@ class ReceiverStatus:
     unread: int | None = None
     unread_unit: str | None = None
     source_lag: timedelta | None = None
+    records_per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ class PipelineStatus:
     """Hold a row of the view `pipeline_status`.
 
     `holds_back_for` is the time for which it has completed nothing while blocks wait. `halted_by` is the quarantined
-    batch that has halted it. `due_for` is the age of the oldest batch time that is neither complete nor given up.
+    batch that has halted it. `due_for` is the age of the oldest batch time that is neither complete nor given up, and
+    `due_batches` counts those that are not decided.
     """
 
     pipeline: str
@@ -74,6 +76,8 @@ class PipelineStatus:
     quarantined_batches: int = 0
     newest_quarantined: datetime | None = None
     due_for: timedelta | None = None
+    pipeline_id: int = 0
+    due_batches: int = 0
 
     @property
     def intervals_behind(self) -> int:
@@ -158,6 +162,8 @@ class _Progress:
     due_for: timedelta | None
     since_progress: timedelta
     since_oldest: timedelta | None
+    pipeline_id: int
+    due_batches: int
 
 
 def pipeline_status(connection: sa.Connection) -> list[PipelineStatus]:
@@ -177,7 +183,7 @@ def pipeline_status_with(connection: sa.Connection, lags: Sequence[StreamLag]) -
         SELECT pipeline, state, state_since, batch_interval, last_batch_time, unfinished_batches, running_batches,
             last_completed_time, last_completed_at, halted_by, failed_batches, blocked_batches, quarantined_batches,
             newest_quarantined, clock_timestamp() - oldest_due, clock_timestamp() - progress_since,
-            clock_timestamp() - oldest_unfinished_at
+            clock_timestamp() - oldest_unfinished_at, pipeline_id, due_batches
         FROM forebay.pipeline_status
         ORDER BY pipeline
         """,
@@ -209,6 +215,8 @@ def _status(progress: _Progress, lags: Sequence[StreamLag]) -> PipelineStatus:
         progress.quarantined_batches,
         progress.newest_quarantined,
         progress.due_for,
+        progress.pipeline_id,
+        progress.due_batches,
     )
 
 

@@ -217,51 +217,39 @@ _PIPELINE = """
 """
 
 
-def page_of_pipelines(connection: sa.Connection, *, offset: int, limit: int) -> list[PagePipeline]:
-    """Return declared pipelines by name. No locks; for each two probes per receiver, and its unfinished batches."""
-    values = {"offset": offset, "limit": limit}
-    return read_statement(
-        connection, PagePipeline, f"{_PIPELINE} ORDER BY pipeline OFFSET :offset LIMIT :limit", values
-    )
-
-
 def page_pipeline(connection: sa.Connection, name: str) -> PagePipeline | None:
     """Return a declared pipeline, or None. No locks; two probes per receiver of its streams."""
     return only(read_statement(connection, PagePipeline, f"{_PIPELINE} WHERE pipeline = :name", {"name": name}))
 
 
-def newest_finished_of_each(connection: sa.Connection, pipeline_ids: Sequence[int]) -> dict[int, PageBatch]:
-    """Return each pipeline's newest finished batch that has one. No locks; by the primary key."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text(f"""
-                SELECT found.*
-                FROM unnest(CAST(:pipelines AS bigint[])) AS asked(pipeline_id)
-                CROSS JOIN LATERAL (
-                    SELECT {columns(PageBatch)}
-                    FROM forebay.batch_stats
-                    WHERE pipeline_id = asked.pipeline_id AND state IN ('COMPLETED', 'QUARANTINED', 'DISCARDED')
-                    ORDER BY batch_time DESC LIMIT 1
-                ) AS found
-            """),  # noqa: S608  our own names
-            {"pipelines": list(pipeline_ids)},
-        ).all()
-    return {row.pipeline_id: PageBatch(*row) for row in rows}
+def newest_finished_of_each(
+    connection: sa.Connection, pipeline_ids: Sequence[int], *, limit: int
+) -> dict[int, list[PageBatch]]:
+    """Return each pipeline's newest finished batches in order of time, if it has any. No locks; by the primary key."""
+    rows = read_statement(
+        connection,
+        PageBatch,
+        f"""
+        SELECT found.*
+        FROM unnest(CAST(:pipelines AS bigint[])) AS asked(pipeline_id)
+        CROSS JOIN LATERAL (
+            SELECT {columns(PageBatch)}
+            FROM forebay.batch_stats
+            WHERE pipeline_id = asked.pipeline_id AND state IN ('COMPLETED', 'QUARANTINED', 'DISCARDED')
+            ORDER BY batch_time DESC LIMIT :limit
+        ) AS found
+        """,  # noqa: S608  our own names
+        {"pipelines": list(pipeline_ids), "limit": limit},
+    )
+    found: dict[int, list[PageBatch]] = {}
+    for row in sorted(rows, key=lambda row: row.batch_time):
+        found.setdefault(row.pipeline_id, []).append(row)
+    return found
 
 
 def newest_finished(connection: sa.Connection, pipeline_id: int, *, limit: int) -> list[PageBatch]:
     """Return a pipeline's newest finished batches in order of time. No locks; by the primary key."""
-    newest = read(
-        connection,
-        PageBatch,
-        """
-        FROM forebay.batch_stats
-        WHERE pipeline_id = :pipeline AND state IN ('COMPLETED', 'QUARANTINED', 'DISCARDED')
-        ORDER BY batch_time DESC LIMIT :limit
-        """,
-        {"pipeline": pipeline_id, "limit": limit},
-    )
-    return newest[::-1]
+    return newest_finished_of_each(connection, [pipeline_id], limit=limit).get(pipeline_id, [])
 
 
 def page_of_finished(

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, cast
 import pytest
 import sqlalchemy as sa
 
+from orchestration.status_page.problems import problems
 from orchestration.status_page.shown import milliseconds
+from orchestration.status_page.system_status import SystemStatus
 from orchestration.tracker.http.listen_address import ListenAddress
 from tests.integration.orchestration.test_tracker_http import SECOND, ask, busy, log, serving, url
 from tests.support.driver_log.eventful_log import COMPLETED, make_eventful_log
@@ -126,12 +128,53 @@ def test_links_lead_to_dagsters_runs(log: Log, engine: sa.Engine, home: Path) ->
             assert answer.url.endswith("/status")
 
 
-def test_the_overview_says_what_is_said_of_changed_code(engine: sa.Engine, home: Path) -> None:
+def test_problems_come_first_as_in_forebay_status(log: Log, engine: sa.Engine, home: Path) -> None:
     said = "shop.py changed and waits for `forebay apply`: stream '<lines>' is gone. Until then, code abc runs on."
     with serving(engine, home, code=said) as served:
-        assert f'<p class="notice">{html.escape(said).replace("&#x27;", "&#39;")}</p>' in ask(served, "/status").text
+        assert f"Overview Problems 2 {said}" in text_of(ask(served, "/status").text)
+    busy(log)
+    log.connection.execute(sa.text("UPDATE forebay.receivers SET reason = 'degraded: no such host' WHERE ordinal = 1"))
+    listed = problems(
+        SystemStatus(pipelines=pipeline_status(log.connection), receivers=receiver_status(log.connection))
+    )
     with serving(engine, home) as served:
-        assert "notice" not in ask(served, "/status").text
+        page = text_of(ask(served, "/status").text)
+    assert f"Overview Problems {len(listed)} {listed[0].line}" in page
+    assert all(one.line in page for one in listed if "behind" not in one.what)
+    with serving(engine, home) as served:
+        assert "Problems" not in text_of(ask(served, "/status/events").text)
+
+
+def test_the_overview_draws_what_flows_where_with_small_timelines(log: Log, url: str) -> None:
+    busy(log)
+    page = ask(url, "/status").text
+    pictures = page.split('<svg class="flow ')[1:]
+    assert len(pictures) == 2
+    for picture in pictures:
+        for said in ("Source source", "Stream lines: INACTIVE · 0 of 2 active", "Pipeline words: QUARANTINED · "):
+            assert f'aria-label="{said}' in picture
+        assert f'href="{WORDS}"' in picture
+    assert 'aria-label="Total delay of the newest ' in page
+    assert "1 quarantined" in page
+    assert 'aria-label="Records per second in the newest ' in page
+
+
+def test_a_pipeline_completed_its_last_batch_by_the_clock(log: Log, url: str) -> None:
+    busy(log)
+    [status] = pipeline_status(log.connection)
+    assert status.last_completed_at is not None
+    assert f'<time datetime="{status.last_completed_at.isoformat()}"' in ask(url, "/status").text
+
+
+def test_empty_batches_push_no_event_off_the_pages(log: Log, url: str) -> None:
+    for number in range(1, 1_100):
+        log.tracker.allocate_blocks_to_batch(NOON + number * INTERVAL)
+    assert all(event.records == 0 for event in newest_events(log.connection, limit=200))
+    assert "no records" not in text_of(ask(url, "/status").text)
+    page = ask(url, "/status/events").text
+    assert "no records" not in text_of(page)
+    [older] = re.findall(r'href="(/status/events\?before=[^"]+)" rel="next"', page)
+    assert "pipeline_started words" in text_of(ask(url, older).text)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +223,7 @@ def test_batches_are_sorted_filtered_and_turned(connection: sa.Connection) -> No
     connection.exec_driver_sql("SET session_replication_role = replica")
     connection.exec_driver_sql("UPDATE forebay.batches SET records = extract(epoch FROM batch_time)::bigint %% 997")
     connection.exec_driver_sql("RESET session_replication_role")
-    [pipeline, *_] = store.page_of_pipelines(connection, offset=0, limit=10)
+    [pipeline, *_] = pipeline_status(connection)
     every = [row for row in batch_stats(connection, limit=1000) if row.pipeline == pipeline.pipeline]
 
     def page(
@@ -231,7 +274,7 @@ def test_a_page_reads_no_more_with_a_longer_history_and_more_receivers(connectio
     assert [row.ordinal for row in rows] == list(range(301, 352))
     # Each has about ten probes; the tables of processes and totals are small enough to be read whole each time.
     assert read.buffers < 51 * 25
-    pipeline_id = store.page_of_pipelines(connection, offset=0, limit=1)[0].pipeline_id
+    pipeline_id = pipeline_status(connection)[0].pipeline_id
     with reading(connection) as read:
         assert len(store.newest_finished(connection, pipeline_id, limit=20)) == 20
     assert read.rows + read.entries < 20 * 12

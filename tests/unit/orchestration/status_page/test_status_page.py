@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import pytest
 from orchestration.declarations.settings import Settings
 from orchestration.status_page import addresses, shown
 from orchestration.status_page.addresses import DagsterPages
-from orchestration.status_page.charts import charts, histogram, input_rate
+from orchestration.status_page.charts import charts, histogram, input_rate, pipeline_spark, stream_spark
 from orchestration.status_page.rendering import POLICY, Renderer
 from orchestration.status_page.requests import WINDOW, FinishedAsked, OpenAsked, position, whole
 from orchestration.tracker.http.status_address import batch_page, pipeline_page, status_page
@@ -91,6 +92,22 @@ def test_the_charts_of_o02_have_a_line_at_the_interval_and_a_gap_where_nothing_r
     assert sum(bar.batches for bar in found["total-delay"].bars) == 2
     assert json.loads(found["input-rate"].data)[1] == [10.0, 0.0, 10.0]
     assert found["processing-time"].average == "4.0 s"
+
+
+def test_a_small_timeline_shows_what_was_late_or_failed_and_a_gap_where_nothing_ran() -> None:
+    failed = replace(batch(4, took=None), state="QUARANTINED")
+    spark = pipeline_spark([batch(1), batch(2, took=None, records=0), batch(3, took=21.0), failed], 10 * SECOND)
+    assert spark is not None
+    assert spark.bars == [(5.0, "plain"), None, (22.0, "warn"), (22.0, "bad")]
+    assert spark.said == "Total delay of the newest 4 batches: 5.0 s to 22 s, 1 quarantined"
+    assert pipeline_spark([batch(1, took=None)], SECOND) is None
+    only_failed = pipeline_spark([failed], SECOND)
+    assert only_failed is not None
+    assert only_failed.bars == [(22.0, "bad")]
+    assert stream_spark([0.0, 0.0], "words") is None
+    rates = stream_spark([0.0, 11.0, 22.0], "words")
+    assert rates is not None
+    assert [bar and bar[0] for bar in rates.bars] == [1.5, 11.0, 22.0]
 
 
 def test_a_merged_batch_has_the_rate_of_all_its_intervals() -> None:
