@@ -24,8 +24,10 @@ from receiver_runtime.receivers.http.requests.pushed import (
     PushRefusedError,
     RejectedRecord,
     header,
+    header_text,
     media_type,
 )
+from receiver_runtime.receivers.http.requests.text_bodies import json_in_utf8
 from receiver_runtime.receivers.http.requests.web_hooks import FORBIDDEN
 
 if TYPE_CHECKING:
@@ -128,8 +130,7 @@ def _from_json(
         raise PushRefusedError(
             415, f"the format {kind} is not read here: send {STRUCTURED}, {BATCHED}, or the attributes as ce- headers"
         )
-    if charset not in {None, "utf-8", "utf8", "us-ascii"}:
-        raise PushRefusedError(415, f"the charset {charset} is not read here: JSON is UTF-8")
+    body = json_in_utf8(kind, charset, body)
     limits.check_json(body)
     try:
         text = body.decode()
@@ -168,13 +169,8 @@ def _binary(headers: Headers, content_type: str | None, body: bytes) -> PushedRe
 
 def _header_value(attribute: str, value: bytes) -> str:
     """Decode a header's value as the HTTP binding says: first remove quotes, then percent-decode once."""
-    value = value.strip()
-    try:
-        text = value.decode()
-    except UnicodeDecodeError:
-        # SDKs in use send what HTTP's headers once were: Latin-1.
-        text = value.decode("latin-1")
-        value = text.encode()
+    text = header_text(value.strip())
+    value = text.encode()
     try:
         if match := _QUOTED.fullmatch(text):
             value = re.sub(r"\\(.)", r"\1", match[1], flags=re.DOTALL).encode()

@@ -29,6 +29,7 @@ from receiver_runtime.receivers.http.requests.pushed import (
     header,
     media_type,
 )
+from receiver_runtime.receivers.http.requests.text_bodies import json_in_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -71,14 +72,15 @@ def parse_logs(
         PushRefusedError: 400 for an invalid request, 413 for too much in all, 415 for a media type that is none of
             OTLP's two.
     """
-    kind, _ = media_type(header(headers, b"content-type"))
+    kind, charset = media_type(header(headers, b"content-type"))
     rejected: list[RejectedRecord] = []
     if kind == PROTOBUF:
         limits.check_protobuf(body)
         request, rejected = request_of(body, limits)
     elif kind == JSON:
-        limits.check_json(body)
-        request, rejected = _from_json(body, limits)
+        text = json_in_utf8(kind, charset, body)
+        limits.check_json(text)
+        request, rejected = _from_json(text, limits)
     else:
         raise PushRefusedError(415, f"the media type {kind!r} is not read here: send {PROTOBUF} or {JSON}")
     good: list[bytes] = []

@@ -5,12 +5,13 @@ and so could every other account. This ASGI middleware refuses
 
 - a `Host` that is no name of this machine (DNS rebinding), that is missing, or that comes twice;
 - what another page sends, by `Sec-Fetch-Site` and `Origin`; a link to a page of the UI is allowed;
+- a path or a query that is no text;
 - a body of any other type than `application/json`, which only such requests can have that browsers ask about first;
 - a GraphQL query by GET;
 - with a token: requests that have it neither as `Authorization: Bearer TOKEN` nor as the cookie that
   `/?token=TOKEN` sets.
 
-It knows nothing of Dagster except the path of GraphQL, and never reads a body.
+It knows nothing of Dagster except the path of GraphQL, and which paths end with a name. It never reads a body.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from receiver_runtime.sources.fields.request_peer import (
     only_value,
     shown,
 )
+from receiver_runtime.sources.fields.request_target import unreadable_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from receiver_runtime.sources.fields.request_peer import Headers
 
 _GRAPHQL = "/graphql"
+# What Dagster answers 500 where nothing has the name behind it.
+_BY_NAME = ("/logs/", "/download_debug/")
 _READS = frozenset({"GET", "HEAD"})
 _POLICY_VIOLATION = 1008  # the code with which a WebSocket is refused
 
@@ -85,12 +89,36 @@ class WebserverAccess:
         if refusal is None and self._token is not None and not self._token.is_sent(scope):
             refusal = _NO_TOKEN
         if refusal is None:
-            await self._app(scope, receive, _without_frames(send))
+            await self._pass_on(scope, receive, _without_frames(send))
         elif scope["type"] == "http":
             await refusal.response()(scope, receive, send)
         else:
             await receive()
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": refusal.detail[:120]})
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have Dagster answer. What it fails to find by a name is 404, in place of its 500 with a traceback."""
+        if not scope["path"].startswith(_BY_NAME):
+            await self._app(scope, receive, send)
+            return
+        failed: list[Message] = []
+
+        async def sending(message: Message) -> None:
+            if failed or message.get("status") == HTTPStatus.INTERNAL_SERVER_ERROR:
+                failed.append(message)
+            else:
+                await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        except (AttributeError, LookupError, ValueError):
+            if not failed:
+                raise
+            failed.clear()
+            await PlainTextResponse("path: nothing has this name\n", HTTPStatus.NOT_FOUND)(scope, receive, send)
+        finally:
+            for message in failed:
+                await send(message)
 
 
 _NO_TOKEN = _Refusal(
@@ -136,7 +164,9 @@ def _is_link(scope: Scope, headers: Headers) -> bool:
 
 
 def _check_request(scope: Scope, headers: Headers) -> _Refusal | None:
-    """Refuse forms in which a request could change something without being JSON."""
+    """Refuse what is no text, and forms in which a request could change something without being JSON."""
+    if (why := unreadable_target(scope)) is not None:
+        return _Refusal(HTTPStatus.BAD_REQUEST, why)
     method = scope["method"]
     if method == "POST":
         if (why := not_json(headers)) is not None:

@@ -31,19 +31,19 @@ class WideLineFraming(LineFraming):
 
     def __init__(self, *, encoding: str, max_record_bytes: int) -> None:
         super().__init__(delimiter="\n".encode(encoding), encoding=encoding, max_record_bytes=max_record_bytes)
-        self._units = np.dtype(f"{'>' if encoding.endswith('be') else '<'}u{unit_of(encoding)}")
+        self.units = np.dtype(f"{'>' if encoding.endswith('be') else '<'}u{unit_of(encoding)}")
         self._utf8 = LineFraming()
 
     def ends(self, data: bytes | memoryview) -> Positions:
         """Return where the newlines begin."""
-        size = self._units.itemsize
-        units = np.frombuffer(data, dtype=self._units, count=len(data) // size)
+        size = self.units.itemsize
+        units = np.frombuffer(data, dtype=self.units, count=len(data) // size)
         return np.flatnonzero(units == _NEWLINE) * size
 
     def last_end(self, data: bytes) -> int:
         """See ``LineFraming``."""
         ends = self.ends(data)
-        return int(ends[-1]) + self._units.itemsize if ends.size else 0
+        return int(ends[-1]) + self.units.itemsize if ends.size else 0
 
     def first_end(self, data: bytes) -> int:
         """See ``LineFraming``."""

@@ -209,9 +209,17 @@ def test_invalid_batches_are_refused(body: bytes, words: str) -> None:
     assert words in said
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_a_mark_belongs_to_no_event(encoding: str) -> None:
+    for kind, event in ((STRUCTURED, EVENT), (BATCHED, [EVENT])):
+        body = json.dumps(event).encode(encoding)
+        found = parse_cloud_events([(b"content-type", kind.encode())], body, most_bytes=2**20)
+        assert [record.id for record in found.records] == [EVENT["id"]]
+
+
 @pytest.mark.parametrize(
     "kind",
-    [b"application/cloudevents+avro", b"application/cloudevents", b"application/cloudevents+json; charset=utf-16"],
+    [b"application/cloudevents+avro", b"application/cloudevents", b"application/cloudevents+json; charset=utf-7"],
 )
 def test_other_formats_are_415(kind: bytes) -> None:
     assert refused([(b"content-type", kind)], b"{}")[0] == 415

@@ -113,6 +113,11 @@ def test_a_json_record_gives_the_same() -> None:
     assert only(json.dumps(OTLP_JSON).encode(), JSON + b"; charset=utf-8") == WHOLE
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_a_mark_belongs_to_no_request(encoding: str) -> None:
+    assert only(json.dumps(OTLP_JSON).encode(encoding), JSON) == WHOLE
+
+
 def test_an_empty_record_has_all_fields() -> None:
     made = ExportLogsServiceRequest()
     made.resource_logs.add().scope_logs.add().log_records.add()

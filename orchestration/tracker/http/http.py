@@ -15,7 +15,6 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import unquote_to_bytes
 
 import structlog
 import uvicorn
@@ -33,6 +32,7 @@ from orchestration.tracker.http.metrics import MAX_RECEIVERS, metrics_page
 from orchestration.tracker.http.streaming_endpoints import StreamingEndpoints, json_answer
 from orchestration.tracker.http.streaming_progress import StreamingProgress
 from receiver_runtime.sources.fields.request_peer import asks_for_loopback
+from receiver_runtime.sources.fields.request_target import unreadable_target
 from tracker_store.connection.engine import connect
 from tracker_store.connection.outage import SURVIVED, Outage
 from tracker_store.receivers.leadership import read_leadership
@@ -107,8 +107,8 @@ class _HostGuard:
             if not scope["forebay.trusted"] and scope["path"] not in _OPEN and scope["method"] != "POST":
                 await self._refusal()(scope, receive, send)
                 return
-            if (unnamed := _unnamed(scope)) is not None:
-                await unnamed(scope, receive, send)
+            if (why := unreadable_target(scope)) is not None:
+                await PlainTextResponse(f"{why}\n", 400)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -130,15 +130,6 @@ class _HostGuard:
             "Ask for 127.0.0.1 or localhost, or set FOREBAY_TRACKER_TOKEN and send it: Authorization: Bearer TOKEN\n",
             403,
         )
-
-
-def _unnamed(scope: Scope) -> Response | None:
-    """Return the answer to a path or a query with a NUL, which no name of the driver log has and Postgres refuses."""
-    if "\0" in scope["path"]:
-        return PlainTextResponse("there is no such path: it has a NUL character\n", 404)
-    if b"\0" in unquote_to_bytes(scope["query_string"]):
-        return PlainTextResponse("the query has a NUL character: leave it out\n", 400)
-    return None
 
 
 class _Pages:

@@ -7,13 +7,16 @@ NUL behind it. Owns the rule that tells such a run from text, over bytes in memo
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 #: Bytes: a shorter run within a line is part of the line.
 LONG_RUN = 512
+#: How an encoding whose newline is one byte writes a unit.
+BYTES = np.dtype("u1")
+_LONG_RUN = bytes(LONG_RUN)
 _NEWLINE = 10
 
 
@@ -55,37 +58,58 @@ class Text(NamedTuple):
         return Hole(nbytes, self.runs) if nbytes else None
 
 
-def without_holes(data: bytes, *, is_whole: bool) -> Text:
+def without_holes(data: bytes, *, is_whole: bool, units: np.dtype[Any] = BYTES) -> Text:
     """Return the text of these bytes, which begin with a line.
 
     A hole is a run of NULs at a line's beginning, or a long one within a line, which then ends there.
 
     Args:
-        data: bytes in an encoding that writes a NUL and a newline as one byte, and no other character with them.
+        data: bytes in an encoding that writes a NUL and a newline as one unit, and no other character with them.
         is_whole: nothing comes behind them, so that a run at their end is a hole too.
+        units: how the encoding writes a unit.
     """
-    if b"\0" not in data:
+    size = units.itemsize
+    written = np.frombuffer(data, dtype=units, count=len(data) // size)
+    if (size == 1 and b"\0" not in data) or (is_nul := written == 0).sum() == 0:
         return Text(data, None, len(data), is_cut=False)
-    octets = np.frombuffer(data, dtype=np.uint8)
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], octets == 0, [False])).view(np.int8)))
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], is_nul, [False])).view(np.int8)))
     begins, ends = edges[::2], edges[1::2]
-    at_line = (begins == 0) | (octets[begins - 1] == _NEWLINE)
-    is_hole = at_line | (ends - begins >= LONG_RUN)
-    stop = len(data)
+    at_line = (begins == 0) | (written[begins - 1] == _NEWLINE)
+    is_hole = at_line | ((ends - begins) * size >= LONG_RUN)
+    stop = len(written)
     is_cut = bool(is_hole[-1] and ends[-1] == stop and not is_whole)
     if is_cut:
         stop = int(begins[-1])
         begins, ends, at_line, is_hole = begins[:-1], ends[:-1], at_line[:-1], is_hole[:-1]
+    # Half a unit may be written at the end.
+    end = stop * size if is_cut else len(data)
     begins, ends, at_line = begins[is_hole], ends[is_hole], at_line[is_hole]
     if not begins.size:
-        return Text(data[:stop], None, stop, is_cut=is_cut)
-    steps = np.zeros(len(data) + 1, dtype=np.int8)
-    # Of a hole within a line one byte stays, as the line's newline, unless one follows anyway.
-    followed = octets[np.minimum(ends, len(data) - 1)] == _NEWLINE
-    stays = ~at_line & ~(followed & (ends < len(data)))
+        return Text(data[:end], None, end, is_cut=is_cut)
+    steps = np.zeros(len(written) + 1, dtype=np.int8)
+    # Of a hole within a line one unit stays, as the line's newline, unless one follows anyway.
+    followed = written[np.minimum(ends, len(written) - 1)] == _NEWLINE
+    stays = ~at_line & ~(followed & (ends < len(written)))
     steps[begins + stays] += 1
     steps[ends] -= 1
     kept = np.flatnonzero(np.cumsum(steps[:stop], dtype=np.int8) == 0)
-    text = octets[kept]
+    text = written[kept]
     text[np.searchsorted(kept, begins[stays])] = _NEWLINE
-    return Text(text.tobytes(), kept, stop, is_cut, begins.size)
+    places = kept if size == 1 else (kept[:, None] * size + np.arange(size)).ravel()
+    places = np.append(places, np.arange(stop * size, end))
+    return Text(text.tobytes() + data[stop * size : end], places, end, is_cut, begins.size)
+
+
+def first_long_run(data: bytes, stop: int, units: np.dtype[Any]) -> int:
+    """Return where the first long run of NULs before ``stop`` begins, at a unit; -1 where there is none."""
+    at = data.find(_LONG_RUN, 0, stop)
+    while at >= 0 and (at % units.itemsize or not data.startswith(_LONG_RUN, at)):
+        at = data.find(_LONG_RUN, at + 1, stop)
+    return at
+
+
+def length_without_run(data: bytes, units: np.dtype[Any]) -> int:
+    """Return how long these bytes are without the NULs at their end; all of them where there is nothing else."""
+    size = units.itemsize
+    kept = len(data.rstrip(b"\0")) or len(data)
+    return kept + -kept % size

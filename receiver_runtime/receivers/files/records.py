@@ -14,7 +14,14 @@ import pyarrow as pa
 
 from receiver_runtime.block_path.records import schema_of
 from receiver_runtime.receivers.files.declaration import FileLines, WholeFiles
-from receiver_runtime.receivers.files.holes import LONG_RUN, Hole, Text, without_holes
+from receiver_runtime.receivers.files.holes import (
+    BYTES,
+    Hole,
+    Text,
+    first_long_run,
+    length_without_run,
+    without_holes,
+)
 from receiver_runtime.receivers.files.plain_text import SURE_BYTES, TEXT_BYTES, check_text
 from receiver_runtime.receivers.framing import LETTER_BYTES, PART_BYTES, Piece, too_large
 from receiver_runtime.receivers.lines import LineFraming
@@ -35,7 +42,7 @@ WHOLE = schema_of(WholeFiles.columns)
 _TIME = LINES.field("modified_at").type
 # Bytes of a record besides its text and its path: two 4-byte offsets, its place in the file, a time.
 _ROW_BYTES = 24
-_LONG_RUN = bytes(LONG_RUN)
+_LARGEST_UNIT = 4  # bytes: UTF-32's
 _NULS = bytes(PART_BYTES)
 
 
@@ -194,6 +201,9 @@ class LineReader:
 
     def _judge(self, reading: Reading, content: Content, *, ends: bool) -> None:
         head = content.read(0, TEXT_BYTES)
+        if len(head) == TEXT_BYTES and head[:1] == b"\0" and not head.strip(b"\0"):
+            # A hole: the text is what comes behind it.
+            head = content.read(_end_of_run(content, 0, _LARGEST_UNIT)[0], TEXT_BYTES)
         if len(head) > reading.judged:
             check_text(head, self._declared)
             # One that grows is looked at again, until enough of it is known.
@@ -218,6 +228,7 @@ class _Cutter:
         self._path = path
         self._modified_ms = modified_ms
         self._newline = framing.delimiter
+        self._units = framing.units if isinstance(framing, WideLineFraming) else BYTES
         # Including the newline, and a \r before it.
         self._longest = _whole_units(max_record_bytes + 2 * len(self._newline), self._newline)
 
@@ -255,9 +266,7 @@ class _Cutter:
         """Return the next bytes without holes, and whether they are the file's last ones."""
         data = content.read(reading.position, most)
         at_end = len(data) < most
-        if len(self._newline) > 1:
-            return Text(data, None, len(data), is_cut=False), at_end
-        return without_holes(data, is_whole=at_end and ends), at_end
+        return without_holes(data, is_whole=at_end and ends, units=self._units), at_end
 
     def _last(self, reading: Reading, text: Text, *, more: bool) -> Part:
         """Return a line without a newline, if there is one, as a record, and move the position past it."""
@@ -286,26 +295,26 @@ class _Cutter:
     def _read_hole(self, reading: Reading, content: Content, text: Text, *, ends: bool, completes: bool) -> Part:
         """Pass over a run of NULs if something is behind it, or nothing will be; the text before it is a line."""
         at = reading.position + text.stop
-        end, is_last = _end_of_run(content, at)
+        end, is_last = _end_of_run(content, at, len(self._newline))
         if is_last and not ends:
             # A file may be made with NULs, and be written into later.
             return self._last(reading, text, more=False) if completes and text.data else Part(waits=True)
         part = self._last(reading, text, more=not is_last)
         # A newline right behind the run is that of the line before it.
-        reading.position = end + (content.read(end, 1) == self._newline and bool(text.data))
+        reading.position = end + len(self._newline) * (self._has_newline(content, end) and bool(text.data))
         part.hole = Hole(end - at)
         return part
 
     def _read_large(self, reading: Reading, large: _LargeLine, content: Content, *, ends: bool) -> Part:
         data = content.read(large.next, PART_BYTES)
         end = self._framing.first_end(data)
-        if len(self._newline) == 1 and (hole := data.find(_LONG_RUN, 0, len(data) if end < 0 else end)) >= 0:
+        if (hole := first_long_run(data, len(data) if end < 0 else end, self._units)) >= 0:
             return self._end_large(reading, large, content, data[:hole], ends=ends)
         if end < 0 and len(data) < PART_BYTES and not ends:
             return Part(waits=True)
         if end < 0 and len(data) == PART_BYTES:
             # A run may begin at the end of these bytes.
-            kept = len(data.rstrip(b"\0")) or len(data)
+            kept = length_without_run(data, self._units)
             reading.large = _LargeLine(large.next + kept, large.first + data[: LETTER_BYTES - len(large.first)])
             return Part(more=True)
         piece = data if end < 0 else data[:end]
@@ -317,7 +326,7 @@ class _Cutter:
     def _end_large(self, reading: Reading, large: _LargeLine, content: Content, piece: bytes, *, ends: bool) -> Part:
         """End a line at the run of NULs behind this piece of it, which may be short enough for a record after all."""
         at = large.next + len(piece)
-        end, is_last = _end_of_run(content, at)
+        end, is_last = _end_of_run(content, at, len(self._newline))
         if is_last and not ends:
             return Part(waits=True)
         length = at - reading.position
@@ -327,9 +336,12 @@ class _Cutter:
         else:
             part = Part(None, [too_large(large.first + piece, length)], more=True)
         reading.large = None
-        reading.position = end + (content.read(end, 1) == self._newline)
+        reading.position = end + len(self._newline) * self._has_newline(content, end)
         part.hole = Hole(end - at)
         return part
+
+    def _has_newline(self, content: Content, at: int) -> bool:
+        return content.read(at, len(self._newline)) == self._newline
 
     def _batch(self, values: pa.Array, places: np.ndarray[tuple[int], np.dtype[np.intp]]) -> pa.RecordBatch:
         rows = len(values)
@@ -348,15 +360,16 @@ class _Cutter:
         )
 
 
-def _end_of_run(content: Content, at: int) -> tuple[int, bool]:
-    """Return where a run of NULs ends, and whether the file ends there."""
+def _end_of_run(content: Content, at: int, unit: int) -> tuple[int, bool]:
+    """Return where a run of NULs ends, at a unit of text, and whether the file ends there."""
+    begin = at
     while True:
         at = content.next_data(at)
         data = content.read(at, PART_BYTES)
         behind = b"" if data == _NULS else data.lstrip(b"\0")
         at += len(data) - len(behind)
         if behind or len(data) < PART_BYTES:
-            return at, not behind
+            return at - ((at - begin) % unit if behind else 0), not behind
 
 
 def _whole_units(nbytes: int, newline: bytes) -> int:

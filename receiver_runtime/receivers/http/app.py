@@ -38,7 +38,7 @@ from receiver_runtime.receivers.http.requests.framing_checks import body_framing
 from receiver_runtime.receivers.http.requests.idempotency_key import key_of
 from receiver_runtime.receivers.http.requests.peer_checks import check_origin, missing_host
 from receiver_runtime.receivers.http.requests.protocol import STREAM_PATH
-from receiver_runtime.receivers.http.requests.pushed import Pushed, PushRefusedError, header
+from receiver_runtime.receivers.http.requests.pushed import Pushed, PushRefusedError, header, header_text
 from receiver_runtime.receivers.http.requests.records import Plain
 from receiver_runtime.receivers.http.requests.refusal_counts import RefusalCounts
 from receiver_runtime.receivers.http.requests.refusals import (
@@ -50,6 +50,7 @@ from receiver_runtime.receivers.http.requests.refusals import (
 )
 from receiver_runtime.receivers.http.requests.route import Answered, Refused, Reply, refuse_by_problem, with_retry
 from receiver_runtime.receivers.http.requests.web_hooks import permission
+from receiver_runtime.sources.fields.request_target import unreadable_target
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -237,6 +238,8 @@ class HttpApp:
     async def _answer(self, route: Route | None, scope: Scope, headers: Headers, body: RequestBody) -> Reply:
         if (not_now := self.admission.check_ready()) is not None:
             raise RefusedError(not_now)
+        if (why := unreadable_target(scope)) is not None:
+            raise refusal(HTTPStatus.BAD_REQUEST, why)
         route = self._expected(route, scope)
         if scope["method"] == "OPTIONS":
             return self._permit(headers)
@@ -381,7 +384,7 @@ class HttpApp:
         for raw, value in headers:
             name = raw.decode("latin-1")
             if name in self._source.headers:
-                text = value.decode("latin-1")
+                text = header_text(value)
                 kept[name] = f"{kept[name]}, {text}" if name in kept else text
         return kept or None
 
@@ -467,7 +470,7 @@ def _parameters(query: bytes) -> Parameters:
     if not query:
         return _NO_PARAMETERS
     try:
-        return parse_qs(query.decode("latin-1"), keep_blank_values=True, max_num_fields=_MOST_PARAMETERS)
+        return parse_qs(query.decode(), keep_blank_values=True, max_num_fields=_MOST_PARAMETERS, errors="strict")
     except ValueError as error:
         raise refusal(
             HTTPStatus.BAD_REQUEST, f"query: it has more than {_MOST_PARAMETERS} parameters: send fewer"

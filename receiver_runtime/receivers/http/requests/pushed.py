@@ -86,6 +86,14 @@ def header(headers: Headers, name: bytes) -> str | None:
     return found[0].decode("latin-1").strip() if found else None
 
 
+def header_text(value: bytes) -> str:
+    """Return a header's value as text: UTF-8, or Latin-1, which HTTP's headers once were and senders in use send."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
 @lru_cache(maxsize=256)
 def media_type(content_type: str | None) -> tuple[str, str | None]:
     """Return a Content-Type as (media type, charset), both in lower case."""

@@ -25,16 +25,10 @@ from receiver_runtime.receivers.http.requests.pushed import (
     header,
     media_type,
 )
+from receiver_runtime.receivers.http.requests.text_bodies import UTF8, encoding_of, json_in_utf8, looked_at
 from receiver_runtime.receivers.lines import LineFraming, split_at
 from receiver_runtime.receivers.wide_lines import WideLineFraming
-from receiver_runtime.sources.fields.text_encoding import (
-    MARK_BYTES,
-    Marked,
-    by_mark,
-    check_encoding,
-    is_one_byte,
-    unit_of,
-)
+from receiver_runtime.sources.fields.text_encoding import check_encoding, is_one_byte, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,16 +43,25 @@ _NDJSON = frozenset(
         "application/jsonlines",
         "application/x-jsonlines",
         "application/json-lines",
+        "application/x-jsonl",
+        "application/x-json-stream",
+        "application/stream+json",
+        "text/x-ndjson",
+        "text/ndjson",
+        "text/jsonl",
+        "text/x-jsonl",
     }
 )
-_UTF8 = frozenset({None, "utf-8", "utf8", "us-ascii"})
-# Types that many senders give to JSON: none at all, SNS's, and curl's where nothing else is said.
-_DOUBTFUL = frozenset({"", "text/plain", "application/x-www-form-urlencoded"})
+_JSON = frozenset({"application/json", "text/json", "application/x-json", "text/x-json"})
+# Types that many senders give to JSON: none at all, SNS's, curl's where nothing else is said, and HTTP's for bytes.
+_DOUBTFUL = frozenset({"", "text/plain", "application/x-www-form-urlencoded", "application/octet-stream"})
 _MAY_BE_DOCUMENT = frozenset({b"{", b"["})
 _LOOK_LINES = 2  # how many lines are looked at to tell JSON lines from a document
 # The first bytes of byte-order marks.
 _MARKS = frozenset({b"\xef", b"\xfe", b"\xff", b"\0"})
 _BLANKS = b" \t\r\n"
+_SEPARATOR = b"\x1e"
+_ENDS = frozenset({b"", *(bytes([octet]) for octet in _BLANKS + b'}]"')})
 _LAST_BLANK, _OPENING, _CLOSING = b" {}"
 _BLANK = re.compile(r"[ \t\r\n]*")
 # Checks values and builds none. It takes no NaN, and no half of a surrogate pair.
@@ -84,7 +87,8 @@ def parse_plain(
     """Return the records of a request whose form is given by its media type, its bytes, or its source.
 
     ``application/json`` is one record, or an array of records. JSON lines and ``text/plain`` are one record per line,
-    without blank lines. Any other body is one record, as it is. ``form`` is the source's ``body``.
+    without blank lines; a JSON sequence is one per text of it. Any other body is one record, as it is. ``form`` is the
+    source's ``body``.
 
     Raises:
         ParsingStoppedError: the time is over, or the sender has left.
@@ -93,22 +97,23 @@ def parse_plain(
     content_type = header(headers, b"content-type")
     kind, charset = media_type(content_type)
     if form == "auto":
-        form = _form_of(kind, body)
+        form = _form_of(kind, charset, body)
     if form == "whole":
         if not body:
             raise _empty()
         if len(body) > most_bytes:
             raise PushRefusedError(413, f"body: a record of {len(body)} bytes, max_record_bytes is {most_bytes}")
         return Plain([body], content_type)
-    encoding, mark = _encoding_of(kind, charset, body, is_json=form != "lines")
+    if form in _WHOLE_JSON:
+        body = json_in_utf8(kind, charset, body)
+        if not body:
+            raise _empty()
+        limits.check_json(body)
+        return _WHOLE_JSON[form](body, content_type, most_bytes, limits)
+    encoding, mark = encoding_of(kind, charset, body)
     body = body[mark:]
     if not body:
         raise _empty()
-    if form == "json":
-        if encoding != "utf-8":
-            body = _decoded(body, encoding)
-        limits.check_json(body)
-        return _json(body, content_type, most_bytes, limits)
     is_json = form == "json_lines"
     unreadable: Sequence[RejectedRecord] = ()
     if unit_of(encoding) > 1 or (is_json and encoding != "utf-8"):
@@ -131,7 +136,7 @@ def lines_at_once(headers: Headers, body: bytes, *, most_bytes: int, form: str =
     if not is_json and form != "lines" and (form != "auto" or kind != "text/plain" or body[:1] in _MAY_BE_DOCUMENT):
         return None
     # Text in another encoding is cut at the same bytes, if its newline is one of them.
-    if body[:1] in _MARKS or (charset not in _UTF8 and (is_json or not _is_cut_at_bytes(charset))):
+    if body[:1] in _MARKS or (charset not in UTF8 and (is_json or not _is_cut_at_bytes(charset))):
         return None
     column = _column(body, most_bytes, is_json=is_json)
     return (
@@ -139,14 +144,22 @@ def lines_at_once(headers: Headers, body: bytes, *, most_bytes: int, form: str =
     )
 
 
-def _form_of(kind: str, body: bytes) -> str:
-    """Return the form of a body by its media type; where senders are known to give a wrong one, by its bytes too."""
+def _known_form(kind: str) -> str | None:
+    """Return the form that a media type says; None: senders are known to give it to bodies of any form."""
     if kind in _NDJSON:
         return "json_lines"
-    if kind == "application/json" or kind.endswith("+json"):
+    if kind.endswith(("/json-seq", "+json-seq")):
+        return "json_sequence"
+    if kind in _JSON or kind.endswith("+json"):
         return "json"
-    if kind not in _DOUBTFUL:
-        return "whole"
+    return None if kind in _DOUBTFUL else "whole"
+
+
+def _form_of(kind: str, charset: str | None, body: bytes) -> str:
+    """Return the form of a body by its media type; where senders are known to give a wrong one, by its bytes too."""
+    if (known := _known_form(kind)) is not None:
+        return known
+    body = looked_at(charset, body)
     start = body.lstrip(_BLANKS)[:1]
     if start in _MAY_BE_DOCUMENT:
         lines = [stripped for line in body.split(b"\n", _LOOK_LINES) if (stripped := line.strip(_BLANKS))]
@@ -168,32 +181,11 @@ def _is_json(data: bytes) -> bool:
     return True
 
 
-def _encoding_of(kind: str, charset: str | None, body: bytes, *, is_json: bool) -> Marked:
-    """Return the encoding of a body of text, by its charset and its byte-order mark."""
-    try:
-        declared = "utf-8" if charset in _UTF8 else check_encoding(charset or "")
-    except ValueError as error:
-        # Its lines can be cut if its newline is one byte, as in nearly all; then they are kept as they are.
-        if not is_json and charset is not None and not charset.startswith("utf"):
-            return Marked("latin-1", 0)
-        raise PushRefusedError(
-            415, f"Content-Type: {kind} in charset {charset} is not read here: send UTF-8"
-        ) from error
-    return by_mark(body[:MARK_BYTES], declared)
-
-
 def _is_cut_at_bytes(charset: str | None) -> bool:
     try:
         return unit_of(check_encoding(charset or "")) == 1
     except ValueError:
         return False
-
-
-def _decoded(body: bytes, encoding: str) -> bytes:
-    try:
-        return body.decode(encoding).encode()
-    except UnicodeDecodeError as error:
-        raise PushRefusedError(400, f"body: no {encoding} at byte {error.start}: send JSON in UTF-8") from error
 
 
 def _lines_in_utf8(body: bytes, encoding: str, most_bytes: int) -> tuple[bytes, Sequence[RejectedRecord]]:
@@ -242,6 +234,21 @@ def _lines(
         ):
             return Plain(good, content_type)
     return _one_by_one(lines, content_type, most_bytes, limits, is_json=is_json, is_rest=is_rest)
+
+
+def _sequence(body: bytes, _: str | None, most_bytes: int, limits: ParsingLimits) -> Plain:
+    """Return the texts of a JSON sequence (RFC 7464): each follows a record separator, and ends with a newline."""
+    if not body.lstrip(_BLANKS).startswith(_SEPARATOR):
+        raise PushRefusedError(400, "body: a JSON sequence begins with a record separator (0x1E): send one")
+    limits.check_lines(body)
+    texts = body.split(_SEPARATOR)
+    # A number or a name that ends with the body, or at the next text, may have lost its end.
+    cut = [text for text in texts if text and text[-1:] not in _ENDS]
+    rejected = [RejectedRecord(text, DeadLetterReason.UNPARSABLE, f"{text[-40:]!r} is cut short") for text in cut]
+    if cut:
+        texts = [text for text in texts if text[-1:] in _ENDS]
+    found = _one_by_one(texts, "application/json", most_bytes, limits, is_json=True, is_rest=bool(cut))
+    return replace(found, rejected=[*rejected, *found.rejected]) if rejected else found
 
 
 def _one_by_one(
@@ -442,5 +449,6 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
+_WHOLE_JSON = {"json": _json, "json_sequence": _sequence}
 # Numbers are checked, not converted: a number of very many digits is JSON, too.
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_refuse_constant)

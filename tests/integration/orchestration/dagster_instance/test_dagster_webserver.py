@@ -160,6 +160,15 @@ def test_what_a_web_page_or_a_stranger_sends_is_refused(servers: Servers, status
     assert servers.ask(headers=servers.own() | headers)[0] == status
 
 
+@pytest.mark.parametrize(
+    "target",
+    ["/logs/%00", "/logs/%FC", "/logs/a", "/logs//", "/logs/..", "/download_debug/none", "/download_debug/%00"],
+)
+def test_what_is_no_name_is_no_fault(servers: Servers, target: str) -> None:
+    own = {name: value for name, value in servers.own().items() if name != "Content-Type"}
+    assert servers.ask("GET", target, own)[0] in {400, 404}
+
+
 def test_a_websocket_needs_the_same(servers: Servers) -> None:
     upgrade = {
         "Connection": "Upgrade",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -208,3 +209,41 @@ def test_a_link_leads_to_no_other_host() -> None:
 
 def test_without_a_token_nobody_is_asked_for_one() -> None:
     assert ask("GET", "/?token=any", {}).reached
+
+
+@pytest.mark.parametrize("target", ["/logs/%00", "/logs/%FC", "/runs/%ED%A0%80", "/?a=%00", "/graphql?%FF=1", "/%00"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+def test_a_target_that_is_no_text_is_refused(method: str, target: str) -> None:
+    answer = ask(method, target)
+    assert (answer.status, answer.reached) == (400, False)
+
+
+@pytest.mark.parametrize(("error", "status"), [(ValueError(), 404), (AttributeError(), 404), (OSError(), 500)])
+@pytest.mark.parametrize("path", ["/logs/a", "/download_debug/a"])
+def test_a_name_that_nothing_has_is_404_and_a_fault_stays_500(path: str, error: Exception, status: int) -> None:
+    sent: list[Message] = []
+
+    async def app(_: Scope, __: Receive, send: Send) -> None:
+        # As Starlette does with an exception.
+        await send({"type": "http.response.start", "status": 500, "headers": []})
+        await send({"type": "http.response.body", "body": b"Internal Server Error"})
+        raise error
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope: Scope = {
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "query_string": b"",
+        "headers": [(b"host", HOST.encode())],
+    }
+
+    async def go() -> None:
+        with contextlib.suppress(OSError):
+            await WebserverAccess(app, token=None, port=3000)(scope, None, send)  # type: ignore[arg-type]
+
+    asyncio.run(go())
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert sent[0]["status"] == status

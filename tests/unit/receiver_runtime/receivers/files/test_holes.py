@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 MOST = 40
 
 
-def read(data: bytes, limits: Limits, *, ends: bool) -> tuple[list[tuple[str, int]], list[bytes], int, int]:
+def read(
+    data: bytes, limits: Limits, *, ends: bool, encoding: str = "utf-8"
+) -> tuple[list[tuple[str, int]], list[bytes], int, int]:
     """Return lines with places, dead letters, the position at the end, and how much was passed over."""
-    reader = LineReader(encoding="utf-8", max_record_bytes=MOST)
+    reader = LineReader(encoding=encoding, max_record_bytes=MOST)
     reading = Reading("a")
     lines: list[tuple[str, int]] = []
     letters: list[bytes] = []
@@ -45,14 +47,16 @@ def read(data: bytes, limits: Limits, *, ends: bool) -> tuple[list[tuple[str, in
     raise AssertionError("it does not come to an end")
 
 
-def model(data: bytes, *, ends: bool) -> tuple[list[tuple[str, int]], list[bytes]]:
+def model(
+    data: bytes, *, ends: bool, most: int = MOST, run: int = LONG_RUN
+) -> tuple[list[tuple[str, int]], list[bytes]]:
     """Do the same in plain Python, byte by byte."""
     lines: list[tuple[str, int]] = []
     letters: list[bytes] = []
     at = 0
 
     def add(line: bytes, place: int) -> None:
-        if len(line) > MOST:
+        if len(line) > most:
             letters.append(line)
         else:
             lines.append((line.decode(), place))
@@ -65,12 +69,12 @@ def model(data: bytes, *, ends: bool) -> tuple[list[tuple[str, int]], list[bytes
             at = behind
             continue
         newline = data.find(b"\n", at)
-        run = data.find(bytes(LONG_RUN), at, None if newline < 0 else newline)
-        if run >= 0:
-            stop = len(data) - len(data[run:].lstrip(b"\0"))
+        hole = data.find(bytes(run), at, None if newline < 0 else newline)
+        if hole >= 0:
+            stop = len(data) - len(data[hole:].lstrip(b"\0"))
             if stop == len(data) and not ends:
                 break
-            add(data[at:run], at)
+            add(data[at:hole], at)
             # A newline right behind the hole ends the line that the hole has cut.
             at = stop + (data[stop : stop + 1] == b"\n")
         elif newline >= 0:
@@ -100,6 +104,55 @@ def test_any_holes_are_passed_over_in_pieces_of_any_size(data: bytes, ends: bool
     expected_lines, expected_letters = model(data, ends=ends)
     assert lines == expected_lines
     assert letters == [letter[:LETTER_BYTES] for letter in expected_letters]
+
+
+WIDE = ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
+
+
+@pytest.mark.search
+@settings(max_examples=examples(400), deadline=None)
+@given(
+    st.lists(PIECES, max_size=9).map(b"".join),
+    st.booleans(),
+    st.sampled_from([(2**20, 2**20), (3, 1), (600, 2)]),
+    st.sampled_from(WIDE),
+)
+@example(bytes(3 * 2**19) + b"one\n", True, (2**18, 100), "utf-16-be")  # noqa: FBT003
+@example(b"x" * 2**20 + bytes(600) + b"one\n", True, (2**18, 100), "utf-16-le")  # noqa: FBT003
+def test_holes_in_wide_text_are_those_of_the_text(
+    data: bytes, ends: bool, limits: tuple[int, int], encoding: str
+) -> None:
+    size = 2 if "16" in encoding else 4
+    wide = data.decode().encode(encoding)
+    lines, letters, _, _ = read(wide, Limits(*limits), ends=ends, encoding=encoding)
+    expected_lines, expected_letters = model(data, ends=ends, most=MOST // size, run=LONG_RUN // size)
+    assert lines == [(line, place * size) for line, place in expected_lines]
+    assert letters == [letter.decode().encode(encoding)[:LETTER_BYTES] for letter in expected_letters]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_the_line_behind_a_hole_in_wide_text_is_kept(tmp_path: Path, encoding: str) -> None:
+    log = Log()
+    reader = follow(tmp_path, log, encoding=encoding)
+    with (tmp_path / "a.log").open("wb", buffering=0) as file:
+        file.write(("one\n" + "x" * 5000 + "\n").encode(encoding))
+        reader.run()
+        copy_and_cut(tmp_path / "a.log", tmp_path / "a.log.1")
+        file.write("two\n".encode(encoding))
+        reader.run()
+        file.write("three\n".encode(encoding))
+        reader.run(5)
+    assert [value for value in log.values if value[0] != "x"] == ["one", "two", "three"]
+    assert reader.supervisor.letters == []
+
+
+def test_what_is_behind_a_hole_is_looked_at_too(tmp_path: Path) -> None:
+    log = Log()
+    (tmp_path / "a.log").write_bytes(bytes(10**6) + "text without a mark\n".encode("utf-16-le") * 50)
+    reader = follow(tmp_path, log)
+    reader.run(5)
+    assert log.values == []
+    assert "no text in utf-8" in next(iter(reader.supervisor.degraded.values()))
 
 
 @pytest.mark.parametrize("size", [3, 300_000, 5 * 2**20])

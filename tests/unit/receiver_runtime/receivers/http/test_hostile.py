@@ -376,6 +376,17 @@ def test_invalid_headers_are_refused(server: Listening, header: dict[str, str]) 
     assert stored(server, before) == []
 
 
+@pytest.mark.parametrize(
+    "target", ["/v1/orders?source=%FC", "/v1/orders?a=%00", "/v1/orders?%ff=a", "/v1/%00", "/v1/%FC"]
+)
+@pytest.mark.parametrize("path", ["", "/v1/logs"])
+def test_a_target_that_is_no_text_is_refused_and_never_altered(server: Listening, target: str, path: str) -> None:
+    before = len(server.bodies())
+    target = target.replace("/v1/orders", path) if path else target
+    assert server.post(b"a", {"Content-Type": "text/plain"}, path=target).status == 400
+    assert stored(server, before) == []
+
+
 def test_a_long_event_id_still_works_as_a_key(server: Listening) -> None:
     event = {"specversion": "1.0", "id": "i" * 10_000, "source": "/s", "type": "t"}
     headers = {"Content-Type": "application/cloudevents+json"}

@@ -62,7 +62,15 @@ def bodies(body: bytes, content_type: str | None, *, form: str = "auto") -> list
         (b"a=1&b=2", CURL, [b"a=1&b=2"]),
         (b"17\n18\n", PLAIN, [b"17", b"18"]),
         (b"17\n18\n", ABSENT, [b"17\n18\n"]),
-        (JSON_LINES, "application/octet-stream", [JSON_LINES]),
+        (JSON_LINES, "application/octet-stream", JSON_LINES.splitlines()),
+        (DOCUMENT, "application/octet-stream", [DOCUMENT]),
+        (b"\x1f\x8b\0", "application/octet-stream", [b"\x1f\x8b\0"]),
+        (JSON_LINES, "text/json", JSON_LINES.splitlines()),
+        (b'[{"a": 1}, {"b": 2}]', "text/json; charset=utf-8", [b'{"a": 1}', b'{"b": 2}']),
+        *((JSON_LINES, kind, JSON_LINES.splitlines()) for kind in ("application/x-ndjson", "application/jsonl")),
+        *((JSON_LINES, kind, JSON_LINES.splitlines()) for kind in ("text/x-ndjson", "application/x-json-stream")),
+        (b'\x1e{"a":\n1}\n\x1e[2]\n\x1e3\n', "application/json-seq", [b'{"a":\n1}', b"[2]", b"3"]),
+        (b'\x1e\x1e{"a": 1}\x1e"b"', "application/geo+json-seq", [b'{"a": 1}', b'"b"']),
         (JSON_LINES, "application/vnd.mine", [JSON_LINES]),
     ],
 )
@@ -98,6 +106,40 @@ def test_a_broken_document_is_not_taken_for_lines(body: bytes) -> None:
     with pytest.raises(PushRefusedError) as raised:
         bodies(body, "application/json")
     assert raised.value.status == 400
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("kind", [PLAIN, ABSENT, CURL, "application/octet-stream", "application/json", "text/json"])
+def test_the_form_is_that_behind_the_mark(kind: str | None, encoding: str) -> None:
+    for body, records in ((DOCUMENT, [DOCUMENT]), (JSON_LINES, JSON_LINES.splitlines())):
+        assert bodies(body.decode().encode(encoding), kind) == records
+    seq = '\x1e{"a": 1}\n'.encode(encoding)
+    assert bodies(seq, "application/json-seq") == [b'{"a": 1}']
+
+
+@pytest.mark.parametrize("charset", ["ucs-2", "unicode", "csUnicode", "cp037", "utf-7", "x-mine", "base64", "a\0b", ""])
+@pytest.mark.parametrize("kind", ["text/plain", "application/json", "application/x-ndjson"])
+def test_an_unknown_charset_is_refused_and_never_guessed(kind: str, charset: str) -> None:
+    with pytest.raises(PushRefusedError, match="is not read here") as raised:
+        bodies(b'{"a": 1}', f"{kind}; charset={charset}")
+    assert raised.value.status == 415
+    assert bodies(b'{"a": 1}', f"{kind}; charset={charset}", form="whole") == [b'{"a": 1}']
+
+
+def test_what_is_cut_short_or_wrong_in_a_sequence_refuses_no_other() -> None:
+    body = b'\x1e{"a": 1}\n\x1e12\x1e{"b": \n\x1e"c"\n\x1etrue'
+    found = parse_plain([(b"content-type", b"application/json-seq")], body, most_bytes=MOST)
+    assert (found.bodies, found.content_type) == ([b'{"a": 1}', b'"c"'], "application/json")
+    assert {one.data for one in found.rejected} == {b"12", b'{"b":', b"true"}
+    for bad in (b'{"a": 1}', b"", b"x\x1e1\n", b"\x1e\x1e\n"):
+        with pytest.raises(PushRefusedError):
+            bodies(bad, "application/json-seq")
+
+
+@given(st.lists(st.recursive(st.none() | st.integers() | st.text(), st.lists), min_size=1), st.sampled_from([None, 1]))
+def test_any_sequence_is_read_as_it_was_written(values: list[Any], indent: int | None) -> None:
+    texts = [json.dumps(value, indent=indent).encode() for value in values]
+    assert bodies(b"".join(b"\x1e%s\n" % text for text in texts), "application/json-seq") == texts
 
 
 ENCODINGS = ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1", "cp1252", "shift_jis", "utf-8")
