@@ -1,38 +1,48 @@
 r"""Parses JSON, CSV or log lines into columns; keeps what can't be parsed in `_corrupt`, never drops or guesses it.
 
 Owns the one rule for all: a record that doesn't fit the schema has its text in `_corrupt`; one that does has null
-there. What Spark's readers pass over or change is corrupt: what follows a JSON value, half of a surrogate pair, digits
-that a decimal has no room for, text behind a closing quote. Blank records, which Spark's own modes treat differently by
-format, are corrupt too. Loads Spark only when called.
+there. Spark's readers pass over or change some of what they read. So each value is compared with its own text
+(`faithful_values`), which JSON gives after its tokens are marked (`json_tokens`), and CSV without types. Blank
+records, which Spark's own modes treat differently by format, are corrupt too. Loads Spark only when called.
 """
 
 from __future__ import annotations
 
 import re
 from functools import reduce
-from operator import or_
-from typing import TYPE_CHECKING
+from operator import and_
+from typing import TYPE_CHECKING, NamedTuple
+
+from orchestration.spark.faithful_values import is_faithful, marked, unsupported, with_texts
+from orchestration.spark.json_tokens import STRING, read_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import StructField, StructType
 
 #: The column that holds the text of a record that couldn't be parsed.
 CORRUPT = "_corrupt"
 
-# Of JSON's escapes, in this order: a backslash, a pair of surrogates. What is left of surrogates then is half of one.
+# JSON's escapes, in this order: a backslash, a pair of surrogates. What is left of surrogates then is half of one.
 _PAIRS = r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _HALF = r"\\u[dD][89a-fA-F]"
-_DIGITS = 38  # the most that a decimal of Spark's has
-# Numbers as everyone writes them: Java also takes "1d" and "0x1p3".
-_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?(NaN|Inf|Infinity)$"
 # Stands for a field with nothing in it, which is null; a pair of quotes is an empty text.
 _NOTHING = "\x01nothing\x01"
 # Spark's options for CSV as RFC 4180 has it.
-_CSV = {"escape": '"', "emptyValue": "", "nullValue": _NOTHING}
-_INFINITY = "Infinity"
+_CSV = {"quote": '"', "escape": '"', "emptyValue": "", "nullValue": _NOTHING}
+_NO_QUOTE = frozenset({"", "\0"})
+# Spark takes these by default. No JSON has them.
+_STRICT = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
+
+
+class _Reading(NamedTuple):
+    """Hold a record with its types, its values as marked texts, and whether it has any other fault."""
+
+    record: Column
+    texts: Column
+    fault: Column
 
 
 class ParsingError(ValueError):
@@ -54,9 +64,13 @@ def from_json_records(
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
 
-    asked = {"allowSingleQuotes": "false", **(options or {})}
-    is_relaxed = any(name.startswith("allow") for name in options or ())
-    return _parsed(records, schema, column, asked, F.from_json, lambda text: _json_faults(text, is_relaxed=is_relaxed))
+    asked = _asked(options, _STRICT)
+
+    def read(text: Column, fields: StructType, ddl: str) -> _Reading:
+        is_halved = text.contains("\\u") & F.regexp_replace(text, _PAIRS, "").rlike(_HALF)
+        return _Reading(F.from_json(text, ddl, asked), read_texts(text, fields, asked), is_halved)
+
+    return _parsed(records, schema, column, asked, read)
 
 
 def from_csv_records(
@@ -68,21 +82,16 @@ def from_csv_records(
     field with nothing in it is null, and a pair of quotes is an empty text. A line end in quotes needs records that
     have it: of ``FileLines`` each line is a record.
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
+    given = {name.lower(): value for name, value in (options or {}).items()}
+    quote = given.get("quote", '"')
+    escape = given.get("escape", quote or '"')
+    asked = _asked(options, {**_CSV, "escape": escape})
+    line = _csv_line(given.get("sep", given.get("delimiter", ",")), quote, escape)
 
-    asked = {**_CSV, **(options or {})}
-    has_own_quotes = "quote" in asked or asked["escape"] != _CSV["escape"]
-    separator = asked.get("sep", asked.get("delimiter", ","))
-    return _parsed(
-        records,
-        schema,
-        column,
-        asked,
-        F.from_csv,
-        lambda text: [] if has_own_quotes else [~text.rlike(_csv_line(separator))],
-        # A line end would be part of the last field.
-        csv=lambda text: F.regexp_replace(text, r"\r?\n?\z", ""),
-    )
+    def read(text: Column, fields: StructType, ddl: str) -> _Reading:
+        return _csv_reading(_without_line_end(text), fields, ddl, asked, ~text.rlike(line))
+
+    return _parsed(records, schema, column, asked, read)
 
 
 def from_regex_records(
@@ -107,17 +116,20 @@ def from_regex_records(
     if unknown := [name for name in fields.names if name not in numbers]:
         raise ParsingError(f"the pattern has no group {unknown[0]!r}: its groups are {', '.join(numbers) or 'unnamed'}")
 
-    def csv(text: Column) -> Column:
-        def field(name: str, *, is_string: bool) -> Column:
-            group = F.regexp_extract(text, whole, numbers[name])
-            quoted = F.concat(F.lit('"'), F.replace(group, F.lit('"'), F.lit('""')), F.lit('"'))
-            return quoted if is_string else F.when(group == "", "").otherwise(quoted)
-
-        return F.concat_ws(",", *(field(one.name, is_string=one.dataType.typeName() == "string") for one in fields))
-
     whole = rf"(?s)\A(?:{plain})\r?\n?\z"
-    asked = {**_CSV, **(options or {})}
-    return _parsed(records, schema, column, asked, F.from_csv, lambda text: [~text.rlike(whole)], csv=csv)
+    # The line is made here, so its form is not the caller's.
+    asked = _asked(options, _CSV, always={"sep": ",", "quote": '"', "escape": '"', "comment": "\0"})
+
+    def field(text: Column, one: StructField) -> Column:
+        group = F.regexp_extract(text, whole, numbers[one.name])
+        quoted = F.concat(F.lit('"'), F.replace(group, F.lit('"'), F.lit('""')), F.lit('"'))
+        return quoted if one.dataType.typeName() == "string" else F.when(group == "", "").otherwise(quoted)
+
+    def read(text: Column, fields: StructType, ddl: str) -> _Reading:
+        line = F.concat_ws(",", *(field(text, one) for one in fields))
+        return _csv_reading(line, fields, ddl, asked, ~text.rlike(whole))
+
+    return _parsed(records, schema, column, asked, read)
 
 
 def _groups(pattern: str) -> tuple[dict[str, int], str]:
@@ -131,26 +143,49 @@ def _groups(pattern: str) -> tuple[dict[str, int], str]:
     return numbers, re.sub(r"\(\?P<\w+>", "(", plain)
 
 
-def _json_faults(text: Column, *, is_relaxed: bool) -> list[Column]:
-    """Return the conditions under which Spark's reader would pass over some of a text, or change it."""
+def _asked(
+    options: Mapping[str, str] | None, defaults: Mapping[str, str], *, always: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return Spark's options: the caller's, defaults where it gives none, and those that are not the caller's."""
+    ours = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT, **(always or {})}
+    fixed = {name.lower() for name in ours}
+    given = {name: value for name, value in (options or {}).items() if name.lower() not in fixed}
+    names = {name.lower() for name in given}
+    return {**{name: value for name, value in defaults.items() if name.lower() not in names}, **given, **ours}
+
+
+def _csv_reading(line: Column, fields: StructType, ddl: str, options: dict[str, str], fault: Column) -> _Reading:
+    """Read a line of CSV twice: with its types, and as texts."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
 
-    is_halved = text.contains("\\u") & F.regexp_replace(text, _PAIRS, "").rlike(_HALF)
-    if is_relaxed:
-        # The check below reads strict JSON.
-        return [is_halved, ~text.rlike(r"\}\s*$")]
-    # Spark reads one value and ignores what follows it. In an array, before an element that no text can have in itself,
-    # it is alone only if that one is the second.
-    mark = F.md5(text)
-    alone = F.get_json_object(F.concat(F.lit("["), text, F.lit(',"'), mark, F.lit('"]')), "$[1]") == mark
-    return [is_halved, ~F.coalesce(alone, F.lit(False))]  # noqa: FBT003  SQL's literal
+    texts = F.from_csv(line, ", ".join(f"{_quoted(one.name)} STRING" for one in fields), options)
+    said = F.struct(*(marked(one.dataType, texts.getField(one.name)).alias(STRING + one.name) for one in fields))
+    return _Reading(F.from_csv(line, ddl, options), said, fault | line.contains(_NOTHING))
 
 
-def _csv_line(separator: str) -> str:
-    """Return the pattern of a line by RFC 4180, and of fields with quotes behind their first characters."""
-    sep = re.escape(separator)
-    field = rf'(?:"[^"]*+(?:""[^"]*+)*+"|(?!"|{sep})[^\r\n](?:(?!{sep})[^\r\n])*+|)'
+def _csv_line(separator: str, quote: str, escape: str) -> str:
+    """Return the pattern of a line that every reader of CSV cuts at the same places.
+
+    Quotes may stand behind the first character of a field that has none around it, as RFC 4180 says. An escape of its
+    own stands only before a quote, because readers differ in what they make of any other one.
+    """
+    sep, around, before = re.escape(separator), re.escape(quote), re.escape(escape)
+    if quote in _NO_QUOTE:
+        field = rf"(?:(?!{sep})[^\r\n])*+"
+    elif escape == quote:
+        within = rf"[^{around}]*+(?:{around}{around}[^{around}]*+)*+"
+        field = rf"(?:{around}{within}{around}|(?!{around}|{sep})[^\r\n](?:(?!{sep})[^\r\n])*+|)"
+    else:
+        within = rf"[^{around}{before}]*+(?:{before}{around}[^{around}{before}]*+)*+"
+        field = rf"(?:{around}{within}{around}|(?!{around}|{sep})(?:(?!{sep})[^\r\n{before}])*+)"
     return rf"(?s)^{field}(?:{sep}{field})*+\r?\n?\z"
+
+
+def _without_line_end(text: Column) -> Column:
+    """Return a line of CSV without its end, which would be part of the last field."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
+
+    return F.regexp_replace(text, r"\r?\n?\z", "")
 
 
 def well_formed(parsed: DataFrame) -> DataFrame:
@@ -168,12 +203,8 @@ def _parsed(
     schema: str,
     column: str,
     options: Mapping[str, str],
-    parse: Callable[[Column, str, dict[str, str]], Column],
-    faults: Callable[[Column], list[Column]],
-    *,
-    csv: Callable[[Column], Column] | None = None,
+    read: Callable[[Column, StructType, str], _Reading],
 ) -> DataFrame:
-    """Parse a text, or the line of CSV that `csv` makes of it."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
 
     if column not in records.columns:
@@ -183,41 +214,31 @@ def _parsed(
     fields = _fields(schema)
     if CORRUPT in fields.names:
         raise ParsingError(f"the column {CORRUPT} is added to the schema, and can't be in it: {schema!r}")
-    asked = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+    if (kind := unsupported(fields)) is not None:
+        raise ParsingError(f"schema {schema!r}: a {kind.simpleString()} is not parsed: write STRING, and cast it")
     parsed_names = {name.lower() for name in (*fields.names, column)}
     kept = [name for name in records.columns if name.lower() not in parsed_names]
     as_text, is_text = _text(records, column)
-    value = as_text if csv is None else csv(as_text)
-    columns = [as_text.alias("text"), parse(value, f"{schema}, {CORRUPT} STRING", asked).alias("record")]
-    columns += [is_text.alias("is_text"), F.struct(*(_column(name) for name in kept)).alias("kept")]
-    text, record, wide, texts = (F.col(name) for name in ("text", "record", "wide", "texts"))
+    reading = read(as_text, fields, f"{schema}, {CORRUPT} STRING")
+    read_once = records.select(
+        as_text.alias("text"),
+        reading.record.alias("record"),
+        reading.texts.alias("texts"),
+        (is_text & ~reading.fault).alias("is_whole"),
+        F.struct(*(_column(name) for name in kept)).alias("kept"),
+    )
+    text, record, texts = (F.col(name) for name in ("text", "record", "texts"))
     # From a blank record Spark makes no row for JSON, and a row of nulls for CSV.
-    bad = [record.isNull(), F.trim("text") == "", record.getField(CORRUPT).isNotNull(), *faults(text)]
-    bad.append(~F.col("is_text"))
-    decimals = [field.name for field in fields if field.dataType.typeName() == "decimal"]
-    floats = [field.name for field in fields if field.dataType.typeName() in ("double", "float")]
-    widened = _widened(fields)
-    if widened != fields:
-        # Spark rounds to a decimal's scale.
-        columns.append(parse(value, _ddl(widened), asked).alias("wide"))
-        changed = [one for one, before in zip(widened, fields, strict=True) if one != before]
-        bad += [record.getField(one.name).cast(one.dataType) != wide.getField(one.name) for one in changed]
-    if decimals or (csv is not None and floats):
-        columns.append(parse(value, ", ".join(f"`{name}` STRING" for name in fields.names), asked).alias("texts"))
-        if csv is not None:
-            bad += [~texts.getField(name).rlike(_NUMBER) for name in (*floats, *decimals)]
-        # What is smaller than the widest decimal's last digit.
-        bad += [(record.getField(name) == 0) & texts.getField(name).rlike(r"^[^eE]*[1-9]") for name in decimals]
-    strings = [field.name for field in fields if field.dataType.typeName() == "string"]
-    # Of a number that is too large within an object, a text has the word.
-    bad += [record.getField(name).contains(_INFINITY) & ~text.contains(_INFINITY) for name in strings]
-    is_bad = reduce(or_, [F.coalesce(one, F.lit(False)) for one in bad])  # noqa: FBT003  SQL's literal
-    aside = F.when(is_bad, F.coalesce("text", F.lit("")))
-    parsed = records.select(*columns)
-    return parsed.select(
-        *(record.getField(name).alias(name) for name in fields.names),
+    good = [F.trim(text) != "", record.isNotNull() & record.getField(CORRUPT).isNull(), F.col("is_whole")]
+    found = record.dropFields(CORRUPT)
+    good.append(is_faithful(fields, found, texts, options))
+    is_good = reduce(and_, (F.coalesce(one, F.lit(False)) for one in good))  # noqa: FBT003  SQL's literal
+    as_sent = F.when(is_good, with_texts(fields, found, texts))
+    checked = read_once.select(text, as_sent.alias("as_sent"), is_good.alias("is_good"), F.col("kept"))
+    return checked.select(
+        *(F.col("as_sent").getField(name).alias(name) for name in fields.names),
         *(F.col("kept").getField(name).alias(name) for name in kept),
-        aside.alias(CORRUPT),
+        F.when(~F.col("is_good"), F.coalesce(text, F.lit(""))).alias(CORRUPT),
     )
 
 
@@ -241,25 +262,11 @@ def _text(records: DataFrame, column: str) -> tuple[Column, Column]:
 def _column(name: str) -> Column:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
 
-    return F.col("`" + name.replace("`", "``") + "`")
+    return F.col(_quoted(name))
 
 
-def _widened(fields: StructType) -> StructType:
-    """Return the fields with as much room behind the point of each decimal as there is."""
-    from pyspark.sql.types import DecimalType, StructField, StructType  # noqa: PLC0415  as above
-
-    def wide(kind: DataType) -> DataType:
-        if isinstance(kind, DecimalType):
-            return DecimalType(_DIGITS, _DIGITS - (kind.precision - kind.scale))
-        if isinstance(kind, StructType):
-            return StructType([StructField(one.name, wide(one.dataType)) for one in kind])
-        return kind
-
-    return StructType([StructField(one.name, wide(one.dataType)) for one in fields])
-
-
-def _ddl(fields: StructType) -> str:
-    return ", ".join(f"`{field.name.replace('`', '``')}` {field.dataType.simpleString()}" for field in fields)
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _fields(schema: str) -> StructType:

@@ -1,0 +1,224 @@
+"""Compares what Spark read with the text that was sent: a value is faithful if nothing of its text was altered.
+
+Owns what is equal for each type. Texts have the marks of `json_tokens`: `<>text`, `<1.5>`, `true`. Spark rounds
+decimals, cuts dates and fractions of a second, takes 12:00 for today, and makes numbers infinite or zero; a value of
+which that is true is not faithful. Never parses a record.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING
+
+from orchestration.spark.json_tokens import STRING, unmarked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pyspark.sql import Column
+    from pyspark.sql.types import DataType
+
+# Numbers as everyone writes them: Java also takes "1d" and "0x1p3".
+_NUMBER = r"[+-]?(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?\d++)?"
+_WORD = r"[+-]?(?:NaN|INF|Inf|Infinity)"
+_INTEGER = r"[+-]?\d++"
+_DATE = r"[+-]?\d{4,}-\d\d?-\d\d?"
+# Microseconds are what a time of Spark's holds.
+_CLOCK = r"\d\d?:\d\d(?::\d\d(?:\.\d{1,6}0*)?)?"
+_ZONE = r" ?(?:[A-Za-z][\w/+:-]*|[+-]\d\d?(?::?\d\d){0,2})"
+_FINER = r"[.,]\d{6}\d*[1-9]"
+_EXACT = 2.0**63  # beyond it an integer can't be compared with a DOUBLE exactly
+_FINEST_DIGITS = 6  # digits of a second that a time of Spark's has
+
+
+def unsupported(kind: DataType) -> DataType | None:
+    """Return the type within `kind` whose values can't be compared with their texts, or None."""
+    for one in _within(kind):
+        if (found := unsupported(one)) is not None:
+            return found
+    return None if _within(kind) or kind.typeName() in _FAITHFUL else kind
+
+
+def marked(kind: DataType, text: Column) -> Column:
+    """Return a text without marks, such as a field of CSV, with those of its type."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
+
+    rule = _FAITHFUL[kind.typeName()]
+    if rule is _boolean:
+        return F.lower(text)
+    is_number = rule in (_integer, _float, _decimal)
+    return F.concat(F.lit("<"), text, F.lit(">")) if is_number else F.concat(F.lit(STRING), text)
+
+
+def is_faithful(kind: DataType, value: Column, text: Column, options: Mapping[str, str]) -> Column:
+    """Return whether `value` is what its marked `text` says. Never null."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
+    from pyspark.sql.types import ArrayType, MapType, StructType  # noqa: PLC0415  as above
+
+    def each(element: DataType, values: Column, texts: Column) -> Column:
+        pairs = F.zip_with(values, texts, lambda one, said: is_faithful(element, one, said, options))
+        return F.forall(pairs, lambda is_same: is_same)
+
+    if isinstance(kind, StructType):
+        same = reduce(
+            and_,
+            (
+                is_faithful(one.dataType, value.getField(one.name), text.getField(STRING + one.name), options)
+                for one in kind
+            ),
+            value.isNotNull() & text.isNotNull(),
+        )
+    elif isinstance(kind, ArrayType):
+        same = each(kind.elementType, value, text)
+    elif isinstance(kind, MapType):
+        keys = F.map_keys(value)
+        # Spark keeps a key that came twice, twice.
+        same = F.size(F.array_distinct(keys)) == F.size(keys)
+        same &= F.map_keys(text) == F.transform(keys, lambda key: F.concat(F.lit(STRING), key))
+        same &= each(kind.valueType, F.map_values(value), F.map_values(text))
+    else:
+        same = _FAITHFUL[kind.typeName()](kind, value, text, options)
+    return (value.isNull() & text.isNull()) | F.coalesce(same, F.lit(False))  # noqa: FBT003  SQL's literal
+
+
+def with_texts(kind: DataType, value: Column, text: Column) -> Column:
+    """Return `value` with every STRING within it as it was sent, where Spark rewrites numbers."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
+    from pyspark.sql.types import ArrayType, MapType, StringType, StructType  # noqa: PLC0415  as above
+
+    if isinstance(kind, StringType):
+        return unmarked(text).cast(kind)
+    if not _has_text(kind):
+        return value
+    if isinstance(kind, StructType):
+        fields = [
+            with_texts(one.dataType, value.getField(one.name), text.getField(STRING + one.name)).alias(one.name)
+            for one in kind
+        ]
+        return F.when(value.isNotNull(), F.struct(*fields))
+    if isinstance(kind, ArrayType):
+        element = kind.elementType
+        return F.zip_with(value, text, lambda one, said: with_texts(element, one, said))
+    assert isinstance(kind, MapType)
+    of_key = kind.valueType
+    return F.transform_values(
+        value, lambda key, one: with_texts(of_key, one, F.try_element_at(text, F.concat(F.lit(STRING), key)))
+    )
+
+
+def _within(kind: DataType) -> list[DataType]:
+    from pyspark.sql.types import ArrayType, MapType, StructType  # noqa: PLC0415  the light parts load no Spark
+
+    if isinstance(kind, StructType):
+        return [one.dataType for one in kind]
+    if isinstance(kind, ArrayType):
+        return [kind.elementType]
+    return [kind.keyType, kind.valueType] if isinstance(kind, MapType) else []
+
+
+def _has_text(kind: DataType) -> bool:
+    from pyspark.sql.types import StringType  # noqa: PLC0415  the light parts load no Spark
+
+    return isinstance(kind, StringType) or any(_has_text(one) for one in _within(kind))
+
+
+def _bare(text: Column) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
+
+    return F.regexp_replace(text, "^<>?|>$", "")
+
+
+def _string(_: DataType, value: Column, text: Column, __: Mapping[str, str]) -> Column:
+    return value.isNotNull() & text.isNotNull()
+
+
+def _boolean(_: DataType, value: Column, text: Column, __: Mapping[str, str]) -> Column:
+    return value.cast("string") == text
+
+
+def _integer(_: DataType, value: Column, text: Column, __: Mapping[str, str]) -> Column:
+    return text.rlike(f"^<{_INTEGER}>$") & (value.cast("bigint") == _bare(text).try_cast("bigint"))
+
+
+def _float(_: DataType, value: Column, text: Column, __: Mapping[str, str]) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
+
+    bare, wide = _bare(text), value.cast("double")
+    is_lost = (F.abs(wide) == float("inf")) | ((wide == 0) & text.rlike("^[^eE]*[1-9]"))
+    is_rounded = text.rlike(f"^<{_INTEGER}>$") & ~F.coalesce(
+        (F.abs(wide) < _EXACT) & (wide.try_cast("bigint") == bare.try_cast("bigint")),
+        F.lit(False),  # noqa: FBT003  SQL's literal
+    )
+    is_number = text.rlike(f"^<{_NUMBER}>$") & ~is_lost & ~is_rounded
+    return value.isNotNull() & (text.rlike(f"^<{_WORD}>$") | is_number)
+
+
+def _decimal(kind: DataType, value: Column, text: Column, __: Mapping[str, str]) -> Column:
+    """Count the digits behind the point that the text needs. More than a type has are rounded."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
+    from pyspark.sql.types import DecimalType  # noqa: PLC0415  as above
+
+    assert isinstance(kind, DecimalType)
+    bare = _bare(text)
+    digits = F.regexp_extract(bare, r"^[+-]?([0-9.]*)", 1)
+    exponent = F.regexp_extract(bare, "[eE](.*)$", 1)
+    behind = F.length(F.regexp_extract(digits, r"\.(.*)$", 1))
+    all_digits = F.replace(digits, F.lit("."), F.lit(""))
+    zeros = F.length(all_digits) - F.length(F.rtrim(all_digits, F.lit("0")))
+    needed = behind - zeros - F.when(exponent == "", 0).otherwise(exponent.try_cast("int"))
+    is_exact = ~digits.rlike("[1-9]") | (needed <= kind.scale)
+    return value.isNotNull() & text.rlike(f"^<(?:{_NUMBER}>|>{_NUMBER})$") & is_exact
+
+
+def _date(_: DataType, value: Column, text: Column, options: Mapping[str, str]) -> Column:
+    return value.isNotNull() & text.rlike(f"^<>{_DATE}$" if _format(options, "dateFormat") is None else "^<>")
+
+
+def _timestamp(_: DataType, value: Column, text: Column, options: Mapping[str, str]) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
+
+    seconds = text.rlike(f"^<{_INTEGER}>$") & (F.unix_seconds(value) == _bare(text).try_cast("bigint"))
+    asked = _format(options, "timestampFormat")
+    if asked is not None:
+        return seconds | (text.rlike("^<>") & value.isNotNull() & ~_is_finer(asked, text))
+    local = text.rlike(f"^<>{_DATE}(?:[ T]{_CLOCK})?$")
+    if _format(options, "timeZone") is None:
+        # Clocks that are set forward leave out an hour, and Spark moves what is within.
+        local &= value.cast("timestamp_ntz") == _bare(text).try_cast("timestamp_ntz")
+    return value.isNotNull() & (seconds | local | text.rlike(f"^<>{_DATE}[ T]{_CLOCK}{_ZONE}$"))
+
+
+def _timestamp_ntz(_: DataType, value: Column, text: Column, options: Mapping[str, str]) -> Column:
+    asked = _format(options, "timestampNTZFormat")
+    good = text.rlike(f"^<>{_DATE}(?:[ T]{_CLOCK})?$") if asked is None else text.rlike("^<>") & ~_is_finer(asked, text)
+    return value.isNotNull() & good
+
+
+def _binary(_: DataType, value: Column, text: Column, __: Mapping[str, str]) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
+
+    return F.concat(F.lit(STRING), F.regexp_replace(F.base64(value), r"\s", "")) == text
+
+
+def _is_finer(asked: str, text: Column) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
+
+    return text.rlike(_FINER) if "S" * (_FINEST_DIGITS + 1) in asked else F.lit(False)  # noqa: FBT003  as above
+
+
+def _format(options: Mapping[str, str], name: str) -> str | None:
+    return next((value for asked, value in options.items() if asked.lower() == name.lower()), None)
+
+
+_FAITHFUL: Mapping[str, Callable[[DataType, Column, Column, Mapping[str, str]], Column]] = {
+    "string": _string,
+    "boolean": _boolean,
+    **dict.fromkeys(("byte", "short", "integer", "long"), _integer),
+    **dict.fromkeys(("float", "double"), _float),
+    "decimal": _decimal,
+    "date": _date,
+    "timestamp": _timestamp,
+    "timestamp_ntz": _timestamp_ntz,
+    "binary": _binary,
+}
