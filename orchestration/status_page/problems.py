@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from orchestration.status_page.system_status import AgentStatus, LeaderStatus, SystemStatus
+    from tracker_store.batches.run_queue import WaitingRuns
     from tracker_store.batches.streams import UnreadStream
     from tracker_store.reports.status import PipelineStatus, ReceiverStatus
 
@@ -29,6 +30,8 @@ BEHIND_FOR = timedelta(seconds=10)
 # A receiver may read in pieces, or start: a source is ahead from this age of its oldest unread record on, as the alert
 # says it.
 SOURCE_AHEAD_FOR = timedelta(minutes=1)
+# A driver takes a run within milliseconds; one that ends with changed code, or by a kill, has a successor within 4 s.
+DRIVER_WITHIN = timedelta(seconds=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ def problems(found: SystemStatus) -> list[Problem]:
     listed += _refusing(found.receivers or [])
     listed += _unread(found.unread or [])
     listed += _behind_source(found.receivers or [])
+    listed += _waiting_for_a_driver(found.waiting_runs or [])
     late = [problem for row in pipelines for problem in _late(row)]
     return listed + late
 
@@ -208,6 +212,17 @@ def _behind_source(receivers: Sequence[ReceiverStatus]) -> Iterator[Problem]:
                 f"{row.stream}/{row.ordinal} is {lag.total_seconds():,.0f} s behind its source, which has "
                 f"{row.unread:,} {row.unread_unit} unread",
                 "forebay receivers list",
+            )
+
+
+def _waiting_for_a_driver(found: Sequence[WaitingRuns]) -> Iterator[Problem]:
+    for row in found:
+        if row.waited >= DRIVER_WITHIN:
+            drivers = f"{row.starting:,} is starting" if row.starting else "none is starting"
+            yield Problem(
+                f"{row.runs:,} batch run(s) have waited {row.waited.total_seconds():,.0f} s for a batch driver: none "
+                f"is ready, {drivers}",
+                "forebay logs batch-driver-1",
             )
 
 

@@ -16,6 +16,7 @@ from orchestration.block_checks.bounded_scans import BoundedScans, answer
 from orchestration.block_checks.store_scan import scan_root, store_of_host
 from orchestration.policies.executor_allocation import SCALING_INTERVAL
 from receiver_runtime.block_store.roots import root_name
+from tracker_store.batches.run_queue import waiting_runs
 from tracker_store.batches.scaling import scaling_decisions
 from tracker_store.batches.streams import unread_streams
 from tracker_store.connection.engine import connect, create_engine
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from orchestration.block_checks.bounded_scans import Unreachable
+    from tracker_store.batches.run_queue import WaitingRuns
     from tracker_store.batches.scaling import ScalingDecision
     from tracker_store.batches.streams import UnreadStream
     from tracker_store.reports.status import (
@@ -91,6 +93,7 @@ class SystemStatus:
     processing_times: list[PipelineProcessingTimes] | None = None
     decisions: list[ScalingDecision] | None = None
     unread: list[UnreadStream] | None = None
+    waiting_runs: list[WaitingRuns] | None = None
     unreachable: Sequence[Unreachable] = ()
     # What `forebay up` of this installation says of changed code that is not in force; empty: nothing.
     code: str = ""
@@ -143,6 +146,7 @@ def system_status(
     )
     decisions = ask("scaling decisions", scaling_decisions)
     unread = ask("unread streams", unread_streams)
+    waiting = ask("waiting runs", waiting_runs)
     # A problem of the block store appears as the exception of one of these looks; there is one per root.
     known = ask("block store's identity", lambda connection: store_of_host(connection, host))
     changed = looks.start("changed code", code)
@@ -159,6 +163,7 @@ def system_status(
         processing_times=answer(times),
         decisions=answer(decisions),
         unread=answer(unread),
+        waiting_runs=answer(waiting),
         unreachable=unreachable,
         code=answer(changed) or "",
     )

@@ -59,6 +59,39 @@ class RunWorker:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class WaitingRuns:
+    """Count a location's runs that wait for a driver while none is ready, and for how long the oldest does."""
+
+    location: str
+    runs: int
+    waited: timedelta
+    starting: int
+
+
+def waiting_runs(connection: sa.Connection) -> list[WaitingRuns]:
+    """Return the locations that have runs and no driver that takes one. Takes no locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text("""
+                SELECT q.location, count(*) AS runs, clock_timestamp() - min(q.enqueued_at) AS waited, (
+                    SELECT count(*)
+                    FROM forebay.batch_drivers d JOIN forebay.processes p ON p.id = d.process_id
+                    WHERE d.location = q.location AND d.state = 'STARTING' AND p.ended_at IS NULL
+                ) AS starting
+                FROM forebay.run_queue q
+                WHERE q.process_id IS NULL
+                  AND NOT EXISTS (
+                      SELECT
+                      FROM forebay.batch_drivers d JOIN forebay.processes p ON p.id = d.process_id
+                      WHERE d.location = q.location AND d.state = 'READY' AND p.ended_at IS NULL
+                  )
+                GROUP BY q.location ORDER BY q.location
+            """)
+        ).all()
+    return [WaitingRuns(row.location, row.runs, row.waited, row.starting) for row in rows]
+
+
 def register_batch_driver(connection: sa.Connection, *, process_id: int, location: str) -> None:
     """Record a driver that is starting. Locks: the new row, and the rows that ended drivers left.
 

@@ -92,7 +92,7 @@ def remove(
         if not (yes or found.pipelines or found.readers):
             console.print(
                 f"{name}: {found.receivers} receiver(s) end, and {found.stored_records:,} stored records are deleted "
-                f"when they are {found.retention} old.",
+                f"when they are {duration_text(found.retention.total_seconds())} old.",
                 markup=False,
             )
             confirm(f"Remove {name}?", yes=yes, err=as_json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,6 +29,7 @@ from tracker_store.batches.run_queue import (
     request_cancel,
     run_worker,
     set_batch_driver_state,
+    waiting_runs,
     withdraw_run,
 )
 from tracker_store.connection.engine import connect
@@ -137,6 +139,22 @@ def test_a_driver_of_another_location_and_a_dead_one_do_not_count(connection: sa
     deregister_process(connection, dead)
     assert not enqueue_run(connection, run_id="r1", location=LOCATION)
     assert not has_ready_driver(connection, location=LOCATION)
+
+
+def test_runs_wait_for_a_driver_where_none_is_ready(connection: sa.Connection) -> None:
+    first = driver(connection)
+    for run_id in ("one", "two"):
+        assert enqueue_run(connection, run_id=run_id, location=LOCATION)
+    assert waiting_runs(connection) == []
+    set_batch_driver_state(connection, process_id=first, state=BatchDriverState.DRAINING)
+    driver(connection, location="another", pid=2)
+    [waiting] = waiting_runs(connection)
+    assert (waiting.location, waiting.runs, waiting.starting) == (LOCATION, 2, 0)
+    assert waiting.waited > timedelta(0)
+    second = driver(connection, BatchDriverState.STARTING, pid=3)
+    assert [row.starting for row in waiting_runs(connection)] == [1]
+    set_batch_driver_state(connection, process_id=second, state=BatchDriverState.READY)
+    assert waiting_runs(connection) == []
 
 
 def test_the_longest_waiting_run_comes_first(connection: sa.Connection) -> None:

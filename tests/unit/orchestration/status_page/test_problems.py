@@ -10,6 +10,7 @@ import pytest
 from orchestration.block_checks.bounded_scans import Unreachable
 from orchestration.status_page.problems import problems
 from orchestration.status_page.system_status import AgentStatus, LeaderStatus, SystemStatus
+from tracker_store.batches.run_queue import WaitingRuns
 from tracker_store.batches.streams import UnreadStream
 from tracker_store.receivers.receivers import DEGRADED, NOT_STORING, refused_requests
 from tracker_store.reports.status import PipelineStatus, ReceiverStatus
@@ -95,6 +96,15 @@ def test_refused_requests_and_what_is_not_received_have_lines_of_their_own() -> 
         "lines/1: 12,031 requests refused: 11,000 of them 404 /v1/traces: forebay events --kind receiver_error",
         "lines/2: 1 request refused: 401 Authorization: forebay events --kind receiver_error",
     ]
+
+
+def test_runs_that_no_driver_takes_are_told_after_a_moment() -> None:
+    waiting = WaitingRuns("forebay", 2, 12 * SECOND, 1)
+    said = "2 batch run(s) have waited 12 s for a batch driver: none is ready, 1 is starting: forebay logs batch-driver-1"
+    assert lines(replace(system(), waiting_runs=[waiting])) == [said]
+    assert "none is starting" in lines(replace(system(), waiting_runs=[replace(waiting, starting=0)]))[0]
+    assert lines(replace(system(), waiting_runs=[replace(waiting, waited=SECOND)])) == []
+
 
 
 def test_records_that_nothing_reads() -> None:
