@@ -70,3 +70,8 @@ NAMES = (
 )
 #: Columns of one result that a target may take for one.
 NAMES_TOGETHER = (("date", "hour"), ("a", "A"), ("a", "a"), ("ä", "Ä"))
+#: Fields of one struct, which are names within a column.
+NAMES_WITHIN = (
+    *(("",), ("\0",), ("a", "A"), ("a", "a"), ("a b", "a;c"), ("date", "hour", "_batch_time", "ctid")),
+    ("%s", "a.b", 'a"b', "a/b", "a" * 64, "\U0001f600"),
+)

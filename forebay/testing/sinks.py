@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from forebay.testing.edge_values import NAMES, NAMES_TOGETHER, ODD_COLUMNS, ODD_TEXTS, TEXTS, VALUES
+from forebay.testing.edge_values import NAMES, NAMES_TOGETHER, NAMES_WITHIN, ODD_COLUMNS, ODD_TEXTS, TEXTS, VALUES
 from orchestration.batches.pipeline_testing import local_session
 from orchestration.declarations.sink import (
     AttemptOutdatedError,
@@ -228,27 +228,37 @@ class SinkConformance:
     def test_a_name_is_kept_or_refused(self, target: SinkTarget, frames: Frames, names: Sequence[str]) -> None:
         self.check_names(target, frames, names)
 
+    @pytest.mark.parametrize("names", NAMES_WITHIN, ids=ascii)
+    def test_a_name_within_a_column_is_kept_or_refused(
+        self, target: SinkTarget, frames: Frames, names: Sequence[str]
+    ) -> None:
+        self.check_names(target, frames, names, nested=True)
+
     @staticmethod
-    def check_names(target: SinkTarget, frames: Frames, names: Sequence[str]) -> None:
-        """Write two batches and replay the first one, with columns of these names.
+    def check_names(target: SinkTarget, frames: Frames, names: Sequence[str], *, nested: bool = False) -> None:
+        """Write two batches and replay the first one, with columns of these names, or (`nested`) fields of a struct.
 
         The target must have them all, or the sink must refuse the first one and have written nothing.
         """
         from pyspark.sql.types import StringType, StructField, StructType  # noqa: PLC0415  loads no Spark
 
         schema = StructType([StructField(name, StringType()) for name in names])
+        if nested:
+            schema = StructType([StructField("the_column", schema)])
 
         def row_of(value: str) -> list[str]:
             return [f"{value}{number}" for number in range(len(names))]
 
         def put(value: str, to: OutputAttempt) -> list[str]:
-            run(target.sink(), frames([tuple(row_of(value))], schema), to)
+            row = tuple(row_of(value))
+            run(target.sink(), frames([(row,) if nested else row], schema), to)
             return row_of(value)
 
         refused = error_of(SinkError, lambda: put("first", attempt()))
         if refused is not None:
             spelled = [repr(name)[1:-1] for name in names]
-            assert any(name in str(refused) for name in (*names, *spelled)), f"no column is named: {refused}"
+            named = ["the_column"] if nested else [*names, *spelled]
+            assert any(name in str(refused) for name in named), f"no column is named: {refused}"
             assert list(target.read()) == [], "it was refused after rows were written"
             # Else `forebay validate` would find it in the first batch only.
             assert error_of(SinkError, lambda: target.sink().check_columns(schema, "counts")) is not None
@@ -257,7 +267,8 @@ class SinkConformance:
         expected = [row_of("first"), put("second", attempt(time=LATER))]
         if target.sink().guarantee is DeliveryGuarantee.EXACTLY_ONCE:
             expected[0] = put("again", attempt(2))
-        assert sorted([row.get(name) for name in names] for row in target.read()) == sorted(expected)
+        found = [row["the_column"] if nested else row for row in target.read()]
+        assert sorted([row.get(name) for name in names] for row in found) == sorted(expected)
 
     def test_values_are_read_back_as_they_were(self, target: SinkTarget, spark: SparkSession) -> None:
         kinds = [kind for kind in VALUES if kind not in self.refused_types]

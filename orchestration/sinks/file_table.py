@@ -24,7 +24,7 @@ from orchestration.declarations.sink import (
 from orchestration.sinks.parquet_names import batch_stamp
 from orchestration.sinks.parquet_staging import staged_files
 from orchestration.sinks.refused_files import show
-from orchestration.sinks.table_columns import arrow_schema, refuse_table
+from orchestration.sinks.table_columns import arrow_schema, inner_names, refuse_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,12 +143,16 @@ class FileTableSink(Sink):
     def _columns(self, schema: StructType, where: str) -> pa.Schema:
         """Return the columns of the table's files. Raises SinkError for those that the format does not keep."""
         columns = arrow_schema(schema, where, widens=self.widens)
-        for name in columns.names:
-            if not name or (found := sorted(set(name) & set(self.refused))):
-                why = (
-                    "is empty" if not name else f"has {', '.join(map(repr, found))}, which {self.format} does not keep"
-                )
-                raise SinkError(f"{where}: the name of its column {name!r} {why}: rename it by .alias(...)")
+        for column, names in [*((name, [name]) for name in columns.names), *inner_names(schema)]:
+            for name in names:
+                if not name or (found := sorted(set(name) & set(self.refused))):
+                    why = (
+                        "is empty"
+                        if not name
+                        else f"has {', '.join(map(repr, found))}, which {self.format} does not keep"
+                    )
+                    of = f"its column {name!r}" if name == column else f"{name!r} in its column {column!r}"
+                    raise SinkError(f"{where}: the name of {of} {why}: rename it by .alias(...)")
         return columns
 
     def _refuse_table(self, unknown: Sequence[str], where: str) -> None:

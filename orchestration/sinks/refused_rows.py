@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import pyarrow as pa
 
@@ -101,10 +101,16 @@ def shown(value: object) -> str:
 
 def readable_row(batch: pa.RecordBatch) -> dict[str, Any]:
     r"""Return the one row of a batch; what is no UTF-8 in a text is escaped, as ``\xff``."""
+    rows = {name: times_as_text(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
     return {
-        name: _decoded(column.cast(_as_bytes(column.type)).to_pylist()[0], column.type)
-        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        name: _decoded(column.cast(_with_leaves(column.type, _as_bytes)).to_pylist()[0], column.type)
+        for name, column in rows.items()
     }
+
+
+def times_as_text(column: pa.Array) -> pa.Array:
+    """Return a column with dates and times at any depth as ISO 8601 in UTC: Python has none beyond the year 9999."""
+    return column.cast(_with_leaves(column.type, _in_utc)).cast(_with_leaves(column.type, _time_as_text))
 
 
 def check_text(batch: pa.RecordBatch) -> None:
@@ -152,19 +158,41 @@ def _bad_columns(batch: pa.RecordBatch) -> list[str]:
     return bad
 
 
-def _as_bytes(type_: pa.DataType) -> pa.DataType:
-    """Return the type with bytes in the place of text."""
+def _with_leaves(type_: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """Return the type with other types in the place of those that are not nested."""
     import pyarrow as pa  # noqa: PLC0415
 
-    if pa.types.is_string(type_) or pa.types.is_large_string(type_):
-        return pa.large_binary() if pa.types.is_large_string(type_) else pa.binary()
     if pa.types.is_struct(type_):
-        return pa.struct([field.with_type(_as_bytes(field.type)) for field in type_])
+        return pa.struct([field.with_type(_with_leaves(field.type, leaf)) for field in type_])
     if pa.types.is_list(type_):
-        return pa.list_(type_.value_field.with_type(_as_bytes(type_.value_type)))
+        return pa.list_(type_.value_field.with_type(_with_leaves(type_.value_type, leaf)))
     if pa.types.is_map(type_):
-        return pa.map_(_as_bytes(type_.key_type), _as_bytes(type_.item_type))
-    return type_
+        # By its field: the key of an empty map has the type null, which `map_` refuses.
+        return pa.map_(
+            type_.key_field.with_type(_with_leaves(type_.key_type, leaf)), _with_leaves(type_.item_type, leaf)
+        )
+    return leaf(type_)
+
+
+def _as_bytes(type_: pa.DataType) -> pa.DataType:
+    import pyarrow as pa  # noqa: PLC0415
+
+    if pa.types.is_large_string(type_):
+        return pa.large_binary()
+    return pa.binary() if pa.types.is_string(type_) else type_
+
+
+def _in_utc(type_: pa.DataType) -> pa.DataType:
+    """Return a timestamp's type without the session's zone, for whose text Arrow would need a file of zones."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    return pa.timestamp(type_.unit, "UTC") if pa.types.is_timestamp(type_) and type_.tz is not None else type_
+
+
+def _time_as_text(type_: pa.DataType) -> pa.DataType:
+    import pyarrow as pa  # noqa: PLC0415
+
+    return pa.string() if pa.types.is_date(type_) or pa.types.is_timestamp(type_) else type_
 
 
 def _decoded(value: Any, type_: pa.DataType) -> Any:  # noqa: ANN401  any value of a column

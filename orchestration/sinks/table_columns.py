@@ -9,7 +9,7 @@ from orchestration.declarations.sink import SinkError
 from orchestration.sinks.batch_column import BATCH_TIME
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
     from pyspark.sql.types import DataType, StructType
@@ -39,21 +39,75 @@ def check_names(
         folds_case: whether names that differ in case alone are the same to the target's readers, as to Spark.
     """
     names = [field.name for field in schema.fields]
-
-    def same(name: str) -> str:
-        return name.lower() if folds_case else name
-
-    spelled: dict[str, list[str]] = {}
-    for name in names:
-        spelled.setdefault(same(name), []).append(name)
-    if twice := sorted(", ".join(map(repr, some)) for some in spelled.values() if len(some) > 1):
-        raise SinkError(f"{where} has several columns of one name ({'; '.join(twice)}): rename them by .alias(...)")
+    if twice := _twins(names, folds_case=folds_case):
+        raise SinkError(f"{where} has several columns of one name ({twice}): rename them by .alias(...)")
     if not names:
         raise SinkError(f"{where} has no columns: select some")
-    if taken := sorted({name for name in names if same(name) in {*reserved, BATCH_TIME}}):
+    if taken := sorted({name for name in names if _same(name, folds_case=folds_case) in {*reserved, BATCH_TIME}}):
         raise SinkError(
             f"{where} has a column {', '.join(map(repr, taken))}, which is the target's own: rename it by .alias(...)"
         )
+    for column, fields in inner_names(schema):
+        twice = _twins(fields, folds_case=folds_case)
+        if twice or not all(name and "\0" not in name for name in fields):
+            why = f"of one name ({twice})" if twice else f"without a name, or with NUL in it ({fields})"
+            raise SinkError(
+                f"{where}: its column {column!r} has a struct with fields {why}: rename them, as "
+                f"frame[{column!r}].cast('struct<NAME: TYPE, …>')"
+            )
+
+
+def inner_names(schema: StructType) -> Iterator[tuple[str, list[str]]]:
+    """Yield the names of the fields of each struct in a column, with the column's name."""
+    from pyspark.sql.types import StructType  # noqa: PLC0415
+
+    for column in schema.fields:
+        for inner in _inside(column.dataType):
+            if isinstance(inner, StructType):
+                yield column.name, inner.names
+
+
+def _twins(names: Sequence[str], *, folds_case: bool) -> str:
+    """Return the names that are the same to readers."""
+    spelled: dict[str, list[str]] = {}
+    for name in names:
+        spelled.setdefault(_same(name, folds_case=folds_case), []).append(name)
+    return "; ".join(sorted(", ".join(map(repr, some)) for some in spelled.values() if len(some) > 1))
+
+
+def _same(name: str, *, folds_case: bool) -> str:
+    return name.lower() if folds_case else name
+
+
+def check_map_keys(schema: StructType, where: str) -> None:
+    """Raise SinkError for maps with keys that an object of JSON has no name for: arrays and structs."""
+    from pyspark.sql import types  # noqa: PLC0415
+
+    for field in schema.fields:
+        for inner in _inside(field.dataType):
+            if isinstance(inner, types.MapType) and isinstance(inner.keyType, types.ArrayType | types.StructType):
+                raise SinkError(
+                    f"{where}: its column {field.name} has a map with keys of the type {inner.keyType.simpleString()}, "
+                    "and an object of JSON has names: make them text by transform_keys(map, (key, value) -> "
+                    "to_json(key)), or give an array of structs by map_entries(map)"
+                )
+
+
+def _inside(type_: DataType) -> Iterator[DataType]:
+    """Yield a type, and each inside it."""
+    from pyspark.sql import types  # noqa: PLC0415
+
+    yield type_
+    inner: list[DataType] = []
+    match type_:
+        case types.ArrayType():
+            inner = [type_.elementType]
+        case types.MapType():
+            inner = [type_.keyType, type_.valueType]
+        case types.StructType():
+            inner = [field.dataType for field in type_.fields]
+    for one in inner:
+        yield from _inside(one)
 
 
 def refuse_table(unknown: Sequence[str], *, table: str, sink: str, where: str) -> None:
@@ -85,17 +139,13 @@ def lacking(type_: DataType, *, further: tuple[type[DataType], ...] = ()) -> str
     """
     from pyspark.sql import types  # noqa: PLC0415
 
-    inner: list[DataType] = []
-    match type_:
-        case types.ArrayType():
-            inner = [type_.elementType]
-        case types.MapType():
-            inner = [type_.keyType, type_.valueType]
-        case types.StructType() if type_.fields:
-            inner = [field.dataType for field in type_.fields]
-        case _ if type(type_).__name__ not in _KNOWN or isinstance(type_, further):
-            return type_.simpleString()
-    return next((odd for one in inner if (odd := lacking(one, further=further))), None)
+    nested = types.ArrayType | types.MapType
+    for inner in _inside(type_):
+        if isinstance(inner, nested) or (isinstance(inner, types.StructType) and inner.fields):
+            continue
+        if type(inner).__name__ not in _KNOWN or isinstance(inner, further):
+            return inner.simpleString()
+    return None
 
 
 def arrow_schema(schema: StructType, where: str, *, widens: bool = False) -> pa.Schema:

@@ -200,6 +200,7 @@ class PostgresSink(Sink):
                 tuple((column.name, column.type) for column in columns),
                 json.dumps(comment_of(attempt)),
                 required=self.key,
+                compared=tuple(column.name for column in columns if column.compared),
                 like=like,
                 keeps_refused=self.on_bad_rows == "dead_letter",
             )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestration.declarations.sink import SinkError
 from orchestration.sinks.batch_column import BATCH_TIME
-from orchestration.sinks.table_columns import check_names, lacking
+from orchestration.sinks.table_columns import check_map_keys, check_names, lacking
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,6 +52,15 @@ _KEEPING = {
     "date": {"timestamp without time zone"},
     _JSON: {"json"},
 }
+# Types that keep each text as it is, or refuse it.
+_TEXTS = frozenset({"text", "character varying", "json"})
+# Further types that text is written to, each row compared with what the column then has: those that Spark lacks, whose
+# text depends on no setting. Into any other type, a text would be read by rules that round, pad, cut or reorder.
+_COMPARED = frozenset({"uuid", "xml", "macaddr", "macaddr8"})
+# The same by their category in pg_type: strings, enums, bits, networks.
+_COMPARED_CATEGORIES = frozenset("SEVI")
+# A table's type → the type in Spark that it keeps.
+_CASTS = {_TYPES[kind]: kind for kind in reversed(_TYPES) if _TYPES[kind] != _JSON} | {"numeric": "decimal(38, 18)"}
 _NUMBERS = frozenset({"smallint", "integer", "bigint", "real", "double precision", "numeric"})
 # How many decimal digits a binary number keeps, so that it is written again as it was.
 _BINARY_DIGITS = {"real": 6, "double precision": 15}
@@ -61,22 +70,28 @@ _NUMERIC = re.compile(r"numeric\((\d+),(-?\d+)\)")
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Describe a column of a result, with the type of the table's column."""
+    """Describe a column of a result, with the type of the table's column.
+
+    `compared`: the type may alter a text, so that each row's is compared with what the column then has.
+    """
 
     name: str
     type: str
+    compared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
     """Describe a column of an existing table.
 
-    `base`: its type without domains. `filled`: it gets a value even if none is given; `generated`: it takes none.
+    `base`: its type without domains. `category`: that of its type in pg_type. `filled`: it gets a value even if none is
+    given; `generated`: it takes none.
     """
 
     name: str
     type: str
     base: str
+    category: str
     filled: bool
     generated: bool
 
@@ -92,6 +107,7 @@ def can_be_name(text: str) -> bool:
 def columns_of(schema: StructType, where: str) -> list[Column]:
     """Return the columns of a table for this result. Raises SinkError for names and types that Postgres lacks."""
     check_names(schema, where, reserved=_SYSTEM)
+    check_map_keys(schema, where)
     for field in schema.fields:
         if not can_be_name(field.name):
             raise SinkError(
@@ -128,7 +144,8 @@ def fitted(columns: Sequence[Column], table: Sequence[TableColumn], *, name: str
     if left_out:
         wrong.append("the result has no column " + ", ".join(f"{column.name} ({column.type})" for column in left_out))
     wrong += [
-        f"column {column.name} is {there[column.name].type} in the table and {column.type} in the result"
+        f"column {column.name} is {there[column.name].type} in the table and {column.type} in the result, which it may "
+        f"alter: {_way_out(there[column.name], column)}"
         for column in other
     ]
     wrong += [
@@ -144,12 +161,30 @@ def fitted(columns: Sequence[Column], table: Sequence[TableColumn], *, name: str
         raise SinkError(
             f"{where} does not fit the table {name}: {'; '.join(wrong)}. Change the result, or the table by ALTER TABLE"
         )
-    return [Column(column.name, there[column.name].type) for column in columns]
+    return [
+        Column(column.name, there[column.name].type, _is_compared(there[column.name], column)) for column in columns
+    ]
+
+
+def _way_out(table: TableColumn, column: Column) -> str:
+    numeric = _NUMERIC.fullmatch(table.base)
+    cast = f"decimal({numeric[1]},{numeric[2]})" if numeric else _CASTS.get(table.base)
+    if cast is None:
+        return f"let the table's column be {column.type}"
+    return (
+        f"cast it in the output's function, as frame.withColumn({table.name!r}, frame[{table.name!r}].cast({cast!r}))"
+    )
+
+
+def _is_compared(table: TableColumn, column: Column) -> bool:
+    return column.type == "text" and table.base not in _TEXTS
 
 
 def _holds(table: TableColumn, column: Column) -> bool:
-    """Return whether a table's column keeps a result's values as they are, or refuses them; text is always parsed."""
-    if column.type in ("text", table.base) or table.base in _KEEPING.get(column.type, ()):
+    """Return whether a table's column keeps a result's values as they are, or refuses them."""
+    if column.type == "text":
+        return table.base in {*_TEXTS, *_COMPARED} or table.category in _COMPARED_CATEGORIES
+    if column.type == table.base or table.base in _KEEPING.get(column.type, ()):
         return True
     kind, numeric = column.type.partition("(")[0], _NUMERIC.fullmatch(table.base)
     decimal = _NUMERIC.fullmatch(column.type)

@@ -25,7 +25,7 @@ def columns_of_table(cursor: Any, schema: str, table: str) -> list[TableColumn]:
     cursor.execute(
         "SELECT a.attname, format_type(a.atttypid, a.atttypmod), "
         "CASE WHEN t.typtype = 'd' THEN format_type(t.typbasetype, t.typtypmod) "
-        "ELSE format_type(a.atttypid, a.atttypmod) END, "
+        "ELSE format_type(a.atttypid, a.atttypmod) END, t.typcategory::text, "
         "a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> '', a.attidentity = 'a' OR a.attgenerated <> '' "
         "FROM pg_attribute a "
         "JOIN pg_type t ON t.oid = a.atttypid "
@@ -114,8 +114,8 @@ class TargetTable:
             kept = sql.SQL(" AND NOT EXISTS (SELECT 1 FROM ({}) AS staged WHERE {})").format(source, same)
             changed = sql.SQL(", ").join(
                 sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name))
+                # The key too: equal ones may differ, as 1.0 and 1.00, or in a collation that ignores case.
                 for name in [*(column.name for column in columns), BATCH_TIME]
-                if name not in self._key
             )
             # A replay of an older batch does not change rows of a newer one.
             conflict = self._statements.sql(

@@ -16,7 +16,15 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orchestration.sinks.refused_rows import KEEP_WAY_OUT, RefusedRow, RefusedRows, bad_text, readable_row, shown
+from orchestration.sinks.postgres.postgres_values import RepeatedKeyError, as_csv
+from orchestration.sinks.refused_rows import (
+    KEEP_WAY_OUT,
+    RefusedRow,
+    RefusedRows,
+    bad_text,
+    readable_row,
+    shown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -86,8 +94,9 @@ class Address:
 class Staging:
     """Fill the staging tables of one attempt at an output; `comment` identifies the attempt on each table.
 
-    `columns`: names and types. `required`: those that take no null. `like`: the table whose constraints the rows must
-    meet too, with the names of its columns that the result has not.
+    `columns`: names and types. `required`: those that take no null. `compared`: those whose type may alter a text, each
+    of which is copied a second time as it was, so that a constraint compares them. `like`: the table whose constraints
+    the rows must meet too, with the names of its columns that the result has not.
     """
 
     address: Address
@@ -96,8 +105,14 @@ class Staging:
     columns: tuple[tuple[str, str], ...]
     comment: str
     required: tuple[str, ...] = ()
+    compared: tuple[str, ...] = ()
     like: tuple[str, tuple[str, ...]] | None = None
     keeps_refused: bool = False
+
+    @property
+    def _copies(self) -> dict[str, str]:
+        """Return the name of each second column, and of its constraint, with the name of the column."""
+        return {f"{self.prefix}_{number}": name for number, name in enumerate(self.compared)}
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """COPY a task's rows to its own table, and yield its name and count; nothing if there are no rows."""
@@ -131,7 +146,7 @@ class Staging:
                     self._make(connection, sql.Identifier(self.schema, table))
                 statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(
                     sql.Identifier(self.schema, table),
-                    sql.SQL(", ").join(sql.Identifier(name) for name, _ in self.columns),
+                    sql.SQL(", ").join(map(sql.Identifier, [*(name for name, _ in self.columns), *self._copies])),
                 )
                 before = len(refused.rows)
                 with connection.cursor() as cursor:
@@ -156,17 +171,29 @@ class Staging:
 
         cursor.execute("SAVEPOINT piece")
         try:
-            cursor.copy_expert(statement, as_csv(batch))
-        except (psycopg2.DataError, psycopg2.IntegrityError, ProgramLimitExceeded, UnicodeDecodeError) as error:
+            cursor.copy_expert(statement, as_csv(batch, self.compared))
+        except (
+            *(psycopg2.DataError, psycopg2.IntegrityError, ProgramLimitExceeded),
+            *(UnicodeDecodeError, RepeatedKeyError),
+        ) as error:
             cursor.execute("ROLLBACK TO SAVEPOINT piece")
             if batch.num_rows > 1:
                 half = batch.num_rows // 2
                 self._fill(cursor, statement, batch.slice(0, half), refused)
                 self._fill(cursor, statement, batch.slice(half), refused)
                 return
-            refused.add(_refused(batch, error))
+            refused.add(self._refused(batch, error))
         else:
             cursor.execute("RELEASE SAVEPOINT piece")
+
+    def _refused(self, batch: pa.RecordBatch, error: Any) -> RefusedRow:  # noqa: ANN401  psycopg2 has no types
+        constraint = None if getattr(error, "diag", None) is None else error.diag.constraint_name
+        name = self._copies.get(constraint or "")
+        if name is None:
+            return _refused(batch, error)
+        row = readable_row(batch)
+        why = f"which the table's {dict(self.columns)[name]} would alter: write it as Postgres gives it back"
+        return RefusedRow(json.dumps(row, default=str), f"column {name} is {shown(row[name])}, {why}")
 
     def _put_aside(self, connection: Any, table: str, refused: list[RefusedRow]) -> None:  # noqa: ANN401
         """Keep refused rows in a table."""
@@ -183,22 +210,28 @@ class Staging:
     def _make(self, connection: Any, table: Any) -> None:  # noqa: ANN401
         from psycopg2 import sql  # noqa: PLC0415
 
-        columns = [
-            sql.SQL("{} {} {}").format(
-                sql.Identifier(name), sql.SQL(type_), sql.SQL("NOT NULL" if name in self.required else "")
-            )
-            for name, type_ in self.columns
-        ]
+        columns = [sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_)) for name, type_ in self.columns]
         left_out: tuple[str, ...] = ()
         if self.like is not None:
             target, left_out = self.like
             columns = [sql.SQL("LIKE {} INCLUDING CONSTRAINTS").format(sql.Identifier(self.schema, target))]
+        for copy, name in self._copies.items():
+            # `concat` gives what readers get, and an explicit collation tells apart what a column's own may not.
+            columns.append(
+                sql.SQL('{0} text CONSTRAINT {0} CHECK (concat({1}) = {0} COLLATE "C")').format(
+                    sql.Identifier(copy), sql.Identifier(name)
+                )
+            )
         with connection.cursor() as cursor:
             # UNLOGGED: a crash of the target empties the table, which the count before the merge detects.
             cursor.execute(sql.SQL("CREATE UNLOGGED TABLE {} ({})").format(table, sql.SQL(", ").join(columns)))
             for name in left_out:
                 # Its constraints go with it.
                 cursor.execute(sql.SQL("ALTER TABLE {} DROP COLUMN {}").format(table, sql.Identifier(name)))
+            for name in self.required:
+                # A table of others may have a key with nulls, none of which is the same as another.
+                required = sql.SQL("ALTER TABLE {} ALTER COLUMN {} SET NOT NULL")
+                cursor.execute(required.format(table, sql.Identifier(name)))
             cursor.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(self.comment)))
 
 
@@ -208,6 +241,8 @@ def _refused(batch: pa.RecordBatch, error: Any) -> RefusedRow:  # noqa: ANN401  
     if (bad := bad_text(batch)) is not None:
         return bad
     row = readable_row(batch)
+    if isinstance(error, RepeatedKeyError):
+        return RefusedRow(json.dumps(row, default=str), f"column {error.column} is {shown(row[error.column])}: {error}")
     context = (error.diag.context or "") if error.diag is not None else ""
     # Of two names where one begins like the other, the longer one.
     named = [name for name in sorted(row, key=len, reverse=True) if f", column {name}" in context]
@@ -236,54 +271,3 @@ def _said(error: Any, *, with_context: bool = True) -> str:  # noqa: ANN401
     if "0x00" in message or "unsupported Unicode escape sequence" in message:
         message += " (a NUL character, which text in Postgres can't hold: take it out by translate(column, '\\0', ''))"
     return f"{message} [{context}]" if context and with_context else message
-
-
-def as_csv(batch: pa.RecordBatch) -> pa.BufferReader:
-    r"""Return the rows for COPY: all values are quoted, so that nothing between commas is NULL and `""` empty text."""
-    import pyarrow as pa  # noqa: PLC0415
-    from pyarrow import csv  # noqa: PLC0415
-
-    plain = pa.record_batch([_plain(column) for column in batch.columns], names=batch.schema.names)
-    sink = pa.BufferOutputStream()
-    csv.write_csv(plain, sink, csv.WriteOptions(include_header=False, quoting_style="all_valid"))
-    return pa.BufferReader(sink.getvalue())
-
-
-def _plain(column: pa.Array) -> pa.Array:
-    """Return a column that can be written as CSV: bytes in hexadecimal, nested values as JSON."""
-    import pyarrow as pa  # noqa: PLC0415
-
-    types = pa.types
-    if types.is_null(column.type):
-        return column.cast(pa.string())
-    if types.is_binary(column.type) or types.is_large_binary(column.type):
-        return pa.array([None if value is None else "\\x" + value.hex() for value in column.to_pylist()], pa.string())
-    if types.is_nested(column.type):
-        values = [None if value is None else _json(value, column.type) for value in column.to_pylist()]
-        return pa.array(values, pa.string())
-    return column
-
-
-def _json(value: Any, type_: pa.DataType) -> str:  # noqa: ANN401  any value of a column
-    return json.dumps(_jsonable(value, type_), ensure_ascii=False, default=_scalar)
-
-
-def _jsonable(value: Any, type_: pa.DataType) -> Any:  # noqa: ANN401
-    """Convert a value for JSON: Arrow returns maps as pairs, which become objects; NaN and infinities become text."""
-    from pyarrow import types  # noqa: PLC0415
-
-    if value is None:
-        return None
-    if types.is_map(type_):
-        return {str(key): _jsonable(item, type_.item_type) for key, item in value}
-    if types.is_struct(type_):
-        return {entry.name: _jsonable(value[entry.name], entry.type) for entry in type_}
-    if types.is_list(type_) or types.is_large_list(type_):
-        return [_jsonable(item, type_.value_type) for item in value]
-    if types.is_floating(type_) and (value != value or value in (float("inf"), float("-inf"))):  # noqa: PLR0124  NaN
-        return str(value)
-    return value
-
-
-def _scalar(value: Any) -> str:  # noqa: ANN401
-    return value.hex() if isinstance(value, bytes) else str(value)

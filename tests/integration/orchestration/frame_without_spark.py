@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 WORDS = StructType([StructField("word", StringType()), StructField("n", LongType())])
-_TYPES = {"string": pa.string(), "bigint": pa.int64(), "array<string>": pa.list_(pa.string())}
 
 
 class FrameWithoutSpark:
@@ -42,7 +42,7 @@ class FrameWithoutSpark:
         return made
 
     def batch(self, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
-        fields = [pa.field(field.name, _TYPES[field.dataType.simpleString()]) for field in self.schema.fields]
+        fields = list(to_arrow_schema(self.schema, timezone="UTC"))
         arrays = [_array([row[at] for row in rows], field.type) for at, field in enumerate(fields)]
         return pa.record_batch(arrays, schema=pa.schema(fields))
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+from datetime import timedelta
+from typing import TYPE_CHECKING, cast
 
 import psycopg2
 import pytest
+from pyspark.sql.types import DoubleType, LongType, StructField, StructType
 
 from forebay import EnvVar, ParquetSink, PostgresSink
 from orchestration.declarations.sink import SinkError
 from orchestration.sinks.postgres.postgres_access import Access, access, unsupported
 from orchestration.sinks.refused_rows import RefusedRowsError
-from tests.integration.orchestration.frame_without_spark import words
-from tests.integration.orchestration.target_database import Target, attempt
+from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark, words
+from tests.integration.orchestration.target_database import TIME, Target, attempt
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 TABLE = "CREATE TABLE counts (word text, n bigint, _batch_time timestamptz)"
 _NOTHING = "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'"
@@ -58,6 +64,28 @@ def test_merge_refuses_a_trigger_before_rows(target: Target) -> None:
     target.rows("CREATE TRIGGER out BEFORE UPDATE ON counts FOR EACH ROW EXECUTE FUNCTION nothing()")
     with pytest.raises(SinkError, match="the trigger out, which may keep rows from being merged"):
         PostgresSink(EnvVar("TARGET_URL"), "counts", mode="merge", key="word").write(words(("a", 1)), attempt())
+
+
+@pytest.mark.parametrize("nulls", ["", "NULLS NOT DISTINCT"])
+def test_merge_refuses_a_row_without_a_key_however_the_table_counts_nulls(target: Target, nulls: str) -> None:
+    """A null is no key: where nulls are distinct, each attempt would insert such a row again."""
+    target.rows(f"{TABLE}; CREATE UNIQUE INDEX theirs ON counts (word) {nulls}")
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", mode="merge", key="word")
+    with pytest.raises(RefusedRowsError, match=r"column word is None: null value in column"):
+        sink.write(words((None, 1)), attempt())
+    keeping = PostgresSink(EnvVar("TARGET_URL"), "counts", mode="merge", key="word", on_bad_rows="dead_letter")
+    for number in (1, 2):
+        assert keeping.write(words((None, 1), ("a", 2)), attempt(number)).refused == 1
+        assert target.counts() == [("a", 2)]
+
+
+def test_merge_replaces_a_key_by_what_the_newest_batch_has(target: Target) -> None:
+    """Equal keys may differ, as 0.0 and -0.0."""
+    schema = StructType([StructField("k", DoubleType()), StructField("n", LongType())])
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", mode="merge", key="k")
+    for number, (key, time) in enumerate([(0.0, TIME), (-0.0, TIME + timedelta(days=1))]):
+        sink.write(cast("DataFrame", FrameWithoutSpark([(key, number)], schema=schema)), attempt(time=time))
+    assert target.rows("SELECT k::text, n FROM counts") == [("-0", 1)]
 
 
 def test_partitions_and_triggers_after_a_row_work_as_for_any_login(target: Target) -> None:

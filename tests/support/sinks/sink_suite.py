@@ -113,8 +113,8 @@ class SinkSuite(SinkConformance):
 
     @pytest.mark.search
     @settings(max_examples=examples(100), suppress_health_check=list(HealthCheck))
-    @given(names=ANY_NAMES)
-    @example(["cpu %"])
-    def test_any_names_are_kept_or_refused(self, frames: Frames, names: Sequence[str]) -> None:
+    @given(names=ANY_NAMES, nested=st.booleans())
+    @example(names=["cpu %"], nested=False)
+    def test_any_names_are_kept_or_refused(self, frames: Frames, names: Sequence[str], *, nested: bool) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            self.check_names(self.new_target(Path(folder)), frames, names)
+            self.check_names(self.new_target(Path(folder)), frames, names, nested=nested)

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from orchestration.declarations.sink import SinkError
 from orchestration.sinks.postgres.postgres_columns import Column, TableColumn, fitted
 
-TIME = TableColumn("_batch_time", "timestamp with time zone", "timestamp with time zone", filled=False, generated=False)
+CATEGORIES = {"character varying(5)": "S", "character(5)": "S", "name": "S", "mood": "E", "inet": "I", "bit(3)": "V"}
+
+
+def column(name: str, kind: str) -> TableColumn:
+    return TableColumn(name, kind, kind, CATEGORIES.get(kind, "U"), filled=False, generated=False)
 
 
 def fits(result: str, table: str) -> bool:
-    there = [TableColumn("a", table, table, filled=False, generated=False), TIME]
+    there = [column("a", table), column("_batch_time", "timestamp with time zone")]
     try:
-        return fitted([Column("a", result)], there, name="t", where="output") == [Column("a", table)]
+        [found] = fitted([Column("a", result)], there, name="t", where="output")
     except SinkError as error:
         assert f"column a is {table} in the table and {result} in the result" in str(error)  # noqa: PT017
         return False
+    assert (found.name, found.type) == ("a", table)
+    # Any type but these could alter a text.
+    assert found.compared == (result == "text" and table not in ("text", "character varying", "json"))
+    return True
 
 
 @pytest.mark.parametrize(
@@ -36,7 +46,7 @@ def fits(result: str, table: str) -> bool:
         ("timestamp without time zone", ["timestamp without time zone"]),
         ("bytea", ["bytea"]),
         ("jsonb", ["jsonb", "json"]),
-        ("text", ["text", "uuid", "integer", "character varying(5)"]),
+        ("text", ["text", "character varying", "json", "uuid", *CATEGORIES]),
     ],
 )
 def test_a_type_fits_that_keeps_each_value_or_refuses_it(result: str, tables: list[str]) -> None:
@@ -46,6 +56,10 @@ def test_a_type_fits_that_keeps_each_value_or_refuses_it(result: str, tables: li
 @pytest.mark.parametrize(
     ("result", "tables"),
     [
+        (
+            "text",
+            ["integer", "numeric", "boolean", "date", "interval", "money", "jsonb", "bytea", "text[]", "tsvector"],
+        ),
         ("integer", ["real", "numeric(5,-2)", "boolean", "money", "oid"]),
         ("bigint", ["double precision", "real"]),
         ("double precision", ["real", "integer", "numeric(10,2)", "money"]),
@@ -62,3 +76,16 @@ def test_a_type_fits_that_keeps_each_value_or_refuses_it(result: str, tables: li
 )
 def test_a_type_that_would_change_a_value_silently_is_refused(result: str, tables: list[str]) -> None:
     assert [table for table in tables if fits(result, table)] == []
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("numeric(5,2)", "frame.withColumn('a', frame['a'].cast('decimal(5,2)'))"),
+        ("timestamp with time zone", "frame.withColumn('a', frame['a'].cast('timestamp'))"),
+        ("jsonb", "let the table's column be text"),
+    ],
+)
+def test_a_misfit_says_what_to_write(table: str, said: str) -> None:
+    with pytest.raises(SinkError, match=re.escape(said)):
+        fitted([Column("a", "text")], [column("a", table)], name="t", where="output")
