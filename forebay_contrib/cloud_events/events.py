@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import unquote_to_bytes
 
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
+from receiver_runtime.receivers.http.requests.json_spans import UnknownSpansError, array_elements
 from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED, ParsingLimits
 from receiver_runtime.receivers.http.requests.pushed import (
     MOST_REJECTED,
@@ -131,21 +132,10 @@ def _from_json(
             415, f"the format {kind} is not read here: send {STRUCTURED}, {BATCHED}, or the attributes as ce- headers"
         )
     body = json_in_utf8(kind, charset, body)
+    if kind == BATCHED:
+        return _batched(body, most_bytes, limits)
     limits.check_json(body)
-    try:
-        text = body.decode()
-    except UnicodeDecodeError as error:
-        raise PushRefusedError(400, f"the body is no UTF-8 from byte {error.start} on: send JSON in UTF-8") from error
-    try:
-        if kind == BATCHED:
-            return _batched(text, most_bytes, limits)
-        event = _structured(text)
-    except RecursionError as error:
-        raise PushRefusedError(400, "the JSON is nested too deeply: make it flatter") from error
-    except PushRefusedError:
-        raise
-    except ValueError as error:
-        raise PushRefusedError(400, f"the body is no JSON ({error}): correct it") from error
+    event = _structured(body, "")
     _check_size(event, most_bytes)
     return [event], []
 
@@ -181,42 +171,46 @@ def _header_value(attribute: str, value: bytes) -> str:
         ) from error
 
 
-def _structured(text: str) -> PushedRecord:
-    event, end = _json_event(text, _after_blank(text, 0), "")
-    _expect_end(text, end)
+def _structured(body: bytes, where: str) -> PushedRecord:
+    try:
+        text = body.decode()
+        event, end = _json_event(text, _after_blank(text, 0), where)
+        _expect_end(text, end)
+    except UnicodeDecodeError as error:
+        raise PushRefusedError(400, f"{where}no UTF-8 from byte {error.start} on: send JSON in UTF-8") from error
+    except RecursionError as error:
+        raise PushRefusedError(400, f"{where}the JSON is nested too deeply: make it flatter") from error
+    except PushRefusedError:
+        raise
+    except ValueError as error:
+        raise PushRefusedError(400, f"{where}no JSON ({error}): correct it") from error
     return event
 
 
-def _batched(text: str, most_bytes: int, limits: ParsingLimits) -> tuple[list[PushedRecord], list[RejectedRecord]]:
+def _batched(body: bytes, most_bytes: int, limits: ParsingLimits) -> tuple[list[PushedRecord], list[RejectedRecord]]:
     """Return the events of a batch, and those that are none: each of these is kept aside, and refuses no other."""
-    at = _after_blank(text, 0)
-    if text[at : at + 1] != "[":
+    if body.lstrip()[:1] != b"[":
         raise PushRefusedError(400, f"a body of {BATCHED} is a JSON array of events: send [...]")
+    try:
+        elements, _ = array_elements(body, limits)
+    except UnknownSpansError as error:
+        raise PushRefusedError(400, f"the body is no JSON ({error}): correct it") from error
     events: list[PushedRecord] = []
     rejected: list[RejectedRecord] = []
-    at = _after_blank(text, at + 1)
-    while text[at : at + 1] != "]" or events or rejected:
-        number = len(events) + len(rejected)
+    for number, element in enumerate(elements):
         if not number % _CHECK_EVERY:
             limits.check()
-        begin = at
         try:
-            event, at = _json_event(text, begin, f"event {number} of the batch: ")
+            limits.check_json(element)
+            event = _structured(element, f"event {number} of the batch: ")
             _check_size(event, most_bytes)
             events.append(event)
         except PushRefusedError as error:
-            _, at = _DECODER.raw_decode(text, begin)
             too_large = error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
             reason = DeadLetterReason.RECORD_TOO_LARGE if too_large else DeadLetterReason.UNPARSABLE
-            rejected.append(RejectedRecord(text[begin:at].encode(), reason, str(error)))
+            rejected.append(RejectedRecord(element, reason, str(error)))
             if len(rejected) > MOST_REJECTED:
                 raise
-        at = _after_blank(text, at)
-        if text[at : at + 1] == "]":
-            break
-        _expect(text, at, ",")
-        at = _after_blank(text, at + 1)
-    _expect_end(text, at + 1)
     if rejected and not events:
         status = 413 if all(one.reason is DeadLetterReason.RECORD_TOO_LARGE for one in rejected) else 400
         raise PushRefusedError(status, f"body: none of {len(rejected)} is an event; {rejected[0].why}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from contextlib import suppress
 from typing import Any
 
@@ -176,18 +177,23 @@ def test_a_batch_becomes_its_events_in_order_with_each_key_once() -> None:
 
 def test_an_odd_event_of_a_batch_refuses_no_other_and_is_kept_as_it_came() -> None:
     odd = [
-        '{"specversion": "1.0",  "id": 1}',
-        "[1]",
-        "null",
-        json.dumps({**EVENT, "id": "l", "data": "x" * 999}),
-        '{"id": "a", "id": "b"}',
-        json.dumps({**EVENT, "data": 1, "data_base64": "AA=="}),
+        b'{"specversion": "1.0",  "id": 1}',
+        b"[1]",
+        b"null",
+        json.dumps({**EVENT, "id": "l", "data": "x" * 999}).encode(),
+        b'{"id": "a", "id": "b"}',
+        json.dumps({**EVENT, "data": 1, "data_base64": "AA=="}).encode(),
+        json.dumps({**EVENT, "data": math.nan}).encode(),
+        json.dumps({**EVENT, "subject": "caf\u00e9"}, ensure_ascii=False).encode("latin-1"),
+        json.dumps({**EVENT, "subject": "\ud83d"}).encode(),
+        json.dumps(EVENT).encode()[:-1] + b', "data": ' + b"[" * 2000 + b"]" * 2000 + b"}",
+        json.dumps(EVENT).encode()[:-1] + b', "data": }',
     ]
-    good = [json.dumps({**EVENT, "id": f"good-{number}"}) for number in range(len(odd))]
-    batch = ",".join(part for pair in zip(good, odd, strict=True) for part in pair)
-    found = parsed([(b"content-type", BATCHED.encode())], f"[{batch}]".encode())
+    good = [json.dumps({**EVENT, "id": f"good-{number}"}).encode() for number in range(len(odd))]
+    batch = b",".join(part for pair in zip(good, odd, strict=True) for part in pair)
+    found = parsed([(b"content-type", BATCHED.encode())], b"[" + batch + b"]")
     assert [record.id for record in found.records] == [f"good-{number}" for number in range(len(odd))]
-    assert [one.data.decode() for one in found.rejected] == odd
+    assert [one.data for one in found.rejected] == odd
     reasons = {one.reason for one in found.rejected}
     assert reasons == {DeadLetterReason.UNPARSABLE, DeadLetterReason.RECORD_TOO_LARGE}
 

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 _NO_LIMIT = 2**62
 # Each value of a JSON text, except the first, follows one of these or begins with one.
 _JSON_MARKS = b",:[{"
-_QUOTE = ord('"')
+_QUOTE, _COMMA = b'",'
+# How much deeper a byte outside strings leads.
+_STEPS = np.zeros(256, np.int8)
+_STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
 # The tags of the messages within an export request of logs: each of its messages follows one of these bytes.
 _PROTOBUF_MARKS = b"\x0a\x12\x2a\x32"
 
@@ -97,6 +100,18 @@ class ParsingLimits:
         """
         self.check()
         self._refuse_above(body.count(b"\n"), "lines")
+
+    def check_elements(self, body: bytes) -> None:
+        """Count the elements of a JSON array, whatever is within them, and check the time.
+
+        Raises:
+            PushRefusedError: 413, there are too many.
+        """
+        self.check()
+        if len(body) > self._most_values:
+            outside = _without_strings(body)
+            depth = np.cumsum(_STEPS[outside], dtype=np.int32)
+            self._refuse_above(int(np.count_nonzero((depth == 1) & (outside == _COMMA))), "elements of a JSON array")
 
     def check_protobuf(self, body: bytes) -> None:
         """Count what may be a message of an export request in protobuf, and check the time.

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.framing import Cut, Piece
+from receiver_runtime.receivers.http.requests.json_spans import UnknownSpansError, array_elements
 from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED, ParsingLimits
 from receiver_runtime.receivers.http.requests.pushed import (
     MOST_REJECTED,
@@ -31,7 +32,7 @@ from receiver_runtime.receivers.wide_lines import WideLineFraming
 from receiver_runtime.sources.fields.text_encoding import check_encoding, is_one_byte, unit_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from receiver_runtime.receivers.http.requests.pushed import Headers
 
@@ -68,7 +69,6 @@ _BLANK = re.compile(r"[ \t\r\n]*")
 _UNBUILT = msgspec.json.Decoder(msgspec.Raw)
 _LEAST_AT_ONCE = 50  # fewer lines are parsed faster one by one
 _SHORT_BODY = 2**12  # bytes of a body up to which its lines are counted before anything else
-_LONG_LINE = 2**16  # bytes of a line from which on its values are counted before it is parsed
 _CHECK_EVERY = 1024  # how many records to cut before the time is checked again
 
 
@@ -108,7 +108,6 @@ def parse_plain(
         body = json_in_utf8(kind, charset, body)
         if not body:
             raise _empty()
-        limits.check_json(body)
         return _WHOLE_JSON[form](body, content_type, most_bytes, limits)
     encoding, mark = encoding_of(kind, charset, body)
     body = body[mark:]
@@ -252,39 +251,48 @@ def _sequence(body: bytes, _: str | None, most_bytes: int, limits: ParsingLimits
 
 
 def _one_by_one(
-    lines: Sequence[bytes],
+    found: Iterable[bytes],
     content_type: str | None,
     most_bytes: int,
     limits: ParsingLimits,
     *,
     is_json: bool,
     is_rest: bool = False,
+    name: str = "line",
 ) -> Plain:
-    good, rejected = [], []
-    for number, whole in enumerate(lines, start=1):
+    """Return the lines, or elements, as they came; each that is none is rejected, and refuses no other."""
+    good: list[bytes] = []
+    rejected: list[RejectedRecord] = []
+    for number, whole in enumerate(found, start=1):
         if not number % _CHECK_EVERY:
             limits.check()
-        line = whole.strip(_BLANKS) if is_json else whole
-        if not line.strip(_BLANKS):
+        one = whole.strip(_BLANKS) if is_json else whole
+        if not one.strip(_BLANKS):
             continue
-        if len(line) > most_bytes:
-            why = f"line {number}: {len(line)} bytes, max_record_bytes is {most_bytes}"
-            rejected.append(RejectedRecord(line, DeadLetterReason.RECORD_TOO_LARGE, why))
-        elif is_json and (fault := _fault_of(line, limits)) is not None:
-            rejected.append(RejectedRecord(line, DeadLetterReason.UNPARSABLE, f"line {number}: {fault}"))
-        else:
-            good.append(line)
+        if (fault := _fault_of(one, most_bytes, limits, is_json=is_json)) is None:
+            good.append(one)
+            continue
+        reason, why = fault
+        rejected.append(RejectedRecord(one, reason, f"{name} {number}: {why}"))
         if len(rejected) > MOST_REJECTED:
             raise PushRefusedError(
                 400,
-                f"body: more than {MOST_REJECTED} lines are not records; {rejected[0].why}: correct it, or send less "
+                f"body: more than {MOST_REJECTED} {name}s are not records; {rejected[0].why}: correct it, or send less "
                 "at once",
             )
     if not good and not is_rest:
-        if not rejected:
-            raise PushRefusedError(400, "body: there are only blank lines: send at least one record")
-        raise PushRefusedError(400, f"body: none of {len(rejected)} lines is a record; {rejected[0].why}: correct it")
+        raise _no_record(rejected, name)
     return Plain(good, content_type, rejected)
+
+
+def _no_record(rejected: Sequence[RejectedRecord], name: str) -> PushRefusedError:
+    if not rejected:
+        found = "there are only blank lines" if name == "line" else "the array is empty"
+        return PushRefusedError(400, f"body: {found}: send at least one record")
+    is_large = all(one.reason is DeadLetterReason.RECORD_TOO_LARGE for one in rejected)
+    return PushRefusedError(
+        413 if is_large else 400, f"body: none of {len(rejected)} {name}s is a record; {rejected[0].why}: correct it"
+    )
 
 
 def _column(body: bytes, most_bytes: int, *, is_json: bool) -> pa.BinaryArray | None:
@@ -325,44 +333,58 @@ def _are_objects(lines: int, body: bytes) -> bool:
         return False
 
 
-def _fault_of(line: bytes, limits: ParsingLimits) -> str | None:
-    # The objects of one line are gone before the next line is parsed, so they are counted by line.
-    if len(line) > _LONG_LINE:
-        limits.check_json(line)
+def _fault_of(
+    record: bytes, most_bytes: int, limits: ParsingLimits, *, is_json: bool
+) -> tuple[DeadLetterReason, str] | None:
+    if len(record) > most_bytes:
+        return DeadLetterReason.RECORD_TOO_LARGE, f"{len(record)} bytes, max_record_bytes is {most_bytes}"
+    return _json_fault_of(record, limits) if is_json else None
+
+
+def _json_fault_of(record: bytes, limits: ParsingLimits) -> tuple[DeadLetterReason, str] | None:
     try:
-        _DECODER.decode(line.decode())
+        # The objects of one record are gone before the next one is parsed, so they are counted by record.
+        limits.check_json(record)
+        _DECODER.decode(record.decode())
+    except PushRefusedError as error:
+        return DeadLetterReason.RECORD_TOO_LARGE, str(error).removeprefix("body: ")
     except UnicodeDecodeError as error:
-        return f"no UTF-8 at byte {error.start}"
+        why = f"no UTF-8 at byte {error.start}"
     except RecursionError:
-        return "nested too deeply"
+        why = "nested too deeply"
     except ValueError as error:
-        return f"no JSON: {error}"
-    return None
+        why = f"no JSON: {error}"
+    else:
+        return None
+    return DeadLetterReason.UNPARSABLE, why
 
 
 def _json(body: bytes, content_type: str | None, most_bytes: int, limits: ParsingLimits) -> Plain:
+    if body.lstrip(_BLANKS)[:1] == b"[":
+        return _array(body, content_type, most_bytes, limits)
+    try:
+        return Plain([_value(body, most_bytes, limits)], content_type)
+    except PushRefusedError:
+        if _are_lines(body):
+            return _lines(body, content_type, most_bytes, limits, is_json=True)
+        raise
+
+
+def _value(body: bytes, most_bytes: int, limits: ParsingLimits) -> bytes:
+    limits.check_json(body)
     try:
         text = body.decode()
+        at = _after_blank(text, 0)
+        _, end = _DECODER.raw_decode(text, at)
     except UnicodeDecodeError as error:
         raise PushRefusedError(400, f"body: no UTF-8 at byte {error.start}: send JSON in UTF-8") from error
-    at = _after_blank(text, 0)
-    try:
-        if text[at : at + 1] == "[":
-            return _array(text, at, content_type, most_bytes, limits)
-        _, end = _decode(text, at)
     except RecursionError as error:
         raise PushRefusedError(400, "body: the JSON is nested too deeply: make it flatter") from error
-    except PushRefusedError:
-        raise
     except ValueError as error:
-        if _are_lines(text):
-            return _lines(body, content_type, most_bytes, limits, is_json=True)
         raise PushRefusedError(
             400, f"body: no JSON: {error}: correct it, or send lines of JSON as application/x-ndjson"
         ) from error
     if _after_blank(text, end) != len(text):
-        if _are_lines(text):
-            return _lines(body, content_type, most_bytes, limits, is_json=True)
         raise PushRefusedError(
             400,
             f"body: there is more behind the JSON value, at character {end}: send one value, an array of them, or "
@@ -371,73 +393,26 @@ def _json(body: bytes, content_type: str | None, most_bytes: int, limits: Parsin
     record = text[at:end].encode()
     if len(record) > most_bytes:
         raise PushRefusedError(413, f"body: a record of {len(record)} bytes, max_record_bytes is {most_bytes}")
-    return Plain([record], content_type)
+    return record
 
 
-def _are_lines(text: str) -> bool:
-    """Return whether a text that is no JSON as a whole is written as one object per line."""
-    first, _, rest = text.lstrip().partition("\n")
-    return first[:1] == "{" and first.rstrip()[-1:] == "}" and bool(rest.strip())
+def _are_lines(body: bytes) -> bool:
+    """Return whether a body that is no JSON as a whole is written as one object per line."""
+    first, _, rest = body.lstrip(_BLANKS).partition(b"\n")
+    return first[:1] == b"{" and first.rstrip(_BLANKS)[-1:] == b"}" and bool(rest.strip(_BLANKS))
 
 
-def _array(text: str, at: int, content_type: str | None, most_bytes: int, limits: ParsingLimits) -> Plain:
-    """Return each element as it stands there.
-
-    An element with a constant that JSON lacks, as many programs write them, is put aside. Any other invalid one makes
-    the whole array invalid: no end of it is known.
-    """
-    good: list[bytes] = []
-    rejected: list[RejectedRecord] = []
-    constants: list[str] = []
-    decoder = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=constants.append)
-    at = _after_blank(text, at + 1)
-    number = 0
-    while text[at : at + 1] != "]" or number:
-        number += 1
-        if not number % _CHECK_EVERY:
-            limits.check()
-        constants.clear()
-        _, end = decoder.raw_decode(text, at)
-        element = text[at:end].encode()
-        if len(element) > most_bytes:
-            why = f"element {number}: {len(element)} bytes, max_record_bytes is {most_bytes}"
-            rejected.append(RejectedRecord(element, DeadLetterReason.RECORD_TOO_LARGE, why))
-        elif constants:
-            why = f"element {number}: {constants[0]} is no JSON"
-            rejected.append(RejectedRecord(element, DeadLetterReason.UNPARSABLE, why))
-        else:
-            good.append(element)
-        if len(rejected) > MOST_REJECTED:
-            raise PushRefusedError(
-                400, f"body: more than {MOST_REJECTED} elements are not records; {rejected[0].why}: correct it"
-            )
-        at = _after_blank(text, end)
-        if text[at : at + 1] == "]":
-            break
-        if text[at : at + 1] != ",":
-            _fail("Expecting ',' delimiter", text, at)
-        at = _after_blank(text, at + 1)
-    if _after_blank(text, at + 1) != len(text):
-        _fail("Extra data", text, at + 1)
-    if not good:
-        raise _no_element(rejected)
-    return Plain(good, content_type, rejected)
-
-
-def _no_element(rejected: Sequence[RejectedRecord]) -> PushRefusedError:
-    if not rejected:
-        return PushRefusedError(400, "body: the array is empty: send at least one record")
-    is_large = all(one.reason is DeadLetterReason.RECORD_TOO_LARGE for one in rejected)
-    detail = f"body: none of {len(rejected)} elements is a record; {rejected[0].why}"
-    return PushRefusedError(413 if is_large else 400, detail)
-
-
-def _decode(text: str, at: int) -> tuple[object, int]:
-    return _DECODER.raw_decode(text, at)
-
-
-def _fail(message: str, text: str, at: int) -> NoReturn:
-    raise json.JSONDecodeError(message, text, at)
+def _array(body: bytes, content_type: str | None, most_bytes: int, limits: ParsingLimits) -> Plain:
+    """Return each element as it stands there. If the array is not good as a whole, each element is checked alone."""
+    try:
+        elements, are_good = array_elements(body, limits)
+    except UnknownSpansError as error:
+        # It has the parser's reason, and where.
+        _value(body, most_bytes, UNLIMITED)
+        raise PushRefusedError(400, f"body: no JSON: {error}: correct it") from error
+    if are_good and elements and max(map(len, elements)) <= most_bytes:
+        return Plain(elements, content_type)
+    return _one_by_one(elements, content_type, most_bytes, limits, is_json=True, name="element")
 
 
 def _after_blank(text: str, at: int) -> int:

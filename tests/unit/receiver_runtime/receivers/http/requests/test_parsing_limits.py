@@ -64,7 +64,7 @@ def test_a_record_with_a_large_text_is_taken() -> None:
 @pytest.mark.parametrize(
     ("headers", "body", "what"),
     [
-        (JSON_HEADERS, b"[" + b"[]," * 1000 + b"[]]", "values in JSON"),
+        (JSON_HEADERS, b"[" + b"[]," * 1000 + b"[]]", "elements of a JSON array"),
         (JSON_HEADERS, b"[[" + b"[]," * 1000 + b"[]]]", "values in JSON"),
         (LINES_HEADERS, b"\n" * 1000 + b"1", "lines"),
         ([(b"content-type", b"text/plain")], b" \n" * 1000, "lines"),
@@ -102,7 +102,7 @@ def test_a_protobuf_of_many_empty_messages_is_413_before_it_is_read(monkeypatch:
 
 @pytest.mark.parametrize(
     ("headers", "body"),
-    [(JSON_HEADERS, b"[" + b"1," * 9000 + b"1]"), (LINES_HEADERS, b"1\r\n" * 9000)],
+    [(JSON_HEADERS, b"[NaN," + b"1," * 9000 + b"1]"), (LINES_HEADERS, b"1\r\n" * 9000)],
     ids=["array", "lines"],
 )
 def test_parsing_ends_when_its_time_is_over_or_it_is_stopped(headers: list[tuple[bytes, bytes]], body: bytes) -> None:

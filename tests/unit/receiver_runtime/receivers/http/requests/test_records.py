@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from receiver_runtime.receivers.http.acknowledgement import WaitingRequest, batch_of
 from receiver_runtime.receivers.http.requests import records as http_records
 from receiver_runtime.receivers.http.requests.decompression import decompressed
-from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED
+from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED, ParsingLimits
 from receiver_runtime.receivers.http.requests.pushed import PushRefusedError
 from receiver_runtime.receivers.http.requests.records import (
     _are_objects,
@@ -105,16 +105,40 @@ def test_each_line_is_a_record_or_rejected(lines: Sequence[bytes]) -> None:
     assert [one.data for one in found.rejected] == [line for line in wanted if not is_json(line)]
 
 
-def test_an_element_with_a_constant_that_json_lacks_is_put_aside_without_its_neighbours() -> None:
-    body = b'[{"a": 1}, {"a": [NaN]}, {"a": -Infinity}, "NaN"]'
-    found = parse_plain([(b"content-type", b"application/json")], body, most_bytes=MOST)
-    assert found.bodies == [b'{"a": 1}', b'"NaN"']
-    assert [one.data for one in found.rejected] == [b'{"a": [NaN]}', b'{"a": -Infinity}']
-    assert found.rejected[0].why == "element 2: NaN is no JSON"
-    for whole, status in ((b"[NaN]", 400), (b'[{"a": NaN}, {"a": }]', 400), (b"[" + b"NaN," * 10_001 + b"1]", 400)):
-        with pytest.raises(PushRefusedError) as raised:
-            parse_plain([(b"content-type", b"application/json")], whole, most_bytes=MOST)
-        assert raised.value.status == status
+# Elements that are no record, and where their parser would leave the array.
+ODD = {
+    b'{"a": [NaN]}': "no JSON: NaN is no JSON",
+    b"-Infinity": "no JSON: -Infinity is no JSON",
+    b'"caf\xe9"': "no UTF-8 at byte 4",
+    b'"\xed\xa0\x80"': "no UTF-8 at byte 1",
+    b"[" * 1500 + b"]" * 1500: "nested too deeply",
+    b'{"a": }': "no JSON: Expecting value",
+    b'{"a" 1}': "no JSON: Expecting ':'",
+    b"nul": "no JSON: Expecting value",
+    b'"\t"': "no JSON: Invalid control character",
+    b'"' + b"x" * MOST + b'"': "max_record_bytes is",
+    b"[" + b"1," * 2000 + b"1]": "max_body_values is 2000",
+}
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: repr(odd[:12]))
+def test_an_element_that_is_no_record_is_rejected_without_its_neighbours(odd: bytes) -> None:
+    good = [b'{"a": "],[\\"{"}', b"null", b'"\\ud800"', b"9" * 5000, b"[{}, 1.50]"]
+    body = b" [" + good[0] + b" ,\n" + odd + b" , " + b",".join(good[1:]) + b"] "
+    found = parse_plain(ARRAY, body, most_bytes=MOST, limits=ParsingLimits(most_values=2000))
+    assert found.bodies == good
+    assert [one.data for one in found.rejected] == [odd]
+    assert found.rejected[0].why.startswith("element 2: ")
+    assert ODD[odd] in found.rejected[0].why
+
+
+@pytest.mark.parametrize(
+    "whole", [b"[NaN]", b'[{"a": NaN}, {"a": }]', b"[" + b"NaN," * 10_001 + b"1]", b"[1,,2]", b"[1,]", b"[1", b'["a]']
+)
+def test_an_array_without_a_record_or_an_end_of_one_is_refused(whole: bytes) -> None:
+    with pytest.raises(PushRefusedError) as raised:
+        parse_plain(ARRAY, whole, most_bytes=MOST)
+    assert raised.value.status == 400
 
 
 @settings(deadline=None)
