@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from orchestration.batches.batch_schedule import DECLARATION_TAG, job_name, sensor_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from orchestration.batches.batch_schedule import Launch
 
@@ -153,7 +153,13 @@ class DagsterClient:
             _SENSOR_NAME_TAG: sensor_name(pipeline),
         }
         try:
-            return self.launch_job(sensor, job_name(pipeline), launch.run_config(pipeline), tags)
+            return self.launch_job(
+                sensor,
+                job_name(pipeline),
+                launch.run_config(pipeline),
+                tags,
+                assets=[[pipeline, output] for output in launch.outputs],
+            )
         except LaunchFailedError as error:
             # Dagster had finished with the launch when it answered: a run that does not exist now will not appear.
             if self.run_with(tags) is not None:
@@ -187,8 +193,16 @@ class DagsterClient:
         status: str = answer["status"]
         return status
 
-    def launch_job(self, sensor: BatchSensor, job: str, run_config: Mapping[str, Any], tags: Mapping[str, str]) -> str:
-        """Launch a run of a job in the repository of `sensor`, and return its id.
+    def launch_job(
+        self,
+        sensor: BatchSensor,
+        job: str,
+        run_config: Mapping[str, Any],
+        tags: Mapping[str, str],
+        *,
+        assets: Sequence[Sequence[str]] = (),
+    ) -> str:
+        """Launch a run of a job in the repository of `sensor`, and return its id; of all its assets if none is named.
 
         Raises DagsterUnreachableError and LaunchRefusedError if there is no run, DagsterUnansweredError if there may be
         one.
@@ -198,6 +212,7 @@ class DagsterClient:
                 "repositoryLocationName": sensor.location,
                 "repositoryName": sensor.repository,
                 "jobName": job,
+                **({"assetSelection": [{"path": list(path)} for path in assets]} if assets else {}),
             },
             "runConfigData": run_config,
             "executionMetadata": {"tags": [{"key": key, "value": value} for key, value in tags.items()]},
