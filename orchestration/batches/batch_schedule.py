@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -19,6 +19,7 @@ from orchestration.batches.lost_runs import why_lost
 from orchestration.declarations.pipeline_settings import PipelineSettings
 from tracker_store.batches import batches
 from tracker_store.batches.launches import LaunchOutcome, take_launch
+from tracker_store.batches.outputs import commits_of_batch
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker, batch_times
 from tracker_store.batches.retry import MAX_LOST_ATTEMPTS
 from tracker_store.schema.declarations import PipelineDeclaration
@@ -106,10 +107,14 @@ def halted(pipeline: str, by: datetime) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Launch a batch's next attempt."""
+    """Launch a batch's next attempt; `outputs`: those that are left to commit, empty if none is committed yet.
+
+    A run is shown as a failure of each output that it is to make: of those that are committed it must not be one.
+    """
 
     batch_time: str
     attempt: int
+    outputs: tuple[str, ...] = ()
 
     @property
     def run_key(self) -> str:
@@ -168,6 +173,7 @@ class BatchRules:
     windows: tuple[WindowDeclaration, ...] = ()
     concurrent_batches: int = 1
     max_lost_attempts: int = MAX_LOST_ATTEMPTS
+    outputs: tuple[str, ...] = ()
 
     @classmethod
     def of_row(cls, row: PipelineRow) -> Self:
@@ -186,6 +192,7 @@ class BatchRules:
             windows=declared.deciding_windows,
             concurrent_batches=settings.concurrent_batches,
             max_lost_attempts=settings.max_lost_attempts,
+            outputs=tuple(declared.outputs),
         )
 
 
@@ -421,4 +428,11 @@ def _take(
     )
     if answer.outcome is LaunchOutcome.HELD:
         return Wait(f"batch {launch.batch_time}: the run of attempt {launch.attempt} is asked for by {answer.detail}")
-    return None if answer.outcome is LaunchOutcome.NOT_DUE else launch
+    if answer.outcome is LaunchOutcome.NOT_DUE:
+        return None
+    if launch.attempt == 1:
+        return launch
+    committed = {commit.output for commit in commits_of_batch(connection, rules.pipeline_id, batch_time)}
+    left = tuple(output for output in rules.outputs if output not in committed)
+    # Without one left the run only completes the batch.
+    return replace(launch, outputs=left) if committed and left else launch

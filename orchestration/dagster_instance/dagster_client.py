@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from orchestration.batches.batch_schedule import DECLARATION_TAG, job_name, sensor_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from orchestration.batches.batch_schedule import Launch
 
@@ -171,7 +171,8 @@ class DagsterClient:
             _RUN_KEY_TAG: launch.run_key,
             _SENSOR_NAME_TAG: sensor_name(pipeline),
         }
-        return self.launch_job(sensor, job_name(pipeline), launch.run_config(pipeline), tags)
+        assets = [[pipeline, output] for output in launch.outputs]
+        return self.launch_job(sensor, job_name(pipeline), launch.run_config(pipeline), tags, assets=assets)
 
     def run_with(self, tags: Mapping[str, str]) -> str | None:
         """Return the id of a run with all of these tags, in any status, or None. Raises DagsterUnansweredError."""
@@ -204,8 +205,16 @@ class DagsterClient:
         status: str = answer["status"]
         return status
 
-    def launch_job(self, sensor: BatchSensor, job: str, run_config: Mapping[str, Any], tags: Mapping[str, str]) -> str:
-        """Launch a run of a job in the repository of `sensor`, and return its id.
+    def launch_job(
+        self,
+        sensor: BatchSensor,
+        job: str,
+        run_config: Mapping[str, Any],
+        tags: Mapping[str, str],
+        *,
+        assets: Sequence[Sequence[str]] = (),
+    ) -> str:
+        """Launch a run of a job in the repository of `sensor`, and return its id; of all its assets if none is named.
 
         Raises DagsterUnreachableError and LaunchRefusedError if there is no run, RunNotStartedError if there is one
         that will never start, DagsterUnansweredError if there may be one.
@@ -215,6 +224,7 @@ class DagsterClient:
                 "repositoryLocationName": sensor.location,
                 "repositoryName": sensor.repository,
                 "jobName": job,
+                **({"assetSelection": [{"path": list(path)} for path in assets]} if assets else {}),
             },
             "runConfigData": run_config,
             "executionMetadata": {"tags": [{"key": key, "value": value} for key, value in tags.items()]},

@@ -23,15 +23,20 @@ if TYPE_CHECKING:
 # The tracker notices a dead process only when its heartbeat counter has not moved for 10 s.
 WAIT_SECONDS = 30.0
 _PAUSE_SECONDS = 0.25
+# Dagster's own: the run that this one executes again, with all its tags.
+PARENT_RUN_TAG = "dagster/parent_run_id"
 
 
 def is_given_up(tags: Mapping[str, str], *, wait_seconds: float = WAIT_SECONDS) -> bool:
     """Return whether the failed run with these tags was its batch's last attempt, after which it is QUARANTINED.
 
     If the driver log does not show the end of the attempt yet, wait for it for at most `wait_seconds`. Only one attempt
-    of a batch is its last, so a sensor that asks about each failed run gets True once per batch.
+    of a batch is its last, so a sensor that asks about each failed run gets True once per batch: a run that a person or
+    Dagster executes again is no attempt of the batch.
     Raises DatabaseUrlMissingError and DriverLogError.
     """
+    if PARENT_RUN_TAG in tags:
+        return False
     batch_time, attempt = datetime.fromisoformat(tags[BATCH_TIME_TAG]), int(tags[ATTEMPT_TAG])
     give_up_at = time.monotonic() + wait_seconds
     with connect_once(Settings().require_database_url(), application_name="forebay given up") as connection:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from orchestration.declarations.pipeline import Pipeline
 
+MAX_RETRIES_TAG = "dagster/max_retries"  # Dagster's own
+
 
 def batch_job(pipeline: Pipeline) -> UnresolvedAssetJobDefinition:
     """Return the job `PIPELINE_batch`; it sets its own executor, so that a project's default executor is unaffected."""
@@ -24,5 +26,6 @@ def batch_job(pipeline: Pipeline) -> UnresolvedAssetJobDefinition:
         ).without_checks(),
         executor_def=dg.in_process_executor,
         description=f"Runs one batch of {pipeline.name}; launched by its batch sensor.",
-        tags={PIPELINE_TAG: pipeline.name},
+        # A batch's next attempt is another run: an instance with `run_retries` must not repeat one.
+        tags={PIPELINE_TAG: pipeline.name, MAX_RETRIES_TAG: "0"},
     )

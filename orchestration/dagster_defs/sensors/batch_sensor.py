@@ -222,6 +222,7 @@ def batch_sensor(
                     run_key=launch.run_key,
                     run_config=launch.run_config(pipeline.name),
                     tags=launch.tags(pipeline.name),
+                    asset_selection=[pipeline.outputs[output].asset_key for output in launch.outputs] or None,
                 )
                 for launch in steps.launches
             ]

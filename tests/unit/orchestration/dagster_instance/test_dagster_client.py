@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import create_server
 from types import SimpleNamespace
@@ -117,6 +118,18 @@ def test_a_run_is_launched_as_the_sensor_would() -> None:
     assert params["runConfigData"] == {
         "ops": {"words__outputs": {"config": {"batch_time": LAUNCH.batch_time, "attempt": 2}}}
     }
+
+
+def test_an_attempt_at_what_is_left_names_its_assets() -> None:
+    with webserver({"data": {"launchRun": {"__typename": "LaunchRunSuccess", "run": {"runId": "r1"}}}}) as (
+        client,
+        asked,
+    ):
+        client.launch(SENSOR, "words", replace(LAUNCH, outputs=("more",)))
+    selector = asked[0]["variables"]["params"]["selector"]
+    assert selector["assetSelection"] == [{"path": ["words", "more"]}]
+    fields = create_schema().graphql_schema.type_map["JobOrPipelineSelector"].fields
+    assert selector.keys() <= fields.keys()
 
 
 def test_any_job_beside_the_sensor_can_be_launched_and_its_run_followed() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
+from dagster._core.storage.tags import PARENT_RUN_ID_TAG
 
 from forebay.dagster import is_given_up
 from tests.support.driver_log.log import NOON, make_log
@@ -77,3 +78,9 @@ def test_is_given_up_waits_until_the_driver_log_has_noticed(log: Log, max_attemp
 def test_is_given_up_does_not_wait_forever(log: Log) -> None:
     assert not is_given_up(TAGS, wait_seconds=0)
     assert not is_given_up(TAGS | {"forebay/attempt": "2"}), "attempt 2 has not begun"
+
+
+def test_a_run_that_is_executed_again_is_not_given_up_again(log: Log) -> None:
+    bury(log, max_attempts=1)
+    assert is_given_up(TAGS)
+    assert not is_given_up(TAGS | {PARENT_RUN_ID_TAG: "run"})

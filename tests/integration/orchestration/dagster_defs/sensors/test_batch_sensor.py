@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 from dagster._core.events import EngineEventData, JobFailureData
 from dagster._core.execution.plan.objects import StepFailureData
+from dagster._core.execution.retries import auto_reexecution_should_retry_run
 from dagster_shared.error import SerializableErrorInfo
 
 from forebay import ParquetSink, Pipeline, Stream
@@ -36,6 +37,7 @@ from tests.support.driver_log.log import INTERVAL as LOG_INTERVAL
 from tests.support.driver_log.log import Log, make_log, oldest_unfinished_batch
 from tests.support.polling import eventually
 from tracker_store.batches import batches, retry
+from tracker_store.batches.outputs import commit_output
 from tracker_store.batches.pipeline_states import start_pipelines, stop_pipelines
 from tracker_store.batches.pipelines import get_pipeline, list_pipelines, list_streams, remove_pipeline
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker, batch_times
@@ -447,6 +449,44 @@ def test_the_sensor_yields_one_request_per_attempt(
     # No run claimed it: the next tick requests the same key, which Dagster launches once.
     [same] = sensor.evaluate_tick(dg.build_sensor_context(instance=instance)).run_requests or []
     assert same.run_key == request.run_key
+
+
+def test_an_instance_with_run_retries_repeats_no_run_of_a_batch() -> None:
+    with dg.DagsterInstance.ephemeral(settings={"run_retries": {"enabled": True, "max_retries": 3}}) as instance:
+        of_users = instance.add_run(dg.DagsterRun("report", status=dg.DagsterRunStatus.FAILURE))
+        assert auto_reexecution_should_retry_run(instance, of_users, None)
+        tags = batch_job(declare()).tags
+        of_batch = instance.add_run(dg.DagsterRun("words_batch", status=dg.DagsterRunStatus.FAILURE, tags=tags))
+        assert not auto_reexecution_should_retry_run(instance, of_batch, None)
+
+
+def test_the_next_attempt_is_no_run_of_the_outputs_that_are_committed(
+    connection: sa.Connection, database_url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    pipeline = declare()
+    pipeline.output(inputs=[*pipeline.outputs["counts"].streams], sink=ParquetSink("/more"), name="more")(lambda x: x)
+    log, [time] = behind(connection, pipeline, 1)
+    log.add_at(log.receiver_ids[0], time - SECOND)
+    sensor = batch_sensor(pipeline, batch_job(pipeline), SensorConnections())
+    [first] = sensor.evaluate_tick(dg.build_sensor_context(instance=instance)).run_requests or []
+    assert first.asset_selection is None
+    launch = Launch(time.isoformat(), 1)
+    run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
+    claim(log, launch, time, run.run_id)
+    commit_output(
+        connection,
+        pipeline_id=log.pipeline_id,
+        batch_time=time,
+        attempt=1,
+        output="counts",
+        location="/out/1",
+        rows=1,
+    )
+    instance.report_run_failed(run)
+    [second] = sensor.evaluate_tick(dg.build_sensor_context(instance=instance)).run_requests or []
+    assert second.run_key == f"{time.isoformat()}:2"
+    assert second.asset_selection == [dg.AssetKey(["words", "more"])]
 
 
 def test_a_driver_log_that_is_away_is_a_skip_that_says_so(
