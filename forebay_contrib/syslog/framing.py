@@ -23,14 +23,15 @@ import pyarrow as pa
 from forebay_contrib.syslog.declaration import Syslog
 from forebay_contrib.syslog.parsing import Places, parse
 from forebay_contrib.syslog.short_frames import walk_short_frames
-from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_path.records import schema_of
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.connection_places import peer_of
-from receiver_runtime.receivers.framing import LETTER_BYTES, PART_BYTES, Cut, Piece, Taken, too_large
+from receiver_runtime.receivers.framing import LETTER_BYTES, Cut, Piece, Taken, aside, too_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from receiver_runtime.block_path.block_handler import DeadLetter
 
 _NUL, _NEWLINE, _RETURN, _LESS = b"\0\n\r<"
 _ENDS = (_NUL, _NEWLINE)
@@ -204,7 +205,7 @@ class SyslogSplitter:
             else:
                 taken.piece = Piece(line, np.array([len(line)], dtype=np.int32), starts=np.zeros(1, dtype=np.int32))
         elif held:
-            taken.before.append(DeadLetter(DeadLetterReason.TRUNCATED, held[:PART_BYTES]))
+            taken.before.append(aside(DeadLetterReason.TRUNCATED, held))
         if self._passing < 0:
             taken.before.append(self._end_large_line())
         self._held.clear()

@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from forebay_contrib.zeromq.declaration import ZeroMQ
 from receiver_runtime.block_path.records import schema_of
-from receiver_runtime.block_store.frames.frame import DeadLetterReason
-from receiver_runtime.receivers.framing import Cut, aside
+from receiver_runtime.receivers.framing import Cut, too_large
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +29,7 @@ def cut(messages: Sequence[Sequence[bytes]], *, has_topics: bool, max_record_byt
     further: list[Sequence[bytes]] = []
     for frames in messages:
         if sum(map(len, frames)) > max_record_bytes:
-            found.dead_letters += aside(DeadLetterReason.RECORD_TOO_LARGE, b"".join(frames))
+            found.dead_letters.append(too_large(b"".join(frames)))
             continue
         body = 1 if has_topics and len(frames) > 1 else 0
         topics.append(frames[0] if body else None)

@@ -166,7 +166,9 @@ class BlockHandler:
         left_out: dict[DeadLetterReason, int] = {}
         large = []
         for letter in letters:
-            if letter.part or len(letter.data) > _SMALL_LETTER:
+            # One that was cut is told from the whole ones, which can be sent again.
+            is_cut = letter.left_out and letter.reason is not DeadLetterReason.RECORD_TOO_LARGE
+            if letter.part or is_cut or len(letter.data) > _SMALL_LETTER:
                 large.append(letter)
             else:
                 groups.setdefault(letter.reason, []).append(letter.data)

@@ -14,15 +14,13 @@ from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
 
-#: Bytes: a record that becomes a dead letter is stored in parts of this size.
-PART_BYTES = 2**20
-#: Bytes that are kept of a record that is too large, which may have any length; the rest is counted.
+#: Bytes that are kept of a record that becomes a dead letter, which may have any length; the rest is counted.
 LETTER_BYTES = 2**16
 
 
@@ -99,25 +97,30 @@ class Framing(Protocol):
         ...
 
 
-def too_large(
-    first: bytes | bytearray, nbytes: int | None = None, *, peer: str = "", most: int = LETTER_BYTES
+def aside(
+    reason: DeadLetterReason,
+    data: bytes | bytearray,
+    nbytes: int | None = None,
+    *,
+    peer: str = "",
+    most: int = LETTER_BYTES,
 ) -> DeadLetter:
-    """Return the dead letter of a record that is too large: its beginning, and how much more there was.
+    """Return the dead letter of a record that has no bound: its beginning, and how much more there was.
+
+    A sender that is acknowledged may have no other copy: what such sources put aside is kept whole.
 
     Args:
-        first: the record, or its first bytes.
-        nbytes: the record's length; None: ``first`` is the whole record.
+        data: the record, or its first bytes.
+        nbytes: the record's length; None: ``data`` is the whole record.
         most: how many bytes are kept.
     """
-    kept = bytes(first[:most])
-    left_out = (len(first) if nbytes is None else nbytes) - len(kept)
-    return DeadLetter(DeadLetterReason.RECORD_TOO_LARGE, kept, 0, peer, left_out)
+    kept = bytes(data[:most])
+    left_out = (len(data) if nbytes is None else nbytes) - len(kept)
+    return DeadLetter(reason, kept, 0, peer, left_out)
 
 
-def aside(reason: DeadLetterReason, data: bytes, part_bytes: int = PART_BYTES, peer: str = "") -> Iterator[DeadLetter]:
-    """Yield a record as dead letters: one for each part, or, of one that is too large, its beginning."""
-    if reason is DeadLetterReason.RECORD_TOO_LARGE:
-        yield too_large(data, peer=peer)
-        return
-    for part, start in enumerate(range(0, len(data), part_bytes)):
-        yield DeadLetter(reason, data[start : start + part_bytes], part, peer)
+def too_large(
+    data: bytes | bytearray, nbytes: int | None = None, *, peer: str = "", most: int = LETTER_BYTES
+) -> DeadLetter:
+    """Return the dead letter of a record that is too large; see ``aside``."""
+    return aside(DeadLetterReason.RECORD_TOO_LARGE, data, nbytes, peer=peer, most=most)

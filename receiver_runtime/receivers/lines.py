@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
-from receiver_runtime.receivers.framing import LETTER_BYTES, PART_BYTES, Cut, Piece, Taken, aside, too_large
+from receiver_runtime.receivers.framing import LETTER_BYTES, Cut, Piece, Taken, aside, too_large
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from receiver_runtime.block_path.block_handler import DeadLetter
 
@@ -82,7 +82,6 @@ class LineFraming:
         encoding: str = "utf-8",
         one_byte: bool = False,
         max_record_bytes: int = 2**20,
-        part_bytes: int = PART_BYTES,
         letter_bytes: int = LETTER_BYTES,
     ) -> None:
         self._delimiter = delimiter
@@ -92,7 +91,6 @@ class LineFraming:
         self._encoding = encoding
         self._one_byte = one_byte
         self._max = max_record_bytes
-        self._part_bytes = part_bytes
         self._letter_bytes = letter_bytes
 
     @property
@@ -117,7 +115,6 @@ class LineFraming:
             overlaps=self._overlaps,
             strips_cr=self._strips_cr,
             max_record_bytes=self._max,
-            part_bytes=self._part_bytes,
             letter_bytes=self._letter_bytes,
             mark=BOM_UTF8 if self._encoding == "utf-8" else b"",
         )
@@ -180,9 +177,7 @@ class LineFraming:
             for index, first, last in zip(indexes, firsts, lasts, strict=True):
                 peer = pieces[bisect_right(borders, first)].counted_as if pieces else ""
                 # A dead letter has the raw bytes, including the \r.
-                cut.dead_letters.extend(
-                    _letters(bad[index], data[first:last], peer, self._part_bytes, self._letter_bytes)
-                )
+                cut.dead_letters.append(aside(bad[index], data[first:last], peer=peer, most=self._letter_bytes))
             lines = _without(lines, ends, self._size, indexes)
             ends = self.ends(lines)
             starts = np.delete(starts, indexes)
@@ -226,7 +221,7 @@ class LineFraming:
                 return data.decode(self._encoding)
             except UnicodeDecodeError:
                 reason = DeadLetterReason.INVALID_ENCODING
-        cut.dead_letters.extend(_letters(reason, data, piece.counted_as, self._part_bytes, self._letter_bytes))
+        cut.dead_letters.append(aside(reason, data, peer=piece.counted_as, most=self._letter_bytes))
         return None
 
     def _bad_lines(self, data: bytes, ends: Positions) -> dict[int, DeadLetterReason]:
@@ -293,7 +288,6 @@ class LineSplitter:
         overlaps: bool,
         strips_cr: bool,
         max_record_bytes: int,
-        part_bytes: int,
         letter_bytes: int,
         mark: bytes,
     ) -> None:
@@ -305,7 +299,6 @@ class LineSplitter:
         #: The longest ending of a record; it is not part of the record.
         self._ending = b"\r\n" if strips_cr else delimiter
         self._max = max_record_bytes
-        self._part_bytes = part_bytes
         self._letter_bytes = letter_bytes
         self._mark = mark
         #: Nothing of the stream has been returned, so that a mark may be at its beginning.
@@ -350,7 +343,7 @@ class LineSplitter:
         if self._large is not None:
             taken.before.append(self._end_large_record(self._large))
         elif self._held and not clean:
-            taken.before.extend(aside(DeadLetterReason.TRUNCATED, bytes(self._held), self._part_bytes))
+            taken.before.append(aside(DeadLetterReason.TRUNCATED, self._held, most=self._letter_bytes))
         elif self._held and (last := self._without_mark(bytes(self._held))):
             taken.piece = Piece(last, is_last=True)
         self._held.clear()
@@ -420,14 +413,6 @@ def _utf8_places(text: str) -> Positions:
     sizes = 1 + sum(points >= first for first in _LONGER_FROM)
     np.cumsum(sizes, out=places[1:])
     return places
-
-
-def _letters(
-    reason: DeadLetterReason, record: bytes, peer: str, part_bytes: int, letter_bytes: int
-) -> Iterable[DeadLetter]:
-    if reason is DeadLetterReason.RECORD_TOO_LARGE:
-        return [too_large(record, peer=peer, most=letter_bytes)]
-    return aside(reason, record, part_bytes, peer)
 
 
 def _without(data: bytes, ends: Positions, size: int, bad: list[int]) -> bytes:

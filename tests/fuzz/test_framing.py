@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.framing import Framing
 
 _MOST_BYTES, _PART_BYTES = 40, 7
-_LENGTH_PREFIXED = LengthPrefixedFraming(max_record_bytes=_MOST_BYTES, part_bytes=_PART_BYTES)
+_LENGTH_PREFIXED = LengthPrefixedFraming(max_record_bytes=_MOST_BYTES, letter_bytes=_PART_BYTES)
 _LINES = b"one\ntwo\r\n\ncaf\xc3\xa9\n" + b"x" * 60 + b"\nlast"
 # By the first byte of the input.
 _DELIMITERS: Sequence[tuple[bytes, str, bool]] = (
@@ -95,14 +95,13 @@ def test_delimiters_give_the_same_records_however_a_stream_is_cut(data: bytes) -
         encoding=encoding,
         one_byte=one_byte,
         max_record_bytes=_MOST_BYTES,
-        part_bytes=_PART_BYTES,
         letter_bytes=_PART_BYTES,
     )
     for clean in (True, False):
         expected = None
         for pieces in splits(stream):
             records, letters, refusals = _run(framing, pieces, clean=clean)
-            found = records, sorted((letter.reason, letter.data, letter.part) for letter in letters)
+            found = records, sorted((letter.reason, letter.data, letter.left_out) for letter in letters)
             expected = expected or found
             assert found == expected
             assert not refusals

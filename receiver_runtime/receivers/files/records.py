@@ -23,7 +23,7 @@ from receiver_runtime.receivers.files.holes import (
     without_holes,
 )
 from receiver_runtime.receivers.files.plain_text import SURE_BYTES, TEXT_BYTES, check_text
-from receiver_runtime.receivers.framing import LETTER_BYTES, PART_BYTES, Piece, too_large
+from receiver_runtime.receivers.framing import LETTER_BYTES, Piece, too_large
 from receiver_runtime.receivers.lines import LineFraming
 from receiver_runtime.receivers.wide_lines import WideLineFraming
 from receiver_runtime.sources.fields.text_encoding import MARK_BYTES, by_mark, is_one_byte, unit_of
@@ -42,8 +42,9 @@ WHOLE = schema_of(WholeFiles.columns)
 _TIME = LINES.field("modified_at").type
 # Bytes of a record besides its text and its path: two 4-byte offsets, its place in the file, a time.
 _ROW_BYTES = 24
+_CHUNK_BYTES = 2**20  # how much of a line that is too large, or of a run of NULs, is read at a time
 _LARGEST_UNIT = 4  # bytes: UTF-32's
-_NULS = bytes(PART_BYTES)
+_NULS = bytes(_CHUNK_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,13 +307,13 @@ class _Cutter:
         return part
 
     def _read_large(self, reading: Reading, large: _LargeLine, content: Content, *, ends: bool) -> Part:
-        data = content.read(large.next, PART_BYTES)
+        data = content.read(large.next, _CHUNK_BYTES)
         end = self._framing.first_end(data)
         if (hole := first_long_run(data, len(data) if end < 0 else end, self._units)) >= 0:
             return self._end_large(reading, large, content, data[:hole], ends=ends)
-        if end < 0 and len(data) < PART_BYTES and not ends:
+        if end < 0 and len(data) < _CHUNK_BYTES and not ends:
             return Part(waits=True)
-        if end < 0 and len(data) == PART_BYTES:
+        if end < 0 and len(data) == _CHUNK_BYTES:
             # A run may begin at the end of these bytes.
             kept = length_without_run(data, self._units)
             reading.large = _LargeLine(large.next + kept, large.first + data[: LETTER_BYTES - len(large.first)])
@@ -365,10 +366,10 @@ def _end_of_run(content: Content, at: int, unit: int) -> tuple[int, bool]:
     begin = at
     while True:
         at = content.next_data(at)
-        data = content.read(at, PART_BYTES)
+        data = content.read(at, _CHUNK_BYTES)
         behind = b"" if data == _NULS else data.lstrip(b"\0")
         at += len(data) - len(behind)
-        if behind or len(data) < PART_BYTES:
+        if behind or len(data) < _CHUNK_BYTES:
             return at - ((at - begin) % unit if behind else 0), not behind
 
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
-from receiver_runtime.receivers.framing import PART_BYTES, Cut, Piece, Taken, aside
+from receiver_runtime.receivers.framing import LETTER_BYTES, Cut, Piece, Taken, aside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,13 +35,13 @@ class LengthPrefixedFraming:
 
     schema = _SCHEMA
 
-    def __init__(self, *, max_record_bytes: int = 2**20, part_bytes: int = PART_BYTES) -> None:
+    def __init__(self, *, max_record_bytes: int = 2**20, letter_bytes: int = LETTER_BYTES) -> None:
         self._max = max_record_bytes
-        self._part_bytes = part_bytes
+        self._letter_bytes = letter_bytes
 
     def open(self) -> LengthPrefixedSplitter:
         """Return a new connection's splitter."""
-        return LengthPrefixedSplitter(max_record_bytes=self._max, part_bytes=self._part_bytes)
+        return LengthPrefixedSplitter(max_record_bytes=self._max, letter_bytes=self._letter_bytes)
 
     def cut(self, pieces: Sequence[Piece]) -> Cut:
         """Return the records of these pieces, in order."""
@@ -71,9 +70,9 @@ class LengthPrefixedFraming:
 class LengthPrefixedSplitter:
     """Split one connection's stream. See ``framing.Splitter``; made by ``LengthPrefixedFraming.open``."""
 
-    def __init__(self, *, max_record_bytes: int, part_bytes: int) -> None:
+    def __init__(self, *, max_record_bytes: int, letter_bytes: int) -> None:
         self._max = max_record_bytes
-        self._part_bytes = part_bytes
+        self._letter_bytes = letter_bytes
         #: The bytes so far of the record whose end has not come, including its length.
         self._held = bytearray()
         self._refused = False
@@ -109,7 +108,8 @@ class LengthPrefixedSplitter:
         """See ``framing.Splitter``: an incomplete record is truncated, whichever side ended the stream."""
         del clean
         taken = Taken()
-        taken.before.extend(aside(DeadLetterReason.TRUNCATED, bytes(self._held), self._part_bytes))
+        if self._held:
+            taken.before.append(aside(DeadLetterReason.TRUNCATED, self._held, most=self._letter_bytes))
         self._held.clear()
         self._refused = False
         return taken
@@ -150,5 +150,5 @@ class LengthPrefixedSplitter:
         self._refused = True
         length = _LENGTH.unpack_from(self._held)[0]
         taken.refusal = f"{bytes(self._held[:_PREFIX])!r} is no length of a record: {length}, not 0 to {self._max}"
-        taken.after.append(DeadLetter(DeadLetterReason.INVALID_LENGTH, bytes(self._held[: self._part_bytes])))
+        taken.after.append(aside(DeadLetterReason.INVALID_LENGTH, self._held, most=self._letter_bytes))
         self._held.clear()

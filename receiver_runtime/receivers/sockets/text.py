@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from receiver_runtime.receivers.lines import LineFraming
+from receiver_runtime.receivers.sockets.marked_text import MarkedTextFraming
 from receiver_runtime.receivers.sockets.receiver import SocketReceiver
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
 
@@ -15,7 +16,9 @@ class SocketTextReceiver(SocketReceiver):
     columns: ClassVar[tuple[tuple[str, str], ...]] = SocketText.columns
 
     def __init__(self, source: SocketText) -> None:
-        framing = LineFraming(
+        # Other encodings and delimiters are declared for text of another kind.
+        is_marked = source.encoding == "utf-8" and source.delimiter_bytes == b"\n"
+        framing = (MarkedTextFraming if is_marked else LineFraming)(
             delimiter=source.delimiter_bytes,
             encoding=source.encoding,
             one_byte=source.one_byte,

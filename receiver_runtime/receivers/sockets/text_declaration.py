@@ -41,7 +41,8 @@ class SocketText(TcpSource):
 
     Args:
         encoding: utf-8, ascii, a one-byte encoding such as latin-1 or cp1252, or shift_jis, euc_jp, euc_kr, cp949,
-            big5, gbk, gb18030 and the like. Stored as UTF-8.
+            big5, gbk, gb18030 and the like. Where it is utf-8, a stream's byte-order mark may name UTF-16 or UTF-32.
+            Stored as UTF-8.
         delimiter: text, or any bytes; the stream is cut at it before it is decoded. A ``\\r`` before ``"\\n"`` is part
             of it. ``max_record_bytes`` does not count it.
     """

@@ -36,8 +36,8 @@ class Letters:
         self._writer = open_block_store(block_store).create_segment(self._path)
         self._offset = 0
 
-    def add(self, reason: DeadLetterReason, letters: Sequence[bytes], *, dropped: int = 0) -> int:
-        """Store `letters` as one row; return its id."""
+    def add(self, reason: DeadLetterReason, letters: Sequence[bytes], *, dropped: int = 0, left_out: int = 0) -> int:
+        """Store `letters` as one row; return its id. `left_out`: bytes of them that are not kept."""
         frame = encode_frame(
             encode_letters(letters),
             FrameFields(
@@ -57,7 +57,8 @@ class Letters:
         self._writer.sync()
         handle = BlockHandle(self._segment_id, self._offset, frame.length, frame.crc32c)
         self._offset += frame.length
-        row = StoredDeadLetter(reason.label, 0, sum(map(len, letters)), handle, len(letters), dropped, 10 * dropped)
+        dropped_bytes = 10 * dropped + left_out
+        row = StoredDeadLetter(reason.label, 0, sum(map(len, letters)), handle, len(letters), dropped, dropped_bytes)
         add_dead_letters(self._connection, [row], receiver_id=self._claimed.receiver_id, epoch=self._claimed.epoch)
         return newest_dead_letters(self._connection, limit=1)[0].id
 

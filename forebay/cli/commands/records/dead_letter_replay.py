@@ -21,7 +21,7 @@ from forebay.cli.commands.records.stored_letters import APPLICATION, SHOWN_BYTES
 from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.console import Console
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
-from receiver_runtime.receivers.framing import PART_BYTES
+from receiver_runtime.receivers.framing import LETTER_BYTES
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from receiver_runtime.sources.fields.loopback import is_written_as_loopback
 from receiver_runtime.sources.fields.tcp import address_of, parse_listen
@@ -140,9 +140,9 @@ def _planned(
         raise _NotReplayableError(message)
     source = _source(connection, row)
     terminator = source.delimiter_bytes if isinstance(source, SocketText) else b"\n"
-    # A record that is longer than a part has a row for each: `aside` in receiver_runtime/receivers/framing.py.
-    is_part = row.part > 0 or (len(records) == 1 and row.bytes >= PART_BYTES)
-    is_whole = row.reason in _WHOLE and not is_part
+    # `aside` in receiver_runtime/receivers/framing.py cuts them, and each has a row of its own.
+    is_cut = len(records) == 1 and row.dropped_bytes > 0 and row.bytes >= LETTER_BYTES
+    is_whole = row.reason in _WHOLE and not is_cut
     letters = _Letters(row, records, terminator if is_whole else b"")
     if to:
         return letters, "standard output" if to == _STDOUT else to
@@ -150,7 +150,7 @@ def _planned(
     if not is_whole:
         message = f"Dead letter {row.id} is {row.reason}, so it is no whole record: {instead}"
         if row.reason in _WHOLE:
-            message = f"Dead letter {row.id} is part {row.part} of a record, so it is no whole record: {instead}"
+            message = f"Dead letter {row.id} is the first {row.bytes:,} bytes of a longer record: {instead}"
         raise _NotReplayableError(message)
     if not (isinstance(source, SocketText) and source.listen is not None and source.tls is None):
         message = f"Dead letter {row.id} is of {row.stream}, which is no SocketText that listens without TLS: {instead}"

@@ -63,7 +63,6 @@ def framing_of(
         encoding=source.encoding,
         one_byte=source.one_byte,
         max_record_bytes=limit,
-        part_bytes=part,
         letter_bytes=part,
     )
 
@@ -90,7 +89,7 @@ def model(stream: bytes, *, clean: bool, delimiter: bytes, encoding: str) -> tup
         if reason is TOO_LARGE:
             letters.append(too_large(raw))
             return
-        letters.extend(DeadLetter(reason, raw[at : at + PART], n) for n, at in enumerate(range(0, len(raw), PART)))
+        letters.append(DeadLetter(reason, raw[:PART], left_out=max(0, len(raw) - PART)))
 
     *whole, rest = stream.split(delimiter)
     ended = [(raw, True) for raw in whole] + ([(rest, False)] if rest else [])
@@ -150,8 +149,7 @@ def test_a_stream_cut_in_any_way_gives_the_same(
     lines, letters = run(pieces, clean=clean, delimiter=delimiter, encoding=encoding)
     expected_lines, expected_letters = model(stream, clean=clean, delimiter=delimiter, encoding=encoding)
     assert lines == expected_lines
-    # A bad line becomes a dead letter when it is cut, all its parts in a row; the order between lines is also kept.
-    assert _by_line(letters) == _by_line(expected_letters)
+    assert letters == expected_letters
 
 
 # No deadline: the first call into Arrow takes longer than the rest.
@@ -179,22 +177,9 @@ def test_connections_that_are_cut_together_give_the_same_as_each_alone(
     alone = [run([stream], delimiter=delimiter) for stream in streams]
     assert sorted(got) == sorted(line for lines, _ in alone for line in lines)
     letters = [*cut.dead_letters, *(letter for taken in takens for letter in (*taken.before, *taken.after))]
-    assert sorted((letter.reason, letter.part, letter.data) for letter in letters) == sorted(
-        (letter.reason, letter.part, letter.data) for _, letters in alone for letter in letters
+    assert sorted((letter.reason, letter.left_out, letter.data) for letter in letters) == sorted(
+        (letter.reason, letter.left_out, letter.data) for _, letters in alone for letter in letters
     )
-
-
-def _by_line(letters: list[DeadLetter]) -> list[tuple[DeadLetterReason, bytes, int]]:
-    joined: list[tuple[DeadLetterReason, bytes, int]] = []
-    for letter in letters:
-        if letter.part == 0:
-            joined.append((letter.reason, letter.data, letter.left_out))
-        else:
-            reason, data, left_out = joined.pop()
-            assert reason is letter.reason
-            assert len(data) == letter.part * PART
-            joined.append((reason, data + letter.data, left_out + letter.left_out))
-    return joined
 
 
 def test_only_one_cr_directly_before_the_newline_is_removed() -> None:

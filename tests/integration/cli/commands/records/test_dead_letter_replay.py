@@ -16,7 +16,7 @@ from forebay.cli.main import app
 from forebay.testing.receiver_processes import eventually
 from orchestration.declarations.settings import Settings
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
-from receiver_runtime.receivers.framing import PART_BYTES
+from receiver_runtime.receivers.framing import LETTER_BYTES
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from receiver_runtime.sources.fields.tcp import Tls
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
@@ -69,8 +69,8 @@ class Stream:
     def declare(self, source: SocketText) -> None:
         declare(self.connection, source.model_dump(mode="json"))
 
-    def add(self, *records: bytes, reason: DeadLetterReason = ENCODING) -> int:
-        return self.letters.add(reason, records)
+    def add(self, *records: bytes, reason: DeadLetterReason = ENCODING, left_out: int = 0) -> int:
+        return self.letters.add(reason, records, left_out=left_out)
 
     def replayed_to(self, dead_letter_id: int) -> str | None:
         row = read_dead_letter_row(self.connection, dead_letter_id)
@@ -192,11 +192,11 @@ def test_of_rows_that_can_not_all_be_sent_none_is(stream: Stream, port: int) -> 
     assert (receiver.connections, stream.replayed_to(good)) == ([], None)
 
 
-def test_a_part_of_a_large_record_is_not_sent_as_a_record(stream: Stream, port: int) -> None:
-    part = stream.add(b"x" * PART_BYTES)
+def test_the_beginning_of_a_large_record_is_not_sent_as_a_record(stream: Stream, port: int) -> None:
+    part = stream.add(b"x" * LETTER_BYTES, left_out=1)
     with Receiving(port) as receiver:
         refused = replay(part)
-    assert (refused.exit_code, "part 0 of a record" in refused.stderr) == (1, True)
+    assert (refused.exit_code, "the first 65,536 bytes of a longer record" in refused.stderr) == (1, True)
     assert (receiver.connections, stream.replayed_to(part)) == ([], None)
 
 
