@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.directories import sync
+from orchestration.sinks.parquet_partitions import check_number, parted
 from orchestration.sinks.refused_files import stage
 from orchestration.sinks.refused_rows import KEEP_WAY_OUT, TEXT_WAY_OUT, OnBadRows, RefusedRows, take_good_text
 
@@ -55,13 +56,15 @@ class ParquetStaging:
     """Write the files of the tasks of one attempt at an output; `schema` is the result's, serialized by Arrow.
 
     `batch_time` is that of the column `_batch_time`; None: the files don't have it. `keeps_refused`: rows that can't be
-    stored are answered, and don't fail the task.
+    stored are answered, and don't fail the task. `partition_by`: columns that files lack, because their folders in
+    `directory` have them.
     """
 
     directory: str
     schema: bytes
     batch_time: datetime | None
     keeps_refused: bool = False
+    partition_by: tuple[str, ...] = ()
 
     def task(self) -> Any:  # noqa: ANN401  a function on iterators, as Spark takes it
         """Return the function that each task runs."""
@@ -72,41 +75,44 @@ class ParquetStaging:
         return stage
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write a task's rows to a synced file, and yield the answer; nothing if there are no rows.
+        """Write a task's rows to synced files, one for each folder, and yield the answer; nothing if there are no rows.
 
         Raises RefusedRowsError.
         """
         import pyarrow as pa  # noqa: PLC0415
-        import pyarrow.parquet as pq  # noqa: PLC0415
 
         schema = pa.ipc.read_schema(pa.BufferReader(self.schema))
-        file = f"{self.directory}/part-{secrets.token_hex(8)}.parquet"
-        stream, writer, rows, size = None, None, 0, 0
         refused = RefusedRows(keeps=self.keeps_refused, way_out=TEXT_WAY_OUT + KEEP_WAY_OUT)
+        files: dict[str, _OpenFile] = {}
         try:
             for good in self._good(batches, refused):
-                if writer is None:
-                    stream = self.create(file)
-                    of_files = schema if self.batch_time is None else with_batch_time(schema)
-                    writer = pq.ParquetWriter(stream, of_files, compression="zstd")
-                writer.write_table(self._with_time(good, schema))
-                rows += good.num_rows
+                for folder, rows in parted(good.cast(schema), self.partition_by, refused):
+                    if folder not in files:
+                        check_number(len(files) + 1)
+                        files[folder] = self._open(folder)
+                    files[folder].write(self._with_time(rows))
         finally:
-            if writer is not None:
-                writer.close()
-        if stream is not None:
-            size = self.keep(file, stream)
-        if not rows and not refused.rows:
+            for file in files.values():
+                file.close()
+        if not files and not refused.rows:
             return
+        stored = [StagedFile(file.path, self.keep(file.path, file.stream), file.rows) for file in files.values()]
+        # A task that stored nothing answers by one row without a file.
+        paths: list[str | None] = [file.path for file in stored] or [None]
+        none = [0] * (len(paths) - 1)
         yield pa.record_batch(
             {
-                "path": pa.array([file if rows else None], pa.string()),
-                "size": pa.array([size], pa.int64()),
-                "rows": pa.array([rows], pa.int64()),
-                "refused": pa.array([len(refused.rows)], pa.int64()),
-                "refused_rows": pa.array([refused.lines()], pa.binary()),
+                "path": pa.array(paths, pa.string()),
+                "size": pa.array([file.size for file in stored] or [0], pa.int64()),
+                "rows": pa.array([file.rows for file in stored] or [0], pa.int64()),
+                "refused": pa.array([len(refused.rows), *none], pa.int64()),
+                "refused_rows": pa.array([refused.lines(), *(b"" for _ in none)], pa.binary()),
             }
         )
+
+    def _open(self, folder: str) -> _OpenFile:
+        path = "/".join(filter(None, (self.directory, folder, f"part-{secrets.token_hex(8)}.parquet")))
+        return _OpenFile(path, self.create(path))
 
     def _good(self, batches: Iterable[pa.RecordBatch], refused: RefusedRows) -> Iterator[pa.Table]:
         import pyarrow as pa  # noqa: PLC0415
@@ -130,18 +136,42 @@ class ParquetStaging:
     def keep(self, file: str, stream: Any) -> int:  # noqa: ANN401
         """Finish `stream`, so that `file` is durable on return; return its size in bytes."""
         stream.close()
-        for made in (Path(file), Path(file).parent):
-            sync(made)
+        sync(Path(file))
+        for folder in Path(file).parents:
+            sync(folder)
+            if folder == Path(self.directory):
+                break
         return Path(file).stat().st_size
 
-    def _with_time(self, rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    def _with_time(self, rows: pa.Table) -> pa.Table:
         import pyarrow as pa  # noqa: PLC0415
 
-        table = rows.cast(schema)
         if self.batch_time is None:
-            return table
-        time = pa.array([self.batch_time] * table.num_rows, pa.timestamp("us", "UTC"))
-        return table.append_column(pa.field(BATCH_TIME, time.type), time)
+            return rows
+        time = pa.array([self.batch_time] * rows.num_rows, pa.timestamp("us", "UTC"))
+        return rows.append_column(pa.field(BATCH_TIME, time.type), time)
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    """Write one file, whose columns are those of the first rows."""
+
+    path: str
+    stream: Any
+    rows: int = 0
+    _writer: Any = None
+
+    def write(self, rows: pa.Table) -> None:
+        import pyarrow.parquet as pq  # noqa: PLC0415
+
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self.stream, rows.schema, compression="zstd")
+        self._writer.write_table(rows)
+        self.rows += rows.num_rows
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
 
 
 def staged_files(
@@ -150,10 +180,12 @@ def staged_files(
     schema: pa.Schema,
     batch_time: datetime | None,
     on_bad_rows: OnBadRows,
+    partition_by: tuple[str, ...] = (),
 ) -> Staged:
     """Run the result's tasks, writing to `directory`; return what the valid task attempts wrote and refused."""
     keeps = on_bad_rows == "dead_letter"
-    staged = staged_by(result, ParquetStaging(str(directory), schema.serialize().to_pybytes(), batch_time, keeps))
+    serialized = schema.serialize().to_pybytes()
+    staged = staged_by(result, ParquetStaging(str(directory), serialized, batch_time, keeps, partition_by))
     stage(directory, staged.refused_rows)
     if staged.files:
         sync(directory.parent)

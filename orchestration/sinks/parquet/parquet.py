@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import urlsplit
 
 from orchestration.declarations.pipeline import DeclarationError
-from orchestration.declarations.sink import DeliveryGuarantee, Sink, Step, Written, unchecked
+from orchestration.declarations.sink import DeliveryGuarantee, Sink, SinkError, Step, Written, unchecked
 from orchestration.sinks.declared_directory import check_directory, declared_directory, directory_place
 from orchestration.sinks.directories import hidden_beside, recover, replace, sweep, sync
 from orchestration.sinks.parquet.parquet_hours import batches_of, compacted_directory, rewrite_hour
@@ -33,6 +33,7 @@ from orchestration.sinks.parquet_names import (
     batch_directory,
     batch_stamp,
 )
+from orchestration.sinks.parquet_partitions import check_partitions, checked_partitions, partitions_of
 from orchestration.sinks.parquet_staging import Staged, empty_file, staged_files
 from orchestration.sinks.refused_files import show
 from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
@@ -62,7 +63,14 @@ class ParquetSink(Sink):
     guarantee: ClassVar[DeliveryGuarantee] = DeliveryGuarantee.EXACTLY_ONCE
     publishes: ClassVar[bool] = True
 
-    def __init__(self, path: str | Path | Secret, *, compact: bool = False, on_bad_rows: OnBadRows = "fail") -> None:
+    def __init__(
+        self,
+        path: str | Path | Secret,
+        *,
+        compact: bool = False,
+        partition_by: Sequence[str] = (),
+        on_bad_rows: OnBadRows = "fail",
+    ) -> None:
         """Declare the location of the files.
 
         Args:
@@ -70,9 +78,11 @@ class ParquetSink(Sink):
                 contains no secret; or an `EnvVar("NAME")` that holds the whole URL.
             compact: rows get the column `_batch_time`, and the schedule `PIPELINE_compaction` merges the batches of
                 each hour that is over into one directory; on an object store, into one batch.
-            on_bad_rows: what happens to rows with a text that is not UTF-8: "fail" fails the batch, and names them;
-                "dead_letter" commits the others, and publishes the refused rows with the batch, as lines of JSON in
-                `_refused_rows/`.
+            partition_by: columns of text, whole numbers or dates. A batch's files lie in folders of their values,
+                `COLUMN=VALUE/`, and lack them: readers take them from the folders, and read only those that they need.
+            on_bad_rows: what happens to rows with a text that is not UTF-8, or with a value of `partition_by` that
+                readers would take for another: "fail" fails the batch, and names them; "dead_letter" commits the
+                others, and publishes the refused rows with the batch, as lines of JSON in `_refused_rows/`.
 
         Raises:
             DeclarationError: a value is invalid, or a secret is given as plain text; the message says how to fix it.
@@ -87,6 +97,7 @@ class ParquetSink(Sink):
             )
         )
         self.compact = compact
+        self.partition_by = checked_partitions(partition_by, compact=compact)
         self.on_bad_rows: OnBadRows = checked_choice(on_bad_rows, "ParquetSink")
 
     def declaration(self) -> dict[str, Any]:
@@ -96,6 +107,7 @@ class ParquetSink(Sink):
             "kind": "parquet",
             "path": path,
             **({"compact": True} if self.compact else {}),
+            **({"partition_by": list(self.partition_by)} if self.partition_by else {}),
             **declared_choice(self.on_bad_rows),
         }
 
@@ -108,16 +120,34 @@ class ParquetSink(Sink):
         """Check for names of folders, and for what files don't keep."""
         check_names(schema, where, reserved=FOLDERS, folds_case=True)
         arrow_schema(schema, where)
+        check_partitions(schema, self.partition_by, where)
 
     def check_target(self, schema: StructType | None = None) -> TargetCheck | None:  # noqa: ARG002  each batch has its own
-        """Check the directory; an object store is not asked."""
-        return check_directory(self.path) if self._objects is None else None
+        """Check the directory, and that its batches have the same folders; an object store is not asked."""
+        if self._objects is not None:
+            return None
+        self._check_folders("its batches")
+        return check_directory(self.path)
+
+    def _check_folders(self, where: str) -> None:
+        """Raise SinkError if published batches have other folders: no reader takes both kinds as one table."""
+        newest = _newest_file(self.path)
+        if newest is None:
+            return
+        there = partitions_of(newest.parts)
+        if there != self.partition_by:
+            raise SinkError(
+                f"{where}: the batches in {self.path} have folders of {', '.join(there) or 'no column'}, and "
+                f"partition_by={list(self.partition_by)!r} would make others beside them, which readers refuse: keep "
+                "it as it was, or give the output another path, and replay what it should have"
+            )
 
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
         """Write to a directory of this attempt in this process; every file and directory is synced on return."""
         self.check_columns(result.schema, attempt.name)
         if self._objects is not None:
-            return self._objects.write(result, attempt, self.on_bad_rows)
+            return self._objects.write(result, attempt, self.on_bad_rows, self.partition_by)
+        self._check_folders(attempt.name)
         directory = self.path / attempt_directory(attempt.batch_time, attempt.attempt)
         staged = self._stage(result, directory, attempt)
         for made in (directory, *directory.parents):
@@ -130,13 +160,15 @@ class ParquetSink(Sink):
         """Let the tasks write, and list the files of the valid task attempts in the file FILES."""
         schema = arrow_schema(result.schema, attempt.name)
         directory.mkdir(parents=True)
-        staged = staged_files(result, directory, schema, attempt.batch_time if self.compact else None, self.on_bad_rows)
+        time = attempt.batch_time if self.compact else None
+        staged = staged_files(result, directory, schema, time, self.on_bad_rows, self.partition_by)
         files = staged.files
-        if not files and not self.compact:
+        if not files and not self.compact and not self.partition_by:
             # Readers of a directory without rows get its columns from there.
             files = [empty_file(directory, schema)]
         named = directory / FILES
-        named.write_text(json.dumps(sorted(Path(file.path).name for file in files)), encoding="utf-8")
+        names = sorted(str(Path(file.path).relative_to(directory)) for file in files)
+        named.write_text(json.dumps(names), encoding="utf-8")
         sync(named)
         return staged
 
@@ -160,13 +192,10 @@ class ParquetSink(Sink):
             rewrite_hour(
                 hour, _hour_stamp(batch_time), check=check, reached=self.reached, replaced=batch_time, by=files
             )
-        elif not _has(target, files):
+        elif not _has(target, source, files):
             hour.mkdir(parents=True, exist_ok=True)
             staged = hidden_beside(target)
-            staged.mkdir()
-            for file in files:
-                os.link(file, staged / file.name)
-            sync(staged)
+            _link(files, source, staged)
             self.reached(Step.STAGED)
             replace(staged, target, check)
             self.reached(Step.COMMITTED)
@@ -288,8 +317,32 @@ def _hour_stamp(time: datetime) -> str:
     return f"{time.astimezone(UTC):%Y%m%dT%H}"
 
 
-def _has(target: Path, files: Sequence[Path]) -> bool:
-    return target.is_dir() and sorted(file.name for file in files) == sorted(entry.name for entry in target.iterdir())
+def _has(target: Path, source: Path, files: Sequence[Path]) -> bool:
+    there = {entry.relative_to(target) for entry in target.rglob("*") if entry.is_file()}
+    return target.is_dir() and there == {file.relative_to(source) for file in files}
+
+
+def _link(files: Sequence[Path], source: Path, staged: Path) -> None:
+    """Link the files of an attempt below a new directory, whose folders are synced on return."""
+    staged.mkdir()
+    folders = {staged}
+    for file in files:
+        linked = staged / file.relative_to(source)
+        linked.parent.mkdir(parents=True, exist_ok=True)
+        os.link(file, linked)
+        folders.update(folder for folder in linked.parents if folder.is_relative_to(staged))
+    for folder in folders:
+        sync(folder)
+
+
+def _newest_file(path: Path) -> Path | None:
+    """Return a file of the newest published batch that has any, relative to its directory. Looks into few folders."""
+    for day in sorted(path.glob("date=*"), reverse=True):
+        for hour in sorted(day.glob("hour=*"), reverse=True):
+            for batch in reversed(batches_of(hour)):
+                for file in batch.rglob("*.parquet"):
+                    return file.relative_to(batch)
+    return None
 
 
 def _forget(attempts: Path, newest: int, *, but: Path | None = None) -> None:

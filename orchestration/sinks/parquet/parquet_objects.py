@@ -76,7 +76,9 @@ class ParquetObjects:
         """Return the URL without secrets, for messages."""
         return without_secrets(self.url) if isinstance(self.url, str) else str(self.url)
 
-    def write(self, result: DataFrame, attempt: OutputAttempt, on_bad_rows: OnBadRows) -> Written:
+    def write(
+        self, result: DataFrame, attempt: OutputAttempt, on_bad_rows: OnBadRows, partition_by: tuple[str, ...]
+    ) -> Written:
         """Let the tasks write objects of this attempt, and list the valid ones."""
         key = attempt_directory(attempt.batch_time, attempt.attempt)
         schema = arrow_schema(result.schema, attempt.name)
@@ -86,10 +88,11 @@ class ParquetObjects:
                 schema.serialize().to_pybytes(),
                 attempt.batch_time,
                 keeps_refused=on_bad_rows == "dead_letter",
+                partition_by=partition_by,
                 url=self._resolved(),
             )
             staged = staged_by(result, staging)
-            names = sorted(file.path.rpartition("/")[2] for file in staged.files)
+            names = sorted(file.path.removeprefix(f"{key}/") for file in staged.files)
             if staged.refused_rows:
                 self._open().put(f"{key}/{STAGED}", [staged.refused_rows])
             self._open().put(f"{key}/{FILES}", [json.dumps(names).encode()])
@@ -123,13 +126,13 @@ class ParquetObjects:
                 _forget(objects, sizes, attempts, number, but=name)
                 return
             there = dict(objects.sizes(target))
-            copies = {f"{target}/attempt{number}-{name}": f"{source}/{name}" for name in names}
+            copies = {f"{target}/{_of_attempt(number, name)}": f"{source}/{name}" for name in names}
             for copy, original in copies.items():
                 if there.get(copy) != sizes.get(original):
                     objects.copy(original, copy)
             reached(Step.STAGED)
             check()
-            named = {"attempt": number, "files": sorted(copy.rpartition("/")[2] for copy in copies)}
+            named = {"attempt": number, "files": sorted(copy.removeprefix(f"{target}/") for copy in copies)}
             objects.put(f"{target}/{SUCCESS}", [json.dumps(named).encode()])
             reached(Step.COMMITTED)
             check()
@@ -205,6 +208,12 @@ class ParquetObjects:
             yield
         except (SecretError, BlockStoreError, OSError) as error:
             raise SinkError(f"{doing}: ParquetSink {self.shown}: {error}") from error
+
+
+def _of_attempt(number: int, name: str) -> str:
+    """Return the published name of an attempt's file, in the folder of its values if it has one."""
+    folder, slash, file = name.rpartition("/")
+    return f"{folder}{slash}attempt{number}-{file}"
 
 
 def _show_refused(objects: Objects, staged: str, there: Mapping[str, int], batch_time: datetime, check: Check) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,6 +37,22 @@ def session(tmp_path_factory: pytest.TempPathFactory, no_shared_session: None) -
     made = spark_session(settings, application="tests")
     yield made
     made.stop()
+
+
+# Spark would read these from a folder's name as numbers, times or null.
+REFUSED = (
+    "",
+    "01",
+    "1e5",
+    "NaN",
+    "1d",
+    "2026",
+    "2026-01-02",
+    "2026-01",
+    "12:30",
+    "T12:30",
+    "__HIVE_DEFAULT_PARTITION__",
+)
 
 
 def frame(session: SparkSession, *rows: tuple[str, int]) -> DataFrame:
@@ -179,3 +195,22 @@ def test_rows_that_sparks_tasks_refuse_are_put_aside(session: SparkSession, tmp_
     [row] = session.read.json(str(tmp_path / "_refused_rows")).collect()
     assert (row["refused_row"]["word"], row["refused_row"]["n"]) == ("Gr\\xfcn", 1)
     assert row["reason"] == "column word is 'Gr\\\\xfcn', which is not UTF-8"
+
+
+def test_spark_reads_folders_of_values_as_the_rows_were(session: SparkSession, tmp_path: Path) -> None:
+    """Check what Spark infers of all folders together, and that rows are refused that it would take for others."""
+    texts = ["DE", "a/b=c%", "2026-Q1", "é", " x", "1-2", "x" * 200, *REFUSED]
+    rows = ", ".join(f"('{text}', {n}, date'2026-01-{n + 1:02}')" for n, text in enumerate(texts))
+    result = session.sql(
+        f"SELECT text, n, n * 3000000000 AS wide, day, n AS kept FROM VALUES {rows} AS t(text, n, day)"
+    )
+    sink = ParquetSink(tmp_path, partition_by=["text", "n", "wide", "day"], on_bad_rows="dead_letter")
+    for of_batch in (attempt(), attempt(time=attempt().batch_time + timedelta(hours=1))):
+        written = sink.write(result, of_batch)
+        sink.publish(written.location, batch_time=of_batch.batch_time)
+        assert written.refused == len(REFUSED)
+    read = session.read.parquet(str(tmp_path))
+    found = sorted(tuple(row) for row in read.select("kept", "n", "wide", "day", "text").distinct().collect())
+    good = texts[: -len(REFUSED)]
+    assert found == [(n, n, n * 3_000_000_000, date(2026, 1, n + 1), text) for n, text in enumerate(good)]
+    assert read.count() == 2 * len(good)

@@ -89,6 +89,16 @@ def _lines(sink: Stopping, name: str) -> list[bytes]:
     return open_objects(sink._objects._resolved()).get(f"_refused_rows/{name}", 0, 1 << 20).splitlines()
 
 
+def test_folders_of_values_are_published_and_replaced_whole(sink: Stopping) -> None:
+    sink.partition_by = ("word",)
+    for number, rows in ((1, [("a/b", 1), ("c", 2)]), (2, [("c", 3)])):
+        written = sink.write(words(*rows), attempt(number))
+        for _ in range(2):
+            sink.publish(written.location, batch_time=TIME)
+            assert seen(sink) == rows
+        assert len(objects(sink)) == len(rows) + 1, "the files and what names them"
+
+
 def test_an_attempt_is_seen_once_it_is_published_and_replaced_whole(sink: Stopping) -> None:
     first = sink.write(words(("a", 1), ("b", 2)), attempt(1))
     assert first.rows == 2

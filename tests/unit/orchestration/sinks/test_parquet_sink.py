@@ -102,6 +102,43 @@ def test_a_directory_that_is_replaced_while_it_is_listed_is_listed_again(
     assert listings == 2
 
 
+def parted(sink: ParquetSink, number: int, **values: int) -> str:
+    """Make an attempt's directory with a folder for each country."""
+    directory = sink.path / attempt_directory(TIME, number)
+    names = [f"country={country}/part-{number}.parquet" for country in values]
+    for name, value in zip(names, values.values(), strict=True):
+        (directory / name).parent.mkdir(parents=True)
+        pq.write_table(pa.table({"n": [value]}), directory / name)
+    directory.mkdir(exist_ok=True)
+    (directory / FILES).write_text(json.dumps(names))
+    return str(directory)
+
+
+def test_folders_of_values_are_published_and_replaced_whole(tmp_path: Path) -> None:
+    sink = ParquetSink(tmp_path / "counts", partition_by=["country"])
+    first = parted(sink, 1, DE=1, FR=2)
+    for _ in range(2):
+        sink.publish(first, batch_time=TIME)
+        assert sink.dataset().to_table(columns=["n", "country"]).to_pylist() == [
+            {"n": 1, "country": "DE"},
+            {"n": 2, "country": "FR"},
+        ]
+    sink.publish(parted(sink, 2, DE=3), batch_time=TIME)
+    assert sink.dataset().to_table(columns=["n", "country"]).to_pylist() == [{"n": 3, "country": "DE"}]
+    sink.publish(parted(sink, 3), batch_time=TIME)
+    assert not list(sink.path.glob("date=*/hour=*/batch_time=*/*"))
+
+
+def test_other_folders_beside_published_ones_are_refused(tmp_path: Path) -> None:
+    sink = ParquetSink(tmp_path / "counts", partition_by=["country"])
+    sink.check_target()
+    sink.publish(parted(sink, 1, DE=1), batch_time=TIME)
+    sink.check_target()
+    for other in ([], ["city"], ["country", "city"]):
+        with pytest.raises(SinkError, match="have folders of country, and partition_by="):
+            ParquetSink(sink.path, partition_by=other).check_target()
+
+
 def test_publishing_removes_attempts_that_can_no_longer_be_committed(sink: ParquetSink) -> None:
     """Another process's copy of this attempt and older attempts go; a newer attempt stays: it may be in progress."""
     made = [attempt(sink, number, [number]) for number in (1, 2, 2, 3)]

@@ -100,11 +100,10 @@ def test_refused_requests_and_what_is_not_received_have_lines_of_their_own() -> 
 
 def test_runs_that_no_driver_takes_are_told_after_a_moment() -> None:
     waiting = WaitingRuns("forebay", 2, 12 * SECOND, 1)
-    said = "2 batch run(s) have waited 12 s for a batch driver: none is ready, 1 is starting: forebay logs batch-driver-1"
-    assert lines(replace(system(), waiting_runs=[waiting])) == [said]
+    said = "2 batch run(s) have waited 12 s for a batch driver: none is ready, 1 is starting"
+    assert lines(replace(system(), waiting_runs=[waiting])) == [f"{said}: forebay logs batch-driver-1"]
     assert "none is starting" in lines(replace(system(), waiting_runs=[replace(waiting, starting=0)]))[0]
     assert lines(replace(system(), waiting_runs=[replace(waiting, waited=SECOND)])) == []
-
 
 
 def test_records_that_nothing_reads() -> None:
