@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, get_args
 from pydantic import ValidationError
 
 from orchestration.declarations.pipeline_settings import PipelineSettings
+from orchestration.declarations.sink import Sink
 from receiver_runtime.sources.fields.units import MOST_DAYS, parse_duration
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
+from receiver_runtime.sources.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic_core import ErrorDetails
 
-    from orchestration.declarations.sink import Sink
-    from receiver_runtime.sources.source import Source
 
 CatchUp = Literal["each", "merge"]
 Start = Literal["earliest", "latest"]
@@ -132,6 +132,9 @@ class Stream:
             DeclarationError: a value can't work; the message names the setting and the value, and says how to fix it.
         """
         self.name = _checked_name("stream", name)
+        if not isinstance(source, Source):
+            message = f"stream {name!r}: source={source!r} is no source: give one, as SocketText(host=…, port=…)"
+            raise DeclarationError(message)
         self.renamed_from = renamed_from
         self.source = source
         if receivers != PER_HOST and (not isinstance(receivers, int) or receivers < 1):
@@ -177,8 +180,8 @@ class Stream:
             DeclarationError: a duration can't work. The pipeline checks whether it fits the interval.
         """
         where = f"window of stream {self.name!r}"
-        if new_column == "":
-            message = f"{where}: new_column is empty: give the column a name, or leave it out"
+        if new_column is not None and not (isinstance(new_column, str) and new_column):
+            message = f"{where}: new_column={new_column!r} is no name: give the column one, or leave it out"
             raise DeclarationError(message)
         return Window(
             self,
@@ -440,7 +443,7 @@ class Pipeline:
             if output_name in RESERVED_OUTPUTS:
                 message = f"{where}: the name is Forebay's own ({', '.join(sorted(RESERVED_OUTPUTS))}); choose another"
                 raise DeclarationError(message)
-            if not inputs:
+            if isinstance(inputs, Stream | Window) or not inputs:
                 message = f"{where} has no input: name the streams that it reads, inputs=[...]"
                 raise DeclarationError(message)
             for entry in inputs:
@@ -450,6 +453,9 @@ class Pipeline:
                         "and not its name"
                     )
                     raise DeclarationError(message)
+            if not isinstance(sink, Sink):
+                message = f"{where}: sink={sink!r} is no sink: give one, as ParquetSink('data/{output_name}')"
+                raise DeclarationError(message)
             output = Output(self, function, inputs, sink, output_name)
             for window in output.windows:
                 self._check_window(where, window)

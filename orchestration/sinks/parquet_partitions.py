@@ -41,13 +41,13 @@ _INFERRED = re.compile(
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 
 
-def checked_partitions(partition_by: Sequence[str], *, compact: bool) -> tuple[str, ...]:
+def checked_partitions(partition_by: Sequence[str] | str, *, compact: bool) -> tuple[str, ...]:
     """Return the columns of a declaration. Raises DeclarationError."""
     from orchestration.declarations.pipeline import DeclarationError  # noqa: PLC0415  workers declare nothing
 
-    columns = tuple(partition_by)
+    columns = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
     message = None
-    if isinstance(partition_by, str) or not all(isinstance(column, str) for column in columns):
+    if not all(isinstance(column, str) for column in columns):
         message = f"partition_by={partition_by!r} is no list of columns: write partition_by=['country']"
     elif twice := sorted({column for column in columns if columns.count(column) > 1}):
         message = f"partition_by={list(columns)!r} has {twice[0]!r} twice"

@@ -68,7 +68,7 @@ class ParquetSink(Sink):
         path: str | Path | Secret,
         *,
         compact: bool = False,
-        partition_by: Sequence[str] = (),
+        partition_by: Sequence[str] | str = (),
         on_bad_rows: OnBadRows = "fail",
     ) -> None:
         """Declare the location of the files.

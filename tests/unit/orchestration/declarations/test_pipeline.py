@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from orchestration.declarations.pipeline import Window
+    from orchestration.declarations.pipeline import Output, Window
 
 SOURCE = SocketText(host="127.0.0.1", port=9999)
 SINK = ParquetSink("out")
@@ -163,7 +163,7 @@ def test_an_error_names_the_line_of_the_declaration() -> None:
 def test_a_windows_column_of_new_records_is_declared_and_has_a_name() -> None:
     stream = lines()
     assert stream.window("60s", new_column="is_new").declaration()["new_column"] == "is_new"
-    with pytest.raises(DeclarationError, match="new_column is empty"):
+    with pytest.raises(DeclarationError, match="new_column='' is no name"):
         stream.window("60s", new_column="")
 
 
@@ -257,3 +257,32 @@ def test_an_error_in_a_module_names_the_line_or_the_thing(tmp_path: Path, text: 
 def test_missing_module_is_named() -> None:
     with pytest.raises(PipelineModuleError, match="no_such_module_at_all"):
         load_pipelines("no_such_module_at_all")
+
+
+@pytest.mark.parametrize(
+    ("declare", "said"),
+    [
+        (lambda: stream(source="tcp://host:1"), r"stream 'lines': source='tcp://host:1' is no source: give one, as"),
+        (lambda: stream(source=SocketText), "is no source"),
+        (lambda: output(sink="data/x"), r"output 'out' of pipeline 'p': sink='data/x' is no sink: .*'data/out'"),
+        (lambda: output(sink=ParquetSink), "is no sink"),
+        (lambda: output(inputs=lines()), r"has no input: name the streams that it reads, inputs=\[...\]"),
+        (lambda: window(new_column=5), "new_column=5 is no name"),
+    ],
+)
+def test_what_is_of_another_kind_is_named(declare: Callable[[], object], said: str) -> None:
+    with pytest.raises(DeclarationError, match=said):
+        declare()
+
+
+def output(**arguments: Any) -> Output:  # noqa: ANN401  what users may write
+    pipeline = Pipeline("p", interval="10s")
+    return pipeline.output(**{"inputs": [lines()], "sink": SINK, **arguments}, name="out")(lambda frame: frame)
+
+
+def stream(**arguments: Any) -> Stream:  # noqa: ANN401  as above
+    return Stream("lines", **arguments)
+
+
+def window(**arguments: Any) -> Window:  # noqa: ANN401  as above
+    return lines().window("60s", **arguments)

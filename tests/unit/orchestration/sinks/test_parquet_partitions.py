@@ -121,7 +121,7 @@ def test_a_task_fills_a_bounded_number_of_folders(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("partition_by", "compact", "message"),
     [
-        ("country", False, r"is no list of columns: write partition_by=\['country'\]"),
+        ([5], False, r"is no list of columns: write partition_by=\['country'\]"),
         (["a", "a"], False, "has 'a' twice"),
         (["_a"], False, "rename '_a'"),
         (["a"], True, "choose one of the two"),
