@@ -16,6 +16,7 @@ from orchestration.declarations.sink import (
     SinkError,
     Step,
     TargetCheck,
+    TargetUnavailableError,
     Written,
 )
 from orchestration.sinks.batch_column import BATCH_TIME
@@ -37,6 +38,7 @@ __all__ = [
     "SinkError",
     "Step",
     "TargetCheck",
+    "TargetUnavailableError",
     "Written",
     "arrow_schema",
     "check_directory",

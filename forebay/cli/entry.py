@@ -26,4 +26,11 @@ def main() -> None:
     load_structlog_without_rich()
     from forebay.cli.main import app  # noqa: PLC0415  after structlog
 
-    app(prog_name="forebay")
+    try:
+        app(prog_name="forebay")
+    except Exception as error:
+        from forebay.cli.terminal.failures import settings_fault  # noqa: PLC0415  most commands need no pydantic
+
+        if (fault := settings_fault(error)) is None:
+            raise
+        sys.exit(fault)

@@ -45,7 +45,7 @@ COMMENT ON COLUMN forebay.batch_attempts.pipeline_id IS 'The batch''s pipeline';
 COMMENT ON COLUMN forebay.batch_attempts.batch_time IS 'The batch';
 COMMENT ON COLUMN forebay.batch_attempts.attempt IS 'Its number, from 1';
 COMMENT ON COLUMN forebay.batch_attempts.state IS
-    'RUNNING, SUCCEEDED, FAILED, BLOCKED (no block store, or no key) or LOST (its process or host died)';
+    'RUNNING, SUCCEEDED, FAILED, BLOCKED (no block store, target or key) or LOST (its process died)';
 COMMENT ON COLUMN forebay.batch_attempts.run_id IS 'The Dagster run; empty when none is known';
 COMMENT ON COLUMN forebay.batch_attempts.process_id IS
     'The process whose heartbeat is watched; null for a run that never claimed';
@@ -543,7 +543,7 @@ COMMENT ON COLUMN forebay.output_failures.batch_time IS 'The batch';
 COMMENT ON COLUMN forebay.output_failures.attempt IS 'The attempt in which the output failed';
 COMMENT ON COLUMN forebay.output_failures.output IS 'The output, by name';
 COMMENT ON COLUMN forebay.output_failures.failure IS
-    'FAILED (its data or code), BLOCKED (no block store, or no key) or LOST (what it ran on ended)';
+    'FAILED (its data or code), BLOCKED (no block store, target or key) or LOST (what it ran on ended)';
 COMMENT ON COLUMN forebay.output_failures.error IS 'Why it failed';
 COMMENT ON COLUMN forebay.output_failures.failed_at IS 'When it failed';
 

@@ -1,6 +1,7 @@
 """Judges why an attempt at a batch failed, by its error: FAILED (data or code), BLOCKED or LOST.
 
-An attempt is BLOCKED when the block store could not be reached, or the key of an encrypted block is missing here.
+An attempt is BLOCKED when the block store or a sink's target could not be reached, or the key of an encrypted block is
+missing here.
 An attempt is LOST when what it ran on failed: the driver log was unavailable, Spark's job was cancelled, or the JVM,
 an executor or a Python worker ended. The next attempt may well succeed, so a lost one uses none of `max_attempts`.
 A batch that itself kills its process each time (by the memory that it takes) is bounded by `max_lost_attempts`.

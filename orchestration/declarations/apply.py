@@ -208,6 +208,8 @@ def _preferred_host(stream: Stream) -> str | None:
 def refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.PipelineRow]) -> None:
     """Refuse two outputs at one place: outputs there replace batches by batch time alone, so they would overwrite.
 
+    One place within another, as a directory below one, counts too: its readers would get the rows of both.
+
     `before`: the pipelines of the driver log by name; none to compare the declarations alone. Raises SharedPlaceError.
     """
     declared = {pipeline.name for pipeline in pipelines}
@@ -232,14 +234,22 @@ def refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.Pi
             continue
         if place is None:
             continue
-        owner = owners.setdefault(place.key, (pipeline, name))
-        if owner == (pipeline, name) or pipeline not in declared:
+        other = next((key for key in owners if _overlap(key, place.key)), None)
+        if other is None or pipeline not in declared:
+            owners.setdefault(place.key, (pipeline, name))
             continue
+        owner = owners[other]
         gone = "" if owner[0] in declared else f" (if that one is gone: `forebay pipelines remove {owner[0]}`)"
+        how = "as" if other == place.key else "and one of the two lies within the other, where"
         raise SharedPlaceError(
-            f"output {name!r} of pipeline {pipeline!r} writes to {place.shown}, as output {owner[1]!r} of pipeline "
+            f"output {name!r} of pipeline {pipeline!r} writes to {place.shown}, {how} output {owner[1]!r} of pipeline "
             f"{owner[0]!r} does{gone}"
         )
+
+
+def _overlap(one: Sequence[str], other: Sequence[str]) -> bool:
+    shared = min(len(one), len(other))
+    return one[:shared] == other[:shared]
 
 
 def _refuse_to_strand(

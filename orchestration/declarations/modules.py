@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from orchestration.declarations.pipeline import DeclarationError, Pipeline
+from orchestration.declarations.project_code import OWN_PACKAGES
 from tracker_store.host.code_in_force import load_code_in_force
 
 if TYPE_CHECKING:
@@ -58,7 +59,9 @@ def _imported(module_name: str, search: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        message = f"module {module_name!r} can't be imported from {search}: {error}"
+        own = module_name.partition(".")[0]
+        hint = f": {own} is a package of Forebay's, so give yours another name" if own in OWN_PACKAGES else ""
+        message = f"module {module_name!r} can't be imported from {search}: {error}{hint}"
         raise PipelineModuleError(message) from error
     except (DeclarationError, ValidationError) as error:
         message = f"module {module_name!r}: {_said(error)}"

@@ -28,6 +28,10 @@ class SinkError(Exception):
     """This sink can't keep a result. The message names the output, the thing and the way out, and no secret."""
 
 
+class TargetUnavailableError(SinkError):
+    """This sink's target can't be reached now: the batch is BLOCKED, and tried again until it can."""
+
+
 class AttemptOutdatedError(SinkError):
     """This attempt changes nothing in the target: a newer attempt at the batch has committed there."""
 
@@ -109,7 +113,10 @@ class OutputAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Name where a sink writes: `key` is equal for sinks that write to one place; `shown` is for people."""
+    """Name where a sink writes: `key` is equal for sinks that write to one place; `shown` is for people.
+
+    A key that begins with another one is of a place within that one.
+    """
 
     key: tuple[str, ...]
     shown: str

@@ -32,9 +32,10 @@ def declared_directory(path: str | Path, sink: str, *, otherwise: str = "") -> P
 
 def directory_place(path: str) -> Place:
     """Return the place of a declared path or URL: its options and other spellings make no difference."""
-    if "://" in path:
-        return Place(("files", path.partition("?")[0].rstrip("/")), repr(path))
-    return Place(("files", os.path.normpath(path) if path.startswith("/") else path), repr(path))
+    plain = path.partition("?")[0] if "://" in path else path
+    if path.startswith("/"):
+        plain = os.path.normpath(path)
+    return Place(("files", *plain.rstrip("/").split("/")), repr(path))
 
 
 def check_directory(path: Path) -> TargetCheck:

@@ -36,10 +36,14 @@ DRIVER_WITHIN = timedelta(seconds=5)
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Say what is wrong, and name the command that shows more of it or fixes it; empty if there is none."""
+    """Say what is wrong, and name the command that shows more of it or fixes it; empty if there is none.
+
+    `about`: equal for two of them that are the same trouble in other words; empty: the words themselves say it.
+    """
 
     what: str
     command: str = ""
+    about: str = ""
 
     @property
     def line(self) -> str:
@@ -128,17 +132,21 @@ def _quarantined(row: PipelineStatus) -> Iterator[Problem]:
         yield Problem(
             f"{row.pipeline} has {row.quarantined_batches:,} quarantined batches, the newest at {time}",
             f"forebay batches list --pipeline {row.pipeline} --state QUARANTINED",
+            f"quarantined {row.pipeline}",
         )
     elif row.newest_quarantined != row.halted_by:
         yield Problem(
-            f"{row.pipeline} has a quarantined batch at {time}", f"forebay batches show {row.pipeline} {time}"
+            f"{row.pipeline} has a quarantined batch at {time}",
+            f"forebay batches show {row.pipeline} {time}",
+            f"quarantined {row.pipeline}",
         )
 
 
 def _blocked(row: PipelineStatus) -> Iterator[Problem]:
     if row.blocked_batches:
         yield Problem(
-            f"{row.pipeline} has {row.blocked_batches:,} blocked batch(es), which wait for their block store or a key",
+            f"{row.pipeline} has {row.blocked_batches:,} blocked batch(es), which wait for their block store, a target "
+            "or a key",
             f"forebay batches list --pipeline {row.pipeline} --state BLOCKED",
         )
 
@@ -167,7 +175,8 @@ def _of_receivers(receivers: Sequence[ReceiverStatus]) -> Iterator[Problem]:
                 what = f"{len(cause.rows):,} receivers of {of} are {adjective}; {name}: {cause.line}"
                 restart = cause.row.stream
             restarts = adjective == ReceiverState.FAILED and len(streams) == 1
-            yield Problem(what, f"forebay receivers restart {restart}" if restarts else "forebay receivers list")
+            command = f"forebay receivers restart {restart}" if restarts else "forebay receivers list"
+            yield Problem(what, command, f"{adjective} {cause.line}")
 
 
 def _reason(adjective: str, row: ReceiverStatus) -> str:
@@ -212,6 +221,7 @@ def _behind_source(receivers: Sequence[ReceiverStatus]) -> Iterator[Problem]:
                 f"{row.stream}/{row.ordinal} is {lag.total_seconds():,.0f} s behind its source, which has "
                 f"{row.unread:,} {row.unread_unit} unread",
                 "forebay receivers list",
+                f"behind {row.stream}",
             )
 
 
@@ -223,6 +233,7 @@ def _waiting_for_a_driver(found: Sequence[WaitingRuns]) -> Iterator[Problem]:
                 f"{row.runs:,} batch run(s) have waited {row.waited.total_seconds():,.0f} s for a batch driver: none "
                 f"is ready, {drivers}",
                 "forebay logs batch-driver-1",
+                f"waiting {row.location}",
             )
 
 

@@ -156,8 +156,12 @@ def per_host_streams(connection: sa.Connection) -> dict[int, str]:
     return {row.id: row.name for row in rows}
 
 
+# As many as a person reads, for a name that was mistyped.
+_SOME_NAMES = sa.text("SELECT name FROM forebay.pipelines WHERE removed_at IS NULL ORDER BY name LIMIT 20")
+
+
 def get_pipeline(connection: sa.Connection, name: str) -> PipelineRow:
-    """Return a live pipeline by name. No locks. Raises NotAppliedError."""
+    """Return a live pipeline by name. No locks. Raises NotAppliedError, which names those that there are."""
     with named_failures():
         row = connection.execute(
             sa.text("""
@@ -167,8 +171,11 @@ def get_pipeline(connection: sa.Connection, name: str) -> PipelineRow:
             """),
             {"name": name},
         ).one_or_none()
-    if row is None:
-        raise NotAppliedError(f"pipeline {name!r} is not in the driver log")
+        if row is None:
+            there = connection.execute(_SOME_NAMES).scalars().all()
+            raise NotAppliedError(
+                f"pipeline {name!r} is not in the driver log, which has {', '.join(there) or 'no pipeline'}"
+            )
     return _pipeline(row)
 
 

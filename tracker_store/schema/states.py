@@ -68,7 +68,7 @@ class BatchState(StrEnum):
     RUNNING = "RUNNING"
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
-    BLOCKED = "BLOCKED"  # no block store, or no key of a block: retried without using up attempts
+    BLOCKED = "BLOCKED"  # no block store, target or key of a block: retried without using up attempts
     QUARANTINED = "QUARANTINED"
     DISCARDED = "DISCARDED"  # discarded by a person; the blocks that were kept for it are gone
 
@@ -104,7 +104,7 @@ class AttemptState(StrEnum):
     RUNNING = "RUNNING"
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"  # by the batch's data or code; counted in max_attempts
-    BLOCKED = "BLOCKED"  # no block store, or no key of a block; not counted
+    BLOCKED = "BLOCKED"  # no block store, target or key of a block; not counted
     LOST = "LOST"  # its process or host died; counted in max_lost_attempts
 
 

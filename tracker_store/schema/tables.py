@@ -1011,7 +1011,7 @@ batch_attempts = Table(
         Text,
         nullable=False,
         server_default="RUNNING",
-        comment="RUNNING, SUCCEEDED, FAILED, BLOCKED (no block store, or no key) or LOST (its process or host died)",
+        comment="RUNNING, SUCCEEDED, FAILED, BLOCKED (no block store, target or key) or LOST (its process died)",
     ),
     Column("run_id", Text, nullable=False, comment="The Dagster run; empty when none is known"),
     Column(
@@ -1093,7 +1093,7 @@ output_failures = Table(
         "failure",
         Text,
         nullable=False,
-        comment="FAILED (its data or code), BLOCKED (no block store, or no key) or LOST (what it ran on ended)",
+        comment="FAILED (its data or code), BLOCKED (no block store, target or key) or LOST (what it ran on ended)",
     ),
     Column("error", Text, nullable=False, comment="Why it failed"),
     _now("failed_at", "When it failed"),

@@ -22,7 +22,7 @@ COMMENT ON COLUMN forebay.batch_history.attempt IS
     'The attempt''s number, replays counted too; null for a batch that nothing has run';
 COMMENT ON COLUMN forebay.batch_history.kind IS 'run, or replay: of a batch that was COMPLETED or QUARANTINED';
 COMMENT ON COLUMN forebay.batch_history.attempt_state IS
-    'RUNNING, SUCCEEDED, FAILED (counted in max_attempts), BLOCKED (its block store, or a block''s key, was unavailable: '
+    'RUNNING, SUCCEEDED, FAILED (counted in max_attempts), BLOCKED (its block store, a target or a block''s key, was unavailable: '
     'not counted) or LOST (its process or Spark died: counted in max_lost_attempts)';
 COMMENT ON COLUMN forebay.batch_history.run_id IS
     'The Dagster run, or what else ran it (`forebay batches replay …`); empty where none is known';

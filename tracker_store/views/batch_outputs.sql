@@ -35,7 +35,7 @@ COMMENT ON COLUMN forebay.batch_outputs.committed_at IS 'When it was committed; 
 COMMENT ON COLUMN forebay.batch_outputs.failed_attempt IS
     'The newest attempt in which the output failed, replays counted too; null where it never failed';
 COMMENT ON COLUMN forebay.batch_outputs.failure IS
-    'How it failed then: FAILED (its data or code), BLOCKED (no block store, or no key) or LOST (what it ran on ended)';
+    'How it failed then: FAILED (its data or code), BLOCKED (no block store, target or key) or LOST (what it ran on ended)';
 COMMENT ON COLUMN forebay.batch_outputs.error IS 'Why it failed then; else empty';
 COMMENT ON COLUMN forebay.batch_outputs.failed_at IS 'When it failed then; null where it never failed';
 COMMENT ON COLUMN forebay.batch_outputs.code_version IS

@@ -28,7 +28,7 @@ COMMENT ON COLUMN forebay.batch_stats.batch_time IS
 COMMENT ON COLUMN forebay.batch_stats.oldest_time IS
     'The oldest boundary that it stands for; before batch_time when missed ones were merged';
 COMMENT ON COLUMN forebay.batch_stats.state IS
-    'ALLOCATED, RUNNING, COMPLETED, FAILED (between two attempts), BLOCKED (its block store, or a block''s key, is '
+    'ALLOCATED, RUNNING, COMPLETED, FAILED (between two attempts), BLOCKED (its block store, a target or a block''s key, is '
     'unavailable), QUARANTINED or DISCARDED';
 COMMENT ON COLUMN forebay.batch_stats.attempt IS
     'The number of the attempt that brought it out, or else of its newest one; 0: none was made';

@@ -57,8 +57,10 @@ def check_plans(outputs: Sequence[Output], columns: Mapping[str, Columns]) -> Pl
         found = f"the plans were not checked, because Spark can't start here: {without_stack(str(error))}"
         plans.findings.append(Finding("plans", Health.WARNING, found, "Validate where Spark and Java are installed."))
         return plans
-    said = f"{len(plans.schemas)} of {len(outputs)} output(s) can be planned"
-    plans.findings.append(Finding("plans", Health.OK, f"{said}: their functions ran on empty frames in a local Spark"))
+    if plans.schemas:
+        said = f"{len(plans.schemas)} of {len(outputs)} output(s) can be planned"
+        found = f"{said}: their functions ran on empty frames in a local Spark"
+        plans.findings.append(Finding("plans", Health.OK, found))
     return plans
 
 

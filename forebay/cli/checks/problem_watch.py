@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from orchestration.status_page.problems import Problem, problems
 from orchestration.status_page.system_status import SystemStatus
+from tracker_store.batches.run_queue import waiting_runs
 from tracker_store.batches.streams import unread_streams
 from tracker_store.reports.status import pipeline_status, receiver_status
 
@@ -54,6 +55,7 @@ class ProblemWatch:
                     pipelines=pipeline_status(connection),
                     receivers=receiver_status(connection),
                     unread=unread_streams(connection),
+                    waiting_runs=waiting_runs(connection),
                 )
             )
         )
@@ -66,11 +68,16 @@ class ProblemWatch:
         said = {key for key, at in self._told.items() if now - at < QUIET_SECONDS}
         for key in there.keys() - self._known.keys() - said:
             self._say(key, there[key].line)
+        lasting = {problem.about for problem in found if problem.about}
         for key in self._known.keys() - there.keys():
-            if key not in said:
+            if key not in said and self._known[key].about not in lasting:
                 self._say(key, f"no longer: {self._known[key].what}")
         # One that went unsaid goes on being known, until its end may be told.
-        unsaid = {key: one for key, one in self._known.items() if key in said and key not in there}
+        unsaid = {
+            key: one
+            for key, one in self._known.items()
+            if key in said and key not in there and one.about not in lasting
+        }
         self._known = {**there, **unsaid}
 
     def _say(self, key: str, line: str) -> None:

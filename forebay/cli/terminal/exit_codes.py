@@ -12,7 +12,8 @@ EXIT_CODES: Final = {
     "0": "Done, and what was looked at is in order. A command that follows something ends with it on Ctrl-C too.",
     "1": "Failed, or found something, as the next table says. The last lines of the output say what to do.",
     "2": "The command line can't be understood: an unknown command or option, or a value that is not valid.",
-    "128 + N": "Signal N ended it: 130 is Ctrl-C, 143 is SIGTERM.",
+    "128 + N": "Signal N ended it: 130 is Ctrl-C, 143 is SIGTERM. `forebay up` stops in order instead, with 0, or 1 "
+    "while it was still starting.",
 }
 
 #: Commands whose 1 is an answer, and what it says. Of all other commands 1 says that it could not be done.

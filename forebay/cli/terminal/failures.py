@@ -60,3 +60,16 @@ def clear_errors(console: Console | None = None) -> Iterator[None]:
         # The terminal wraps it: a name that is copied from it must be whole.
         console.print(str(error), style="bold red", markup=False, soft_wrap=True)
         raise typer.Exit(_exit_code(error)) from error
+
+
+def settings_fault(error: Exception) -> str | None:
+    """Return which environment variables can't be used, and why, without their values: one may be a secret."""
+    from pydantic import ValidationError  # noqa: PLC0415  as above
+
+    if not isinstance(error, ValidationError) or error.title != "Settings":
+        return None
+    wrong = [
+        f"FOREBAY_{'_'.join(map(str, found['loc'])).upper()}: {found['msg'].removeprefix('Value error, ')}"
+        for found in error.errors(include_url=False, include_input=False, include_context=False)
+    ]
+    return f"{'; '.join(wrong)}. Correct or unset it; `forebay config` lists the settings."

@@ -26,6 +26,7 @@ from orchestration.declarations.sink import (
     Sink,
     SinkError,
     Step,
+    TargetUnavailableError,
     Written,
 )
 from orchestration.sinks.postgres.postgres_access import changes_rows, check_access, unsupported
@@ -40,7 +41,7 @@ from orchestration.sinks.postgres.postgres_commits import Commits
 from orchestration.sinks.postgres.postgres_leftovers import STAGING, comment_of, drop, left_over
 from orchestration.sinks.postgres.postgres_place import table_place
 from orchestration.sinks.postgres.postgres_rows import Mode, TargetTable, columns_of_table
-from orchestration.sinks.postgres.postgres_staging import ANSWER, REFUSED, Address, Staging, TargetError
+from orchestration.sinks.postgres.postgres_staging import ANSWER, REFUSED, Address, Staging, TargetError, is_away
 from orchestration.sinks.postgres.postgres_statements import COMMITS, Statements, quoted
 from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
 from orchestration.sinks.table_columns import refuse_table
@@ -357,6 +358,8 @@ class PostgresSink(Sink):
             return self._address(attempt).connect()
         except TargetError as error:
             raise SinkError(f"{attempt.name}: {error}") from None
+        except TargetUnavailableError as error:
+            raise TargetUnavailableError(f"{attempt.name}: {error}") from None
 
 
 _MAKE_REFUSED_ROWS = """
@@ -388,7 +391,8 @@ class _Failures:
 
         if isinstance(error, psycopg2.Error):
             said = " ".join(str(error).split())
-            raise SinkError(f"{self._where}: {said}") from error
+            kind = TargetUnavailableError if is_away(error) else SinkError
+            raise kind(f"{self._where}: {said}") from error
 
 
 def _checked_url(url: str | Secret) -> str | Secret:

@@ -16,6 +16,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from orchestration.declarations.sink import TargetUnavailableError
 from orchestration.sinks.postgres.postgres_values import RepeatedKeyError, as_csv
 from orchestration.sinks.refused_rows import (
     KEEP_WAY_OUT,
@@ -29,6 +30,7 @@ from orchestration.sinks.refused_rows import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import psycopg2
     import pyarrow as pa
 
     from receiver_runtime.block_store.secret_url import SecretUrl
@@ -44,6 +46,13 @@ _COPIED = re.compile(r"^COPY forebay_staging_\S+, line \d+: ")
 _RELATION = re.compile(r' (for|of) relation "forebay_staging_[^"]*"')
 _KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
 
+# Codes of Postgres: connections, connections that are all taken, a shutdown, a server that starts or is a standby.
+_AWAY = ("08", "53300", "57P01", "57P02", "57P03", "57P05", "25006")
+_AWAY_TEXT = re.compile(
+    "starting up|shutting down|not yet accepting|in recovery|too many (?:clients|connections)|connection slots|"
+    "terminating connection"
+)
+
 
 class TargetError(Exception):
     """This target can't be reached, or refuses what it is given. The message names it, and holds no secret."""
@@ -58,7 +67,7 @@ class Address:
     application_name: str
 
     def connect(self) -> Any:  # noqa: ANN401  psycopg2 has no types
-        """Return a new connection. Raises TargetError."""
+        """Return a new connection. Raises TargetError, and TargetUnavailableError."""
         import psycopg2  # noqa: PLC0415  declaring a sink needs no driver
 
         scheme, separator, rest = self.url.reveal().partition("://")
@@ -83,11 +92,25 @@ class Address:
                 "it (@ : / % in a password) as %40 %3A %2F %25"
             ) from None
         except psycopg2.OperationalError as error:
-            raise TargetError(f"no connection to the target: {self._without_secrets(str(error).strip())}") from None
+            message = f"no connection to the target: {self._without_secrets(str(error).strip())}"
+            raise (TargetUnavailableError if is_away(error) else TargetError)(message) from None
 
     def _without_secrets(self, text: str) -> str:
         text = self.url.scrub(text)
         return text if not self.password else text.replace(self.password, "***")
+
+
+def is_away(error: psycopg2.Error) -> bool:
+    """Return whether the server can't be reached or can't work now, and nothing is wrong with the login or the rows."""
+    import psycopg2  # noqa: PLC0415
+
+    if error.pgcode is not None:
+        return str(error.pgcode).startswith(_AWAY)
+    if not isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError):
+        return False
+    # A refused connection has no code. What the server itself says begins with its severity.
+    text = str(error)
+    return "FATAL:" not in text or _AWAY_TEXT.search(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +153,7 @@ class Staging:
     def copy(self, table: str, batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
         """Create `table` and fill it in one transaction; return the numbers of rows and of refused rows.
 
-        Raises TargetError and RefusedRowsError.
+        Raises TargetError, TargetUnavailableError and RefusedRowsError.
         """
         import psycopg2  # noqa: PLC0415
         from psycopg2 import sql  # noqa: PLC0415
@@ -158,7 +181,8 @@ class Staging:
                     self._put_aside(connection, f"{table}{REFUSED}", refused.rows)
                 connection.commit()
         except psycopg2.Error as error:
-            raise TargetError(f"COPY to the target failed: {_said(error)}") from None
+            kind = TargetUnavailableError if is_away(error) else TargetError
+            raise kind(f"COPY to the target failed: {_said(error)}") from None
         finally:
             if connection is not None:
                 connection.close()

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 import psycopg2
 import pytest
+import sqlalchemy as sa
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from forebay import EnvVar, PostgresSink, Totals
-from orchestration.declarations.sink import AttemptOutdatedError, OutputAttempt, SinkError, Step
+from orchestration.declarations.sink import AttemptOutdatedError, OutputAttempt, SinkError, Step, TargetUnavailableError
 from orchestration.sinks.postgres.postgres_rows import Mode
 from orchestration.sinks.refused_rows import RefusedRowsError
 from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark, words
@@ -60,6 +61,38 @@ def test_an_attempt_is_committed_in_the_target_with_its_rows_and_leaves_no_stagi
     found = sink.committed(attempt(2))
     assert found is not None
     assert (found.attempt, found.written) == (1, written)
+
+
+class Cut(PostgresSink):
+    """A sink whose connections the server ends before the commit, as one that shuts down does."""
+
+    target_database: Target
+
+    def reached(self, step: Step) -> None:
+        if step is Step.IN_TRANSACTION:
+            self.target_database.rows(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+                "AND datname = current_database() AND application_name LIKE 'forebay %%'"
+            )
+
+
+def test_a_target_that_is_away_is_told_from_one_that_refuses_the_login(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = Cut(EnvVar("TARGET_URL"), "counts")
+    cut.target_database = target
+    with pytest.raises(TargetUnavailableError, match=r"closed the connection|terminating connection"):
+        cut.write(words(("a", 1)), attempt())
+    written = PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(("a", 1)), attempt(2))
+    assert (written.rows, target.counts()) == (1, [("a", 1)])
+    monkeypatch.setenv("TARGET_URL", "postgresql://me@127.0.0.1:1/nowhere")
+    with pytest.raises(TargetUnavailableError, match=r"output 'counts'.*no connection to the target.*refused"):
+        cut.write(words(("a", 1)), attempt(3))
+    nowhere = sa.make_url(target.url).set(database="nowhere")
+    monkeypatch.setenv("TARGET_URL", nowhere.render_as_string(hide_password=False))
+    with pytest.raises(SinkError, match=r"no connection.*database .nowhere. does not exist") as refused:
+        cut.write(words(("a", 1)), attempt(4))
+    assert not isinstance(refused.value, TargetUnavailableError)
 
 
 def test_old_commits_are_forgotten_and_the_attempts_that_they_would_refuse_stay_refused(target: Target) -> None:

@@ -3,7 +3,7 @@
 -- Called by the run itself, by the sensor for a run that ended without reporting, and by the tracker for a run whose
 -- process is dead. An attempt that never claimed (its run died at its start) is recorded too, so that the next run key
 -- is a new one. FAILED (its data or code) counts in max_attempts. LOST (its process or host died) counts in
--- max_lost_attempts. BLOCKED (no block store, or no key) is not counted. The nth failure of a kind waits for the nth of `pauses`,
+-- max_lost_attempts. BLOCKED (no block store, target or key) is not counted. The nth failure of a kind waits for the nth of `pauses`,
 -- or for the last of them.
 -- The batch's reason is its most telling failure: that of the newest FAILED attempt, even if later ones were lost. A
 -- BLOCKED batch says what it waits for. A batch that is quarantined while some of its due outputs have a result and

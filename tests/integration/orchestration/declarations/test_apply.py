@@ -106,7 +106,10 @@ CATALOG: dict[str, str | Secret] = {"type": "sql", "uri": Secret("env:CATALOG_UR
     [
         # A retry of either deletes the other's rows of that batch time.
         (IcebergSink("shop.counts", catalog=CATALOG), IcebergSink("shop.counts", catalog=CATALOG)),
-        (DeltaSink("/out/counts"), DeltaSink("/out/../out/counts/")),
+        (DeltaSink("/data/counts"), DeltaSink("/data/../data/counts/")),
+        # Readers of the one get the rows of the other too.
+        (ParquetSink("/data/counts"), DeltaSink("/data/counts/others")),
+        (ParquetSink("s3://out/counts/others?region=a"), ParquetSink("s3://out/counts")),
         # The newest batch of either output empties the table.
         (PostgresSink(POSTGRES, "counts", mode="overwrite"), PostgresSink(POSTGRES, "counts", mode="overwrite")),
         # The sink itself refuses it at the first batch, which would then be given up.
@@ -131,6 +134,8 @@ def test_a_place_is_recognised_however_it_is_written(connection: sa.Connection, 
             IcebergSink("shop.counts", catalog=CATALOG),
             IcebergSink("shop.counts", catalog=CATALOG | {"uri": Secret("env:OTHER_URI")}),
         ),
+        (ParquetSink("/data/counts"), ParquetSink("/data/counts2")),
+        (ParquetSink("s3://out/counts"), ParquetSink("s3://out/counts2")),
         (PostgresSink(POSTGRES, "counts"), PostgresSink(POSTGRES, "others.counts")),
         (PostgresSink(POSTGRES, "counts"), PostgresSink("postgresql://me@db.example/house", "counts")),
         (PostgresSink("env:SHOP", "counts"), PostgresSink("env:HOUSE", "counts")),

@@ -41,3 +41,16 @@ def test_receivers_are_told_apart_by_their_numbers_and_pipelines_by_their_names(
     watch.compare([Problem("orders/1 is FAILED: x"), Problem("v1 is halted")])
     watch.compare([Problem(f"{one} is FAILED: x") for one in ("orders/1", "orders/2")] + [Problem("v2 is halted")])
     assert sorted(told) == ["orders/1 is FAILED: x", "orders/2 is FAILED: x", "v1 is halted", "v2 is halted"]
+
+
+def test_a_trouble_that_is_put_in_other_words_is_not_called_over() -> None:
+    told: list[str] = []
+    now = 0.0
+    watch = ProblemWatch(told.append, lambda: now)
+    one = Problem("shop has a quarantined batch at 12:00", about="quarantined shop")
+    several = Problem("shop has 2 quarantined batches", about="quarantined shop")
+    for found in (one, several, one):
+        watch.compare([found])
+        now += 2 * QUIET_SECONDS
+    watch.compare([])
+    assert told == [one.what, several.what, one.what, f"no longer: {one.what}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestration.batches.unavailable_store import unavailable_store
+from orchestration.declarations.sink import TargetUnavailableError
 from receiver_runtime.block_store.frames.errors import (
     BlockAlteredError,
     BlockKeyError,
@@ -36,6 +37,13 @@ def caused_by(cause: Exception) -> Exception:
 @pytest.mark.parametrize("error", [AWAY, caused_by(AWAY), SparkError(TEXT), caused_by(SparkError(TEXT))])
 def test_unavailable_store_is_recognized_and_its_message_returned(error: Exception) -> None:
     assert unavailable_store(error) == str(AWAY)
+
+
+def test_an_unavailable_target_is_recognized_as_well() -> None:
+    away = TargetUnavailableError("words.counts: no connection to the target: refused")
+    in_a_task = SparkError(TEXT.replace(f"StoreUnavailableError: {AWAY}", f"TargetUnavailableError: {away}"))
+    for error in (away, caused_by(away), in_a_task):
+        assert unavailable_store(error) == str(away)
 
 
 NO_KEY = BlockKeyError("00aa", "the block at /blocks/1, offset 0, is encrypted with the key 00aa, which …: name it")

@@ -9,7 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from orchestration.declarations.settings import Settings
-from orchestration.sinks.postgres.postgres_staging import Address, TargetError
+from orchestration.declarations.sink import TargetUnavailableError
+from orchestration.sinks.postgres.postgres_staging import Address
 from receiver_runtime.block_store.secret_url import SecretUrl
 
 _SECRETS = ("pl4nted", "x7k9q", "AKIAPL")
@@ -54,7 +55,7 @@ def test_a_target_that_can_not_be_reached_is_named_without_secrets() -> None:
     address = Address(SecretUrl("postgresql://me:pl4nted@127.0.0.1:1/none?sslpassword=x7k9q"), "AKIAPL", "forebay test")
     # Spark's tasks get it so.
     assert pickle.loads(pickle.dumps(address)) == address
-    with pytest.raises(TargetError) as raised:
+    with pytest.raises(TargetUnavailableError) as raised:
         address.connect()
     printed = repr(address) + "".join(traceback.format_exception(raised.value))
     assert not [secret for secret in _SECRETS if secret in printed]
