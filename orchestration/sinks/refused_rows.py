@@ -162,15 +162,13 @@ def _with_leaves(type_: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType])
     """Return the type with other types in the place of those that are not nested."""
     import pyarrow as pa  # noqa: PLC0415
 
+    # Nullable, because of a null struct the fields are null, whatever is said of them.
     if pa.types.is_struct(type_):
-        return pa.struct([field.with_type(_with_leaves(field.type, leaf)) for field in type_])
+        return pa.struct([pa.field(field.name, _with_leaves(field.type, leaf)) for field in type_])
     if pa.types.is_list(type_):
-        return pa.list_(type_.value_field.with_type(_with_leaves(type_.value_type, leaf)))
+        return pa.list_(_with_leaves(type_.value_type, leaf))
     if pa.types.is_map(type_):
-        # By its field: the key of an empty map has the type null, which `map_` refuses.
-        return pa.map_(
-            type_.key_field.with_type(_with_leaves(type_.key_type, leaf)), _with_leaves(type_.item_type, leaf)
-        )
+        return pa.map_(_with_leaves(type_.key_type, leaf), _with_leaves(type_.item_type, leaf))
     return leaf(type_)
 
 

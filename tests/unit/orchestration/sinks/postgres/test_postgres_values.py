@@ -86,3 +86,11 @@ def test_a_row_with_a_date_that_python_lacks_can_be_put_aside(type_: pa.DataType
     value = {"date32[day]": DAY_10000, "list<item: date32[day]>": [DAY_10000]}.get(str(type_), [(DAY_10000, 1)])
     row = readable_row(pa.record_batch([pa.array([value], type_)], names=["a"]))
     assert "10000-01-01" in json.dumps(row)
+
+
+@pytest.mark.parametrize("type_", [pa.struct([pa.field("a", pa.string(), nullable=False)]), pa.list_(pa.null())])
+def test_a_null_where_a_type_says_otherwise_is_null(type_: pa.DataType) -> None:
+    """Spark's literals within a struct are never null, but the struct of another row may be."""
+    batch = pa.record_batch([pa.array([None], type_), pa.array([1])], names=["a", "b"])
+    assert as_csv(batch).read().decode() == ',"1"\n'
+    assert readable_row(batch) == {"a": None, "b": 1}
