@@ -22,12 +22,12 @@ from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.file_table import FileTableSink
 from orchestration.sinks.parquet_staging import with_batch_time
 from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
-from orchestration.sinks.table_columns import check_fit
+from orchestration.sinks.table_columns import check_fit, fields_in
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     import pyarrow as pa
@@ -44,6 +44,7 @@ _LOCATION = "forebay.location"
 _SECRET = re.compile(r"password|secret|token|credential|access-key|session", re.IGNORECASE)
 _REFERENCE = ("env:", "file:/")
 _NEWEST_FORMAT = 2
+_NAME_MAPPING = "schema.name-mapping.default"
 
 
 class IcebergSink(FileTableSink):
@@ -155,12 +156,21 @@ class IcebergSink(FileTableSink):
 
     def _check_kind(self, table: Any, where: str) -> None:  # noqa: ANN401
         """Raise SinkError if the table has what this sink does not write rightly, by its name."""
+        from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415
+
         unknown = []
         if not table.spec().is_unpartitioned():
             unknown.append(f"the partition spec {table.spec()}")
         if table.format_version > _NEWEST_FORMAT:
             unknown.append(f"format version {table.format_version}")
-        unknown += [f"the required column {field.name}" for field in table.schema().fields if field.required]
+        schema, mapping = table.schema(), table.name_mapping()
+        required = [path for path, field in fields_in(schema_to_pyarrow(schema)) if not field.nullable]
+        unknown += [f"the required column {path}" for path in required]
+        if mapping is not None:
+            # Files without ids of columns are read by this mapping, which adding them makes only if it is missing.
+            names, mapped = {schema.find_column_name(one): one for one in schema.field_ids}, _mapped(mapping)
+            unmapped = [name for name, field_id in names.items() if mapped.get(name) != field_id]
+            unknown += [f"the property {_NAME_MAPPING}, by which {name} is another column" for name in unmapped]
         self._refuse_table(unknown, where)
 
     def _try_commit(
@@ -273,6 +283,16 @@ def _checked(key: str, value: str | Secret) -> str | Secret:
         )
         raise DeclarationError(message)
     return value
+
+
+def _mapped(fields: Iterable[Any]) -> dict[str, int | None]:
+    """Return the id of each name in a name mapping, with the path of what is within a column."""
+    found: dict[str, int | None] = {}
+    for field in fields:
+        for name in field.names:
+            found[name] = field.field_id
+            found |= {f"{name}.{inner}": field_id for inner, field_id in _mapped(field.fields).items()}
+    return found
 
 
 def _newest_commit(table: Any, attempt: OutputAttempt) -> dict[str, str] | None:  # noqa: ANN401

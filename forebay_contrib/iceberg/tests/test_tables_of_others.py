@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
+from pyiceberg.types import LongType, NestedField, StringType, StructType, TimestamptzType
 
 from forebay import IcebergSink
 from forebay_contrib.iceberg.sink import _directory
@@ -27,19 +27,37 @@ def test_an_iceberg_location_that_programs_read_in_several_ways_is_refused(odd: 
         _directory(odd, attempt().name)
 
 
-@pytest.mark.parametrize("required", [False, True])
-def test_an_iceberg_table_is_refused(tmp_path: Path, *, required: bool) -> None:
+_TIME = NestedField(3, "_batch_time", TimestamptzType(), required=False)
+_NUMBER = NestedField(2, "n", LongType(), required=False)
+
+
+@pytest.mark.parametrize(
+    ("word", "options", "named"),
+    [
+        (NestedField(1, "word", StringType(), required=True), {}, "the required column word"),
+        (
+            NestedField(1, "s", StructType(NestedField(4, "a", LongType(), required=True)), required=False),
+            {},
+            r"the required column s\.a",
+        ),
+        (
+            NestedField(1, "word", StringType(), required=False),
+            {"partition_spec": PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "word"))},
+            "the partition spec",
+        ),
+        (
+            NestedField(1, "word", StringType(), required=False),
+            {"properties": {"schema.name-mapping.default": '[{"field-id": 1, "names": ["word", "n"]}]'}},
+            r"the property schema\.name-mapping\.default, by which n is another column",
+        ),
+    ],
+)
+def test_an_iceberg_table_is_refused(tmp_path: Path, word: NestedField, options: dict[str, Any], named: str) -> None:
     catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
-    schema = Schema(
-        NestedField(1, "word", StringType(), required=required),
-        NestedField(2, "n", LongType(), required=False),
-        NestedField(3, "_batch_time", TimestamptzType(), required=False),
-    )
-    spec = PartitionSpec() if required else PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "word"))
     with load_catalog("forebay", **catalog) as loaded:
         loaded.create_namespace("s")
-        loaded.create_table("s.t", schema=schema, partition_spec=spec)
+        loaded.create_table("s.t", schema=Schema(word, _NUMBER, _TIME), **options)
     before = {*(tmp_path / "warehouse").rglob("*.parquet")}
-    with pytest.raises(SinkError, match="the required column word" if required else "the partition spec"):
+    with pytest.raises(SinkError, match=named):
         IcebergSink("s.t", catalog=catalog).write(words(("a", 1)), attempt())
     assert {*(tmp_path / "warehouse").rglob("*.parquet")} == before
