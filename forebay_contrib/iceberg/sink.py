@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     import pyarrow as pa
+    from pyspark.sql.types import StructType
 
     from orchestration.declarations.sink import OutputAttempt
     from orchestration.sinks.parquet_staging import StagedFile
@@ -144,6 +145,19 @@ class IcebergSink(FileTableSink):
         if table is not None:
             self._checked(table, schema, where)
         return table is not None
+
+    def _columns(self, schema: StructType, where: str) -> pa.Schema:
+        """Return the columns of the table's files. Raises SinkError for those that the format does not keep."""
+        columns = super()._columns(schema, where)
+        seen: set[str] = set()
+        for path, _ in fields_in(columns):
+            if path in seen:
+                raise SinkError(
+                    f"{where}: the name of its column {path!r} is to Iceberg also that of a field within another "
+                    "column: rename one by .alias(...)"
+                )
+            seen.add(path)
+        return columns
 
     def _checked(self, table: Any, schema: pa.Schema | None, where: str) -> Path:  # noqa: ANN401
         """Return the directory of a table. Raises SinkError if the sink does not write it, or columns don't fit."""

@@ -178,7 +178,7 @@ def _nullable(type_: pa.DataType, *, widens: bool) -> pa.DataType:
 
 
 def fields_in(schema: pa.Schema) -> Iterator[tuple[str, pa.Field]]:
-    """Yield each field of a table, also within its columns, with its path. Keys of maps, never null, are left out."""
+    """Yield each field of a table, also within its columns, with its path. A map's key, never null, demands nothing."""
     import pyarrow as pa  # noqa: PLC0415
 
     def within(path: str, type_: pa.DataType) -> Iterator[tuple[str, pa.Field]]:
@@ -188,8 +188,7 @@ def fields_in(schema: pa.Schema) -> Iterator[tuple[str, pa.Field]]:
         elif pa.types.is_list(type_) or pa.types.is_large_list(type_):
             inner = [type_.value_field]
         elif pa.types.is_map(type_):
-            yield from within(f"{path}.key", type_.key_type)
-            inner = [type_.item_field]
+            inner = [type_.key_field.with_nullable(True), type_.item_field]  # noqa: FBT003  it takes no keywords
         for field in inner:
             yield f"{path}.{field.name}", field
             yield from within(f"{path}.{field.name}", field.type)

@@ -10,6 +10,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, StructType, TimestamptzType
+from pyspark.sql import types
 
 from forebay import IcebergSink
 from forebay_contrib.iceberg.sink import _directory
@@ -61,3 +62,17 @@ def test_an_iceberg_table_is_refused(tmp_path: Path, word: NestedField, options:
     with pytest.raises(SinkError, match=named):
         IcebergSink("s.t", catalog=catalog).write(words(("a", 1)), attempt())
     assert {*(tmp_path / "warehouse").rglob("*.parquet")} == before
+
+
+@pytest.mark.parametrize(
+    ("column", "path"),
+    [
+        (types.StructType([types.StructField("b", types.LongType())]), "a.b"),
+        (types.ArrayType(types.LongType()), "a.element"),
+        (types.MapType(types.LongType(), types.LongType()), "a.key"),
+    ],
+)
+def test_a_name_that_iceberg_takes_for_a_path_is_refused(column: types.DataType, path: str) -> None:
+    schema = types.StructType([types.StructField("a", column), types.StructField(path, types.LongType())])
+    with pytest.raises(SinkError, match=f"column '{path}' is to Iceberg also that of a field within another column"):
+        IcebergSink("s.t", catalog={"type": "sql"}).check_columns(schema, "counts")
