@@ -27,7 +27,7 @@ from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
     import pyarrow as pa
@@ -45,7 +45,6 @@ _LOCATION = "forebay.location"
 _SECRET = re.compile(r"password|secret|token|credential|access-key|session", re.IGNORECASE)
 _REFERENCE = ("env:", "file:/")
 _NEWEST_FORMAT = 2
-_NAME_MAPPING = "schema.name-mapping.default"
 
 
 class IcebergSink(FileTableSink):
@@ -140,6 +139,14 @@ class IcebergSink(FileTableSink):
                 table = connection.load_table(self.table)
         return self._checked(table, schema, attempt.name) / "data"
 
+    def _schema_of_files(self, connection: Any, schema: pa.Schema) -> pa.Schema:  # noqa: ANN401
+        """Return the table's columns with their ids: by its name, a column that is renamed later would be lost."""
+        import pyarrow as pa  # noqa: PLC0415
+        from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415
+
+        there = schema_to_pyarrow(self._table(connection).schema())
+        return pa.schema([there.field(name) for name in with_batch_time(schema).names])
+
     def _check_table(self, connection: Any, schema: pa.Schema | None, where: str) -> bool:  # noqa: ANN401
         table = self._table(connection)
         if table is not None:
@@ -177,14 +184,8 @@ class IcebergSink(FileTableSink):
             unknown.append(f"the partition spec {table.spec()}")
         if table.format_version > _NEWEST_FORMAT:
             unknown.append(f"format version {table.format_version}")
-        schema, mapping = table.schema(), table.name_mapping()
-        required = [path for path, field in fields_in(schema_to_pyarrow(schema)) if not field.nullable]
+        required = [path for path, field in fields_in(schema_to_pyarrow(table.schema())) if not field.nullable]
         unknown += [f"the required column {path}" for path in required]
-        if mapping is not None:
-            # Files without ids of columns are read by this mapping, which adding them makes only if it is missing.
-            names, mapped = {schema.find_column_name(one): one for one in schema.field_ids}, _mapped(mapping)
-            unmapped = [name for name, field_id in names.items() if mapped.get(name) != field_id]
-            unknown += [f"the property {_NAME_MAPPING}, by which {name} is another column" for name in unmapped]
         self._refuse_table(unknown, where)
 
     def _try_commit(
@@ -297,16 +298,6 @@ def _checked(key: str, value: str | Secret) -> str | Secret:
         )
         raise DeclarationError(message)
     return value
-
-
-def _mapped(fields: Iterable[Any]) -> dict[str, int | None]:
-    """Return the id of each name in a name mapping, with the path of what is within a column."""
-    found: dict[str, int | None] = {}
-    for field in fields:
-        for name in field.names:
-            found[name] = field.field_id
-            found |= {f"{name}.{inner}": field_id for inner, field_id in _mapped(field.fields).items()}
-    return found
 
 
 def _newest_commit(table: Any, attempt: OutputAttempt) -> dict[str, str] | None:  # noqa: ANN401

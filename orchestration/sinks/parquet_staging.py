@@ -137,7 +137,7 @@ class ParquetStaging:
     def _with_time(self, rows: pa.Table, schema: pa.Schema) -> pa.Table:
         import pyarrow as pa  # noqa: PLC0415
 
-        table = rows.cast(schema)
+        table = rows.cast(pa.schema([field for field in schema if field.name != BATCH_TIME]))
         if self.batch_time is None:
             return table
         time = pa.array([self.batch_time] * table.num_rows, pa.timestamp("us", "UTC"))
@@ -181,7 +181,7 @@ def staged_by(result: Any, staging: ParquetStaging) -> Staged:  # noqa: ANN401
 
 
 def with_batch_time(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of the files: `schema` with the batch time."""
+    """Return the schema of the files: `schema` with the batch time, if it has not got it."""
     import pyarrow as pa  # noqa: PLC0415
 
-    return schema.append(pa.field(BATCH_TIME, pa.timestamp("us", "UTC")))
+    return schema if BATCH_TIME in schema.names else schema.append(pa.field(BATCH_TIME, pa.timestamp("us", "UTC")))
