@@ -22,7 +22,7 @@ from orchestration.sinks.declared_directory import check_directory, declared_dir
 from orchestration.sinks.file_table import FileTableSink, batch_folder
 from orchestration.sinks.parquet_staging import with_batch_time
 from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
-from orchestration.sinks.table_columns import check_fit
+from orchestration.sinks.table_columns import check_fit, fields_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -130,6 +130,8 @@ class DeltaSink(FileTableSink):
 
     def _check_kind(self, table: Any, where: str) -> None:  # noqa: ANN401
         """Raise SinkError if the table has what this sink does not write rightly, by its name."""
+        import pyarrow as pa  # noqa: PLC0415
+
         metadata, protocol = table.metadata(), table.protocol()
         unknown = []
         if metadata.partition_columns:
@@ -140,12 +142,10 @@ class DeltaSink(FileTableSink):
             for key, value in sorted(metadata.configuration.items())
             if (key, value) in _REFUSED_PROPERTIES
         ]
-        unknown += [
-            f"{key} of column {field.name}" for field in table.schema().fields for key in sorted(field.metadata or {})
-        ]
-        unknown += [
-            f"column {field.name}, which must not be null" for field in table.schema().fields if not field.nullable
-        ]
+        for path, field in fields_in(pa.schema(table.schema().to_arrow())):
+            unknown += [f"{key} of column {path}" for key in _declared(field)]
+            if not field.nullable:
+                unknown.append(f"column {path}, which must not be null")
         unknown += [f"the feature {name}" for name in sorted({*(protocol.writer_features or ())} - _KNOWN_FEATURES)]
         self._refuse_table(unknown, where)
 
@@ -256,6 +256,11 @@ class DeltaSink(FileTableSink):
                 "DeltaSink needs the package deltalake: install it where batches run, by pip install 'forebay[delta]'"
             ) from None
         return deltalake
+
+
+def _declared(field: pa.Field) -> list[str]:
+    """Return what a table declares of a field, except its comment, which asks nothing of a writer."""
+    return sorted(key.decode() for key in field.metadata or {} if key != b"comment")
 
 
 def _files_with(table: Any, attempt: OutputAttempt) -> list[str]:  # noqa: ANN401

@@ -22,7 +22,7 @@ from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.file_table import FileTableSink
 from orchestration.sinks.parquet_staging import with_batch_time
 from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
-from orchestration.sinks.table_columns import check_fit
+from orchestration.sinks.table_columns import check_fit, fields_in
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     import pyarrow as pa
+    from pyspark.sql.types import StructType
 
     from orchestration.declarations.sink import OutputAttempt
     from orchestration.sinks.parquet_staging import StagedFile
@@ -138,11 +139,32 @@ class IcebergSink(FileTableSink):
                 table = connection.load_table(self.table)
         return self._checked(table, schema, attempt.name) / "data"
 
+    def _schema_of_files(self, connection: Any, schema: pa.Schema) -> pa.Schema:  # noqa: ANN401
+        """Return the table's columns with their ids: by its name, a column that is renamed later would be lost."""
+        import pyarrow as pa  # noqa: PLC0415
+        from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415
+
+        there = schema_to_pyarrow(self._table(connection).schema())
+        return pa.schema([there.field(name) for name in with_batch_time(schema).names])
+
     def _check_table(self, connection: Any, schema: pa.Schema | None, where: str) -> bool:  # noqa: ANN401
         table = self._table(connection)
         if table is not None:
             self._checked(table, schema, where)
         return table is not None
+
+    def _columns(self, schema: StructType, where: str) -> pa.Schema:
+        """Return the columns of the table's files. Raises SinkError for those that the format does not keep."""
+        columns = super()._columns(schema, where)
+        seen: set[str] = set()
+        for path, _ in fields_in(columns):
+            if path in seen:
+                raise SinkError(
+                    f"{where}: the name of its column {path!r} is to Iceberg also that of a field within another "
+                    "column: rename one by .alias(...)"
+                )
+            seen.add(path)
+        return columns
 
     def _checked(self, table: Any, schema: pa.Schema | None, where: str) -> Path:  # noqa: ANN401
         """Return the directory of a table. Raises SinkError if the sink does not write it, or columns don't fit."""
@@ -155,12 +177,15 @@ class IcebergSink(FileTableSink):
 
     def _check_kind(self, table: Any, where: str) -> None:  # noqa: ANN401
         """Raise SinkError if the table has what this sink does not write rightly, by its name."""
+        from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415
+
         unknown = []
         if not table.spec().is_unpartitioned():
             unknown.append(f"the partition spec {table.spec()}")
         if table.format_version > _NEWEST_FORMAT:
             unknown.append(f"format version {table.format_version}")
-        unknown += [f"the required column {field.name}" for field in table.schema().fields if field.required]
+        required = [path for path, field in fields_in(schema_to_pyarrow(table.schema())) if not field.nullable]
+        unknown += [f"the required column {path}" for path in required]
         self._refuse_table(unknown, where)
 
     def _try_commit(

@@ -80,6 +80,11 @@ class FileTableSink(Sink):
     def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> Path:  # noqa: ANN401
         """Return the directory of the table's files. Raises SinkError if the columns don't fit the table's."""
 
+    def _schema_of_files(self, connection: Any, schema: pa.Schema) -> pa.Schema:  # noqa: ANN401
+        """Return the columns as the table's files have them."""
+        del connection
+        return schema
+
     @abstractmethod
     def _try_commit(
         self,
@@ -106,7 +111,8 @@ class FileTableSink(Sink):
             directory = self._prepare(connection, schema, attempt)
             self.reached(Step.PREPARED)
             own = directory / batch_folder(attempt) / f"{_ATTEMPT_FOLDER}{attempt.attempt}-{secrets.token_hex(4)}"
-            staged = staged_files(result, own, schema, attempt.batch_time, self.on_bad_rows)
+            of_files = self._schema_of_files(connection, schema)
+            staged = staged_files(result, own, of_files, attempt.batch_time, self.on_bad_rows)
             # Publishing finds the refused rows where the commit says.
             location = str(own) if self.publishes else self.target
             result_of = Written(location, staged.rows, staged.refused)

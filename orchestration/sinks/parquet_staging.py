@@ -82,14 +82,16 @@ class ParquetStaging:
         import pyarrow as pa  # noqa: PLC0415
 
         schema = pa.ipc.read_schema(pa.BufferReader(self.schema))
+        plain = pa.schema([field for field in schema if field.name != BATCH_TIME])
+        of_files = self._of_files(schema)
         refused = RefusedRows(keeps=self.keeps_refused, way_out=TEXT_WAY_OUT + KEEP_WAY_OUT)
         files: dict[str, _OpenFile] = {}
         try:
             for good in self._good(batches, refused):
-                for folder, rows in parted(good.cast(schema), self.partition_by, refused):
+                for folder, rows in parted(good.cast(plain), self.partition_by, refused):
                     if folder not in files:
                         check_number(len(files) + 1)
-                        files[folder] = self._open(folder)
+                        files[folder] = self._open(folder, of_files)
                     files[folder].write(self._with_time(rows))
         finally:
             for file in files.values():
@@ -110,9 +112,15 @@ class ParquetStaging:
             }
         )
 
-    def _open(self, folder: str) -> _OpenFile:
+    def _of_files(self, schema: pa.Schema) -> pa.Schema:
+        import pyarrow as pa  # noqa: PLC0415
+
+        whole = schema if self.batch_time is None else with_batch_time(schema)
+        return pa.schema([field for field in whole if field.name not in self.partition_by], whole.metadata)
+
+    def _open(self, folder: str, schema: pa.Schema) -> _OpenFile:
         path = "/".join(filter(None, (self.directory, folder, f"part-{secrets.token_hex(8)}.parquet")))
-        return _OpenFile(path, self.create(path))
+        return _OpenFile(path, schema, self.create(path))
 
     def _good(self, batches: Iterable[pa.RecordBatch], refused: RefusedRows) -> Iterator[pa.Table]:
         import pyarrow as pa  # noqa: PLC0415
@@ -154,9 +162,10 @@ class ParquetStaging:
 
 @dataclass(slots=True)
 class _OpenFile:
-    """Write one file, whose columns are those of the first rows."""
+    """Write one file."""
 
     path: str
+    schema: pa.Schema
     stream: Any
     rows: int = 0
     _writer: Any = None
@@ -165,7 +174,7 @@ class _OpenFile:
         import pyarrow.parquet as pq  # noqa: PLC0415
 
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self.stream, rows.schema, compression="zstd")
+            self._writer = pq.ParquetWriter(self.stream, self.schema, compression="zstd")
         self._writer.write_table(rows)
         self.rows += rows.num_rows
 
@@ -213,7 +222,7 @@ def staged_by(result: Any, staging: ParquetStaging) -> Staged:  # noqa: ANN401
 
 
 def with_batch_time(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of the files: `schema` with the batch time."""
+    """Return the schema of the files: `schema` with the batch time, if it has not got it."""
     import pyarrow as pa  # noqa: PLC0415
 
-    return schema.append(pa.field(BATCH_TIME, pa.timestamp("us", "UTC")))
+    return schema if BATCH_TIME in schema.names else schema.append(pa.field(BATCH_TIME, pa.timestamp("us", "UTC")))

@@ -6,11 +6,12 @@ Runs in Spark's Python workers, so it loads neither Spark nor Dagster nor the dr
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     import pyarrow as pa
 
@@ -113,6 +114,27 @@ def times_as_text(column: pa.Array) -> pa.Array:
     return column.cast(_with_leaves(column.type, _in_utc)).cast(_with_leaves(column.type, _time_as_text))
 
 
+def row_as_json(row: Mapping[str, Any]) -> str:
+    """Return a readable row as JSON, which has neither NaN nor infinities nor bytes."""
+    return json.dumps(_finite(row), default=lambda value: value.hex() if isinstance(value, bytes) else str(value))
+
+
+def _finite(value: Any) -> Any:  # noqa: ANN401  any value of a column
+    match value:
+        case dict():
+            return {key: _finite(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+        case float() if not math.isfinite(value):
+            return number_as_text(value)
+    return value
+
+
+def number_as_text(value: float) -> str:
+    """Return what stands for NaN or an infinity in JSON, as Spark's `to_json` writes it."""
+    return "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
+
+
 def check_text(batch: pa.RecordBatch) -> None:
     """Raise RefusedRowsError if a text in a batch is no UTF-8, which a cast of bytes to a string lets pass."""
     refused = RefusedRows(way_out=TEXT_WAY_OUT)
@@ -143,7 +165,7 @@ def bad_text(batch: pa.RecordBatch) -> RefusedRow | None:
     # A copy, because the check of a slice includes what is nested in the rows beside it.
     batch, row = batch.take(pa.array([0])), readable_row(batch)
     reasons = [f"column {name} is {shown(row[name])}, which is not UTF-8" for name in _bad_columns(batch)]
-    return RefusedRow(json.dumps(row, default=str), reasons[0]) if reasons else None
+    return RefusedRow(row_as_json(row), reasons[0]) if reasons else None
 
 
 def _bad_columns(batch: pa.RecordBatch) -> list[str]:
@@ -162,15 +184,13 @@ def _with_leaves(type_: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType])
     """Return the type with other types in the place of those that are not nested."""
     import pyarrow as pa  # noqa: PLC0415
 
+    # Nullable, because of a null struct the fields are null, whatever is said of them.
     if pa.types.is_struct(type_):
-        return pa.struct([field.with_type(_with_leaves(field.type, leaf)) for field in type_])
+        return pa.struct([pa.field(field.name, _with_leaves(field.type, leaf)) for field in type_])
     if pa.types.is_list(type_):
-        return pa.list_(type_.value_field.with_type(_with_leaves(type_.value_type, leaf)))
+        return pa.list_(_with_leaves(type_.value_type, leaf))
     if pa.types.is_map(type_):
-        # By its field: the key of an empty map has the type null, which `map_` refuses.
-        return pa.map_(
-            type_.key_field.with_type(_with_leaves(type_.key_type, leaf)), _with_leaves(type_.item_type, leaf)
-        )
+        return pa.map_(_with_leaves(type_.key_type, leaf), _with_leaves(type_.item_type, leaf))
     return leaf(type_)
 
 

@@ -80,16 +80,18 @@ def _same(name: str, *, folds_case: bool) -> str:
 
 
 def check_map_keys(schema: StructType, where: str) -> None:
-    """Raise SinkError for maps with keys that an object of JSON has no name for: arrays and structs."""
+    """Raise SinkError for maps with keys that an object of JSON has no name for: arrays, structs, nulls of `map()`."""
     from pyspark.sql import types  # noqa: PLC0415
 
     for field in schema.fields:
         for inner in _inside(field.dataType):
-            if isinstance(inner, types.MapType) and isinstance(inner.keyType, types.ArrayType | types.StructType):
+            if isinstance(inner, types.MapType) and isinstance(
+                inner.keyType, types.ArrayType | types.StructType | types.NullType
+            ):
                 raise SinkError(
                     f"{where}: its column {field.name} has a map with keys of the type {inner.keyType.simpleString()}, "
                     "and an object of JSON has names: make them text by transform_keys(map, (key, value) -> "
-                    "to_json(key)), or give an array of structs by map_entries(map)"
+                    "to_json(key)), give an array of structs by map_entries(map), or cast an empty map()"
                 )
 
 
@@ -173,6 +175,27 @@ def _nullable(type_: pa.DataType, *, widens: bool) -> pa.DataType:
     if pa.types.is_map(type_):
         return pa.map_(_nullable(type_.key_type, widens=widens), _nullable(type_.item_type, widens=widens))
     return pa.int32() if widens and type_ in (pa.int8(), pa.int16()) else type_
+
+
+def fields_in(schema: pa.Schema) -> Iterator[tuple[str, pa.Field]]:
+    """Yield each field of a table, also within its columns, with its path. A map's key, never null, demands nothing."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    def within(path: str, type_: pa.DataType) -> Iterator[tuple[str, pa.Field]]:
+        inner: list[pa.Field] = []
+        if pa.types.is_struct(type_):
+            inner = list(type_)
+        elif pa.types.is_list(type_) or pa.types.is_large_list(type_):
+            inner = [type_.value_field]
+        elif pa.types.is_map(type_):
+            inner = [type_.key_field.with_nullable(True), type_.item_field]  # noqa: FBT003  it takes no keywords
+        for field in inner:
+            yield f"{path}.{field.name}", field
+            yield from within(f"{path}.{field.name}", field.type)
+
+    for column in schema:
+        yield column.name, column
+        yield from within(column.name, column.type)
 
 
 def check_fit(result: pa.Schema, table: pa.Schema, *, name: str, where: str) -> None:

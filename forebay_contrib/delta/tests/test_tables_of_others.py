@@ -7,7 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Field, Schema, write_deltalake
+from deltalake.schema import ArrayType, PrimitiveType, StructType
 
 from forebay import DeclarationError, DeltaSink
 from orchestration.declarations.sink import SinkError
@@ -46,6 +47,34 @@ def test_a_delta_table_with_a_constraint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SinkError, match=r"the property delta\.constraints\.positive"):
         DeltaSink(tmp_path / "t").write(words(("a", -1)), attempt())
     assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("inner", "named"),
+    [
+        (Field("a", PrimitiveType("integer"), nullable=False), "column s.a, which must not be null"),
+        (
+            Field("a", PrimitiveType("integer"), metadata={"delta.generationExpression": "1"}),
+            "delta.generationExpression of column s.a",
+        ),
+        (
+            Field("l", ArrayType(PrimitiveType("integer"), contains_null=False)),
+            "column s.l.element, which must not be null",
+        ),
+    ],
+)
+def test_a_delta_table_with_such_a_field_within_a_column_is_refused(tmp_path: Path, inner: Field, named: str) -> None:
+    time = Field("_batch_time", PrimitiveType("timestamp"))
+    DeltaTable.create(tmp_path / "t", schema=Schema([Field("s", StructType([inner])), time]))
+    with pytest.raises(SinkError, match=named):
+        DeltaSink(tmp_path / "t").write(words(("a", 1)), attempt())
+
+
+def test_a_delta_table_with_comments_on_its_columns_is_written(tmp_path: Path) -> None:
+    fields = [("word", "string"), ("n", "long"), ("_batch_time", "timestamp")]
+    schema = Schema([Field(name, PrimitiveType(kind), metadata={"comment": "x"}) for name, kind in fields])
+    DeltaTable.create(tmp_path / "t", schema=schema)
+    assert DeltaSink(tmp_path / "t").write(words(("a", 1)), attempt()).rows == 1
 
 
 @pytest.mark.parametrize("path", ["s3://bucket/t", "gs://bucket/t", "abfss://c@a.dfs.core.windows.net/t", "file:///t"])

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
+from pyiceberg.types import LongType, NestedField, StringType, StructType, TimestamptzType
+from pyspark.sql import types
 
 from forebay import IcebergSink
 from forebay_contrib.iceberg.sink import _directory
@@ -27,19 +28,64 @@ def test_an_iceberg_location_that_programs_read_in_several_ways_is_refused(odd: 
         _directory(odd, attempt().name)
 
 
-@pytest.mark.parametrize("required", [False, True])
-def test_an_iceberg_table_is_refused(tmp_path: Path, *, required: bool) -> None:
+_TIME = NestedField(3, "_batch_time", TimestamptzType(), required=False)
+_NUMBER = NestedField(2, "n", LongType(), required=False)
+
+
+@pytest.mark.parametrize(
+    ("word", "options", "named"),
+    [
+        (NestedField(1, "word", StringType(), required=True), {}, "the required column word"),
+        (
+            NestedField(1, "s", StructType(NestedField(4, "a", LongType(), required=True)), required=False),
+            {},
+            r"the required column s\.a",
+        ),
+        (
+            NestedField(1, "word", StringType(), required=False),
+            {"partition_spec": PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "word"))},
+            "the partition spec",
+        ),
+    ],
+)
+def test_an_iceberg_table_is_refused(tmp_path: Path, word: NestedField, options: dict[str, Any], named: str) -> None:
     catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
-    schema = Schema(
-        NestedField(1, "word", StringType(), required=required),
-        NestedField(2, "n", LongType(), required=False),
-        NestedField(3, "_batch_time", TimestamptzType(), required=False),
-    )
-    spec = PartitionSpec() if required else PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "word"))
     with load_catalog("forebay", **catalog) as loaded:
         loaded.create_namespace("s")
-        loaded.create_table("s.t", schema=schema, partition_spec=spec)
+        loaded.create_table("s.t", schema=Schema(word, _NUMBER, _TIME), **options)
     before = {*(tmp_path / "warehouse").rglob("*.parquet")}
-    with pytest.raises(SinkError, match="the required column word" if required else "the partition spec"):
+    with pytest.raises(SinkError, match=named):
         IcebergSink("s.t", catalog=catalog).write(words(("a", 1)), attempt())
     assert {*(tmp_path / "warehouse").rglob("*.parquet")} == before
+
+
+@pytest.mark.parametrize(
+    ("column", "path"),
+    [
+        (types.StructType([types.StructField("b", types.LongType())]), "a.b"),
+        (types.ArrayType(types.LongType()), "a.element"),
+        (types.MapType(types.LongType(), types.LongType()), "a.key"),
+    ],
+)
+def test_a_name_that_iceberg_takes_for_a_path_is_refused(column: types.DataType, path: str) -> None:
+    schema = types.StructType([types.StructField("a", column), types.StructField(path, types.LongType())])
+    with pytest.raises(SinkError, match=f"column '{path}' is to Iceberg also that of a field within another column"):
+        IcebergSink("s.t", catalog={"type": "sql"}).check_columns(schema, "counts")
+
+
+def test_a_value_stays_in_its_column_whatever_it_and_others_are_called_later(tmp_path: Path) -> None:
+    """Check the ids in the files: by names, the new column would show the values of the old one."""
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    mapping = {"schema.name-mapping.default": '[{"field-id": 1, "names": ["word", "n"]}]'}
+    with load_catalog("forebay", **catalog) as loaded:
+        loaded.create_namespace("s")
+        fields = (NestedField(1, "word", StringType(), required=False), _NUMBER, _TIME)
+        loaded.create_table("s.t", schema=Schema(*fields), properties=mapping)
+        IcebergSink("s.t", catalog=catalog).write(words(("a", 1)), attempt())
+        assert [row["n"] for row in loaded.load_table("s.t").scan().to_arrow().to_pylist()] == [1]
+        with loaded.load_table("s.t").update_schema() as update:
+            update.rename_column("n", "count")
+        with loaded.load_table("s.t").update_schema() as update:
+            update.add_column("n", LongType())
+        [row] = loaded.load_table("s.t").scan().to_arrow().to_pylist()
+        assert (row["word"], row["count"], row["n"]) == ("a", 1, None)

@@ -169,7 +169,9 @@ def unsupported(cursor: Any, schema: str, table: str, *, merges: bool) -> list[s
         "EXISTS (SELECT FROM pg_inherits WHERE inhparent = c.oid) AND c.relkind <> 'p', "
         "ARRAY(SELECT rulename::text FROM pg_rewrite WHERE ev_class = c.oid AND ev_enabled <> 'D' ORDER BY 1), "
         "ARRAY(SELECT inhrelid::regclass::text FROM pg_inherits p JOIN pg_class leaf ON leaf.oid = inhrelid "
-        "WHERE inhparent = c.oid AND leaf.relkind = 'f' ORDER BY 1) "
+        "WHERE inhparent = c.oid AND leaf.relkind = 'f' ORDER BY 1), "
+        "c.relpersistence = 'u' OR EXISTS (SELECT FROM pg_partition_tree(c.oid) JOIN pg_class leaf ON leaf.oid = relid "
+        "WHERE leaf.relpersistence = 'u') "
         "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
         "WHERE n.nspname = %(schema)s AND c.relname = %(table)s",
         {"schema": schema, "table": table},
@@ -177,7 +179,7 @@ def unsupported(cursor: Any, schema: str, table: str, *, merges: bool) -> list[s
     found = cursor.fetchone()
     if found is None:
         return []
-    oid, kind, secured, has_children, rules, foreign = found
+    oid, kind, secured, has_children, rules, foreign, unlogged = found
     if kind in _KINDS:
         return [f"no rows of its own: it is {_KINDS[kind]}"]
     cursor.execute(
@@ -190,6 +192,7 @@ def unsupported(cursor: Any, schema: str, table: str, *, merges: bool) -> list[s
     return [
         *(["row security for this login, which hides rows from it"] if secured else []),
         *(["tables that inherit from it"] if has_children else []),
+        *(["no log (UNLOGGED), so that a crash of its server empties it"] if unlogged else []),
         *(f"the rule {name}" for name in rules),
         *(f"the foreign partition {name}" for name in foreign),
         *(

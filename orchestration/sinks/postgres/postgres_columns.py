@@ -167,6 +167,8 @@ def fitted(columns: Sequence[Column], table: Sequence[TableColumn], *, name: str
 
 
 def _way_out(table: TableColumn, column: Column) -> str:
+    if table.base == _JSON:
+        return "parse it by from_json(...) in the output's function, or let the table's column be json"
     numeric = _NUMERIC.fullmatch(table.base)
     cast = f"decimal({numeric[1]},{numeric[2]})" if numeric else _CASTS.get(table.base)
     if cast is None:

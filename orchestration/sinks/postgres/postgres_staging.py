@@ -24,6 +24,7 @@ from orchestration.sinks.refused_rows import (
     RefusedRows,
     bad_text,
     readable_row,
+    row_as_json,
     shown,
 )
 
@@ -217,7 +218,7 @@ class Staging:
             return _refused(batch, error)
         row = readable_row(batch)
         why = f"which the table's {dict(self.columns)[name]} would alter: write it as Postgres gives it back"
-        return RefusedRow(json.dumps(row, default=str), f"column {name} is {shown(row[name])}, {why}")
+        return RefusedRow(row_as_json(row), f"column {name} is {shown(row[name])}, {why}")
 
     def _put_aside(self, connection: Any, table: str, refused: list[RefusedRow]) -> None:  # noqa: ANN401
         """Keep refused rows in a table."""
@@ -266,7 +267,7 @@ def _refused(batch: pa.RecordBatch, error: Any) -> RefusedRow:  # noqa: ANN401  
         return bad
     row = readable_row(batch)
     if isinstance(error, RepeatedKeyError):
-        return RefusedRow(json.dumps(row, default=str), f"column {error.column} is {shown(row[error.column])}: {error}")
+        return RefusedRow(row_as_json(row), f"column {error.column} is {shown(row[error.column])}: {error}")
     context = (error.diag.context or "") if error.diag is not None else ""
     # Of two names where one begins like the other, the longer one.
     named = [name for name in sorted(row, key=len, reverse=True) if f", column {name}" in context]
@@ -283,7 +284,7 @@ def _refused(batch: pa.RecordBatch, error: Any) -> RefusedRow:  # noqa: ANN401  
     if lacking:
         reason = reason.encode("ascii", "backslashreplace").decode()
     # A NUL is an escape there, so that the text can be kept.
-    return RefusedRow(json.dumps(row, default=str), reason.replace("\0", "\\0"))
+    return RefusedRow(row_as_json(row), reason.replace("\0", "\\0"))
 
 
 def _said(error: Any, *, with_context: bool = True) -> str:  # noqa: ANN401

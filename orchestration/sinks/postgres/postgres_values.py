@@ -10,7 +10,7 @@ import math
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from orchestration.sinks.refused_rows import shown, times_as_text
+from orchestration.sinks.refused_rows import number_as_text, shown, times_as_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -117,7 +117,7 @@ def _scalar(value: Any) -> Any:  # noqa: ANN401
         case Decimal():
             return f"{value:f}"
         case float() if not math.isfinite(value):
-            return "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
+            return number_as_text(value)
     return value
 
 

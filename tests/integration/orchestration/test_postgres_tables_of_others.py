@@ -38,6 +38,11 @@ _NOTHING = "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN
             "0 of 1 rows",
         ),
         ("CREATE TABLE child () INHERITS (counts)", "tables that inherit from it"),
+        ("ALTER TABLE counts SET UNLOGGED", r"no log \(UNLOGGED\), so that a crash of its server empties it"),
+        (
+            f"DROP TABLE counts; {TABLE} PARTITION BY LIST (word); CREATE UNLOGGED TABLE l PARTITION OF counts DEFAULT",
+            r"no log \(UNLOGGED\)",
+        ),
         (
             "ALTER TABLE counts DROP n; ALTER TABLE counts ADD n bigint GENERATED ALWAYS AS (1) STORED",
             "generates its column n",

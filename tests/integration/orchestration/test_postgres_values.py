@@ -188,8 +188,10 @@ def test_a_map_with_a_key_twice_is_refused_with_its_column(target: Target) -> No
     assert target.rows("SELECT n, m FROM counts") == [(1, {"k": 1})]
 
 
-def test_a_map_whose_keys_are_no_names_is_refused_before_a_row() -> None:
-    inner = types.MapType(types.ArrayType(types.StringType()), types.IntegerType())
+@pytest.mark.parametrize("key", [types.ArrayType(types.StringType()), types.NullType()])
+def test_a_map_whose_keys_are_no_names_is_refused_before_a_row(key: DataType) -> None:
+    inner = types.MapType(key, types.IntegerType())
     schema = StructType([StructField("m", types.ArrayType(inner))])
-    with pytest.raises(SinkError, match=r"column m has a map with keys of the type array<string>.*map_entries"):
+    said = rf"column m has a map with keys of the type {key.simpleString()}.*map_entries"
+    with pytest.raises(SinkError, match=said):
         PostgresSink(EnvVar("TARGET_URL"), "counts").check_columns(schema, "counts")

@@ -83,7 +83,8 @@ def test_a_type_that_would_change_a_value_silently_is_refused(result: str, table
     [
         ("numeric(5,2)", "frame.withColumn('a', frame['a'].cast('decimal(5,2)'))"),
         ("timestamp with time zone", "frame.withColumn('a', frame['a'].cast('timestamp'))"),
-        ("jsonb", "let the table's column be text"),
+        ("jsonb", "parse it by from_json(...)"),
+        ("timestamp(0) without time zone", "let the table's column be text"),
     ],
 )
 def test_a_misfit_says_what_to_write(table: str, said: str) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from orchestration.sinks.postgres.postgres_values import RepeatedKeyError, as_csv
-from orchestration.sinks.refused_rows import readable_row
+from orchestration.sinks.refused_rows import readable_row, row_as_json
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, 6, UTC)
 TIME = pa.timestamp("us", "UTC")
@@ -86,3 +86,23 @@ def test_a_row_with_a_date_that_python_lacks_can_be_put_aside(type_: pa.DataType
     value = {"date32[day]": DAY_10000, "list<item: date32[day]>": [DAY_10000]}.get(str(type_), [(DAY_10000, 1)])
     row = readable_row(pa.record_batch([pa.array([value], type_)], names=["a"]))
     assert "10000-01-01" in json.dumps(row)
+
+
+@pytest.mark.parametrize("type_", [pa.struct([pa.field("a", pa.string(), nullable=False)]), pa.list_(pa.null())])
+def test_a_null_where_a_type_says_otherwise_is_null(type_: pa.DataType) -> None:
+    """Spark's literals within a struct are never null, but the struct of another row may be."""
+    batch = pa.record_batch([pa.array([None], type_), pa.array([1])], names=["a", "b"])
+    assert as_csv(batch).read().decode() == ',"1"\n'
+    assert readable_row(batch) == {"a": None, "b": 1}
+
+
+def test_a_row_that_is_put_aside_is_json_whatever_it_has() -> None:
+    values = {"a": math.nan, "b": [math.inf, -math.inf], "c": [("k", Decimal("1.5"))], "d": b"\x00\xff", "e": MOMENT}
+    found = json.loads(row_as_json(values), parse_constant=pytest.fail)
+    assert found == {
+        "a": "NaN",
+        "b": ["Infinity", "-Infinity"],
+        "c": [["k", "1.5"]],
+        "d": "00ff",
+        "e": "2026-01-02 03:04:05.000006+00:00",
+    }
