@@ -6,19 +6,19 @@ Loads ``opentelemetry-proto``, the extra ``forebay[otlp]``. ``otlp_answers`` mak
 from __future__ import annotations
 
 import base64
-import binascii
-import copy
 import hashlib
 import json
 import math
-import re
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
-from google.protobuf.json_format import ParseDict, ParseError
+from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
 
 from forebay_contrib.opentelemetry.answers import JSON, PROTOBUF
-from forebay_contrib.opentelemetry.protobuf import request_of
+from forebay_contrib.opentelemetry.json_form import WRONG, Json
+from forebay_contrib.opentelemetry.parting import Form, Message, parted
+from forebay_contrib.opentelemetry.protobuf import Protobuf
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED, ParsingLimits
 from receiver_runtime.receivers.http.requests.pushed import (
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
-    from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
     from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
     from receiver_runtime.receivers.http.requests.pushed import Headers
@@ -43,10 +42,7 @@ if TYPE_CHECKING:
 _TRACE_ID_BYTES = 16
 _SPAN_ID_BYTES = 8
 _MILLISECOND = 1_000_000
-# A surrogate in JSON; two that are a pair are one character.
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-# Protobuf reports a wrong type by more than one kind of error.
-_WRONG = (ParseError, ValueError, TypeError, AttributeError, KeyError)
+_WRONG = (*WRONG, DecodeError)
 _CHECK_EVERY = 256  # how many log records to encode before the time is checked again
 
 
@@ -73,16 +69,43 @@ def parse_logs(
             OTLP's two.
     """
     kind, charset = media_type(header(headers, b"content-type"))
-    rejected: list[RejectedRecord] = []
+    form: Form
     if kind == PROTOBUF:
         limits.check_protobuf(body)
-        request, rejected = request_of(body, limits)
+        form = Protobuf()
     elif kind == JSON:
-        text = json_in_utf8(kind, charset, body)
-        limits.check_json(text)
-        request, rejected = _from_json(text, limits)
+        body = json_in_utf8(kind, charset, body)
+        limits.check_json(body)
+        form = Json()
     else:
         raise PushRefusedError(415, f"the media type {kind!r} is not read here: send {PROTOBUF} or {JSON}")
+    try:
+        return _records(headers, body, form.whole(body), [], most_bytes, most_bytes_in_all, limits)
+    except (*_WRONG, RecursionError) as error:
+        if isinstance(error, PushRefusedError):
+            raise
+        try:
+            request, rejected = parted(body, form, limits, wrong=_WRONG, check=_check)
+        except (*_WRONG, RecursionError):
+            request, rejected = ExportLogsServiceRequest(), []
+        # Where no log record is the fault, it is somewhere that is not known here.
+        if not request.resource_logs or not rejected:
+            why = "the JSON is nested too deeply" if isinstance(error, RecursionError) else error
+            raise PushRefusedError(
+                400, f"{len(body)} bytes are no ExportLogsServiceRequest of the type {kind} ({why}): correct it"
+            ) from error
+        return _records(headers, body, request, rejected, most_bytes, most_bytes_in_all, limits)
+
+
+def _records(
+    headers: Headers,
+    body: bytes,
+    request: ExportLogsServiceRequest,
+    rejected: list[RejectedRecord],
+    most_bytes: int,
+    most_bytes_in_all: int,
+    limits: ParsingLimits,
+) -> Pushed:
     good: list[bytes] = []
     size = 0
     count = 0
@@ -115,105 +138,14 @@ def parse_logs(
     return Pushed([PushedRecord(data, JSON, key) for data in good], rejected)
 
 
-def _from_json(body: bytes, limits: ParsingLimits) -> tuple[ExportLogsServiceRequest, list[RejectedRecord]]:
-    """Return the request, and the log records in it that are none: each of these refuses no other."""
-    try:
-        found = _loaded(body)
-        try:
-            return _parsed(found, may_be_halved=_SURROGATE.search(body) is not None), []
-        except _WRONG as error:
-            # The attempt has changed what it was given.
-            found = _loaded(body)
-            good, rejected = _parted(found, limits)
-            if not good:
-                raise
-            try:
-                return _parsed(found), rejected
-            except _WRONG:
-                raise error from None
-    except RecursionError as error:
-        raise PushRefusedError(400, "the JSON is nested too deeply: make it flatter") from error
-    except _WRONG as error:
-        raise PushRefusedError(400, f"the body is no ExportLogsServiceRequest in JSON ({error}): correct it") from error
-
-
-def _loaded(body: bytes) -> Any:  # noqa: ANN401  whatever was sent
-    return json.loads(body.decode(), parse_constant=_refuse_constant)
-
-
-def _parsed(found: Any, *, may_be_halved: bool = True) -> ExportLogsServiceRequest:  # noqa: ANN401
-    if may_be_halved:
-        # Protobuf's reader fails by a SystemError on half a surrogate pair, also in a name that it does not know.
-        json.dumps(found, ensure_ascii=False).encode()
-    request = ExportLogsServiceRequest()
-    ParseDict(_with_protobufs_ids(found), request, ignore_unknown_fields=True)
-    return request
-
-
-def _parted(found: Any, limits: ParsingLimits) -> tuple[int, list[RejectedRecord]]:  # noqa: ANN401
-    """Take each log record that is none out of the request, and all of a resource or scope that is none itself.
-
-    Return how many are left, and those that were taken out.
-    """
-    good, rejected = 0, []
-    for of_resource in found.get("resourceLogs") or ():
-        of_all = _json_fault({**of_resource, "scopeLogs": []})
-        for of_scope in of_resource.get("scopeLogs") or ():
-            of_some = of_all or _json_fault({"scopeLogs": [{**of_scope, "logRecords": []}]})
-            kept = []
-            for number, record in enumerate(of_scope.get("logRecords") or ()):
-                if not number % _CHECK_EVERY:
-                    limits.check()
-                fault = of_some or _json_fault({"scopeLogs": [{"logRecords": [record]}]})
-                if fault is None:
-                    kept.append(record)
-                else:
-                    why = f"a log record is none in OTLP's JSON: {fault}"
-                    rejected.append(RejectedRecord(json.dumps(record).encode(), DeadLetterReason.UNPARSABLE, why))
-            good += len(kept)
-            of_scope["logRecords"] = kept
-            if of_some is not None:
-                of_scope.clear()
-        if of_all is not None:
-            of_resource.clear()
-    return good, rejected
-
-
-def _json_fault(of_resource: dict[str, Any]) -> str | None:
-    try:
-        _parsed(copy.deepcopy({"resourceLogs": [of_resource]}))
-    except _WRONG as error:
-        return str(error)
-    return None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON: send it as a string")
-
-
-def _with_protobufs_ids(request: Any) -> Any:  # noqa: ANN401  whatever was sent
-    """Convert ids to Base64, as protobuf's JSON has them; OTLP's JSON has them in hexadecimal."""
-    if not isinstance(request, dict):
-        raise TypeError("it is no object")
-    if request and "resourceLogs" not in request:
-        # OTLP says to ignore unknown fields. Here that would leave nothing, and the sender would be told of success.
-        raise ValueError(f"of its fields, as {min(request)!r:.100}, none is resourceLogs")
-    for of_resource in request.get("resourceLogs") or ():
-        for of_scope in of_resource.get("scopeLogs") or ():
-            for record in of_scope.get("logRecords") or ():
-                for name in ("traceId", "spanId"):
-                    if record.get(name):
-                        record[name] = base64.b64encode(_from_hex(name, record[name])).decode()
-    return request
-
-
-def _from_hex(name: str, value: object) -> bytes:
-    try:
-        if isinstance(value, str):
-            return binascii.unhexlify(value)
-    except ValueError:
-        pass
-    raise ValueError(f"{name} is {str(value)[:64]!r}, which is not hexadecimal")
+def _check(message: Message) -> None:
+    """Raise ValueError for a part that can't be a record's JSON as it is."""
+    if isinstance(message, LogRecord):
+        _record(message)
+    elif isinstance(message, ScopeLogs):
+        _scope(message.scope, message.schema_url)
+    elif isinstance(message, ResourceLogs):
+        _resource(message.resource, message.schema_url)
 
 
 def _is_fine(record: LogRecord) -> bool:
@@ -263,7 +195,12 @@ def _scope(scope: InstrumentationScope, schema_url: str) -> dict[str, object]:
 
 
 def _attributes(attributes: Iterable[KeyValue]) -> dict[str, object]:
-    return {attribute.key: _value(attribute.value) for attribute in attributes}
+    found: dict[str, object] = {}
+    for attribute in attributes:
+        if attribute.key in found:
+            raise ValueError(f"the attribute {attribute.key!r:.100} is there twice")
+        found[attribute.key] = _value(attribute.value)
+    return found
 
 
 def _value(value: AnyValue) -> object:
@@ -280,6 +217,8 @@ def _value(value: AnyValue) -> object:
         case "kvlist_value":
             return _attributes(value.kvlist_value.values)
         case _:
+            if value.ByteSize():
+                raise ValueError("a value is of a kind that is not known here")
             return None
 
 

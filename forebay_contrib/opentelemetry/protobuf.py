@@ -1,99 +1,72 @@
-"""Read an export request of OTLP's logs in protobuf; if it is none as a whole, each log record apart from the others.
+"""Reads an export request of OTLP's logs in protobuf, as a whole or level by level, from the wire format.
 
-Protobuf refuses a whole message for one string in it that is not UTF-8, and an exporter drops what is refused. So the
-bytes are taken apart at the level of log records, by the wire format. Loads ``opentelemetry-proto``. It must never
-change a record.
+Protobuf refuses a whole message for one string in it that is not UTF-8, and of two values where one may be it keeps the
+last without a word. So parts can be read alone, and a part with a value that would be lost is none. Loads
+``opentelemetry-proto``. It must never change a record.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
 
-from receiver_runtime.block_store.frames.frame import DeadLetterReason
-from receiver_runtime.receivers.http.requests.pushed import PushRefusedError, RejectedRecord
+from forebay_contrib.opentelemetry.parting import KINDS, Level, Message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
+    from google.protobuf.descriptor import Descriptor
 
 # The numbers of the fields that hold the next level: resources of a request, scopes of a resource, records of a scope.
-_RESOURCE_LOGS, _SCOPE_LOGS, _LOG_RECORDS = 1, 2, 2
+_NEXT_LEVEL = {Level.REQUEST: 1, Level.RESOURCE: 2, Level.SCOPE: 2}
 _MORE, _BITS = 0x80, 0x7F
 _LONGEST_VARINT = 10
-_CHECK_EVERY = 256  # how many log records to read before the time is checked again
-
-Read = TypeVar("Read", ResourceLogs, ScopeLogs, LogRecord)
 
 
-def request_of(body: bytes, limits: ParsingLimits) -> tuple[ExportLogsServiceRequest, list[RejectedRecord]]:
-    """Return the request, and the log records in it that are none: each of these refuses no other.
+class Protobuf:
+    """Read export requests in protobuf. See ``parting.Form``."""
 
-    Raises:
-        ParsingStoppedError: the time is over, or the sender has left.
-        PushRefusedError: 400, nothing in it is a log record.
-    """
-    try:
-        return ExportLogsServiceRequest.FromString(body), []
-    except DecodeError as error:
-        try:
-            request, rejected = _parted(body, limits)
-        except DecodeError:
-            request, rejected = ExportLogsServiceRequest(), []
-        # Where no log record is the fault, it is somewhere that is not known here.
-        if not request.resource_logs or not rejected:
-            raise PushRefusedError(
-                400, f"{len(body)} bytes are no ExportLogsServiceRequest in protobuf ({error}): send one"
-            ) from error
-        return request, rejected
+    def whole(self, body: bytes) -> ExportLogsServiceRequest:
+        """Read a request at once. Raises DecodeError."""
+        request: ExportLogsServiceRequest = ExportLogsServiceRequest.FromString(body)
+        if request.ByteSize() != len(body):
+            # Something is written in another way than protobuf's own, or is there twice.
+            _check_once(request.DESCRIPTOR, body)
+        return request
 
+    def split(self, data: bytes, level: Level, _: Callable[[], None]) -> tuple[bytes, list[bytes]]:
+        """Return a message without what is of the next level, and that. Raises DecodeError."""
+        others, found = [], []
+        for field, start, begin, end in _fields(data):
+            if field == _NEXT_LEVEL[level] and begin > start:
+                found.append(data[begin:end])
+            else:
+                others.append(data[start:end])
+        return b"".join(others), found
 
-def _parted(body: bytes, limits: ParsingLimits) -> tuple[ExportLogsServiceRequest, list[RejectedRecord]]:
-    """Raise DecodeError if the bytes are no message at a level above log records."""
-    request = ExportLogsServiceRequest()
-    rejected: list[RejectedRecord] = []
-    for of_resource in _split(body, _RESOURCE_LOGS)[1]:
-        own, scopes = _split(of_resource, _SCOPE_LOGS)
-        resource, fault = _read(ResourceLogs, own)
-        for of_scope in scopes:
-            scope_own, records = _split(of_scope, _LOG_RECORDS)
-            scope, scope_fault = _read(ScopeLogs, scope_own)
-            for number, data in enumerate(records):
-                if not number % _CHECK_EVERY:
-                    limits.check()
-                record, why = _read(LogRecord, data)
-                if (why := fault or scope_fault or why) is None:
-                    scope.log_records.append(record)
-                else:
-                    why = f"a log record is none in protobuf: {why}"
-                    rejected.append(RejectedRecord(data, DeadLetterReason.UNPARSABLE, why))
-            if scope.log_records:
-                resource.scope_logs.append(scope)
-        if resource.scope_logs:
-            request.resource_logs.append(resource)
-    return request, rejected
+    def read(self, data: bytes, level: Level) -> Message:
+        """Read a message of this level. Raises DecodeError."""
+        message: Message = KINDS[level].FromString(data)
+        _check_once(message.DESCRIPTOR, data)
+        return message
 
 
-def _read(kind: type[Read], data: bytes) -> tuple[Read, str | None]:
-    try:
-        return kind.FromString(data), None
-    except DecodeError as error:
-        return kind(), str(error)
-
-
-def _split(data: bytes, number: int) -> tuple[bytes, list[bytes]]:
-    """Return a message without its fields of this number, and those. Raises DecodeError."""
-    others, found = [], []
-    for field, start, begin, end in _fields(data):
-        if field == number and begin > start:
-            found.append(data[begin:end])
-        else:
-            others.append(data[start:end])
-    return b"".join(others), found
+def _check_once(kind: Descriptor, data: bytes) -> None:
+    """Raise DecodeError if a field is there twice that can be there once, or two of which there can be one."""
+    seen = set()
+    for number, start, begin, end in _fields(data):
+        field = kind.fields_by_number.get(number)
+        if field is None:
+            continue
+        if not field.is_repeated:
+            name = field.containing_oneof.name if field.containing_oneof else field.name
+            if name in seen:
+                raise DecodeError(f"{kind.name} has more than one {name}")
+            seen.add(name)
+        if field.message_type is not None and begin > start:
+            _check_once(field.message_type, data[begin:end])
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int, int, int]]:

@@ -234,7 +234,7 @@ class RedisReader:
         self._held.update(entry.key for entry in entries)
         try:
             batch = batch_of(entries)
-        except UnicodeDecodeError:
+        except ValueError:
             good, letters = sorted_out(entries)
             self._receiver.store_dead_letters(letters)
             kept = {entry.id for entry in good}

@@ -41,11 +41,10 @@ class StreamEntry:
 
 
 def batch_of(entries: Sequence[StreamEntry]) -> pa.RecordBatch:
-    """Return the entries as rows. Raises UnicodeDecodeError if a field's name is no text.
-
-    If a name is repeated, its last field counts.
-    """
+    """Return the entries as rows. Raises ValueError if the name of a field is no text, or is there twice."""
     maps = [dict(zip(entry.fields[::2], entry.fields[1::2], strict=True)) for entry in entries]
+    if sum(map(len, maps)) < sum(len(entry.fields) for entry in entries) // 2:
+        raise ValueError("an entry has two fields of one name, of which a map holds one")
     starts = [0]
     for one in maps:
         starts.append(starts[-1] + len(one))
@@ -81,12 +80,12 @@ def sorted_out(entries: Sequence[StreamEntry]) -> tuple[list[StreamEntry], list[
     good, letters = [], []
     for entry in entries:
         try:
-            for name in entry.fields[::2]:
-                name.decode()
-        except UnicodeDecodeError:
+            batch_of([entry])
+        except ValueError as error:
+            is_text = not isinstance(error, UnicodeDecodeError)
+            reason = DeadLetterReason.UNPARSABLE if is_text else DeadLetterReason.INVALID_ENCODING
             pairs = zip(entry.fields[::2], entry.fields[1::2], strict=True)
-            data = b"\n".join(name + b"=" + value for name, value in pairs)
-            letters.append(DeadLetter(DeadLetterReason.INVALID_ENCODING, data))
+            letters.append(DeadLetter(reason, b"\n".join(name + b"=" + value for name, value in pairs)))
         else:
             good.append(entry)
     return good, letters

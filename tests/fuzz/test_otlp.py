@@ -10,8 +10,8 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 
 from forebay_contrib.opentelemetry.answers import JSON, PROTOBUF, exported, status
-from forebay_contrib.opentelemetry.logs import _from_json, parse_logs
-from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED
+from forebay_contrib.opentelemetry.json_form import WRONG, Json
+from forebay_contrib.opentelemetry.logs import parse_logs
 from receiver_runtime.receivers.http.requests.pushed import Pushed
 from tests.fuzz.http_bodies import MOST_BYTES, check_taken, limits, refused
 from tests.fuzz.target import fuzzed
@@ -101,7 +101,14 @@ def test_json_is_taken_or_refused_and_gives_the_same_as_protobuf(body: bytes) ->
     found = _taken(JSON, body)
     if found is None:
         return
-    same = _taken(PROTOBUF, _from_json(body, UNLIMITED)[0].SerializeToString())
+    try:
+        request = Json().whole(body)
+    except (*WRONG, RecursionError):
+        # Its log records are read apart, and at least one of them is one.
+        assert found.records
+        assert all(one.data in body for one in found.rejected)
+        return
+    same = _taken(PROTOBUF, request.SerializeToString())
     assert same is not None
     assert _bodies(same) == _bodies(found)
 

@@ -247,7 +247,7 @@ def test_an_invalid_request_is_400(kind: bytes, body: bytes) -> None:
     ],
 )
 def test_half_a_surrogate_pair_anywhere_is_400(body: bytes) -> None:
-    with pytest.raises(PushRefusedError, match="no ExportLogsServiceRequest in JSON") as refused:
+    with pytest.raises(PushRefusedError, match="no ExportLogsServiceRequest of the type application/json") as refused:
         parsed(body, JSON)
     assert refused.value.status == 400
     # What is said of it can be written to any log.
@@ -309,32 +309,94 @@ def test_an_error_is_a_status_message() -> None:
     assert json_format.Parse(otlp_answers.status("application/json", "grün"), Status()) == expected
 
 
+ODD_IN_JSON = [
+    b'{"body": {"stringValue": "ok\\ud83d"}}',
+    b'{"body": {"stringValue": "caf\xe9"}}',
+    b'{"body": {"intValue": "9223372036854775808"}}',
+    b'{"body": {"intValue": ' + b"9" * 5000 + b"}}",
+    b'{"body": {"doubleValue": NaN}}',
+    b'{"body": {"doubleValue": 1e999}}',
+    b'{"body": {"arrayValue": {"values": [null]}}}',
+    b'{"body": ' + b'{"arrayValue": {"values": [' * 200 + b"{}" + b"]}}" * 200 + b"}",
+    b'{"body": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    b'{"body": {"bytesValue": "%%%"}}',
+    b'{"attributes": [{"key": "a", "value": {"arrayValue": {"values": [{"bytesValue": "AR"}]}}}]}',
+    b'{"body": {"fooValue": 1}}',
+    b'{"body": {"kvlistValue": {"values": [{"key": "a", "value": {"fooValue": null}}]}}}',
+    b'{"body": {"stringValue": "a", "intValue": 1}}',
+    b'{"body": {"stringValue": "a", "stringValue": "b"}}',
+    b'{"attributes": [{"key": "a", "value": {}}, {"key": "a", "value": {"intValue": 1}}]}',
+    b'{"body": {"kvlistValue": {"values": [{"key": "a"}, {"key": "a"}]}}}',
+    b'{"severityNumber": "SEVERITY_NUMBER_FATAL5"}',
+    b'{"attributes": [null]}',
+    b'{"timeUnixNano": -1}',
+    b'{"traceId": "xyz"}',
+    b'{"traceId": 12}',
+    b'{"body": }',
+    b"7",
+    b"null",
+]
+
+
+@pytest.mark.parametrize("odd", ODD_IN_JSON, ids=lambda odd: repr(odd[:40]))
+def test_an_odd_log_record_in_json_refuses_no_other_and_is_kept_as_it_came(odd: bytes) -> None:
+    first, third = (b'{"timeUnixNano": "1767225600123456789", "body": {"stringValue": "%s"}}' % n for n in (b"1", b"3"))
+    records = b"[%s ,\n%s , %s]" % (first, odd, third)
+    body = b'{"resourceLogs": [{"resource": {"attributes": []}, "scopeLogs": [{"logRecords": %s}]}]}' % records
+    found = parsed(body, JSON)
+    assert [json.loads(record.body or b"")["body"] for record in found.records] == ["1", "3"]
+    assert [one.data for one in found.rejected] == [odd]
+
+
 @pytest.mark.parametrize(
-    "odd",
+    "record",
     [
-        {"body": {"stringValue": "ok\ud83d"}},
-        {"body": {"intValue": "9223372036854775808"}},
-        {"body": {"arrayValue": {"values": [None]}}},
-        {"attributes": [None]},
-        {"timeUnixNano": -1},
-        {"traceId": "xyz"},
-        {"traceId": 12},
-        7,
-        None,
+        b'{"severityNumber": 99}',
+        b'{"severityNumber": "SEVERITY_NUMBER_FATAL4"}',
+        b'{"body": {"bytesValue": "-_8"}}',
+        b'{"body": {}, "attributes": [{"key": "a"}, {"key": "", "value": null}]}',
+        b'{"more": {"fooValue": 1}}',
     ],
 )
-def test_an_odd_log_record_in_json_refuses_no_other_and_is_kept(odd: object) -> None:
-    good = [{"timeUnixNano": "1767225600123456789", "body": {"stringValue": text}} for text in ("first", "third")]
-    request = {"resourceLogs": [{"resource": {}, "scopeLogs": [{"logRecords": [good[0], odd, good[1]]}]}]}
-    found = parse_logs(
-        [(b"content-type", b"application/json")],
-        json.dumps(request).encode(),
-        most_bytes=10_000,
-        most_bytes_in_all=10**6,
-    )
-    assert [json.loads(record.body or b"")["body"] for record in found.records] == ["first", "third"]
+def test_what_the_records_json_can_hold_is_taken(record: bytes) -> None:
+    found = parsed(b'{"resourceLogs": [{"scopeLogs": [{"logRecords": [%s]}]}]}' % record, JSON)
+    assert (len(found.records), found.rejected) == (1, [])
+
+
+def _field(number: int, data: bytes) -> bytes:
+    return bytes([number << 3 | 2, len(data)]) + data
+
+
+_BODY, _ATTRIBUTES = 5, 6
+_A = _field(1, b"a")
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        (_field(_BODY, b"\x0a\x01\xff"), "Error parsing"),
+        (_field(_BODY, b"\x0a\x01a\x10\x01"), "more than one value"),
+        (_field(_BODY, b"\x0a\x01a\x0a\x01b"), "more than one value"),
+        (_field(_ATTRIBUTES, _A + _field(2, b"\x0a\x01a\x10\x01")), "more than one value"),
+        (_field(_BODY, b"\x0a\x01a") * 2, "more than one body"),
+        (_field(_BODY, b"\x7a\x01a"), "a kind that is not known"),
+        (_field(_ATTRIBUTES, _A) * 2, "the attribute 'a' is there twice"),
+    ],
+)
+def test_an_odd_log_record_in_protobuf_is_kept_as_it_came(odd: bytes, words: str) -> None:
+    good = _field(_BODY, b"\x0a\x01x")
+    records = b"".join(_field(2, record) for record in (good, odd, good))
+    found = parsed(_field(1, _field(2, records)), PROTOBUF)
+    assert [json.loads(record.body or b"")["body"] for record in found.records] == ["x", "x"]
     [rejected] = found.rejected
-    assert json.loads(rejected.data) == odd
+    assert rejected.data == odd
+    assert words in rejected.why
+
+
+def test_a_resource_that_does_not_show_its_records_is_kept_as_it_came() -> None:
+    good = b'{"scopeLogs": [{"logRecords": [{"body": {"stringValue": "a"}}]}]}'
+    found = parsed(b'{"resourceLogs": [%s, [1], {"scopeLogs": 7}]}' % good, JSON)
+    assert (len(found.records), [one.data for one in found.rejected]) == (1, [b"[1]", b'{"scopeLogs": 7}'])
 
 
 def test_an_odd_resource_refuses_no_other() -> None:

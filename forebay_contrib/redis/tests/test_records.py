@@ -3,11 +3,12 @@ from __future__ import annotations
 import pytest
 
 from forebay_contrib.redis.records import StreamEntry, batch_of, id_parts, keys_of, sorted_out
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
 
 
 def test_rows_and_keys() -> None:
     entries = [
-        StreamEntry("s", b"1526919030474-3", [b"a", b"1", b"b", b"\xff", b"a", b"2"]),
+        StreamEntry("s", b"1526919030474-3", [b"a", b"2", b"b", b"\xff"]),
         StreamEntry("s", b"9" * 20, []),
     ]
     first, second = batch_of(entries).to_pylist()
@@ -28,13 +29,21 @@ def test_entries_with_one_id_are_distinguished_by_their_content() -> None:
     ]
 
 
-def test_an_entry_with_a_name_that_is_not_text_becomes_a_dead_letter() -> None:
-    poison, fine = StreamEntry("s", b"1-1", [b"\xff", b"1", b"b", b"2"]), StreamEntry("s", b"1-2", [b"a", b"1"])
-    with pytest.raises(UnicodeDecodeError):
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ([b"\xff", b"1", b"b", b"2"], DeadLetterReason.INVALID_ENCODING),
+        ([b"a", b"1", b"b", b"2", b"a", b"1"], DeadLetterReason.UNPARSABLE),
+    ],
+)
+def test_an_entry_that_can_be_no_row_becomes_a_dead_letter(fields: list[bytes], reason: DeadLetterReason) -> None:
+    poison, fine = StreamEntry("s", b"1-1", fields), StreamEntry("s", b"1-2", [b"a", b"1"])
+    with pytest.raises(ValueError, match=r"two fields of one name|codec can't decode"):
         batch_of([fine, poison])
     good, [letter] = sorted_out([poison, fine])
     assert good == [fine]
-    assert letter.data == b"\xff=1\nb=2"
+    assert letter.data == b"\n".join(name + b"=" + value for name, value in zip(fields[::2], fields[1::2], strict=True))
+    assert letter.reason is reason
 
 
 def test_ids_are_compared_as_numbers() -> None:

@@ -30,7 +30,7 @@ _CHECK_EVERY = 4096  # how many tokens to read before the time is checked again
 
 
 class UnknownSpansError(ValueError):
-    """The brackets or strings of the JSON don't show where an element ends."""
+    """JSON has brackets, strings or commas that do not show where an element ends."""
 
 
 class Span(NamedTuple):

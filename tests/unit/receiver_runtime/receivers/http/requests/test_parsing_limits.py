@@ -87,7 +87,7 @@ def test_a_protobuf_of_many_empty_messages_is_413_before_it_is_read(monkeypatch:
     def refuse(*_: object) -> None:
         raise AssertionError("it was read")
 
-    monkeypatch.setattr(otlp_logs, "request_of", refuse)
+    monkeypatch.setattr(otlp_logs, "Protobuf", refuse)
     headers = [(b"content-type", b"application/x-protobuf")]
     with pytest.raises(PushRefusedError, match="messages in protobuf, max_body_values is 999") as raised:
         otlp_logs.parse_logs(

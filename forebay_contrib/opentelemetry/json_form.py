@@ -1,0 +1,161 @@
+"""Reads an export request of OTLP's logs in JSON, as a whole or level by level, from its bytes.
+
+Protobuf's reader of JSON passes over what it does not know, takes what is no Base64, and numbers that are too large. A
+part with such a value is none. Loads ``opentelemetry-proto``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import re
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from google.protobuf.json_format import ParseDict, ParseError
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import ResourceLogs, ScopeLogs, SeverityNumber
+
+from forebay_contrib.opentelemetry.parting import Level, Message
+from receiver_runtime.receivers.http.requests.json_spans import UnknownSpansError, spans_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# A surrogate in JSON; two that are a pair are one character.
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+#: Protobuf reports a wrong type by more than one kind of error.
+WRONG = (ParseError, ValueError, TypeError, AttributeError, KeyError)
+_NEXT_LEVEL = {Level.REQUEST: "resourceLogs", Level.RESOURCE: "scopeLogs", Level.SCOPE: "logRecords"}
+# What is around a part of each level in a request.
+_AROUND = {
+    Level.REQUEST: (b"", b""),
+    Level.RESOURCE: (b'{"resourceLogs":[', b"]}"),
+    Level.SCOPE: (b'{"resourceLogs":[{"scopeLogs":[', b"]}]}"),
+    Level.RECORD: (b'{"resourceLogs":[{"scopeLogs":[{"logRecords":[', b"]}]}]}"),
+}
+_KINDS = {name for field in AnyValue.DESCRIPTOR.fields for name in (field.name, field.json_name)}
+
+
+class Json:
+    """Read export requests in JSON. See ``parting.Form``."""
+
+    def whole(self, body: bytes) -> ExportLogsServiceRequest:
+        """Read a request at once. Raises one of WRONG, or RecursionError."""
+        found = json.loads(
+            body.decode(), object_pairs_hook=_members, parse_constant=_refuse_constant, parse_float=_finite
+        )
+        if _SURROGATE.search(body) is not None:
+            # Protobuf's reader fails by a SystemError on half a surrogate pair, also in a name that it does not know.
+            json.dumps(found, ensure_ascii=False).encode()
+        request = ExportLogsServiceRequest()
+        ParseDict(_with_protobufs_ids(found), request, ignore_unknown_fields=True)
+        return request
+
+    def split(self, data: bytes, level: Level, check: Callable[[], None]) -> tuple[bytes, list[bytes]]:
+        """Return an object without what is of the next level, and that. Raises UnknownSpansError."""
+        if data.lstrip()[:1] != b"{":
+            raise UnknownSpansError("it is no object")
+        others, found = [], []
+        for member in spans_of(data, check):
+            if json.loads(member.name) == _NEXT_LEVEL[level] and member.value != b"null":
+                found += [one.value for one in spans_of(member.value, check)]
+            else:
+                others.append(member.name + b":" + member.value)
+        return b"{" + b",".join(others) + b"}", found
+
+    def read(self, data: bytes, level: Level) -> Message:
+        """Read an object of this level. Raises one of WRONG, or RecursionError."""
+        before, behind = _AROUND[level]
+        found: Message = self.whole(before + data + behind).resource_logs[0]
+        if isinstance(found, ResourceLogs) and level > Level.RESOURCE:
+            found = found.scope_logs[0]
+        if isinstance(found, ScopeLogs) and level > Level.SCOPE:
+            found = found.log_records[0]
+        return found
+
+
+def _members(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(members)
+    if len(found) < len(members):
+        names = [name for name, _ in members]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r:.100} is there twice")
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON: send it as a string")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text:.100} is more than a double can be")
+    return number
+
+
+def _with_protobufs_ids(request: Any) -> Any:  # noqa: ANN401  whatever was sent
+    """Convert ids to Base64, as protobuf's JSON has them; OTLP's JSON has them in hexadecimal."""
+    if not isinstance(request, dict):
+        raise TypeError("it is no object")
+    if request and "resourceLogs" not in request:
+        # OTLP says to ignore unknown fields. Here that would leave nothing, and the sender would be told of success.
+        raise ValueError(f"of its fields, as {min(request)!r:.100}, none is resourceLogs")
+    for of_resource in request.get("resourceLogs") or ():
+        _check_attributes((of_resource.get("resource") or {}).get("attributes"))
+        for of_scope in of_resource.get("scopeLogs") or ():
+            _check_attributes((of_scope.get("scope") or {}).get("attributes"))
+            for record in of_scope.get("logRecords") or ():
+                _check_value(record.get("body"))
+                _check_attributes(record.get("attributes"))
+                severity = record.get("severityNumber")
+                if isinstance(severity, str) and severity not in SeverityNumber.keys():  # noqa: SIM118  no mapping
+                    raise ValueError(f"severityNumber is {severity!r:.100}, which is none")
+                for name in ("traceId", "spanId"):
+                    if record.get(name):
+                        record[name] = base64.b64encode(_from_hex(name, record[name])).decode()
+    return request
+
+
+def _check_attributes(attributes: Any) -> None:  # noqa: ANN401  as above
+    for attribute in attributes or ():
+        _check_value(attribute.get("value"))
+
+
+def _check_value(value: Any) -> None:  # noqa: ANN401  as above
+    """Raise ValueError for what protobuf's reader passes over, or takes as something else."""
+    for kind, held in (value or {}).items():
+        if kind not in _KINDS:
+            raise ValueError(f"a value is of the kind {kind!r:.100}, which is none")
+        if kind in {"bytesValue", "bytes_value"} and held is not None:
+            _check_base64(held)
+        elif kind in {"arrayValue", "array_value"}:
+            for one in (held or {}).get("values") or ():
+                _check_value(one)
+        elif kind in {"kvlistValue", "kvlist_value"}:
+            _check_attributes((held or {}).get("values"))
+
+
+def _check_base64(text: str) -> None:
+    try:
+        # Protobuf's JSON may have the other alphabet, and no padding.
+        plain = text.rstrip("=").translate(str.maketrans("-_", "+/"))
+        if (
+            base64.b64encode(base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)).decode().rstrip("=")
+            == plain
+        ):
+            return
+    except (binascii.Error, ValueError):
+        pass
+    raise ValueError(f"bytesValue is {text!r:.100}, which is not Base64")
+
+
+def _from_hex(name: str, value: object) -> bytes:
+    try:
+        if isinstance(value, str):
+            return binascii.unhexlify(value)
+    except ValueError:
+        pass
+    raise ValueError(f"{name} is {str(value)[:64]!r}, which is not hexadecimal")
