@@ -18,6 +18,7 @@ from orchestration.declarations.modules import PipelineModuleError
 def with_own_definitions(defs: dg.Definitions, module_name: str | None) -> dg.Definitions:
     """Return definitions with those of a module, which has one `dagster.Definitions` at its top level; None: no module.
 
+    A module that has the pipelines' definitions too, as one for an instance of a user's own does, is taken as it is.
     Raises PipelineModuleError, and what Dagster raises of definitions that do not go together.
     """
     if module_name is None:
@@ -34,4 +35,17 @@ def with_own_definitions(defs: dg.Definitions, module_name: str | None) -> dg.De
     if len(found) != 1:
         message = f"module {module_name!r} needs one dagster.Definitions at its top level, and has {len(found)}"
         raise PipelineModuleError(message)
+    ours, theirs = _jobs(defs), _jobs(found[0])
+    if ours <= theirs:
+        return found[0]
+    if ours & theirs:
+        message = (
+            f"module {module_name!r} has the jobs {', '.join(sorted(ours & theirs))} and not "
+            f"{', '.join(sorted(ours - theirs))}: let it call build_definitions with all pipelines, or not at all"
+        )
+        raise PipelineModuleError(message)
     return dg.Definitions.merge(defs, found[0])
+
+
+def _jobs(defs: dg.Definitions) -> set[str]:
+    return {job.name for job in defs.jobs or ()}

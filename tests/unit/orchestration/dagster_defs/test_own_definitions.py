@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -63,6 +64,21 @@ def test_a_projects_own_definitions_stand_beside_its_pipelines(words: Pipeline, 
     keys = {spec.key.to_user_string() for spec in both.resolve_all_asset_specs()}
     assert {"report", "words/counts"} <= keys
     assert ProjectReader("shop").read().modules.keys() == {"shop", "own_of_shop", "helper_of_shop"}
+
+
+def test_a_module_that_has_the_pipelines_too_is_taken_as_it_is(words: Pipeline, project: Path) -> None:
+    (project / "whole_of_shop.py").write_text("")
+    module = importlib.import_module("whole_of_shop")
+
+    @dg.asset
+    def report() -> None: ...
+
+    module.defs = dg.Definitions.merge(build_definitions(words), dg.Definitions(assets=[report]))  # type: ignore[attr-defined]
+    assert with_own_definitions(build_definitions(words), "whole_of_shop") is module.defs
+    other = Pipeline("other", interval="10s")
+    other.output(inputs=[*words.outputs["counts"].streams], sink=ParquetSink("/other"), name="all")(lambda frame: frame)
+    with pytest.raises(PipelineModuleError, match=r"has the jobs .*words_batch.* and not .*other_batch"):
+        with_own_definitions(build_definitions(other, words), "whole_of_shop")
 
 
 def test_a_project_that_names_none_has_its_pipelines_only(words: Pipeline, project: Path) -> None:
