@@ -54,10 +54,10 @@ def build_definitions(*pipelines: Pipeline, spark: SparkResource | None = None) 
         pipeline.code_version = loaded_version({output.function.__module__ for output in pipeline.outputs.values()})
     owned = {pipeline: streams for pipeline in pipelines if (streams := owned_streams(pipelines)[pipeline.name])}
     restarts = {pipeline: restart_job(pipeline) for pipeline in owned}
-    jobs = {pipeline.name: batch_job(pipeline) for pipeline in pipelines}
     checks = {pipeline: [pipeline_checks(pipeline), batch_checks(pipeline)] for pipeline in pipelines}
     for pipeline, streams in owned.items():
         checks[pipeline].append(stream_checks(pipeline, streams))
+    jobs = {pipeline.name: batch_job(pipeline, *checks[pipeline]) for pipeline in pipelines}
     scalings = {pipeline: scaling_job(pipeline) for pipeline in pipelines}
     compactions = {pipeline: compaction_job(pipeline) for pipeline in pipelines if has_compaction(pipeline)}
     connections = SensorConnections()

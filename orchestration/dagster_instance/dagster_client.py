@@ -225,6 +225,8 @@ class DagsterClient:
                 "repositoryName": sensor.repository,
                 "jobName": job,
                 **({"assetSelection": [{"path": list(path)} for path in assets]} if assets else {}),
+                # Assets that are named bring all their checks, whatever the job leaves out.
+                **({"assetCheckSelection": []} if assets else {}),
             },
             "runConfigData": run_config,
             "executionMetadata": {"tags": [{"key": key, "value": value} for key, value in tags.items()]},

@@ -1,8 +1,8 @@
 """Find the modules of a user's project, and keep a copy of each version of them.
 
-A project's module is one that its pipeline module imports, directly or not, and that belongs neither to Python nor to
-an installed package nor to Forebay; of a package all modules count. They are found by reading them: this module never
-imports one, so a module that fails to import is found too.
+A project's module is one that its pipeline module, or the one with its own Dagster definitions, imports, directly or
+not, and that belongs neither to Python nor to an installed package nor to Forebay; of a package all modules count. They
+are found by reading them: this module never imports one, so a module that fails to import is found too.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestration.declarations.project_file import project_definitions
 from tracker_store.host.code_in_force import LINK, CodeCopy, loaded_copy
 
 if TYPE_CHECKING:
@@ -96,20 +97,25 @@ class ProjectReader:
     """Read a project's modules again and again, each file only when it has changed."""
 
     def __init__(self, module: str) -> None:
-        """Take the name of the pipeline module, or the path of its file, as `load_pipelines` does."""
+        """Take the name of the pipeline module, or the path of its file, as `load_pipelines` does.
+
+        The project's own Dagster definitions belong to its code too. Raises ProjectFileError.
+        """
         path = Path(module).resolve() if module.endswith(".py") else None
         self._module = module if path is None else path.stem
         self._search = str(Path.cwd() if path is None else path.parent)
         self._first = module.partition(".")[0] if path is None else path.stem
+        definitions = project_definitions()
+        self._begins_with = {self._first, *([] if definitions is None else [definitions.partition(".")[0]])}
         self._read: dict[Path, tuple[tuple[int, int, int], bytes, frozenset[str]]] = {}
         # Names that are Python's, or an installed package's.
-        self._passed_over = {*OWN_PACKAGES, *sys.builtin_module_names, *sys.stdlib_module_names} - {self._first}
+        self._passed_over = {*OWN_PACKAGES, *sys.builtin_module_names, *sys.stdlib_module_names} - self._begins_with
 
     def read(self) -> ProjectCode:
         """Return the project's modules as they are now. A file that goes meanwhile is left out."""
         importlib.invalidate_caches()
         modules: dict[str, tuple[Path, bytes]] = {}
-        wanted, seen = [self._first], {self._first}
+        wanted, seen = sorted(self._begins_with), set(self._begins_with)
         while wanted:
             for name, path in self._files(wanted.pop()):
                 try:

@@ -1,4 +1,4 @@
-"""Read a user's project file: `[tool.forebay]` of the working directory's pyproject.toml, which names the module.
+"""Read a user's project file: `[tool.forebay]` of the working directory's pyproject.toml, which names its modules.
 
 It is read, and never written. All other settings are environment variables: a checkout must not decide where data goes.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 
 PROJECT_FILE = "pyproject.toml"
 _TABLE = "[tool.forebay]"
+_SETTINGS = frozenset({"module", "definitions"})
 
 
 class ProjectFileError(Exception):
@@ -21,6 +22,15 @@ def project_module() -> str | None:
 
     Raises ProjectFileError.
     """
+    return _named("module")
+
+
+def project_definitions() -> str | None:
+    """Return the module with the project's own Dagster definitions, or None. Raises ProjectFileError."""
+    return _named("definitions")
+
+
+def _named(setting: str) -> str | None:
     path = Path.cwd() / PROJECT_FILE
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -30,9 +40,12 @@ def project_module() -> str | None:
         raise ProjectFileError(f"{path}: {error}: correct it, or name the module (`forebay up my_pipeline`)") from error
     tool = found.get("tool", {})
     table = tool.get("forebay", {}) if isinstance(tool, dict) else {}
-    if not isinstance(table, dict) or table.keys() - {"module"}:
-        raise ProjectFileError(f'{path}: {_TABLE} has one setting, module = "my_pipeline"; others are FOREBAY_…')
-    module = table.get("module")
+    if not isinstance(table, dict) or table.keys() - _SETTINGS:
+        raise ProjectFileError(
+            f'{path}: {_TABLE} has two settings, module = "my_pipeline" and definitions = "my_assets"; others are '
+            "FOREBAY_…"
+        )
+    module = table.get(setting)
     if module is not None and not (isinstance(module, str) and module):
-        raise ProjectFileError(f"{path}: {_TABLE}: module = {module!r} is no name of a module")
+        raise ProjectFileError(f"{path}: {_TABLE}: {setting} = {module!r} is no name of a module")
     return module

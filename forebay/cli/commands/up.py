@@ -52,6 +52,7 @@ from forebay.cli.terminal.failures import clear_errors
 from orchestration.declarations.apply import Change, apply
 from orchestration.declarations.compatibility import declared
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
+from orchestration.declarations.project_file import project_definitions
 from orchestration.declarations.settings import NO_TOKEN, Settings
 from orchestration.tracker.http.listen_address import ListenAddressError, checked_token, listen_address
 from orchestration.tracker.http.status_address import asked_for, is_served, status_page
@@ -344,7 +345,8 @@ class Services:
         engine.dispose()
         dagster_home = self._settings.home.absolute() / "dagster"
         code_server = entered.enter_context(code_server_socket(dagster_home))
-        workspace = str(write_dagster_home(dagster_home, code_server=code_server))
+        own = project_definitions() is not None
+        workspace = str(write_dagster_home(dagster_home, code_server=code_server, own_definitions=own))
         self._token = webserver_token(self._settings, dagster_home)
         # Commands in this home find Dagster by this file while this process runs.
         (dagster_home / URL_FILE).write_text(self._webserver_url, encoding="utf-8")

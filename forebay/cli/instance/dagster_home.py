@@ -125,8 +125,14 @@ def kept_token(directory: Path) -> str | None:
         return None
 
 
-def write_dagster_home(directory: Path, *, code_server: Path) -> Path:
-    """Write both files into `directory` (DAGSTER_HOME); returns the workspace's path. `code_server`: its socket."""
+def write_dagster_home(directory: Path, *, code_server: Path, own_definitions: bool = False) -> Path:
+    """Write both files into `directory` (DAGSTER_HOME) and return the workspace's path.
+
+    Args:
+        directory: is made if it is missing.
+        code_server: its socket.
+        own_definitions: whether the project has assets of its own, which may have conditions and freshness policies.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     days = {"skipped": SKIPPED_TICK_DAYS, "success": TICK_DAYS, "failure": TICK_DAYS, "started": TICK_DAYS}
     instance = {
@@ -157,8 +163,8 @@ def write_dagster_home(directory: Path, *, code_server: Path) -> Path:
         },
         # No asset of Forebay is materialized by a condition or has a freshness policy: without these two, Dagster's
         # daemon looks for such assets every few seconds, and finds none.
-        "auto_materialize": {"enabled": False, "use_sensors": False},
-        "freshness": {"enabled": False},
+        "auto_materialize": {"enabled": own_definitions, "use_sensors": own_definitions},
+        "freshness": {"enabled": own_definitions},
         "telemetry": {"enabled": False},
         # An operator who opens the UI wants the batches, not a dialogue.
         "nux": {"enabled": False},

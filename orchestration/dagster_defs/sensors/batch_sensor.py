@@ -223,6 +223,8 @@ def batch_sensor(
                     run_config=launch.run_config(pipeline.name),
                     tags=launch.tags(pipeline.name),
                     asset_selection=[pipeline.outputs[output].asset_key for output in launch.outputs] or None,
+                    # A selection of assets has all checks of them, Forebay's too, whatever the job leaves out.
+                    asset_check_keys=[] if launch.outputs else None,
                 )
                 for launch in steps.launches
             ]

@@ -6,6 +6,7 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,9 @@ from dagster._core.remote_origin import GrpcServerCodeLocationOrigin
 from dagster._core.workspace.load import location_origins_from_yaml_paths
 from dagster.components.testing import create_defs_folder_sandbox
 
+from orchestration.dagster_defs.build_definitions import build_definitions
 from orchestration.dagster_defs.component import PipelineComponent
+from orchestration.dagster_defs.own_definitions import with_own_definitions
 from orchestration.declarations.apply import apply
 from tracker_store.batches.batches import claim_attempt, fail_attempt
 from tracker_store.batches.pipelines import get_pipeline
@@ -63,12 +66,25 @@ def definitions(module: str) -> dg.Definitions:
 
 
 def test_every_example_is_loaded_by_its_own_test() -> None:
-    assert sorted(MODULES) == ["downstream", "existing", "failures", "owners", "pipelines", "second", "session"]
+    assert sorted(MODULES) == [
+        *("downstream", "existing", "failures", "my_assets", "owners", "pipelines", "second", "session")
+    ]
 
 
 def test_it_merges_into_an_existing_location(project: Path) -> None:
     keys = definitions("existing").resolve_asset_graph().get_all_asset_keys()
     assert {dg.AssetKey("customers"), OUTPUT} <= set(keys)
+
+
+def test_own_assets_stand_beside_the_pipelines_and_their_sensor_is_on(project: Path) -> None:
+    pipelines = build_definitions(importlib.import_module("pipelines").pipeline)
+    defs = with_own_definitions(pipelines, "my_assets")
+    assert {dg.AssetKey("hourly_words"), OUTPUT} <= set(defs.resolve_asset_graph().get_all_asset_keys())
+    sensor = defs.resolve_sensor_def("automation")
+    assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
+    assert "word_count__word_counts_has_rows" in {node.name for node in defs.resolve_job_def("word_count_batch").nodes}
+    [toml] = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert tomllib.loads(toml)["tool"]["forebay"] == {"module": "pipelines", "definitions": "my_assets"}
 
 
 def test_both_locations_of_the_workspace_load(project: Path) -> None:

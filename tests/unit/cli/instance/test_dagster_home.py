@@ -69,3 +69,11 @@ def test_a_token_that_no_header_can_hold_is_refused_and_not_shown() -> None:
     with pytest.raises(ListenAddressError, match="FOREBAY_DAGSTER_TOKEN can't be sent") as refused:
         checked_token("FOREBAY_DAGSTER_TOKEN", SecretStr("sécret"))
     assert "sécret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_conditions_are_evaluated_where_a_project_has_assets_of_its_own(tmp_path: Path, own: bool) -> None:
+    write_dagster_home(tmp_path, code_server=tmp_path / "socket", own_definitions=own)
+    written = yaml.safe_load((tmp_path / "dagster.yaml").read_text(encoding="utf-8"))
+    assert written["auto_materialize"] == {"enabled": own, "use_sensors": own}
+    assert written["freshness"] == {"enabled": own}

@@ -128,6 +128,7 @@ def test_an_attempt_at_what_is_left_names_its_assets() -> None:
         client.launch(SENSOR, "words", replace(LAUNCH, outputs=("more",)))
     selector = asked[0]["variables"]["params"]["selector"]
     assert selector["assetSelection"] == [{"path": ["words", "more"]}]
+    assert selector["assetCheckSelection"] == []
     fields = create_schema().graphql_schema.type_map["JobOrPipelineSelector"].fields
     assert selector.keys() <= fields.keys()
 

@@ -486,7 +486,7 @@ def test_the_next_attempt_is_no_run_of_the_outputs_that_are_committed(
     instance.report_run_failed(run)
     [second] = sensor.evaluate_tick(dg.build_sensor_context(instance=instance)).run_requests or []
     assert second.run_key == f"{time.isoformat()}:2"
-    assert second.asset_selection == [dg.AssetKey(["words", "more"])]
+    assert (second.asset_selection, second.asset_check_keys) == ([dg.AssetKey(["words", "more"])], [])
 
 
 def test_a_driver_log_that_is_away_is_a_skip_that_says_so(
