@@ -1,9 +1,15 @@
 r"""Cuts streams into syslog messages by RFC 6587, frame by frame, and datagrams by RFC 5426.
 
-A frame that begins with a number, a space and ``<`` has the length that the number gives (*octet counting*); any other
-frame ends at its newline; or, if it is a message or one follows, at a NUL, as Python's `SysLogHandler` and rsyslog's
-`AddtlFrameDelimiter` end it. Each may end otherwise than the one before. Every well-formed message begins with ``<``.
-Where something else follows the number and the space, the number is a length only if the frame before had one.
+A frame that begins with a number, a space and ``<`` has the length that the number gives (*octet counting*). Every
+well-formed message begins with ``<``. Where something else follows the number and the space, the number is a length
+only if the frame before had one.
+
+Any other frame ends at a newline, or, if it is a message or one follows, at a NUL, as Python's `SysLogHandler` and
+rsyslog's `AddtlFrameDelimiter` end it. Each may end otherwise than the one before. Newlines within a message that a NUL
+ends are text. So a newline behind a message is its end if a frame follows, and no NUL comes before the next such
+newline. Where neither has come yet, it is the end if a read ended there, or if the message would be too large; but not
+for a sender whose last message ended with a NUL. Only this depends on how the network cut the stream up. A NUL that
+another text follows is a character of a text: it ends no message with newlines.
 
 Vector code finds runs of lines; lengths are walked one by one, one number per message. Memory per connection is bounded
 by ``max_record_bytes``.
@@ -39,6 +45,11 @@ _ENDS = (_NUL, _NEWLINE)
 _COUNT = re.compile(rb"([1-9][0-9]{0,8})( (.?))?", re.DOTALL)
 _LONGEST_COUNT = 11  # bytes that `_COUNT` matches at most
 _COUNTED = re.compile(rb"([1-9][0-9]{0,8}) (?=<)").match
+# What ends a frame that began before: a text, a message, and a message whose newlines may be text.
+_ENDS_TEXT = re.compile(rb"\n|\0(?=<)").search
+_ENDS_LINE = re.compile(rb"\n|\0").search
+_ENDS_MESSAGE = re.compile(rb"\0|\n(?=<[0-9]|[1-9][0-9]{0,8} <)").search
+_OVERLAP = _LONGEST_COUNT + 1  # bytes before new ones, with which these may have their meaning
 _NOWHERE = np.empty(0, dtype=np.int64)
 # Messages are dense if this many in a row take fewer than this many bytes: then `short_frames` walks them faster.
 _DENSE_FRAMES = 64
@@ -120,37 +131,130 @@ class _FramingKind(Enum):
 class _Stops:
     """Find where lines end in some bytes.
 
-    A newline ends each line. A NUL ends one that is a message, or that a message follows: in other text it is a
-    character.
+    A *line* ends at each newline and NUL here, whatever that turns out to be. A line *closes* what is before it if it
+    ends a frame for sure: at a newline that a frame follows; at a NUL that ends a message, or that one follows. In
+    other text a NUL is a character.
     """
 
     def __init__(self, octets: npt.NDArray[np.uint8]) -> None:
         self._octets = octets
-        self._all = np.flatnonzero((octets == _NEWLINE) | (octets == _NUL))
-        self._behind = octets[np.minimum(self._all + 1, octets.size - 1)]
-        self._behind = np.where(self._all + 1 < octets.size, self._behind, 0)
-        heads = octets[np.concatenate((np.zeros(1, dtype=np.int64), self._all[:-1] + 1))[: self._all.size]]
-        self._ends = (octets[self._all] == _NEWLINE) | (heads == _LESS) | (self._behind == _LESS)
-        self._ending = np.flatnonzero(self._ends)
-        # Those that a count may follow, as places in `_ending`.
-        behind = self._behind[self._ending]
-        self._turns = np.flatnonzero((behind > ord("0")) & (behind <= ord("9")))
+        self._all: Places = np.flatnonzero((octets == _NEWLINE) | (octets == _NUL))
+        self._is_nul = octets[self._all] == _NUL
+        behind = self._at(self._all + 1)
+        opens = octets[np.concatenate((np.zeros(1, dtype=np.int64), self._all[:-1] + 1))[: self._all.size]] == _LESS
+        #: A count may follow: then the run of lines ends.
+        self._is_turn = self._are_counts(behind)
+        is_frame = ((behind == _LESS) & _is_digit(self._at(self._all + 2))) | self._is_turn
+        self._is_sure = (self._is_nul & (behind == _LESS)) | (~self._is_nul & is_frame)
+        #: A NUL that may end a message with newlines: not one that a text follows.
+        is_followed = self._is_sure | self._is_turn | (behind == _NUL) | (behind == _NEWLINE)
+        self._ends_several = self._is_nul & is_followed
+        lines = np.arange(self._all.size)
+        begun = np.maximum.accumulate(np.where(opens, lines, -1))
+        firm = self._is_nul | self._is_sure
+        closed = np.maximum.accumulate(np.where(firm, lines, -1))
+        in_message = begun > np.concatenate(([-1], closed[:-1]))[: lines.size]
+        closes = self._is_sure | (self._is_nul & ((begun == lines) | (in_message & self._ends_several)))
+        self._opens = opens
+        #: Up to this line, texts may seem to be in a message that only a counted frame before them had.
+        self._untrue = -1
+        self._opening = np.flatnonzero(opens)
+        self._firm = np.flatnonzero(firm)
+        self._text_ends = np.flatnonzero(~self._is_nul | self._is_sure)
+        self._closing = np.flatnonzero(closes)
+        # Up to the last line that closes: where a NUL ends a message, its newlines are text.
+        by = np.append(self._firm, -1)[np.searchsorted(self._firm, lines)]
+        is_text = ~firm & in_message & (by >= 0) & self._ends_several[by]
+        is_end = ~is_text & (closes | ~self._is_nul)
+        self._ending = np.flatnonzero(is_end & (lines <= (self._closing[-1] if self._closing.size else -1)))
+        # Those that a count follows: newlines among all lines, and places in `_ending`.
+        self._turns = np.flatnonzero(self._is_turn[self._ending])
+        self._newline_turns = np.flatnonzero(self._is_turn & ~self._is_nul)
 
-    def from_place(self, place: int) -> Places:
-        """Return the ends of the lines from ``place`` on, up to one that a count may follow."""
+    def _at(self, places: Places) -> npt.NDArray[np.uint8]:
+        size = self._octets.size
+        found: npt.NDArray[np.uint8] = np.where(places < size, self._octets[np.minimum(places, size - 1)], 0)
+        return found
+
+    def _are_counts(self, behind: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        """Return which lines a count, a space and ``<`` follow."""
+        found = np.zeros(behind.size, dtype=bool)
+        rows = np.flatnonzero(_is_digit(behind) & (behind != ord("0")))
+        places = self._all[rows] + 2
+        for _ in range(_LONGEST_COUNT - 2):
+            if not rows.size:
+                break
+            octets = self._at(places)
+            found[rows[(octets == ord(" ")) & (self._at(places + 1) == _LESS)]] = True
+            goes_on = _is_digit(octets)
+            rows, places = rows[goes_on], places[goes_on] + 1
+        return found
+
+    def from_place(self, place: int, *, waits: bool, after_count: bool) -> Places:
+        """Return the ends of the frames from ``place`` on, up to one that a count may follow.
+
+        Args:
+            place: where a frame begins.
+            waits: nothing that closes a message can be missing: its newlines are not its end without that.
+            after_count: the frame before had a count.
+        """
         first = int(np.searchsorted(self._all, place))
         if first == self._all.size:
             return _NOWHERE
-        ends = (
-            self._octets[place] == _LESS or self._behind[first] == _LESS or self._octets[self._all[first]] == _NEWLINE
-        )
-        if ends and not self._ends[first]:
-            # A counted message stood before it.
-            return self._all[first : first + 1]
-        at = int(np.searchsorted(self._ending, first + (not ends)))
+        is_message = bool(self._octets[place] == _LESS)
+        if after_count:
+            firm = _next(self._firm, first)
+            self._untrue = self._all.size if firm < 0 else firm
+        if not is_message and first <= self._untrue:
+            line = _next(self._text_ends, first)
+            return self._ends(np.array([line] if line >= 0 else [], dtype=np.int64))
+        is_seen = is_message == bool(self._opens[first])
+        if is_seen and self._closing.size and first <= self._closing[-1]:
+            at = int(np.searchsorted(self._ending, first))
+            return self._ends(self._ending[at : self._stop(at)])
+        firm = _next(self._firm, first) if is_message else -1
+        stop = self._all.size
+        if firm >= 0 and self._is_nul[firm]:
+            if firm == first or self._ends_several[firm]:
+                return self._ends(np.array([firm]))
+            # The NUL is in a text behind the message, which ends at its newline.
+            stop = firm
+        elif firm >= 0:
+            stop = firm + 1
+        elif waits:
+            stop = first if is_message else _next(self._opening, first + 1)
+            stop = stop if stop >= 0 else self._all.size
+        turn = _next(self._newline_turns, first)
+        lines = np.arange(first, turn + 1 if 0 <= turn < stop else stop)
+        return self._ends(lines[~self._is_nul[lines]])
+
+    def _stop(self, at: int) -> int:
+        """Return where in ``_ending`` the lines from ``at`` on stop, behind one that a count follows."""
         turn = int(np.searchsorted(self._turns, at))
-        stop = int(self._turns[turn]) + 1 if turn < self._turns.size else self._ending.size
-        return self._all[self._ending[at:stop]]
+        return int(self._turns[turn]) + 1 if turn < self._turns.size else self._ending.size
+
+    def _ends(self, lines: Places) -> Places:
+        ends: Places = self._all[lines]
+        return ends
+
+
+def _first(find: Callable[[bytes], re.Match[bytes] | None], before: bytes, new: memoryview) -> int | None:
+    """Return where in ``new`` a line ends that began before; None: not in these bytes.
+
+    ``before`` are its last bytes: an end there, whose meaning comes now, is below 0.
+    """
+    found = find(before + bytes(new))
+    return None if found is None else found.start() - len(before)
+
+
+def _next(sorted_lines: Places, line: int) -> int:
+    """Return the first of these lines from ``line`` on; -1: there is none."""
+    at = int(np.searchsorted(sorted_lines, line))
+    return int(sorted_lines[at]) if at < sorted_lines.size else -1
+
+
+def _is_digit(octets: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    return (octets >= ord("0")) & (octets <= ord("9"))
 
 
 class SyslogSplitter:
@@ -162,16 +266,18 @@ class SyslogSplitter:
         self._held = bytearray()
         #: That frame's length in bytes, including its count; None for a line, 0 where it is not known yet.
         self._frame: int | None = 0
-        #: How many more bytes of a message that is too large to skip; -1: all up to the next newline or NUL.
+        #: How many more bytes of a message that is too large to skip; -1: all up to its end.
         self._passing = 0
         #: The beginning of a line that is too large, and how long it is so far.
         self._large = b""
         self._large_bytes = 0
-        self._last = 0
+        self._last = b""
         #: Whether the last frame had a count.
         self._counted = False
         #: The byte that ended the last frame; -1 where it had a count, or there was none.
         self._ended_by = -1
+        #: Whether the sender's last message without a count ended with a NUL.
+        self._nul_ends = False
 
     def take(self, buffer: bytearray, count: int) -> Taken:
         """See ``framing.Splitter``."""
@@ -186,7 +292,10 @@ class SyslogSplitter:
                 self._begin_large_line()
             return taken
         data = b"".join((self._held, view))
-        starts, ends, rest = self._walk(data)
+        starts, ends, rest = self._walk(data, waits=data[-1] != _NEWLINE)
+        if len(data) - rest > self._max + 1 and not self._nul_ends:
+            # Too much to wait for a NUL.
+            starts, ends, rest = self._walk_on(data, starts, ends, rest)
         self._held = bytearray(memoryview(data)[rest:])
         starts, ends = self._without_large(data, starts, ends, taken)
         if starts.size:
@@ -197,34 +306,41 @@ class SyslogSplitter:
     def finish(self, *, clean: bool) -> Taken:
         """See ``framing.Splitter``: the last line needs no newline where its sender ended the stream."""
         taken = Taken()
-        held = bytes(self._held)
-        if held and clean and (self._frame is None or (self._frame == 0 and not self._counted)):
-            line = held.removesuffix(b"\r")
-            if len(line) > self._max:
-                taken.before.append(too_large(line))
-            else:
-                taken.piece = Piece(line, np.array([len(line)], dtype=np.int32), starts=np.zeros(1, dtype=np.int32))
-        elif held:
-            taken.before.append(aside(DeadLetterReason.TRUNCATED, held))
+        held, starts, ends, rest = bytes(self._held), _NOWHERE, _NOWHERE, 0
+        if self._frame is None and not self._nul_ends:
+            starts, ends, rest = self._walk_on(held, starts, ends, rest)
+        if rest < len(held) and clean and (self._frame is None or (self._frame == 0 and not self._counted)):
+            line = held[rest:].removesuffix(b"\n").removesuffix(b"\r")
+            starts, ends = np.append(starts, rest), np.append(ends, rest + len(line))
+        elif rest < len(held):
+            taken.before.append(aside(DeadLetterReason.TRUNCATED, held[rest:]))
+        starts, ends = self._without_large(held, starts, ends, taken)
+        if starts.size:
+            taken.piece = Piece(held, ends.astype(np.int32), starts=starts.astype(np.int32))
         if self._passing < 0:
             taken.before.append(self._end_large_line())
         self._held.clear()
-        self._frame, self._passing, self._counted, self._ended_by = 0, 0, False, -1
+        self._frame, self._passing, self._counted, self._ended_by, self._nul_ends = 0, 0, False, -1, False
         return taken
 
     def _pass_over(self, buffer: bytearray, count: int, taken: Taken) -> int:
         """Skip the rest of a message that is too large; return where the next frame begins."""
         if self._passing < 0:
-            found = _end_in(buffer, 0, count, first=self._large[0], last=self._last)
+            find = _ENDS_TEXT
+            if self._large[0] == _LESS:
+                find = _ENDS_MESSAGE if self._nul_ends else _ENDS_LINE
+            found = _first(find, self._last, memoryview(buffer)[:count])
             if found is None:
                 self._large_bytes += count
-                self._last = buffer[count - 1]
+                self._last = (self._last + buffer[max(0, count - _OVERLAP) : count])[-_OVERLAP:]
                 return count
-            # -1: a NUL that came before, and was counted.
+            # Below 0: an end that came before, and whose meaning came now.
             self._large_bytes += found
-            self._passing, self._ended_by = 0, _NUL if found < 0 else buffer[found]
+            end = (self._last + buffer[:count])[len(self._last) + found :]
+            self._passing, self._ended_by = 0, end[0]
             taken.before.append(self._end_large_line())
-            return found + 1
+            self._held += end[1 : len(end) - count] if found < -1 else b""
+            return max(0, found + 1)
         passed = min(self._passing, count)
         self._passing -= passed
         return passed
@@ -233,9 +349,17 @@ class SyslogSplitter:
         """Return whether all new bytes belong to the frame that is held, and do not end it."""
         if not self._held or self._frame == 0:
             return False
-        if self._frame is None:
-            return _end_in(buffer, start, count, first=self._held[0], last=self._held[-1]) is None
-        return len(self._held) + count - start < self._frame
+        if self._frame is not None:
+            return len(self._held) + count - start < self._frame
+        view = memoryview(buffer)[start:count]
+        if self._held[0] != _LESS:
+            find = _ENDS_TEXT
+        elif not self._nul_ends and (view[-1] == _NEWLINE or len(self._held) + len(view) > self._max + 1):
+            # A read that ends with a newline ends the message, and so does one that makes it too large.
+            return not (_NEWLINE in self._held or _ENDS_LINE(view))
+        else:
+            find = _ENDS_MESSAGE
+        return _first(find, bytes(self._held[-_OVERLAP:]), view) is None
 
     def _look_at_held(self, taken: Taken) -> None:
         """Note the kind of the frame that is held. Of a message that is too large, put aside what has come."""
@@ -259,7 +383,7 @@ class SyslogSplitter:
         # Allow one byte more: a \r may belong to the newline that is still to come.
         if len(self._held) > self._max + 1:
             self._large, self._large_bytes = bytes(self._held[:LETTER_BYTES]), len(self._held)
-            self._last = self._held[-1]
+            self._last = bytes(self._held[-_OVERLAP:])
             self._held.clear()
             self._frame, self._passing, self._counted = 0, -1, False
 
@@ -280,8 +404,18 @@ class SyslogSplitter:
             return _FramingKind.LINE
         return match.end(1) + 1, int(match[1])
 
-    def _walk(self, data: bytes) -> tuple[Places, Places, int]:
-        """Return where whole messages begin and end, and where the incomplete rest begins."""
+    def _walk_on(self, data: bytes, starts: Places, ends: Places, rest: int) -> tuple[Places, Places, int]:
+        """Walk the rest too, in which each newline is an end."""
+        begin, end, then = self._walk(data[rest:], waits=False)
+        return np.concatenate((starts, begin + rest)), np.concatenate((ends, end + rest)), rest + then
+
+    def _walk(self, data: bytes, *, waits: bool) -> tuple[Places, Places, int]:
+        """Return where whole messages begin and end, and where the incomplete rest begins.
+
+        Args:
+            data: the bytes.
+            waits: a newline that nothing follows yet, or a text, may belong to a message that a NUL ends.
+        """
         octets = np.frombuffer(data, dtype=np.uint8)
         stops = _Stops(octets)
         starts, ends = [_NOWHERE], [_NOWHERE]
@@ -297,7 +431,9 @@ class SyslogSplitter:
                 place += 1
                 continue
             else:
-                run = _NOWHERE if kind is _FramingKind.UNKNOWN else stops.from_place(place)
+                run = _NOWHERE
+                if kind is not _FramingKind.UNKNOWN:
+                    run = stops.from_place(place, waits=waits or self._nul_ends, after_count=self._counted)
                 if not run.size:
                     break
                 begin, end = self._lines(octets, place, run)
@@ -311,11 +447,15 @@ class SyslogSplitter:
         """Return the starts and ends of the lines that end at ``stops``, the first of which begins at ``place``."""
         begin = np.concatenate(([place], stops[:-1] + 1))
         enders = octets[stops].astype(np.int16)
-        # Some senders write both a NUL and a newline: between them is no message.
+        messages = stops[octets[begin] == _LESS]
+        if messages.size:
+            self._nul_ends = bool(octets[messages[-1]] == _NUL)
+        # Some senders write both a NUL and a newline: between them is no message, or behind it no line.
         before = np.concatenate((np.array([self._ended_by], dtype=np.int16), enders[:-1]))
         is_line = (stops > begin) | (before < 0) | (before == enders)
         self._ended_by = int(enders[-1])
         begin, stops = begin[is_line], stops[is_line]
+        stops = stops - ((octets[stops] == _NUL) & (octets[stops - 1] == _NEWLINE) & (stops > begin))
         return begin, stops - ((octets[stops - 1] == _RETURN) & (stops > begin))
 
     def _walk_counted(self, data: bytes, place: int) -> tuple[Places, Places, int]:
@@ -363,19 +503,6 @@ class SyslogSplitter:
         for row in np.flatnonzero(is_large).tolist():
             taken.before.append(too_large(data[int(starts[row]) : int(ends[row])]))
         return starts[~is_large], ends[~is_large]
-
-
-def _end_in(buffer: bytearray, start: int, stop: int, *, first: int, last: int) -> int | None:
-    """Return where a line ends that began before; None: not in these bytes.
-
-    ``first`` is its first byte, and ``last`` the one before ``start``: if that is a NUL which ends it, ``start - 1``.
-    """
-    if first != _LESS and last == _NUL and buffer[start] == _LESS:
-        return start - 1
-    newline = buffer.find(b"\n", start, stop)
-    nul = buffer.find(b"\0" if first == _LESS else b"\0<", start, stop if newline < 0 else newline)
-    found = newline if nul < 0 else nul
-    return None if found < 0 else found
 
 
 def _host(peer: str) -> str:

@@ -117,6 +117,7 @@ def from_regex_records(
         raise ParsingError(f"the pattern has no group {unknown[0]!r}: its groups are {', '.join(numbers) or 'unnamed'}")
 
     whole = rf"(?s)\A(?:{plain})\r?\n?\z"
+    _check_by_java(records, pattern, whole)
     # The line is made here, so its form is not the caller's.
     asked = _asked(options, _CSV, always={"sep": ",", "quote": '"', "escape": '"', "comment": "\0"})
 
@@ -141,6 +142,33 @@ def _groups(pattern: str) -> tuple[dict[str, int], str]:
         raise ParsingError(f"pattern {pattern!r}: {error}") from error
     plain = re.sub(r"\(\?P=(\w+)\)", lambda found: rf"\{numbers[found[1]]}", python)
     return numbers, re.sub(r"\(\?P<\w+>", "(", plain)
+
+
+def _check_by_java(records: DataFrame, pattern: str, whole: str) -> None:
+    """Raise ParsingError for a pattern that Java does not take, or in which it sees other groups than Python.
+
+    Java reads ``[`` within a class as another class, and ``&&`` as an intersection. Each batch would fail by the first,
+    and every record be corrupt by the others.
+    """
+    from pyspark.errors import PySparkException  # noqa: PLC0415  the light parts load no Spark
+
+    jvm = getattr(records.sparkSession, "_jvm", None)
+    if jvm is None:
+        # Spark Connect: its server has the Java.
+        return
+    try:
+        groups = jvm.java.util.regex.Pattern.compile(whole).matcher("").groupCount()
+    except PySparkException as error:
+        said = str(error).partition("\n")[0]
+        raise ParsingError(
+            f"pattern {pattern!r}: Java, by which Spark matches, does not take it ({said}): write '[' within a class "
+            "as '\\['"
+        ) from None
+    if groups != re.compile(whole.replace(r"\z", r"\Z")).groups:
+        raise ParsingError(
+            f"pattern {pattern!r}: Java, by which Spark matches, sees {groups} groups in it: write '[', '(' and '&&' "
+            "within a class with a backslash each"
+        )
 
 
 def _asked(

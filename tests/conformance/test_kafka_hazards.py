@@ -187,6 +187,18 @@ def test_w01_the_leader_of_a_partition_is_killed_and_moved_back_while_records_fl
     assert {row.kind for row in links_of(rig)} == {"origin", "block"}
 
 
+def test_a_missing_topic_degrades_the_receiver_and_blocks_no_other(
+    any_kafka: AnyKafka, make_rig: Callable[..., SourceRig]
+) -> None:
+    topic = KafkaTopic(any_kafka)
+    topic.send(10)
+    rig = make_rig(topic.source(topics=[topic.name, "no-such-topic"]))
+    process = rig.start()
+    eventually(lambda: rig.registered() == 10, "the other topic's")
+    eventually(lambda: rig.reason().startswith("degraded: the topic 'no-such-topic' can't be read"), "the reason")
+    stop(process)
+
+
 @pytest.mark.parametrize("fetch", ["columns", "objects"])
 def test_partitions_without_a_leader_block_no_others_and_are_read_once_it_is_back(
     kafka_cluster: KafkaCluster, make_rig: Callable[..., SourceRig], fetch: str
@@ -203,8 +215,10 @@ def test_partitions_without_a_leader_block_no_others_and_are_read_once_it_is_bac
     assert others
     eventually(lambda: rig.registered() == len(others), "the others'")
     eventually(lambda: rig.said(f"{topic.name}/0 can't be read now"), "the event")
+    eventually(lambda: rig.reason().startswith(f"degraded: {topic.name}/"), "the receiver's state")
     kafka_cluster.nodes[leader].start()
     eventually(lambda: topic.all_came(rig), "everything")
+    eventually(lambda: not rig.reason().startswith("degraded"), "the end of that")
     assert process.poll() is None
     stop(process)
     topic.check_each_came_once(rig)

@@ -21,6 +21,8 @@ from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from tests.support.searches import examples
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from receiver_runtime.receivers.framing import Taken
 
 TOO_LARGE = DeadLetterReason.RECORD_TOO_LARGE
@@ -56,45 +58,119 @@ def run(pieces: list[bytes], *, clean: bool = True, limit: int = LIMIT) -> tuple
     return records, letters
 
 
-def model(stream: bytes, *, clean: bool = True, limit: int = LIMIT) -> tuple[list[bytes], int]:
-    """Do the same in plain Python: return the messages, and how many became dead letters."""
-    records: list[bytes] = []
-    aside = 0
-    was_counted = False
-    ended_by = b""
-    while stream:
-        match = re.match(rb"([1-9][0-9]{0,8}) (.)", stream, re.DOTALL)
-        if match is not None and (match[2] == b"<" or was_counted):
-            was_counted, ended_by = True, b""
-            begin, size = match.end(1) + 1, int(match[1])
-            if len(stream) < begin + size:
-                return records, aside + 1
-            if size > limit:
-                aside += 1
+class Model:
+    """Do the same in plain Python: the messages, and how many became dead letters."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.records: list[bytes] = []
+        self.aside = 0
+        self.rest = b""
+        self.was_counted = self.nul_ends = False
+        self.ended_by = b""
+        # The end of a line that is too large to be kept.
+        self.passing: bytes | None = None
+
+    def read(self, data: bytes) -> None:
+        self.rest += data
+        if self.passing is not None:
+            found = re.search(self.passing, self.rest)
+            if found is None:
+                return
+            self.aside, self.passing, self.ended_by, self.rest = (
+                *(self.aside + 1, None),
+                *(found[0], self.rest[found.end() :]),
+            )
+        self.walk(waits=not self.rest.endswith(b"\n"))
+        kept = len(self.rest) > self.limit + 1
+        if kept and not self.nul_ends and self.is_line():
+            self.walk(waits=False)
+        if len(self.rest) > self.limit + 1 and self.is_line():
+            self.was_counted = False
+            self.passing = TEXT
+            if self.rest.startswith(b"<"):
+                self.passing = DECISIVE if self.nul_ends else rb"\n|\0"
+
+    def is_line(self) -> bool:
+        return self.count() is None and not self.may_be_count()
+
+    def count(self) -> tuple[int, int] | None:
+        match = re.match(rb"([1-9][0-9]{0,8}) (.)", self.rest, re.DOTALL)
+        if match is not None and (match[2] == b"<" or self.was_counted):
+            return match.end(1) + 1, int(match[1])
+        return None
+
+    def may_be_count(self) -> bool:
+        return re.fullmatch(rb"[1-9][0-9]{0,8} ?", self.rest) is not None
+
+    def walk(self, *, waits: bool) -> None:
+        while self.rest:
+            counted = self.count()
+            if counted is not None:
+                begin, size = counted
+                if len(self.rest) < begin + size:
+                    return
+                self.was_counted, self.ended_by = True, b""
+                self.keep(self.rest[begin : begin + size])
+                self.rest = self.rest[begin + size :]
+            elif self.was_counted and self.rest[:1] in (b"\n", b"\0"):
+                self.rest = self.rest[1:]
             else:
-                records.append(stream[begin : begin + size])
-            stream = stream[begin + size :]
-        elif was_counted and stream[:1] in (b"\n", b"\0"):
-            stream = stream[1:]
+                end = None if self.may_be_count() else self.end(waits=waits)
+                if end is None:
+                    return
+                self.end_line(end)
+
+    def end(self, *, waits: bool) -> re.Match[bytes] | None:
+        if not self.rest.startswith(b"<"):
+            return re.search(TEXT, self.rest)
+        end = re.search(DECISIVE, self.rest)
+        if end is None:
+            return None if waits or self.nul_ends else re.search(rb"\n", self.rest)
+        # What follows says whether a NUL ends a message with newlines.
+        is_odd = re.match(rb"$|[<\n\0]|[1-9][0-9]{0,8} <", self.rest[end.end() :]) is None
+        if end[0] == b"\n" or (is_odd and b"\n" in self.rest[: end.start()]):
+            return re.search(rb"\n", self.rest)
+        return end
+
+    def end_line(self, end: re.Match[bytes]) -> None:
+        if self.rest.startswith(b"<"):
+            self.nul_ends = end[0] == b"\0"
+        line, self.rest, self.was_counted = self.rest[: end.start()], self.rest[end.end() :], False
+        is_odd = self.ended_by not in (b"", end[0])
+        self.ended_by = end[0]
+        if line or not is_odd:
+            self.keep((line.removesuffix(b"\n") if end[0] == b"\0" else line).removesuffix(b"\r"))
+
+    def keep(self, message: bytes) -> None:
+        if len(message) > self.limit:
+            self.aside += 1
         else:
-            # A NUL is an end only of a message, or before one.
-            ends = rb"(\n|\0)" if stream[:1] == b"<" else rb"(\n|\0(?=<))"
-            [line, newline, rest] = (*re.split(ends, stream, maxsplit=1), b"", b"")[:3]
-            may_be_count = re.fullmatch(rb"[1-9][0-9]{0,8} ?", stream)
-            if not newline and (not clean or (may_be_count and was_counted)):
-                return records, aside + 1
-            was_counted = False
-            stream = rest
-            if newline and not line and ended_by not in (b"", newline):
-                ended_by = newline
-                continue
-            ended_by = newline
-            line = line.removesuffix(b"\r")
-            if len(line) > limit:
-                aside += 1
-            else:
-                records.append(line)
-    return records, aside
+            self.records.append(message)
+
+    def finish(self, *, clean: bool) -> None:
+        if self.passing is not None:
+            self.aside += 1
+            return
+        is_line = self.is_line()
+        if is_line and not self.nul_ends:
+            self.walk(waits=False)
+        if self.rest and clean and (is_line or (self.may_be_count() and not self.was_counted)):
+            self.keep(self.rest.removesuffix(b"\n").removesuffix(b"\r"))
+        elif self.rest:
+            self.aside += 1
+
+
+TEXT = rb"\n|\0(?=<)"
+DECISIVE = rb"\0|\n(?=<[0-9]|[1-9][0-9]{0,8} <)"
+
+
+def model(*pieces: bytes, clean: bool = True, limit: int = LIMIT) -> tuple[list[bytes], int]:
+    found = Model(limit)
+    for piece in pieces:
+        found.read(piece)
+    found.finish(clean=clean)
+    return found.records, found.aside
 
 
 FRAMES = st.one_of(
@@ -103,6 +179,9 @@ FRAMES = st.one_of(
             b"<1>a\n",
             b"<1>a\0",
             b"<1>a\0\n",
+            b"<1>a\nb\0",
+            b"<1>a\n<b\nc\0",
+            b"<1>a\n12 \0",
             b"<1>a\n\0",
             b"\0",
             b"<1>" + b"x" * 30 + b"\0",
@@ -132,7 +211,7 @@ def test_a_stream_cut_in_any_way_gives_the_same(stream: bytes, cuts: list[int], 
     places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     pieces = [stream[begin:end] for begin, end in pairwise(places) if begin < end]
     records, letters = run(pieces, clean=clean)
-    wanted, aside = model(stream, clean=clean)
+    wanted, aside = model(*pieces, clean=clean)
     assert records == wanted
     assert len(letters) == aside
 
@@ -161,7 +240,7 @@ def test_short_counted_frames_are_the_same_in_bulk(stream: bytes, cut: int, tabl
         patch.setattr(syslog_framing, "_DENSE_BYTES", 2**20)
         patch.setattr(short_frames, "_TABLE_BYTES", table)
         records, letters = run([piece for piece in (stream[:cut], stream[cut:]) if piece], limit=200)
-    wanted, aside = model(stream, limit=200)
+    wanted, aside = model(*[piece for piece in (stream[:cut], stream[cut:]) if piece], limit=200)
     assert records == wanted
     assert len(letters) == aside
 
@@ -197,9 +276,47 @@ def test_a_nul_in_other_text_is_a_character() -> None:
     assert run([b"\xff\0 x\n<1>a\0no\0pe\0<2>b\n"]) == ([b"\xff\0 x", b"<1>a", b"no\0pe", b"<2>b"], [])
 
 
+@pytest.mark.parametrize("unit", [b"\n1", b"\n\0", b"<1>a\n1\n", b"<1>a\0<1>b\n", b"1\0<1", b"<1>\nb\0"])
+def test_lines_are_found_in_bulk_whatever_they_end_with(unit: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look at a time, they would take seconds of the thread that reads for all senders."""
+    looks = 0
+    look = syslog_framing._Stops.from_place
+
+    def counting(self: syslog_framing._Stops, place: int, **options: bool) -> npt.NDArray[np.int64]:
+        nonlocal looks
+        looks += 1
+        return look(self, place, **options)
+
+    monkeypatch.setattr(syslog_framing._Stops, "from_place", counting)
+    splitter = SyslogFraming(timezone="UTC", max_record_bytes=2**16).open()
+    stream = unit * (2**16 // len(unit))
+    taken = splitter.take(bytearray(stream), len(stream))
+    assert taken.piece is not None
+    assert looks < 10
+
+
+def test_a_nul_in_a_text_behind_a_message_ends_nothing() -> None:
+    assert run([b"<1>a\n\nno\n\xff\0 \xfe\n<1>b\n"]) == ([b"<1>a", b"", b"no", b"\xff\0 \xfe", b"<1>b"], [])
+
+
 def test_each_message_may_end_with_a_nul_or_a_newline() -> None:
     stream = b"<1>a\0<2>b\n<3>c\0\n<4>d\0" + counted(b"<5>e\0f") + b"<6>g\0<7>h"
     assert run([stream]) == ([b"<1>a", b"<2>b", b"<3>c", b"<4>d", b"<5>e\0f", b"<6>g", b"<7>h"], [])
+
+
+@given(
+    st.lists(st.text("ab<>1 \n", max_size=12).map(lambda text: b"<1>" + text.encode()), min_size=1, max_size=6),
+    st.lists(st.integers(0, 90), max_size=6),
+)
+@pytest.mark.search
+@settings(max_examples=examples(300), deadline=None)
+def test_a_message_with_newlines_is_one_where_its_sender_ends_with_nul(messages: list[bytes], cuts: list[int]) -> None:
+    """Check it for a sender that has ended one message so: however the network cuts what follows."""
+    messages = [re.sub(rb"\n(?=<[0-9]|[1-9][0-9]{0,8} <)|\n+$", b" ", message) for message in messages]
+    stream = b"".join(message + b"\0" for message in messages)
+    places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    pieces = [stream[begin:end] for begin, end in pairwise(places) if begin < end]
+    assert run([b"<1>first\nline\0", *pieces], limit=200) == ([b"<1>first\nline", *messages], [])
 
 
 def test_too_large_and_truncated_messages_become_dead_letters_and_the_rest_is_kept() -> None:

@@ -15,6 +15,8 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from receiver_runtime.receivers.kafka.declaration import Kafka
     from receiver_runtime.supervisor.receiver import Receiver
 
@@ -25,6 +27,9 @@ _LINE_SECONDS = 30.0
 _ERROR_SECONDS = 600.0
 # Kinds of message that are remembered, at most.
 _MOST_KINDS = 1000
+# Why a topic, or all of them, can't be read, until its partitions are assigned.
+_NO_TOPIC = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED))
+_NO_GROUP = frozenset((KafkaError.GROUP_AUTHORIZATION_FAILED,))
 _NUMBER = re.compile(r"\d+")
 
 
@@ -37,6 +42,7 @@ class BrokerReports:
         #: That the brokers can't be reached is reported once, not with each of the client's attempts.
         self.are_unreachable = False
         self._recent_errors = _RecentMessages(_ERROR_SECONDS)
+        self._missing: set[str] = set()
 
     def note_answer(self) -> None:
         """Note that a broker has answered."""
@@ -44,6 +50,21 @@ class BrokerReports:
             self.are_unreachable = False
             self._receiver.report_degraded("brokers", None)
             self._receiver.report_connected(self._source.address)
+
+    def on_unread_topic(self, topic: str, error: KafkaError) -> None:
+        """Show that a topic, or each one, is not read because of this error, if it says so."""
+        if error.code() in _NO_TOPIC:
+            self._missing.add(topic)
+            self._receiver.report_degraded(f"topic {topic}", f"the topic {topic!r} can't be read: {error.str()}")
+        elif error.code() in _NO_GROUP:
+            self._receiver.report_degraded("group", f"the group {self._source.group!r} can't be used: {error.str()}")
+
+    def note_assigned(self, topics: Iterable[str]) -> None:
+        """Note that the group has given us partitions of these topics."""
+        self._receiver.report_degraded("group", None)
+        for topic in self._missing.intersection(topics):
+            self._missing.discard(topic)
+            self._receiver.report_degraded(f"topic {topic}", None)
 
     def on_error(self, error: KafkaError) -> None:
         """Report an error that the client calls back with."""

@@ -113,7 +113,8 @@ class KafkaReader:
         # Assigned partitions that are not read yet (see the module), each with the offset at which its log was cut, if
         # that is why it waits.
         self._waiting: dict[Key, int | None] = {}
-        self._reported_waiting: set[Key] = set()
+        # Why some of them can't be read.
+        self._unreadable: dict[Key, str] = {}
         self._look_at = 0.0
         self._strangers: set[str] = set()
         self._ids_at = time.monotonic() + _IDS_SECONDS
@@ -272,6 +273,7 @@ class KafkaReader:
             raise KafkaException(error)
         elif error.code() != _RESET:
             # A reset of a partition that waits, or was revoked, needs no report.
+            self._brokers.on_unread_topic(key[0], error)
             self._receiver.report_error("Kafka says an error", KafkaException(error))
 
     def _take(self, found: Sequence[Records], bad: Sequence[BadRecord]) -> None:
@@ -378,6 +380,7 @@ class KafkaReader:
         else:
             consumer.assign(positions)
         consumer.pause(positions)
+        self._brokers.note_assigned({one.topic for one in assigned})
         ours = len(self._partitions) + len(self._waiting)
         self._receiver.report_connected(f"{self._source.address}, {ours} partitions")
 
@@ -407,11 +410,12 @@ class KafkaReader:
             key = (one.topic, one.partition)
             self._partitions.pop(key, None)
             self._waiting.pop(key, None)
-            self._reported_waiting.discard(key)
+            self._unreadable.pop(key, None)
             self._commits.forget(key)
             self._unsure.discard(key)
             self._rates.forget(key)
             self._unread.forget(key)
+        self._show_unreadable()
 
     def _on_unreliable_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
         positions = assigned
@@ -426,6 +430,7 @@ class KafkaReader:
             consumer.incremental_assign(positions)
         else:
             consumer.assign(positions)
+        self._brokers.note_assigned({one.topic for one in assigned})
         self._receiver.report_connected(self._source.address)
 
     # -- positions ---------------------------------------------------------------------------------------------------
@@ -526,18 +531,26 @@ class KafkaReader:
                     leader = error.args[0]
                 else:
                     del self._waiting[key]
-                    self._reported_waiting.discard(key)
+                    self._unreadable.pop(key, None)
                     self._partitions[key] = opened
                     self._unsure.add(key)
                     continue
             self._note_waiting(key, leader)
+        self._show_unreadable()
         self._look_later(began)
+
+    def _show_unreadable(self) -> None:
+        why = None
+        if self._unreadable:
+            ((topic, number), said), *others = self._unreadable.items()
+            why = f"{topic}/{number} can't be read: {said}" + (f"; {len(others)} others too" if others else "")
+        self._receiver.report_degraded("partitions", why)
 
     def _note_waiting(self, key: Key, error: KafkaError) -> None:
         # Move it behind the partitions that have not been tried yet.
         self._waiting[key] = self._waiting.pop(key)
-        if key not in self._reported_waiting:
-            self._reported_waiting.add(key)
+        if key not in self._unreadable:
+            self._unreadable[key] = error.str()
             self._receiver.report_error(
                 f"{key[0]}/{key[1]} can't be read now, the others are; it is tried again", KafkaException(error)
             )

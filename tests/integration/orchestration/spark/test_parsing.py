@@ -632,7 +632,15 @@ def test_log_lines_are_typed_by_their_groups_and_garbage_is_kept(session: SparkS
 
 
 @pytest.mark.parametrize(
-    ("pattern", "says"), [("(?P<a>x", "missing \\)"), ("(?P<b>x)", "no group 'a': its groups are b"), ("x", "unnamed")]
+    ("pattern", "says"),
+    [
+        ("(?P<a>x", "missing \\)"),
+        ("(?P<b>x)", "no group 'a': its groups are b"),
+        ("x", "unnamed"),
+        # Python takes these, and Java does not, or reads them otherwise.
+        (r"\[(?P<a>[^[]+)\]", "Java, by which Spark matches, does not take it \\(Illegal"),
+        (r"[^[(](?P<a>x)]", "sees 0 groups"),
+    ],
 )
 def test_a_pattern_that_cannot_work_is_refused(session: SparkSession, pattern: str, says: str) -> None:
     with pytest.raises(ParsingError, match=says):

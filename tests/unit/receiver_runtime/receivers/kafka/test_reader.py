@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("confluent_kafka")
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, TopicPartition
 from structlog.testing import capture_logs
 
 from receiver_runtime.receivers.kafka.broker_reports import ClientLog
@@ -52,6 +52,9 @@ class Client:
 
     def pause(self, _: object) -> None:
         """Do nothing: no record is fetched here."""
+
+    def incremental_assign(self, _: object) -> None:
+        """Do nothing, as above."""
 
     def consume(self, _: int, __: float) -> list[object]:
         """Return no record."""
@@ -172,6 +175,26 @@ def test_a_reset_to_an_existing_position_is_reported(tmp_path: Path, said: str, 
         assert "Partition log truncation detected" in detail
         assert reader._unsure == {KEY}
         assert places.cuts == [cut]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED],
+)
+def test_a_receiver_is_degraded_until_it_has_partitions_of_a_missing_topic(tmp_path: Path, code: int) -> None:
+    source = Kafka(bootstrap_servers="127.0.0.1:1", topics=["t", "u"], group="g")
+    receiver = KafkaReceiver(source)
+    with rig(tmp_path, receiver, start=False) as made:
+        reader = KafkaReader(receiver, source)
+        reader._consumer = client = Client()  # type: ignore[assignment]
+        reader._on_partition_error(KEY, KafkaError(code, "not available"))
+        assert made.reporter.reasons[-1].startswith("degraded: the ")
+        assert "not available" in made.reporter.reasons[-1]
+        if code != KafkaError.GROUP_AUTHORIZATION_FAILED:
+            reader._on_assign(client, [TopicPartition("u", 0)])  # type: ignore[arg-type]
+            assert made.reporter.reasons[-1].startswith("degraded: the topic 't'")
+        reader._on_assign(client, [TopicPartition("t", 0)])  # type: ignore[arg-type]
+        assert made.reporter.reasons[-1].startswith("connected to")
 
 
 def test_refused_positions_are_reported_once(tmp_path: Path) -> None:
