@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
-from receiver_runtime.receivers.framing import Cut, Piece
+from receiver_runtime.receivers.framing import Piece
 from receiver_runtime.receivers.http.requests.json_spans import UnknownSpansError, array_elements
 from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED, ParsingLimits
 from receiver_runtime.receivers.http.requests.pushed import (
@@ -69,6 +69,7 @@ _BLANK = re.compile(r"[ \t\r\n]*")
 _UNBUILT = msgspec.json.Decoder(msgspec.Raw)
 _LEAST_AT_ONCE = 50  # fewer lines are parsed faster one by one
 _SHORT_BODY = 2**12  # bytes of a body up to which its lines are counted before anything else
+_CUT_BYTES = 2**16  # bytes of lines in another encoding that are cut before the time is checked again
 _CHECK_EVERY = 1024  # how many records to cut before the time is checked again
 
 
@@ -116,7 +117,7 @@ def parse_plain(
     is_json = form == "json_lines"
     unreadable: Sequence[RejectedRecord] = ()
     if unit_of(encoding) > 1 or (is_json and encoding != "utf-8"):
-        body, unreadable = _lines_in_utf8(body, encoding, most_bytes)
+        body, unreadable = _lines_in_utf8(body, encoding, most_bytes, limits)
         content_type = content_type if is_json else f"{kind}; charset=utf-8"
     if is_json and kind in _NDJSON:
         content_type = "application/json"
@@ -187,22 +188,45 @@ def _is_cut_at_bytes(charset: str | None) -> bool:
         return False
 
 
-def _lines_in_utf8(body: bytes, encoding: str, most_bytes: int) -> tuple[bytes, Sequence[RejectedRecord]]:
+def _lines_in_utf8(
+    body: bytes, encoding: str, most_bytes: int, limits: ParsingLimits
+) -> tuple[bytes, Sequence[RejectedRecord]]:
     """Return the lines of a body in another encoding, and those that are none in it."""
     framing: LineFraming
     if unit_of(encoding) > 1:
         framing = WideLineFraming(encoding=encoding, max_record_bytes=most_bytes)
     else:
         framing = LineFraming(encoding=encoding, one_byte=is_one_byte(encoding), max_record_bytes=most_bytes)
-    whole = framing.last_end(body)
-    cut, _ = framing.cut_placed(body[:whole])
-    last = framing.cut([Piece(body[whole:], is_last=True)]) if whole < len(body) else Cut()
-    rejected = [
-        RejectedRecord(letter.data, letter.reason, f"a line of {len(letter.data)} bytes: {letter.reason.label}")
-        for letter in (*cut.dead_letters, *last.dead_letters)
-    ]
-    lines = [line for found in (cut.records, last.records) if found is not None for line in found.cast(pa.binary())]
-    return b"\n".join(line.as_buffer().to_pybytes() for line in lines), rejected
+    ends = framing.ends(body) + len(framing.delimiter)
+    whole = int(ends[-1]) if ends.size else 0
+    lines: list[bytes] = []
+    rejected: list[RejectedRecord] = []
+    begin = 0
+    while begin < len(body):
+        limits.check()
+        # Lines that can't be decoded take longest, and their number is bounded.
+        place = min(int(ends.searchsorted(begin + _CUT_BYTES)), ends.size - 1)
+        stop = int(ends[place]) if begin < whole else len(body)
+        piece = body[begin:stop]
+        cut = framing.cut_placed(piece)[0] if begin < whole else framing.cut([Piece(piece, is_last=True)])
+        if cut.records is not None:
+            lines += [line.as_buffer().to_pybytes() for line in cut.records.cast(pa.binary())]
+        rejected += [
+            RejectedRecord(letter.data, letter.reason, f"a line of {len(letter.data)} bytes: {letter.reason.label}")
+            for letter in cut.dead_letters
+        ]
+        _check_rejected(len(rejected), "lines", rejected)
+        begin = stop
+    return b"\n".join(lines), rejected
+
+
+def _check_rejected(count: int, what: str, rejected: Sequence[RejectedRecord]) -> None:
+    if count > MOST_REJECTED:
+        raise PushRefusedError(
+            400,
+            f"body: more than {MOST_REJECTED} {what} are not records; {rejected[0].why}: correct it, or send less at "
+            "once",
+        )
 
 
 def _empty() -> PushRefusedError:
@@ -243,7 +267,11 @@ def _sequence(body: bytes, _: str | None, most_bytes: int, limits: ParsingLimits
     texts = body.split(_SEPARATOR)
     # A number or a name that ends with the body, or at the next text, may have lost its end.
     cut = [text for text in texts if text and text[-1:] not in _ENDS]
-    rejected = [RejectedRecord(text, DeadLetterReason.UNPARSABLE, f"{text[-40:]!r} is cut short") for text in cut]
+    rejected = [
+        RejectedRecord(text, DeadLetterReason.UNPARSABLE, f"{text[-40:]!r} is cut short")
+        for text in cut[: MOST_REJECTED + 1]
+    ]
+    _check_rejected(len(rejected), "texts", rejected)
     if cut:
         texts = [text for text in texts if text[-1:] in _ENDS]
     found = _one_by_one(texts, "application/json", most_bytes, limits, is_json=True, is_rest=bool(cut))
@@ -274,12 +302,7 @@ def _one_by_one(
             continue
         reason, why = fault
         rejected.append(RejectedRecord(one, reason, f"{name} {number}: {why}"))
-        if len(rejected) > MOST_REJECTED:
-            raise PushRefusedError(
-                400,
-                f"body: more than {MOST_REJECTED} {name}s are not records; {rejected[0].why}: correct it, or send less "
-                "at once",
-            )
+        _check_rejected(len(rejected), f"{name}s", rejected)
     if not good and not is_rest:
         raise _no_record(rejected, name)
     return Plain(good, content_type, rejected)

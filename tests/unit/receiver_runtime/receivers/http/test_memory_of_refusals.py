@@ -29,6 +29,7 @@ LARGE = b'{"a": "%s"}' % (b"x" * (MOST - 64))
 GZIP = {"Content-Encoding": "gzip"}
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
 OTLP = "/v1/logs"
+UTF16 = {"Content-Type": "application/json; charset=utf-16"}
 
 
 @pytest.fixture
@@ -49,6 +50,9 @@ def no_collection() -> Iterator[None]:
         pytest.param("/v1/orders", JSON, LARGE[:-1], 400, id="no JSON"),
         pytest.param("/v1/orders", JSON | GZIP, gzip.compress(LARGE[:-1]), 400, id="no JSON, unpacked"),
         pytest.param("/v1/orders", JSON | {"Content-Encoding": "compress"}, LARGE, 415, id="an unknown encoding"),
+        pytest.param("/v1/orders", {"Content-Type": "text/plain; charset=cp037"}, LARGE, 415, id="an unknown charset"),
+        pytest.param("/v1/orders", UTF16, LARGE[:-1], 400, id="no UTF-16"),
+        pytest.param("/v1/orders?a=%00", JSON, LARGE, 400, id="a query that is no text"),
         pytest.param("/v1/orders", {"Content-Type": "application/cloudevents+json"}, LARGE, 400, id="no CloudEvent"),
         pytest.param(OTLP, JSON, LARGE, 400, id="no OTLP"),
         pytest.param(OTLP, PROTOBUF | GZIP, gzip.compress(LARGE), 400, id="no protobuf"),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.receivers.http.requests.decompression import decompressed
+from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
 from receiver_runtime.receivers.http.requests.pushed import PushRefusedError
 from receiver_runtime.receivers.http.requests.records import lines_at_once, parse_plain
 from tests.support.searches import examples
@@ -174,6 +175,24 @@ def test_a_line_of_wide_text_that_can_not_be_decoded_is_a_dead_letter_alone() ->
     found = parse_plain([(b"content-type", b"text/plain; charset=utf-16le")], data, most_bytes=MOST)
     assert found.bodies == [b"one", b"two"]
     assert [(one.data, one.reason) for one in found.rejected] == [(b"\x00\xd8x\0", DeadLetterReason.INVALID_ENCODING)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "one"),
+    [
+        ("text/plain; charset=utf-16le", b"\x00\xd8\n\0"),
+        ("application/x-ndjson; charset=shift_jis", b"\x81\n"),
+        ("application/x-ndjson", b"x\n"),
+        ("application/json-seq", b"\x1e1"),
+        ("application/json-seq", b"\x1ex\n"),
+    ],
+)
+def test_many_bad_records_are_refused_as_soon_as_there_are_too_many(kind: str, one: bytes) -> None:
+    # Cut to its end, each would take far longer than that.
+    limits = ParsingLimits(most_values=10**9, seconds=20)
+    with pytest.raises(PushRefusedError, match="more than 10000") as raised:
+        parse_plain([(b"content-type", kind.encode())], one * 1_000_000, most_bytes=MOST, limits=limits)
+    assert raised.value.status == 400
 
 
 def test_lines_in_a_charset_whose_newline_is_a_byte_stay_as_they_are() -> None:
