@@ -40,10 +40,11 @@ def _named(setting: str) -> str | None:
         raise ProjectFileError(f"{path}: {error}: correct it, or name the module (`forebay up my_pipeline`)") from error
     tool = found.get("tool", {})
     table = tool.get("forebay", {}) if isinstance(tool, dict) else {}
-    if not isinstance(table, dict) or table.keys() - _SETTINGS:
+    unknown = sorted(table.keys() - _SETTINGS) if isinstance(table, dict) else [f"tool.forebay = {table!r}"]
+    if unknown:
         raise ProjectFileError(
-            f'{path}: {_TABLE} has two settings, module = "my_pipeline" and definitions = "my_assets"; others are '
-            "FOREBAY_…"
+            f'{path}: {_TABLE} has no setting {", ".join(unknown)}: its settings are module = "my_pipeline" and '
+            'definitions = "my_assets"; all others are environment variables, FOREBAY_…'
         )
     module = table.get(setting)
     if module is not None and not (isinstance(module, str) and module):

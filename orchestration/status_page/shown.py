@@ -41,6 +41,7 @@ _TONES: Mapping[str, str] = MappingProxyType(
         "DISCARDED": "warn",
         "DRAINING": "warn",
         "FAILED": "bad",
+        "degraded": "bad",
         "QUARANTINED": "bad",
         "HALTED": "bad",
     }

@@ -6,6 +6,7 @@ Owns which of these texts is shown. It must never change what the receiver does.
 from __future__ import annotations
 
 import threading
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from tracker_store.connection.errors import DriverLogError, OtherReleaseError
@@ -13,6 +14,8 @@ from tracker_store.receivers.receivers import DEGRADED, NOT_STORING
 from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from receiver_runtime.reporting.unfailing_reporter import UnfailingReporter
 
 #: The hindrance "no progress for a long time". The others are those of blocks.
@@ -28,14 +31,17 @@ class ReceiverStatus:
     step.
     """
 
-    def __init__(self, reporter: UnfailingReporter) -> None:
+    def __init__(self, reporter: UnfailingReporter, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._reporter = reporter
+        self._now = now
         #: Guards everything below.
         self.lock = threading.RLock()
         # What keeps blocks from being registered, and why. While it holds anything, operators see that as the reason.
         self._hindrances: dict[str, str] = {}
         # What of the source is not received, and why; operators see it unless blocks are hindered.
         self._degradations: dict[str, str] = {}
+        # Since when each has lasted, whatever else has become its reason meanwhile.
+        self._degraded_since: dict[str, datetime] = {}
         self._notes: dict[str, str] = {}
         self._reason = "receiving"
 
@@ -51,7 +57,7 @@ class ReceiverStatus:
         with self.lock:
             self._reason = reason
             if reached:
-                self._degradations.pop(UNREACHED, None)
+                self._forget(UNREACHED)
             shown = self._calm_reason()
         if shown is not None:
             self._reporter.reason(shown)
@@ -69,7 +75,16 @@ class ReceiverStatus:
 
     def report_degraded(self, what: str, reason: str | None) -> None:
         """Show that something of the source is not received, or no longer (None)."""
-        self._change(self._degradations, what, reason)
+        with self.lock:
+            if reason is None:
+                self._degraded_since.pop(what, None)
+            else:
+                self._degraded_since.setdefault(what, self._now())
+            self._change(self._degradations, what, reason)
+
+    def _forget(self, what: str) -> None:
+        self._degradations.pop(what, None)
+        self._degraded_since.pop(what, None)
 
     def report_note(self, what: str, text: str | None) -> None:
         """Show a text behind the reason, or no longer (None)."""
@@ -79,7 +94,7 @@ class ReceiverStatus:
         """Forget what the receiver said before it was stopped: it is said again, if it is still so."""
         with self.lock:
             for what in self._degradations.keys() - {UNREACHED}:
-                del self._degradations[what]
+                self._forget(what)
 
     # -- what keeps blocks from being registered ---------------------------------------------------------------------
 
@@ -137,8 +152,11 @@ class ReceiverStatus:
         """Return what operators see while no block is hindered; None if one is. The lock is held."""
         if self._hindrances:
             return None
-        degraded = next(iter(self._degradations.values()), None)
-        return "; ".join([self._reason if degraded is None else f"{DEGRADED}: {degraded}", *self._notes.values()])
+        what, degraded = next(iter(self._degradations.items()), ("", ""))
+        reason = self._reason
+        if what:
+            reason = f"{DEGRADED}: {degraded} (since {self._degraded_since[what]:%Y-%m-%dT%H:%M:%SZ})"
+        return "; ".join([reason, *self._notes.values()])
 
 
 def _first_line(error: Exception) -> str:

@@ -65,6 +65,11 @@ def is_degraded(reason: str) -> bool:
     return reason.startswith(f"{DEGRADED}:")
 
 
+def condition_of(state: str, reason: str) -> str:
+    """Return a receiver's state for people: one that is ACTIVE and can't do its work is degraded."""
+    return DEGRADED if state == ReceiverState.ACTIVE and is_degraded(reason) else state
+
+
 def is_not_storing(reason: str) -> bool:
     """Return whether a receiver's reason says that it is degraded because it stores or registers nothing."""
     return reason.startswith(NOT_STORING)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from tracker_store.receivers.receivers import condition_of
 from tracker_store.reports.rows import read, read_statement
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ class ReceiverStatus:
     unread_unit: str | None = None
     source_lag: timedelta | None = None
     records_per_second: float | None = None
+
+    @property
+    def condition(self) -> str:
+        """Return the state for people (``condition_of``)."""
+        return condition_of(self.state, self.reason)
 
 
 @dataclass(frozen=True, slots=True)

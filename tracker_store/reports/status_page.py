@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from tracker_store.connection.engine import named_failures
+from tracker_store.receivers.receivers import condition_of
 from tracker_store.reports.listener_events import ListenerEvent
 from tracker_store.reports.rows import columns, only, read, read_statement
 
@@ -107,6 +108,11 @@ class PageReceiver:
     unread: int | None
     unread_unit: str | None
     oldest_unread_at: datetime | None
+
+    @property
+    def condition(self) -> str:
+        """Return the state for people (``condition_of``)."""
+        return condition_of(self.state, self.reason)
 
 
 @dataclass(frozen=True, slots=True)

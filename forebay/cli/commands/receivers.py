@@ -57,7 +57,7 @@ def receivers(context: typer.Context, as_json: AsJson = False) -> None:  # noqa:
     cells = [
         (
             f"{row.stream}/{row.ordinal}",
-            row.state,
+            row.condition,
             row.desired_state,
             row.host or "-",
             "-" if row.epoch is None else str(row.epoch),

@@ -121,7 +121,7 @@ def stream_sums(
             sum(row.state == ReceiverState.ACTIVE for row in rows),
             len(rows),
             sum(map(needs_attention, rows)),
-            ", ".join(f"{count:,} {state}" for state, count in Counter(row.state for row in rows).most_common()),
+            ", ".join(f"{count:,} {state}" for state, count in Counter(row.condition for row in rows).most_common()),
             sum(row.records for row in rows),
             sum(row.queued_blocks or 0 for row in rows),
             sum(row.dead_letters for row in rows),

@@ -142,7 +142,7 @@ def draw(before: Snapshot | None, now: Snapshot, *, height: int, note: str = "",
                     _ALARM if needs_attention(row) else "",
                     [
                         f"{row.stream}/{row.ordinal}",
-                        row.state,
+                        row.condition,
                         row.host or "-",
                         _number(rate_of.get(row.receiver_id)),
                         _number(row.queued_blocks),

@@ -109,7 +109,7 @@ def test_the_module_of_the_project_comes_from_its_file(tmp_path: Path, monkeypat
     project.write_text("[tool.forebay]\nmodul = 1\n", encoding="utf-8")
     done = forebay()
     assert done.exit_code == 1
-    assert f"{project}: [tool.forebay] has one setting" in done.output
+    assert f"{project}: [tool.forebay] has no setting" in done.output
 
 
 def test_a_misspelled_name_is_reported_without_its_value(monkeypatch: pytest.MonkeyPatch) -> None:

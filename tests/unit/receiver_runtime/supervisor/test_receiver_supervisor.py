@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
+from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -18,6 +20,8 @@ from receiver_runtime.block_path.generator_state import GeneratorState, Generato
 from receiver_runtime.block_path.write_ahead_log import WriteAheadLogClosedError
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.block_store.frames.segment import IntactFrame
+from receiver_runtime.reporting.receiver_status import ReceiverStatus
+from receiver_runtime.reporting.unfailing_reporter import UnfailingReporter
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.supervisor.ending import Ending
 from receiver_runtime.supervisor.lifecycle import TRANSITIONS, SupervisorState
@@ -452,7 +456,7 @@ def test_a_source_that_is_not_reached_again_and_again_is_degraded_until_it_is(
             receiver.restart("no connection", OSError("refused"))
             wait_for_starts(made, clock, reaches(lambda: receiver.starts, n + 1))
         assert not any(reason.startswith("degraded") for reason in reasons[:1]), "it may hang up once"
-        assert reasons[-1] == "degraded: trying again: no connection (OSError: refused)"
+        assert without_since(reasons[-1]) == "degraded: trying again: no connection (OSError: refused)"
         eventually(receiver.is_started)
         if says:
             receiver.report_connected("there")
@@ -464,6 +468,33 @@ def test_a_source_that_is_not_reached_again_and_again_is_degraded_until_it_is(
                 return reasons[-1] == "receiving"
 
             eventually(step_on)
+
+
+def without_since(reason: str) -> str:
+    return re.sub(r" \(since \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\)", "", reason)
+
+
+def test_since_when_a_receiver_is_degraded_lasts_while_its_reason_changes() -> None:
+    reporter, hours = Reported(), iter(range(9))
+    status = ReceiverStatus(reporter, now=lambda: datetime(2026, 1, 1, next(hours), tzinfo=UTC))
+    for reason in ("no host", "refused", None, "refused"):
+        status.report_degraded("topic", reason)
+    assert reporter.reasons == [
+        "degraded: no host (since 2026-01-01T00:00:00Z)",
+        "degraded: refused (since 2026-01-01T00:00:00Z)",
+        "receiving",
+        "degraded: refused (since 2026-01-01T02:00:00Z)",
+    ]
+
+
+class Reported(UnfailingReporter):
+    """Keeps what is reported."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def reason(self, reason: str) -> None:
+        self.reasons.append(reason)
 
 
 def test_what_is_degraded_and_noted_is_shown_unless_blocks_wait(receiver: HandReceiver, tmp_path: Path) -> None:
@@ -479,7 +510,7 @@ def test_what_is_degraded_and_noted_is_shown_unless_blocks_wait(receiver: HandRe
         made.supervisor.status.clear("store")
         receiver.report_degraded("more", None)
         receiver.report_note("a", None)
-        shown = [reason for reason, _ in groupby(made.reporter.reasons)]
+        shown = [reason for reason, _ in groupby(map(without_since, made.reporter.reasons))]
         assert shown[-7:] == [
             "connected to there; a note",
             "degraded: one file is not read; a note",

@@ -126,7 +126,7 @@ def test_many_requests_share_a_block_and_an_answer(tmp_path: Path, monkeypatch: 
         (b"\n\n", LINES, "/v1/orders", 400, "blank lines"),
         (b'{"a": ', JSON, "/v1/orders", 400, "line 1 column 7"),
         (b"[1, 2", JSON, "/v1/orders", 400, "Expecting ','"),
-        (b"[1, 2] 3", JSON, "/v1/orders", 400, "there is more behind the JSON value"),
+        (b"[1, 2] 3", JSON, "/v1/orders", 400, "more behind the JSON value"),
         (b"1\n2", JSON, "/v1/orders", 400, "application/x-ndjson"),
         (b'"\xff"', JSON, "/v1/orders", 400, "byte 1"),
         (b"[" * 100_000, JSON, "/v1/orders", 400, "nested too deeply"),
