@@ -87,9 +87,10 @@ def from_csv_records(
     escape = given.get("escape", quote or '"')
     asked = _asked(options, {**_CSV, "escape": escape})
     line = _csv_line(given.get("sep", given.get("delimiter", ",")), quote, escape)
+    nul = _nul_in_quotes(quote, escape)
 
     def read(text: Column, fields: StructType, ddl: str) -> _Reading:
-        return _csv_reading(_without_line_end(text), fields, ddl, asked, ~text.rlike(line))
+        return _csv_reading(_without_line_end(text), fields, ddl, asked, ~text.rlike(line) | text.rlike(nul))
 
     return _parsed(records, schema, column, asked, read)
 
@@ -128,7 +129,7 @@ def from_regex_records(
 
     def read(text: Column, fields: StructType, ddl: str) -> _Reading:
         line = F.concat_ws(",", *(field(text, one) for one in fields))
-        return _csv_reading(line, fields, ddl, asked, ~text.rlike(whole))
+        return _csv_reading(line, fields, ddl, asked, ~text.rlike(whole) | line.rlike(_nul_in_quotes('"', '"')))
 
     return _parsed(records, schema, column, asked, read)
 
@@ -189,6 +190,14 @@ def _csv_reading(line: Column, fields: StructType, ddl: str, options: dict[str, 
     texts = F.from_csv(line, ", ".join(f"{_quoted(one.name)} STRING" for one in fields), options)
     said = F.struct(*(marked(one.dataType, texts.getField(one.name)).alias(STRING + one.name) for one in fields))
     return _Reading(F.from_csv(line, ddl, options), said, fault | line.contains(_NOTHING))
+
+
+def _nul_in_quotes(quote: str, escape: str) -> str:
+    """Return the pattern of a line whose last field is in quotes and has a NUL, which Spark's reader leaves out."""
+    if quote in _NO_QUOTE:
+        return r"(?!)"
+    around, before = re.escape(quote), re.escape(escape)
+    return rf"(?s)\x00(?:{before}{around}|[^{around}])*{around}\r?\n?\z"
 
 
 def _csv_line(separator: str, quote: str, escape: str) -> str:

@@ -30,7 +30,7 @@ EXAMPLES = {
 def test_the_pages_with_examples() -> None:
     assert EXAMPLES == {
         "how-to/clusters.md": ["definitions"],
-        "how-to/dagster.md": ["existing", "second", "downstream", "session", "failures", "owners"],
+        "how-to/dagster.md": ["existing", "my_assets", "second", "downstream", "session", "failures", "owners"],
         "how-to/from-dstreams.md": ["listener"],
         "how-to/listeners.md": ["listeners"],
     }

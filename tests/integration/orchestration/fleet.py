@@ -28,13 +28,6 @@ class Clock:
         return self.now
 
 
-class NoSink:
-    """A sink of a pipeline that makes no batches."""
-
-    def declaration(self) -> dict[str, str]:
-        return {}
-
-
 class Fleet:
     """A driver log with a leader, and the agents and streams that a test needs."""
 

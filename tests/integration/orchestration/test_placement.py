@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
+from forebay import ConsoleSink
 from forebay.cli.commands.agents import app
 from forebay.sources import CustomSource
 from orchestration.declarations.apply import apply
@@ -16,7 +17,7 @@ from orchestration.declarations.pipeline import Pipeline, Stream
 from orchestration.tracker.placement_rules import PlacementRules
 from orchestration.tracker.receiver_placement import HAND_OVER_SECONDS
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
-from tests.integration.orchestration.fleet import Fleet, NoSink
+from tests.integration.orchestration.fleet import Fleet
 from tests.support.driver_log.log import claim_anew, make_log
 from tests.support.postgres.counted_statements import counted
 from tracker_store.batches.pipelines import apply_stream, list_streams
@@ -84,7 +85,7 @@ class AtGateway:
 
 def declare(fleet: Fleet, lines: Stream) -> None:
     pipeline = Pipeline("p", interval="10s")
-    pipeline.output(inputs=[lines], sink=NoSink(), name="o")(lambda lines: None)  # type: ignore[arg-type]
+    pipeline.output(inputs=[lines], sink=ConsoleSink(), name="o")(lambda lines: None)
     apply(fleet.connection, [pipeline])
 
 
@@ -439,7 +440,7 @@ def test_a_stream_declares_that_it_listens_and_that_it_is_one_per_host(fleet: Fl
     everywhere = Stream("everywhere", SocketText(listen="0.0.0.0:9999"), receivers="per_host")
     plain = Stream("plain", SocketText(host="localhost", port=9999), receivers=2)
     pipeline = Pipeline("p", interval="10s", backpressure_enabled=True)
-    pipeline.output(inputs=[everywhere, plain], sink=NoSink(), name="o")(lambda everywhere, plain: None)  # type: ignore[arg-type]
+    pipeline.output(inputs=[everywhere, plain], sink=ConsoleSink(), name="o")(lambda everywhere, plain: None)
     apply(fleet.connection, [pipeline])
     assert [
         (row.name, row.declaration["receivers"], row.declaration["listens"]) for row in list_streams(fleet.connection)

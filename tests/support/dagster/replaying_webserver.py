@@ -45,7 +45,7 @@ class ReplayingDagster(ThreadingHTTPServer):
         if "UnfinishedRuns" in request["query"] or "RunsWithTags" in request["query"]:
             also_ended = "RunsWithTags" in request["query"]
             found = [
-                {"runId": f"run{number}"}
+                {"runId": f"run{number}", "status": "STARTED"}
                 for number, params in enumerate(self.launched, start=1)
                 if (self.is_running or also_ended)
                 and all(tag in params["executionMetadata"]["tags"] for tag in request["variables"]["tags"])

@@ -519,6 +519,27 @@ def test_csv_that_is_good_is_what_a_second_reader_reads(session: SparkSession, d
         assert len(read) == len(ddls)
 
 
+@pytest.mark.parametrize(
+    ("options", "texts"),
+    [
+        ({}, ['"\0"', '"a\0"', 'x,"\0b"\r\n', 'x,"a""\0""b"', '"""",",\0"']),
+        ({"quote": "'", "escape": "\\"}, ["x,'\0\\'b'", "'\0'"]),
+    ],
+)
+def test_a_nul_that_sparks_reader_leaves_out_is_corrupt(
+    session: SparkSession, options: dict[str, str], texts: list[str]
+) -> None:
+    """Check with NULs that it reads: in a field without quotes, and in one before the last."""
+    read = ['\0,"a"', '"\0",""', "x,\0", '"a\0",b'] if not options else ["\0,'a'", "x,\0"]
+    schema = "c0 STRING, c1 STRING"
+    for text, row in zip(
+        [*texts, *read], from_csv_records(lines(session, *texts, *read), schema, options=options).collect(), strict=True
+    ):
+        assert row["_corrupt"] == (text if text in texts else None), (text, row)
+    [row] = from_regex_records(lines(session, "a b\0"), r"(?P<c0>\w) (?P<c1>.*)", schema).collect()
+    assert row["_corrupt"] == "a b\0"
+
+
 def test_every_field_of_csv_is_read_as_it_was_written_or_not_at_all(session: SparkSession) -> None:
     """Check each field of each type, also as the group of a pattern."""
     schema = ", ".join(f"c{number} {ddl}" for number, ddl in enumerate(FIELDS))

@@ -63,7 +63,7 @@ class Dagster(ThreadingHTTPServer):
             return {"runOrError": {"__typename": "Run", "status": "FAILURE"}}
         if "RunsWithTags" in request["query"]:
             wanted = request["variables"]["tags"]
-            runs = [{"runId": "r1"} for params in self.launched if has_tags(params, wanted)]
+            runs = [{"runId": "r1", "status": "STARTED"} for params in self.launched if has_tags(params, wanted)]
             return {"runsOrError": {"__typename": "Runs", "results": runs}}
         if not self.makes_runs:
             return {}
