@@ -91,9 +91,9 @@ def parted(table: pa.Table, partition_by: Sequence[str], refused: RefusedRows) -
     import numpy as np  # noqa: PLC0415
     import pyarrow as pa  # noqa: PLC0415
 
-    # One number for each combination of values: like the digits of a number, with as many values as the column has.
+    # One number for each combination of values, and its folder.
     keys = np.zeros(table.num_rows, dtype=np.int64)
-    names: list[list[str]] = []
+    names = [""]
     reasons: dict[int, str] = {}
     for column in partition_by:
         encoded = table[column].combine_chunks().dictionary_encode()
@@ -104,8 +104,11 @@ def parted(table: pa.Table, partition_by: Sequence[str], refused: RefusedRows) -
             if reason:
                 for row in np.flatnonzero(codes == code).tolist():
                     reasons.setdefault(row, reason)
-        names.append([name for name, _ in found])
-        keys = keys * len(found) + codes
+        # Numbered anew after each column: a product of many columns' values would be too large for a number.
+        pairs, keys = np.unique(keys * len(found) + codes, return_inverse=True)
+        names = [
+            f"{names[pair // len(found)]}/{found[pair % len(found)][0]}".removeprefix("/") for pair in pairs.tolist()
+        ]
     for at, reason in sorted(reasons.items()):
         one = table.slice(at, 1).combine_chunks().to_batches()[0]
         refused.add(RefusedRow(json.dumps(readable_row(one), default=str), reason))
@@ -117,7 +120,7 @@ def parted(table: pa.Table, partition_by: Sequence[str], refused: RefusedRows) -
     begins = np.flatnonzero(np.diff(keys[order], prepend=-1))
     rows = table.drop_columns(list(partition_by)).take(pa.array(order))
     for begin, end in zip(begins, [*begins[1:], len(order)], strict=True):
-        yield _path(int(keys[order[begin]]), names), rows.slice(begin, end - begin)
+        yield names[int(keys[order[begin]])], rows.slice(begin, end - begin)
 
 
 def check_number(folders: int) -> None:
@@ -155,11 +158,3 @@ def _escape(text: str) -> str:
 
 def _unescape(text: str) -> str:
     return re.sub("%([0-9A-F]{2})", lambda found: chr(int(found[1], 16)), text)
-
-
-def _path(key: int, names: Sequence[Sequence[str]]) -> str:
-    parts: list[str] = []
-    for of_column in reversed(names):
-        key, code = divmod(key, len(of_column))
-        parts.append(of_column[code])
-    return "/".join(reversed(parts))

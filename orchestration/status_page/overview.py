@@ -15,10 +15,8 @@ from orchestration.status_page.flow import FlowRows, flow
 from orchestration.status_page.flow_layout import Drawing, narrow, wide
 from orchestration.status_page.problems import Problem, problems
 from orchestration.status_page.requests import PAGE_ROWS
-from orchestration.status_page.system_status import SystemStatus
-from tracker_store.batches.streams import unread_streams
+from orchestration.status_page.system_status import status_of
 from tracker_store.reports.flow import flow_outputs, flow_streams, newest_by_stream
-from tracker_store.reports.status import pipeline_status_with, receiver_status, stream_lag
 from tracker_store.reports.status_page import newest_finished_of_each
 
 if TYPE_CHECKING:
@@ -49,12 +47,8 @@ class Overview:
 
 def read_overview(connection: sa.Connection, *, code: str, offset: int) -> Overview:
     """Read it, with the pipelines from `offset` on: one more than a page shows tells that there is a next page."""
-    receivers = receiver_status(connection)
-    lag = stream_lag(connection)
-    everything = pipeline_status_with(connection, lag)
-    found = SystemStatus(
-        pipelines=everything, receivers=receivers, lag=lag, unread=unread_streams(connection), code=code
-    )
+    found = status_of(connection, code=code)
+    receivers, lag, everything = found.receivers or [], found.lag or [], found.pipelines or []
     pipelines = everything[offset : offset + PAGE_ROWS + 1]
     shown = pipelines[:PAGE_ROWS]
     numbers = [row.pipeline_id for row in shown]

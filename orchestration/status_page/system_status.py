@@ -169,6 +169,19 @@ def system_status(
     )
 
 
+def status_of(connection: sa.Connection, *, code: str = "") -> SystemStatus:
+    """Return all parts in which problems are looked for but leader and agents, which take watching."""
+    lag = store.stream_lag(connection)
+    return SystemStatus(
+        pipelines=store.pipeline_status_with(connection, lag),
+        receivers=store.receiver_status(connection),
+        lag=lag,
+        unread=unread_streams(connection),
+        waiting_runs=waiting_runs(connection),
+        code=code,
+    )
+
+
 def _open(url: str, left: float) -> sa.Engine:
     """Connect with timeouts that fit in the `left` seconds, so that the server ends statements that we give up on."""
     engine = create_engine(

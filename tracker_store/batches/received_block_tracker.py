@@ -306,10 +306,10 @@ class ReceivedBlockTracker:
         return self._blocks(batch_time - length + timedelta(microseconds=1), batch_time, stream_id=stream_id)
 
     def last_batch_of_output(self, batch_time: datetime, output: str, *, slide: timedelta | None) -> datetime | None:
-        """Return the last batch before this one in which the output has or gets a result; `slide` None: in any.
+        """Return the last batch before this one in which the output was due; `slide` None: it is due in any.
 
-        A batch that was COMPLETED without a run, because it had nothing new, has no result and is left out. No locks;
-        O(batches in a slide).
+        A batch that was COMPLETED without a run, because it had nothing new, is left out. One with a result counts
+        whatever the slide was then. It is the same one for a replay. No locks; O(batches in a slide).
         """
         with named_failures():
             return self._connection.execute(
@@ -322,7 +322,7 @@ class ReceivedBlockTracker:
                       AND t.batch_time < :time
                       AND (
                           c.output IS NOT NULL
-                          OR t.state <> 'COMPLETED' AND (
+                          OR (t.state <> 'COMPLETED' OR t.attempt > 0) AND (
                               CAST(:slide AS interval) IS NULL
                               OR date_bin(:slide, t.batch_time, to_timestamp(0)) = t.batch_time
                           )

@@ -10,10 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from orchestration.status_page.problems import Problem, problems
-from orchestration.status_page.system_status import SystemStatus
-from tracker_store.batches.run_queue import waiting_runs
-from tracker_store.batches.streams import unread_streams
-from tracker_store.reports.status import pipeline_status, receiver_status
+from orchestration.status_page.system_status import status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,16 +46,7 @@ class ProblemWatch:
         """Tell of changes, if a look is due. Raises what the driver log raises."""
         if self._clock() < self._next:
             return
-        self.compare(
-            problems(
-                SystemStatus(
-                    pipelines=pipeline_status(connection),
-                    receivers=receiver_status(connection),
-                    unread=unread_streams(connection),
-                    waiting_runs=waiting_runs(connection),
-                )
-            )
-        )
+        self.compare(problems(status_of(connection)))
         self._next = self._clock() + LOOK_SECONDS
 
     def compare(self, found: list[Problem]) -> None:

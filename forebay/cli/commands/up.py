@@ -55,7 +55,7 @@ from orchestration.declarations.modules import PipelineModuleError, load_pipelin
 from orchestration.declarations.project_file import project_definitions
 from orchestration.declarations.settings import NO_TOKEN, Settings
 from orchestration.tracker.http.listen_address import ListenAddressError, checked_token, listen_address
-from orchestration.tracker.http.status_address import asked_for, is_served, status_page
+from orchestration.tracker.http.status_address import asked_for, forget_served, is_served, status_page
 from receiver_runtime.block_store.frames.encryption import check_block_key
 from receiver_runtime.block_store.frames.errors import BlockKeyError
 from tracker_store.batches.pipeline_states import all_ended, start_pipelines
@@ -308,6 +308,7 @@ class Services:
             entering.enter_context(self._supervisor.stopping_on_signals())
             entering.callback(LogRoller(self._settings.home / "logs").start().stop)
             entering.enter_context(self._supervisor)
+            forget_served(self._settings)
             self._start(entering)
             self._stack = entering.pop_all()
         return self

@@ -14,6 +14,7 @@ import os
 import shutil
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import urlsplit
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
 
 #: How often a directory is listed that changes meanwhile.
 _LISTINGS = 20
+# How many of the newest batches are looked at for the folders that an output makes: those without rows have none.
+_LOOKED_AT = 100
 
 
 class ParquetSink(Sink):
@@ -336,13 +339,15 @@ def _link(files: Sequence[Path], source: Path, staged: Path) -> None:
 
 
 def _newest_file(path: Path) -> Path | None:
-    """Return a file of the newest published batch that has any, relative to its directory. Looks into few folders."""
-    for day in sorted(path.glob("date=*"), reverse=True):
-        for hour in sorted(day.glob("hour=*"), reverse=True):
-            for batch in reversed(batches_of(hour)):
-                for file in batch.rglob("*.parquet"):
-                    return file.relative_to(batch)
-    return None
+    """Return a file of one of the newest published batches, relative to its directory; None: they have none."""
+    batches = (
+        batch
+        for day in sorted(path.glob("date=*"), reverse=True)
+        for hour in sorted(day.glob("hour=*"), reverse=True)
+        for batch in reversed(batches_of(hour))
+    )
+    files = (file.relative_to(batch) for batch in islice(batches, _LOOKED_AT) for file in batch.rglob("*.parquet"))
+    return next(files, None)
 
 
 def _forget(attempts: Path, newest: int, *, but: Path | None = None) -> None:

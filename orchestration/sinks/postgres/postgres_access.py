@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orchestration.declarations.sink import SinkError, TargetCheck
+from orchestration.declarations.sink import SinkError, TargetCheck, TargetUnavailableError
 from orchestration.sinks.postgres.postgres_columns import Column, fitted
 from orchestration.sinks.postgres.postgres_rows import MADE_BY_MERGE, columns_of_table
 from orchestration.sinks.postgres.postgres_staging import Address, TargetError
@@ -49,7 +49,7 @@ def check_access(sink: Mapping[str, Any], columns: Sequence[Column] | None = Non
     except SecretError as error:
         way_out = "Set it where batches run; to check the target from here, set it here too."
         return TargetCheck("warning", f"{sink['table']}: {error}", way_out)
-    except TargetError as error:
+    except (TargetError, TargetUnavailableError) as error:
         return TargetCheck("failed", str(error), "Start the target, or correct the URL.")
     if found.missing_rights:
         way_out = "Grant it to the login of the sink's URL."

@@ -47,11 +47,15 @@ _COPIED = re.compile(r"^COPY forebay_staging_\S+, line \d+: ")
 _RELATION = re.compile(r' (for|of) relation "forebay_staging_[^"]*"')
 _KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
 
-# Codes of Postgres: connections, connections that are all taken, a shutdown, a server that starts or is a standby.
-_AWAY = ("08", "53300", "57P01", "57P02", "57P03", "57P05", "25006")
+# Codes of Postgres: connections, connections that are all taken, a shutdown, a server that starts.
+_AWAY = ("08", "53300", "57P01", "57P02", "57P03", "57P05")
+# What libpq, the server and pgbouncer say of a connection that there may be later.
 _AWAY_TEXT = re.compile(
-    "starting up|shutting down|not yet accepting|in recovery|too many (?:clients|connections)|connection slots|"
-    "terminating connection"
+    "Connection refused|Connection reset|Connection timed out|timeout expired|No route to host|Network is unreachable|"
+    "Host is down|Broken pipe|Temporary failure in name resolution|server closed the connection|connection already "
+    "closed|SSL SYSCALL error|SSL connection has been closed|No such file or directory|starting up|shutting down|not "
+    "yet accepting|in recovery|too many (?:clients|connections)|connection slots|terminating connection|cannot connect "
+    "to server|server login has been failing|query_wait_timeout|server conn crashed"
 )
 
 
@@ -109,9 +113,8 @@ def is_away(error: psycopg2.Error) -> bool:
         return str(error.pgcode).startswith(_AWAY)
     if not isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError):
         return False
-    # A refused connection has no code. What the server itself says begins with its severity.
-    text = str(error)
-    return "FATAL:" not in text or _AWAY_TEXT.search(text) is not None
+    # A refused connection has no code; a wrong setting has none either, and must not be waited for.
+    return _AWAY_TEXT.search(str(error)) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,11 @@ def asked_for(settings: Settings) -> ListenAddress | None:
     return listen_address(settings.tracker_http, _ANY)
 
 
+def forget_served(settings: Settings) -> None:
+    """Forget where a tracker served that ended without its own last word. Only while no tracker of this home runs."""
+    _url_file(settings).unlink(missing_ok=True)
+
+
 def is_served(settings: Settings) -> bool:
     """Return whether a tracker of this home serves HTTP now."""
     return _url_file(settings).exists()

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from orchestration.status_page.problems import problems
 from orchestration.status_page.shown import milliseconds
-from orchestration.status_page.system_status import SystemStatus
+from orchestration.status_page.system_status import status_of
 from orchestration.tracker.http.listen_address import ListenAddress
 from tests.integration.orchestration.test_tracker_http import SECOND, ask, busy, log, serving, url
 from tests.support.driver_log.eventful_log import COMPLETED, make_eventful_log
@@ -134,9 +134,12 @@ def test_problems_come_first_as_in_forebay_status(log: Log, engine: sa.Engine, h
         assert f"Overview Problems 2 {said}" in text_of(ask(served, "/status").text)
     busy(log)
     log.connection.execute(sa.text("UPDATE forebay.receivers SET reason = 'degraded: no such host' WHERE ordinal = 1"))
-    listed = problems(
-        SystemStatus(pipelines=pipeline_status(log.connection), receivers=receiver_status(log.connection))
+    # A run that no driver takes.
+    log.connection.execute(
+        sa.text("INSERT INTO forebay.run_queue VALUES ('r', 'here', NULL, false, clock_timestamp() - interval '1 h')")
     )
+    listed = problems(status_of(log.connection))
+    assert sum("wait" in one.what and "batch driver" in one.what for one in listed) == 1
     with serving(engine, home) as served:
         page = text_of(ask(served, "/status").text)
     assert f"Overview Problems {len(listed)} {listed[0].line}" in page

@@ -240,3 +240,44 @@ def test_every_block_is_in_exactly_one_batch_whichever_boundaries_are_merged(
         for before, boundary in zip([NOON - SECOND, *boundaries], boundaries, strict=False):
             expected = [n for n, time in enumerate(times, start=2) if before <= time < boundary]
             assert [b.sequence for b in log.tracker.get_blocks_of_batch(boundary)] == expected
+
+
+def test_the_last_batch_in_which_an_output_was_due_is_the_same_for_a_replay(log: Log) -> None:
+    """Check the states: one that never ran for want of records does not count, one without this output's result does.
+
+    A join of windows has each pair once by it, also if the output came later and its first batches are run again.
+    """
+    slide = 2 * INTERVAL
+    even = NOON if (NOON - datetime(1970, 1, 1, tzinfo=UTC)) % slide == timedelta(0) else NOON + INTERVAL
+    times = [even + number * INTERVAL for number in range(1, 9)]
+    for time, state, attempt in zip(
+        times,
+        ["COMPLETED", "COMPLETED", "COMPLETED", "QUARANTINED", "COMPLETED", "COMPLETED", "FAILED", "RUNNING"],
+        [1, 1, 1, 3, 1, 0, 1, 1],
+        strict=True,
+    ):
+        log.connection.execute(
+            sa.text(
+                "INSERT INTO forebay.batches (pipeline_id, batch_time, oldest_time, state, attempt, records, bytes, "
+                "blocks, completed_at) VALUES (:pipeline, :time, :time, :state, :attempt, 1, 1, 1, "
+                "CASE :state WHEN 'COMPLETED' THEN now() END)"
+            ),
+            {"pipeline": log.tracker._pipeline_id, "time": time, "state": state, "attempt": attempt},
+        )
+
+    def last(number: int, slide: timedelta | None = slide) -> int | None:
+        found = log.tracker.last_batch_of_output(times[number - 1], "pairs", slide=slide)
+        return None if found is None else times.index(found) + 1
+
+    before = [last(number) for number in range(1, 9)]
+    assert before == [None, None, 2, 2, 4, 4, 4, 4]
+    assert [last(number, None) for number in range(1, 9)] == [None, 1, 2, 3, 4, 5, 5, 7]
+    for number in (2, 4):
+        log.connection.execute(
+            sa.text(
+                "INSERT INTO forebay.output_commits (pipeline_id, output, batch_time, attempt, location) "
+                "VALUES (:pipeline, 'pairs', :time, 9, 'x')"
+            ),
+            {"pipeline": log.tracker._pipeline_id, "time": times[number - 1]},
+        )
+    assert [last(number) for number in range(1, 9)] == before

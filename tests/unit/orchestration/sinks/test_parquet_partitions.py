@@ -19,9 +19,9 @@ from forebay import ParquetSink
 from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.sink import SinkError
 from orchestration.sinks import parquet_partitions
-from orchestration.sinks.parquet_partitions import check_partitions, partitions_of
+from orchestration.sinks.parquet_partitions import check_partitions, parted, partitions_of
 from orchestration.sinks.parquet_staging import ParquetStaging
-from orchestration.sinks.refused_rows import RefusedRowsError
+from orchestration.sinks.refused_rows import RefusedRows, RefusedRowsError
 from tests.support.searches import examples
 
 if TYPE_CHECKING:
@@ -97,6 +97,14 @@ def _has_surrogates(*texts: str | None) -> bool:
 
 def _is_odd(text: str) -> bool:
     return parquet_partitions._INFERRED.fullmatch(text) is not None
+
+
+def test_many_columns_with_many_values_keep_their_rows_apart() -> None:
+    """Check with a product of values that no 64 bits hold."""
+    columns = [f"c{number}" for number in range(8)]
+    table = pa.table({**{name: [f"v{row}" for row in range(400)] for name in columns}, "n": range(400)})
+    found = {folder: rows.to_pylist() for folder, rows in parted(table, columns, RefusedRows())}
+    assert found == {"/".join(f"{name}=v{row}" for name in columns): [{"n": row}] for row in range(400)}
 
 
 def test_days_that_no_reader_takes_are_refused(tmp_path: Path) -> None:
