@@ -35,11 +35,12 @@ if TYPE_CHECKING:
     from orchestration.sinks.parquet_staging import StagedFile
 
 _CONSTRAINTS = "delta.constraints."
-# A replay removes files, and names that are mapped are not those of the files.
+# In lower case, because Delta compares them in any. A replay removes files, and names that are mapped are not those of
+# the files.
 _REFUSED_PROPERTIES = {
-    ("delta.appendOnly", "true"),
-    ("delta.columnMapping.mode", "name"),
-    ("delta.columnMapping.mode", "id"),
+    ("delta.appendonly", "true"),
+    ("delta.columnmapping.mode", "name"),
+    ("delta.columnmapping.mode", "id"),
 }
 # Features of a table's protocol that need nothing of a writer, unless a property or a column uses them.
 _KNOWN_FEATURES = {"appendOnly", "invariants", "checkConstraints", "columnMapping", "generatedColumns", "timestampNtz"}
@@ -136,11 +137,13 @@ class DeltaSink(FileTableSink):
         unknown = []
         if metadata.partition_columns:
             unknown.append(f"partition columns ({', '.join(metadata.partition_columns)})")
-        unknown += [f"the property {key}" for key in sorted(metadata.configuration) if key.startswith(_CONSTRAINTS)]
+        unknown += [
+            f"the property {key}" for key in sorted(metadata.configuration) if key.lower().startswith(_CONSTRAINTS)
+        ]
         unknown += [
             f"the property {key}={value}"
             for key, value in sorted(metadata.configuration.items())
-            if (key, value) in _REFUSED_PROPERTIES
+            if (key.lower(), value.lower()) in _REFUSED_PROPERTIES
         ]
         for path, field in fields_in(pa.schema(table.schema().to_arrow())):
             unknown += [f"{key} of column {path}" for key in _declared(field)]

@@ -111,7 +111,8 @@ def _with_protobufs_ids(request: Any) -> Any:  # noqa: ANN401  whatever was sent
                 _check_value(record.get("body"))
                 _check_attributes(record.get("attributes"))
                 severity = record.get("severityNumber")
-                if isinstance(severity, str) and severity not in SeverityNumber.keys():  # noqa: SIM118  no mapping
+                is_cut = isinstance(severity, float) and not severity.is_integer()
+                if is_cut or (isinstance(severity, str) and severity not in SeverityNumber.keys()):  # noqa: SIM118  no mapping
                     raise ValueError(f"severityNumber is {severity!r:.100}, which is none")
                 for name in ("traceId", "spanId"):
                     if record.get(name):

@@ -16,6 +16,7 @@ from orchestration.sinks.directories import sync
 from orchestration.sinks.parquet_partitions import check_number, parted
 from orchestration.sinks.refused_files import stage
 from orchestration.sinks.refused_rows import KEEP_WAY_OUT, TEXT_WAY_OUT, OnBadRows, RefusedRows, take_good_text
+from orchestration.sinks.task_rows import answers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -214,7 +215,7 @@ def empty_file(directory: Path, schema: pa.Schema) -> StagedFile:
 
 def staged_by(result: Any, staging: ParquetStaging) -> Staged:  # noqa: ANN401
     """Run the result's tasks with `staging`; return what the valid task attempts wrote and refused."""
-    answers = result.mapInArrow(staging.task(), ANSWER).collect()
+    answers = answers_of(result, staging.task(), ANSWER)
     files = [StagedFile(row["path"], row["size"], row["rows"]) for row in answers if row["path"] is not None]
     # Spark gives a bytearray.
     lines = b"".join(bytes(row["refused_rows"]) for row in answers)

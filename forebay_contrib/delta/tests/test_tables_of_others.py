@@ -29,6 +29,7 @@ def files(folder: Path) -> set[str]:
     [
         ({"partition_by": ["word"]}, "partition columns (word)"),
         ({"configuration": {"delta.appendOnly": "true"}}, "the property delta.appendOnly=true"),
+        ({"configuration": {"delta.appendOnly": "TRUE"}}, "the property delta.appendOnly=TRUE"),
     ],
 )
 def test_a_delta_table_is_refused(tmp_path: Path, settings: dict[str, Any], named: str) -> None:

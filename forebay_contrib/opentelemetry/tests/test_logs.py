@@ -328,6 +328,7 @@ ODD_IN_JSON = [
     b'{"attributes": [{"key": "a", "value": {}}, {"key": "a", "value": {"intValue": 1}}]}',
     b'{"body": {"kvlistValue": {"values": [{"key": "a"}, {"key": "a"}]}}}',
     b'{"severityNumber": "SEVERITY_NUMBER_FATAL5"}',
+    b'{"severityNumber": 9.5}',
     b'{"attributes": [null]}',
     b'{"timeUnixNano": -1}',
     b'{"traceId": "xyz"}',

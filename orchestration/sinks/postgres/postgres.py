@@ -45,6 +45,7 @@ from orchestration.sinks.postgres.postgres_staging import ANSWER, REFUSED, Addre
 from orchestration.sinks.postgres.postgres_statements import COMMITS, Statements, quoted
 from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
 from orchestration.sinks.table_columns import refuse_table
+from orchestration.sinks.task_rows import answers_of
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 
@@ -205,7 +206,7 @@ class PostgresSink(Sink):
                 like=like,
                 keeps_refused=self.on_bad_rows == "dead_letter",
             )
-            answers = result.mapInArrow(self._task(staging), ANSWER).collect()
+            answers = answers_of(result, self._task(staging), ANSWER)
             staged = {row["staging"]: row["rows"] for row in answers}
             refused = {f"{row['staging']}{REFUSED}": row["refused"] for row in answers if row["refused"]}
             self.reached(Step.STAGED)

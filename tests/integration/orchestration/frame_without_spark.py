@@ -33,6 +33,11 @@ class FrameWithoutSpark:
     def columns(self) -> list[str]:
         return [field.name for field in self.schema.fields]
 
+    def toDF(self, *names: str) -> FrameWithoutSpark:  # noqa: N802
+        """Return a frame with other names, as Spark's method does."""
+        fields = [StructField(name, field.dataType) for name, field in zip(names, self.schema.fields, strict=True)]
+        return FrameWithoutSpark(*self._partitions, schema=StructType(fields))
+
     def mapInArrow(  # noqa: N802
         self, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], _: str
     ) -> FrameWithoutSpark:

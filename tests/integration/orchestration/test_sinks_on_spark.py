@@ -214,3 +214,18 @@ def test_spark_reads_folders_of_values_as_the_rows_were(session: SparkSession, t
     good = texts[: -len(REFUSED)]
     assert found == [(n, n, n * 3_000_000_000, date(2026, 1, n + 1), text) for n, text in enumerate(good)]
     assert read.count() == 2 * len(good)
+
+
+def test_columns_are_kept_whose_names_spark_takes_for_expressions(
+    session: SparkSession, target: Target, tmp_path: Path
+) -> None:
+    names = ["a.b", "a`b", "x.", ".", "`c`", "plain"]
+    rows = [tuple(range(len(names))), (None,) * len(names)]
+    result = session.createDataFrame(rows, ", ".join(f"c{n} INT" for n in range(len(names)))).toDF(*names)
+    files = ParquetSink(tmp_path)
+    files.publish(files.write(result, attempt()).location, batch_time=attempt().batch_time)
+    read = files.dataset().to_table(columns=names).to_pylist()
+    assert sorted((tuple(row[name] for name in names) for row in read), key=str) == sorted(rows, key=str)
+    PostgresSink(EnvVar("TARGET_URL"), "odd").write(result, attempt())
+    quoted = ", ".join(f'"{name}"' for name in names)
+    assert sorted(target.rows(f"SELECT {quoted} FROM odd"), key=str) == sorted(rows, key=str)
