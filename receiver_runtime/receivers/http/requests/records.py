@@ -166,6 +166,7 @@ def _form_of(kind: str, charset: str | None, body: bytes) -> str:
         is_line = _is_json(lines[0])
         if not is_line and _is_json(body):
             return "json"
+        is_line = is_line or (start == b"{" and _are_lines(body))
         if is_line and kind != "text/plain":
             return "json_lines" if len(lines) > 1 and start == b"{" else "json"
     return "lines" if kind == "text/plain" else "whole"
@@ -420,9 +421,16 @@ def _value(body: bytes, most_bytes: int, limits: ParsingLimits) -> bytes:
 
 
 def _are_lines(body: bytes) -> bool:
-    """Return whether a body that is no JSON as a whole is written as one object per line."""
-    first, _, rest = body.lstrip(_BLANKS).partition(b"\n")
-    return first[:1] == b"{" and first.rstrip(_BLANKS)[-1:] == b"}" and bool(rest.strip(_BLANKS))
+    """Return whether a body that is no JSON as a whole is written as one object per line.
+
+    The first line may be the odd one, if two follow that are not.
+    """
+    first, *others = (line.strip(_BLANKS) for line in body.lstrip(_BLANKS).split(b"\n", _LOOK_LINES + 1))
+
+    def is_object(line: bytes) -> bool:
+        return line[:1] == b"{" and line[-1:] == b"}"
+
+    return any(others) and (is_object(first) or (len(others) > 1 and all(map(is_object, others[:_LOOK_LINES]))))
 
 
 def _array(body: bytes, content_type: str | None, most_bytes: int, limits: ParsingLimits) -> Plain:

@@ -95,6 +95,15 @@ def test_the_source_may_say_it(form: str, records: list[bytes], content_type: st
     assert bodies(JSON_LINES, content_type, form=form) == records
 
 
+@pytest.mark.parametrize("content_type", [ABSENT, CURL, "application/json"])
+def test_the_odd_line_of_json_lines_may_be_the_first(content_type: str | None) -> None:
+    headers = [] if content_type is None else [(b"content-type", content_type.encode())]
+    for lines in (3, 100):
+        found = parse_plain(headers, b'{"a"\n' + b'{"a": 2}\n' * lines, most_bytes=MOST)
+        assert list(found.bodies) == [b'{"a": 2}'] * lines
+        assert [one.data for one in found.rejected] == [b'{"a"']
+
+
 def test_one_odd_line_of_json_lines_as_json_refuses_no_other() -> None:
     body = b'{"a": 1}\n{"b": }\n{"c": 3}\n'
     found = parse_plain([(b"content-type", b"application/json")], body, most_bytes=MOST)
