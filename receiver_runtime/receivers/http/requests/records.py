@@ -193,10 +193,17 @@ def _lines_in_utf8(
 ) -> tuple[bytes, Sequence[RejectedRecord]]:
     """Return the lines of a body in another encoding, and those that are none in it."""
     framing: LineFraming
+    # Its sender is told that it is kept, and may have no other copy: a dead letter is whole.
+    whole_letters = len(body)
     if unit_of(encoding) > 1:
-        framing = WideLineFraming(encoding=encoding, max_record_bytes=most_bytes)
+        framing = WideLineFraming(encoding=encoding, max_record_bytes=most_bytes, letter_bytes=whole_letters)
     else:
-        framing = LineFraming(encoding=encoding, one_byte=is_one_byte(encoding), max_record_bytes=most_bytes)
+        framing = LineFraming(
+            encoding=encoding,
+            one_byte=is_one_byte(encoding),
+            max_record_bytes=most_bytes,
+            letter_bytes=whole_letters,
+        )
     ends = framing.ends(body) + len(framing.delimiter)
     whole = int(ends[-1]) if ends.size else 0
     lines: list[bytes] = []
