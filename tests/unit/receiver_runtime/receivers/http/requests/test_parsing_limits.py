@@ -83,6 +83,29 @@ def test_too_many_values_are_413_before_any_object_is_made(
     assert raised.value.status == 413
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [b"[" + b"{}," * 10**5 + b"{}]", b"[" * 10**5 + b"]" * 10**5, b'{"a":[' + b"[[],1]," * 10**5 + b'"]"]}'],
+    ids=["wide", "deep", "within a member"],
+)
+def test_what_is_within_an_element_takes_no_steps(odd: bytes) -> None:
+    """One step for each bracket and comma would take seconds, which only the time limit would end."""
+    looks = 0
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        return 0.0
+
+    found = parse_plain(
+        JSON_HEADERS, b"[1," + odd + b",2]", most_bytes=10**6, limits=ParsingLimits(most_values=999, clock=clock)
+    )
+    assert found.bodies == [b"1", b"2"]
+    assert [one.data for one in found.rejected] == [odd]
+    assert "max_body_values is 999" in found.rejected[0].why
+    assert looks < 10
+
+
 def test_a_protobuf_of_many_empty_messages_is_413_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("it was read")
