@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
@@ -437,8 +438,13 @@ def _array(body: bytes, content_type: str | None, most_bytes: int, limits: Parsi
     try:
         elements, are_good = array_elements(body, limits)
     except UnknownSpansError as error:
-        # It has the parser's reason, and where.
-        _value(body, most_bytes, UNLIMITED)
+        try:
+            # It has the parser's reason, and where.
+            _value(body, most_bytes, limits)
+        except PushRefusedError as parsers:
+            # Too many values to make objects of: fewer would not be JSON, either.
+            if parsers.status != HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                raise
         raise PushRefusedError(400, f"body: no JSON: {error}: correct it") from error
     if are_good and elements and max(map(len, elements)) <= most_bytes:
         return Plain(elements, content_type)

@@ -84,6 +84,28 @@ def test_too_many_values_are_413_before_any_object_is_made(
 
 
 @pytest.mark.parametrize(
+    "body",
+    [
+        b"[[" + b"{}," * 5000 + b"{}]}",
+        b"[" + b"[" * 2000,
+        b"[" + b"{}," * 900 + b"[" * 200 + b"]",
+        b"[" + b"1:" * 2000 + b"1]",
+    ],
+    ids=["other bracket", "no end", "too few ends", "colons"],
+)
+def test_a_broken_array_of_too_many_values_is_400_before_any_object_is_made(
+    body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("an object was made")
+
+    monkeypatch.setattr(records, "_DECODER", refuse)
+    with pytest.raises(PushRefusedError, match="do not show where an element ends: correct it") as raised:
+        parse_plain(JSON_HEADERS, body, most_bytes=10**6, limits=ParsingLimits(most_values=999))
+    assert raised.value.status == 400
+
+
+@pytest.mark.parametrize(
     "odd",
     [b"[" + b"{}," * 10**5 + b"{}]", b"[" * 10**5 + b"]" * 10**5, b'{"a":[' + b"[[],1]," * 10**5 + b'"]"]}'],
     ids=["wide", "deep", "within a member"],
