@@ -90,14 +90,14 @@ class ParsingLimits:
             found = _count(octets[outside], _JSON_MARKS)
         self._refuse_above(found, "values in JSON, names included")
 
-    def check_lines(self, body: bytes) -> None:
-        """Count the lines of a text, and check the time.
+    def check_lines(self, body: bytes, delimiter: bytes = b"\n", what: str = "lines") -> None:
+        """Count the lines of a text, or what else a delimiter cuts it into, and check the time.
 
         Raises:
             PushRefusedError: 413, there are too many.
         """
         self.check()
-        self._refuse_above(body.count(b"\n"), "lines")
+        self._refuse_above(body.count(delimiter), what)
 
     def check_elements(self, count: int) -> None:
         """Check how many elements a JSON array has.

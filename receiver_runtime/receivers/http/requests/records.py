@@ -271,7 +271,7 @@ def _sequence(body: bytes, _: str | None, most_bytes: int, limits: ParsingLimits
     """Return the texts of a JSON sequence (RFC 7464): each follows a record separator, and ends with a newline."""
     if not body.lstrip(_BLANKS).startswith(_SEPARATOR):
         raise PushRefusedError(400, "body: a JSON sequence begins with a record separator (0x1E): send one")
-    limits.check_lines(body)
+    limits.check_lines(body, _SEPARATOR, "texts of a JSON sequence")
     texts = body.split(_SEPARATOR)
     # A number or a name that ends with the body, or at the next text, may have lost its end.
     cut = [text for text in texts if text and text[-1:] not in _ENDS]

@@ -69,6 +69,7 @@ def test_a_record_with_a_large_text_is_taken() -> None:
         (LINES_HEADERS, b"\n" * 1000 + b"1", "lines"),
         ([(b"content-type", b"text/plain")], b" \n" * 1000, "lines"),
         (LINES_HEADERS, b"[" + b"[]," * 50_000 + b"[]]\n", "values in JSON"),
+        ([(b"content-type", b"application/json-seq")], b"\x1e{}" * 1000, "texts of a JSON sequence"),
     ],
 )
 def test_too_many_values_are_413_before_any_object_is_made(
@@ -126,6 +127,13 @@ def test_what_is_within_an_element_takes_no_steps(odd: bytes) -> None:
     assert [one.data for one in found.rejected] == [odd]
     assert "max_body_values is 999" in found.rejected[0].why
     assert looks < 10
+
+
+def test_newlines_within_the_texts_of_a_sequence_are_no_texts() -> None:
+    text = b"[" + b"\n" * 1000 + b"]\n"
+    headers = [(b"content-type", b"application/json-seq")]
+    found = parse_plain(headers, b"\x1e" + text, most_bytes=10**6, limits=ParsingLimits(most_values=999))
+    assert found.bodies == [text.strip()]
 
 
 def test_a_protobuf_of_many_empty_messages_is_413_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
