@@ -78,10 +78,11 @@ class Json:
 
 
 def _members(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(members)
-    if len(found) < len(members):
-        names = [name for name, _ in members]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r:.100} is there twice")
+    found: dict[str, Any] = {}
+    for name, value in members:
+        if name in found:
+            raise ValueError(f"{name!r:.100} is there twice")
+        found[name] = value
     return found
 
 

@@ -110,13 +110,13 @@ def aside(
     A sender that is acknowledged may have no other copy: what such sources put aside is kept whole.
 
     Args:
-        data: the record, or its first bytes.
+        data: the record, or its first bytes. What came behind the record may follow it.
         nbytes: the record's length; None: ``data`` is the whole record.
         most: how many bytes are kept.
     """
-    kept = bytes(data[:most])
-    left_out = (len(data) if nbytes is None else nbytes) - len(kept)
-    return DeadLetter(reason, kept, 0, peer, left_out)
+    size = len(data) if nbytes is None else nbytes
+    kept = bytes(data[: min(most, size)])
+    return DeadLetter(reason, kept, 0, peer, size - len(kept))
 
 
 def too_large(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from receiver_runtime.receivers.framing import LETTER_BYTES
 from receiver_runtime.receivers.lines import LineFraming
 from receiver_runtime.sources.fields.text_encoding import unit_of
 
@@ -27,10 +28,16 @@ class WideLineFraming(LineFraming):
     Args:
         encoding: UTF-16 or UTF-32, with its byte order.
         max_record_bytes: a longer line, in the bytes of its encoding, becomes a dead letter.
+        letter_bytes: how many bytes of a dead letter are kept.
     """
 
-    def __init__(self, *, encoding: str, max_record_bytes: int) -> None:
-        super().__init__(delimiter="\n".encode(encoding), encoding=encoding, max_record_bytes=max_record_bytes)
+    def __init__(self, *, encoding: str, max_record_bytes: int, letter_bytes: int = LETTER_BYTES) -> None:
+        super().__init__(
+            delimiter="\n".encode(encoding),
+            encoding=encoding,
+            max_record_bytes=max_record_bytes,
+            letter_bytes=letter_bytes,
+        )
         self.units = np.dtype(f"{'>' if encoding.endswith('be') else '<'}u{unit_of(encoding)}")
         self._utf8 = LineFraming()
 

@@ -15,6 +15,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from forebay_contrib.opentelemetry import answers as otlp_answers
+from forebay_contrib.opentelemetry.json_form import _members
 from forebay_contrib.opentelemetry.logs import parse_logs
 from receiver_runtime.receivers.http.requests.pushed import Pushed, PushRefusedError
 
@@ -457,3 +458,26 @@ def test_a_resource_in_protobuf_that_is_none_refuses_no_other() -> None:
 def test_any_bytes_behind_a_request_are_read_or_refused(more: bytes) -> None:
     with suppress(PushRefusedError):
         parsed(_broken(request(body=AnyValue(string_value="BAD!")).SerializeToString()) + more)
+
+
+class Name(str):
+    """Count how often names are compared."""
+
+    __slots__ = ()
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Name.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+@pytest.mark.parametrize("place", [0, 2500, 4999])
+def test_a_name_that_is_there_twice_is_found_in_one_pass(place: int) -> None:
+    names = [(Name(number), None) for number in range(5000)]
+    Name.compared = 0
+    with pytest.raises(ValueError, match=f"'{place}' is there twice"):
+        _members([*names, (Name(place), None)])
+    # Only names with the same hash are compared.
+    assert Name.compared < 100

@@ -326,6 +326,27 @@ def test_too_large_and_truncated_messages_become_dead_letters_and_the_rest_is_ke
     assert letters == [DeadLetter(TOO_LARGE, large), DeadLetter(TOO_LARGE, large), DeadLetter(TRUNCATED, b"9 <1>d")]
 
 
+@pytest.mark.parametrize("first", [b"<1>first\0", b""])
+@pytest.mark.parametrize("text", [b"<1>", b"text "])
+@pytest.mark.parametrize(
+    "behind", [b"\n<13>next", b"\n" + counted(b"<13>next") + b"\n", b"\0<13>next\0", b"\n1234", b"\n"]
+)
+def test_the_letter_of_a_message_too_large_is_its_own_bytes_at_every_cut(
+    first: bytes, text: bytes, behind: bytes
+) -> None:
+    large = text + b"a" * 3 * LIMIT
+    # What no message follows may belong to the one before.
+    sizes = {len(large), *(len(large + behind[:size]) for size in (1, len(behind)) if b"<" not in behind)}
+    stream = first + large + behind
+    for place in range(1, len(stream)):
+        _, (letter, *others) = run([stream[:place], stream[place:]])
+        assert not others, place
+        assert letter.reason is TOO_LARGE, place
+        assert (large + behind).startswith(letter.data), place
+        assert letter.left_out >= 0, place
+        assert len(letter.data) + letter.left_out in sizes, place
+
+
 def test_memory_is_bounded_by_the_limit() -> None:
     splitter = SyslogFraming(timezone="UTC", max_record_bytes=1000).open()
     for begin in (b"<1>", b"100000000 <1>"):

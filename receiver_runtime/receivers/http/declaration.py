@@ -59,8 +59,9 @@ class Http(Source):
             By default those that need nothing else, which is ``"cloudevents"``.
         max_body_bytes: the largest body of a request, after decompression; a larger one is refused with 413.
         max_body_values: the most JSON values (names count too) in one document, line or element of an array, and the
-            most elements, lines that are cut one by one, or messages of protobuf in one body. An element or line with
-            more becomes a dead letter; a body with more is refused with 413. They are counted before parsing.
+            most elements, lines that are cut one by one, texts of a JSON sequence, or messages of protobuf in one body.
+            An element or line with more becomes a dead letter; a body with more is refused with 413. They are counted
+            before parsing.
         max_record_bytes: a longer record among several becomes a dead letter; a single one is refused with 413.
         max_connections: at most this many connections at once; the next one is refused with 503, and reported. It may
             still ask ``GET /health`` and ``GET /ready``.

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 _NO_LIMIT = 2**62
 # Each value of a JSON text, except the first, follows one of these or begins with one.
 _JSON_MARKS = b",:[{"
-_QUOTE, _COMMA = b'",'
-# How much deeper a byte outside strings leads.
-_STEPS = np.zeros(256, np.int8)
-_STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
+_QUOTE = ord('"')
 # The tags of the messages within an export request of logs: each of its messages follows one of these bytes.
 _PROTOBUF_MARKS = b"\x0a\x12\x2a\x32"
 
@@ -89,29 +86,26 @@ class ParsingLimits:
         found = _count(octets, _JSON_MARKS)
         if found > self._most_values and b'"' in body:
             # Some may be within strings, as in a record that holds a large text.
-            found = _count(_without_strings(body), _JSON_MARKS)
+            octets, outside = outside_strings(body)
+            found = _count(octets[outside], _JSON_MARKS)
         self._refuse_above(found, "values in JSON, names included")
 
-    def check_lines(self, body: bytes) -> None:
-        """Count the lines of a text, and check the time.
+    def check_lines(self, body: bytes, delimiter: bytes = b"\n", what: str = "lines") -> None:
+        """Count the lines of a text, or what else a delimiter cuts it into, and check the time.
 
         Raises:
             PushRefusedError: 413, there are too many.
         """
         self.check()
-        self._refuse_above(body.count(b"\n"), "lines")
+        self._refuse_above(body.count(delimiter), what)
 
-    def check_elements(self, body: bytes) -> None:
-        """Count the elements of a JSON array, whatever is within them, and check the time.
+    def check_elements(self, count: int) -> None:
+        """Check how many elements a JSON array has.
 
         Raises:
             PushRefusedError: 413, there are too many.
         """
-        self.check()
-        if len(body) > self._most_values:
-            outside = _without_strings(body)
-            depth = np.cumsum(_STEPS[outside], dtype=np.int32)
-            self._refuse_above(int(np.count_nonzero((depth == 1) & (outside == _COMMA))), "elements of a JSON array")
+        self._refuse_above(count, "elements of a JSON array")
 
     def check_protobuf(self, body: bytes) -> None:
         """Count what may be a message of an export request in protobuf, and check the time.
@@ -134,14 +128,12 @@ class ParsingLimits:
 UNLIMITED = ParsingLimits()
 
 
+def outside_strings(body: bytes) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
+    """Return the bytes of a JSON text with blanks for what is escaped, and which of them are outside its strings."""
+    # A backslash that is escaped escapes nothing. After that, each backslash before a quote escapes it.
+    octets = np.frombuffer(body.replace(b"\\\\", b"  ").replace(b'\\"', b"  "), np.uint8)
+    return octets, ~np.logical_xor.accumulate(octets == _QUOTE)
+
+
 def _count(octets: npt.NDArray[np.uint8], marks: bytes) -> int:
     return sum(int(np.count_nonzero(octets == mark)) for mark in marks)
-
-
-def _without_strings(body: bytes) -> npt.NDArray[np.uint8]:
-    """Return the bytes of a JSON text outside its strings."""
-    # A backslash that is escaped escapes nothing. After that, each backslash before a quote escapes it.
-    octets = np.frombuffer(body.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
-    within = np.bitwise_xor.accumulate((octets == _QUOTE).view(np.uint8))
-    outside: npt.NDArray[np.uint8] = octets[within == 0]
-    return outside

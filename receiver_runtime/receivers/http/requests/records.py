@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
@@ -194,10 +195,17 @@ def _lines_in_utf8(
 ) -> tuple[bytes, Sequence[RejectedRecord]]:
     """Return the lines of a body in another encoding, and those that are none in it."""
     framing: LineFraming
+    # Its sender is told that it is kept, and may have no other copy: a dead letter is whole.
+    whole_letters = len(body)
     if unit_of(encoding) > 1:
-        framing = WideLineFraming(encoding=encoding, max_record_bytes=most_bytes)
+        framing = WideLineFraming(encoding=encoding, max_record_bytes=most_bytes, letter_bytes=whole_letters)
     else:
-        framing = LineFraming(encoding=encoding, one_byte=is_one_byte(encoding), max_record_bytes=most_bytes)
+        framing = LineFraming(
+            encoding=encoding,
+            one_byte=is_one_byte(encoding),
+            max_record_bytes=most_bytes,
+            letter_bytes=whole_letters,
+        )
     ends = framing.ends(body) + len(framing.delimiter)
     whole = int(ends[-1]) if ends.size else 0
     lines: list[bytes] = []
@@ -264,7 +272,7 @@ def _sequence(body: bytes, _: str | None, most_bytes: int, limits: ParsingLimits
     """Return the texts of a JSON sequence (RFC 7464): each follows a record separator, and ends with a newline."""
     if not body.lstrip(_BLANKS).startswith(_SEPARATOR):
         raise PushRefusedError(400, "body: a JSON sequence begins with a record separator (0x1E): send one")
-    limits.check_lines(body)
+    limits.check_lines(body, _SEPARATOR, "texts of a JSON sequence")
     texts = body.split(_SEPARATOR)
     # A number or a name that ends with the body, or at the next text, may have lost its end.
     cut = [text for text in texts if text and text[-1:] not in _ENDS]
@@ -438,8 +446,13 @@ def _array(body: bytes, content_type: str | None, most_bytes: int, limits: Parsi
     try:
         elements, are_good = array_elements(body, limits)
     except UnknownSpansError as error:
-        # It has the parser's reason, and where.
-        _value(body, most_bytes, UNLIMITED)
+        try:
+            # It has the parser's reason, and where.
+            _value(body, most_bytes, limits)
+        except PushRefusedError as parsers:
+            # Too many values to make objects of: fewer would not be JSON, either.
+            if parsers.status != HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                raise
         raise PushRefusedError(400, f"body: no JSON: {error}: correct it") from error
     if are_good and elements and max(map(len, elements)) <= most_bytes:
         return Plain(elements, content_type)

@@ -186,6 +186,33 @@ def test_a_line_of_wide_text_that_can_not_be_decoded_is_a_dead_letter_alone() ->
     assert [(one.data, one.reason) for one in found.rejected] == [(b"\x00\xd8x\0", DeadLetterReason.INVALID_ENCODING)]
 
 
+@pytest.mark.parametrize("end", ["", "\n", "\n{}\n"])
+@pytest.mark.parametrize("kind", ["application/x-ndjson", "text/plain"])
+@pytest.mark.parametrize(
+    ("charset", "odd", "most"),
+    [
+        ("utf-16le", b"\x00\xd8", MOST),
+        ("utf-16le", b"", 100_000),
+        ("utf-16be", b"", 100_000),
+        ("utf-32le", b"", 100_000),
+        ("shift_jis", b"", 100_000),
+        ("latin-1", b"", 100_000),
+        ("utf-8", b"", 100_000),
+    ],
+)
+def test_a_rejected_line_is_kept_whole_however_long_it_is(
+    end: str, kind: str, charset: str, odd: bytes, most: int
+) -> None:
+    """Its sender is told that it is kept, and sends it to nobody else."""
+    line = ('"' + "x" * 400_000 + '"').encode(charset) + odd
+    data = "{}\n".encode(charset) + line + end.encode(charset)
+    found = parse_plain([(b"content-type", f"{kind}; charset={charset}".encode())], data, most_bytes=most)
+    assert set(found.bodies) == {b"{}"}
+    assert [one.data for one in found.rejected] == [line]
+    if charset.startswith("utf-16") or odd:
+        assert f"a line of {len(line)} bytes" in found.rejected[0].why
+
+
 @pytest.mark.parametrize(
     ("kind", "one"),
     [

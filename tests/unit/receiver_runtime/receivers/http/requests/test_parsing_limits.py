@@ -69,6 +69,7 @@ def test_a_record_with_a_large_text_is_taken() -> None:
         (LINES_HEADERS, b"\n" * 1000 + b"1", "lines"),
         ([(b"content-type", b"text/plain")], b" \n" * 1000, "lines"),
         (LINES_HEADERS, b"[" + b"[]," * 50_000 + b"[]]\n", "values in JSON"),
+        ([(b"content-type", b"application/json-seq")], b"\x1e{}" * 1000, "texts of a JSON sequence"),
     ],
 )
 def test_too_many_values_are_413_before_any_object_is_made(
@@ -81,6 +82,58 @@ def test_too_many_values_are_413_before_any_object_is_made(
     with pytest.raises(PushRefusedError, match=f"{what}.*, max_body_values is 999: send fewer") as raised:
         parse_plain(headers, body, most_bytes=10**6, limits=ParsingLimits(most_values=999))
     assert raised.value.status == 413
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[[" + b"{}," * 5000 + b"{}]}",
+        b"[" + b"[" * 2000,
+        b"[" + b"{}," * 900 + b"[" * 200 + b"]",
+        b"[" + b"1:" * 2000 + b"1]",
+    ],
+    ids=["other bracket", "no end", "too few ends", "colons"],
+)
+def test_a_broken_array_of_too_many_values_is_400_before_any_object_is_made(
+    body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("an object was made")
+
+    monkeypatch.setattr(records, "_DECODER", refuse)
+    with pytest.raises(PushRefusedError, match="do not show where an element ends: correct it") as raised:
+        parse_plain(JSON_HEADERS, body, most_bytes=10**6, limits=ParsingLimits(most_values=999))
+    assert raised.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [b"[" + b"{}," * 10**5 + b"{}]", b"[" * 10**5 + b"]" * 10**5, b'{"a":[' + b"[[],1]," * 10**5 + b'"]"]}'],
+    ids=["wide", "deep", "within a member"],
+)
+def test_what_is_within_an_element_takes_no_steps(odd: bytes) -> None:
+    """One step for each bracket and comma would take seconds, which only the time limit would end."""
+    looks = 0
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        return 0.0
+
+    found = parse_plain(
+        JSON_HEADERS, b"[1," + odd + b",2]", most_bytes=10**6, limits=ParsingLimits(most_values=999, clock=clock)
+    )
+    assert found.bodies == [b"1", b"2"]
+    assert [one.data for one in found.rejected] == [odd]
+    assert "max_body_values is 999" in found.rejected[0].why
+    assert looks < 10
+
+
+def test_newlines_within_the_texts_of_a_sequence_are_no_texts() -> None:
+    text = b"[" + b"\n" * 1000 + b"]\n"
+    headers = [(b"content-type", b"application/json-seq")]
+    found = parse_plain(headers, b"\x1e" + text, most_bytes=10**6, limits=ParsingLimits(most_values=999))
+    assert found.bodies == [text.strip()]
 
 
 def test_a_protobuf_of_many_empty_messages_is_413_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
