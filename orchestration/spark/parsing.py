@@ -14,7 +14,7 @@ from operator import and_
 from typing import TYPE_CHECKING, NamedTuple
 
 from orchestration.spark.faithful_values import is_faithful, marked, unsupported, with_texts
-from orchestration.spark.json_tokens import STRING, read_texts
+from orchestration.spark.json_tokens import STRING, has_single_names, read_texts, with_marks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -68,7 +68,9 @@ def from_json_records(
 
     def read(text: Column, fields: StructType, ddl: str) -> _Reading:
         is_halved = text.contains("\\u") & F.regexp_replace(text, _PAIRS, "").rlike(_HALF)
-        return _Reading(F.from_json(text, ddl, asked), read_texts(text, fields, asked), is_halved)
+        marks = with_marks(text, asked)
+        fault = is_halved | ~has_single_names(text, marks, asked)
+        return _Reading(F.from_json(text, ddl, asked), read_texts(marks, fields, asked), fault)
 
     return _parsed(records, schema, column, asked, read)
 

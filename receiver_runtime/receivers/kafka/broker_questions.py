@@ -33,9 +33,9 @@ _SILENT_SECONDS = 300.0
 _ID_BITS: Final = 2**63 - 1
 
 
-def metadata_of(consumer: Consumer, topic: str) -> TopicMetadata:
+def metadata_of(consumer: Consumer, topic: str, seconds: float = BROKER_SECONDS) -> TopicMetadata:
     """Return what the brokers say of a topic. Raises KafkaException."""
-    found: TopicMetadata = consumer.list_topics(topic, timeout=BROKER_SECONDS).topics[topic]
+    found: TopicMetadata = consumer.list_topics(topic, timeout=seconds).topics[topic]
     return found
 
 

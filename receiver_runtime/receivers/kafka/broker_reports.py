@@ -14,8 +14,12 @@ from typing import TYPE_CHECKING
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 
+from receiver_runtime.receivers.kafka.broker_questions import QUICK_SECONDS, metadata_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from confluent_kafka import Consumer
 
     from receiver_runtime.receivers.kafka.declaration import Kafka
     from receiver_runtime.supervisor.receiver import Receiver
@@ -25,9 +29,11 @@ _log = structlog.get_logger(__name__)
 # Seconds until the same line of the client is logged again, and until the same error of one broker is an event again.
 _LINE_SECONDS = 30.0
 _ERROR_SECONDS = 600.0
+# Seconds between two questions for topics that could not be read.
+_TOPIC_SECONDS = 30.0
 # Kinds of message that are remembered, at most.
 _MOST_KINDS = 1000
-# Why a topic, or all of them, can't be read, until its partitions are assigned.
+# Why a topic, or all of them, can't be read.
 _NO_TOPIC = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED))
 _NO_GROUP = frozenset((KafkaError.GROUP_AUTHORIZATION_FAILED,))
 _NUMBER = re.compile(r"\d+")
@@ -43,6 +49,7 @@ class BrokerReports:
         self.are_unreachable = False
         self._recent_errors = _RecentMessages(_ERROR_SECONDS)
         self._missing: set[str] = set()
+        self._ask_at = 0.0
 
     def note_answer(self) -> None:
         """Note that a broker has answered."""
@@ -62,6 +69,22 @@ class BrokerReports:
     def note_assigned(self, topics: Iterable[str]) -> None:
         """Note that the group has given us partitions of these topics."""
         self._receiver.report_degraded("group", None)
+        self._found(topics)
+
+    def look_for_topics(self, consumer: Consumer) -> None:
+        """Ask now and then for the topics that could not be read: the group may give their partitions to others alone.
+
+        The client says once that a topic has an error, and never that it has none any more.
+        """
+        if not self._missing or self.are_unreachable or time.monotonic() < self._ask_at:
+            return
+        try:
+            self._found([one for one in self._missing if metadata_of(consumer, one, QUICK_SECONDS).error is None])
+        except KafkaException as error:
+            _log.info("the brokers don't say whether a topic exists", topics=sorted(self._missing), error=str(error))
+        self._ask_at = time.monotonic() + _TOPIC_SECONDS
+
+    def _found(self, topics: Iterable[str]) -> None:
         for topic in self._missing.intersection(topics):
             self._missing.discard(topic)
             self._receiver.report_degraded(f"topic {topic}", None)

@@ -193,6 +193,7 @@ class KafkaReader:
                 self._look_again()
             if time.monotonic() >= self._ids_at:
                 self._look_at_ids()
+            self._brokers.look_for_topics(self._consumer)
             if self._fetcher is None:
                 self._read_objects()
             else:
@@ -228,6 +229,7 @@ class KafkaReader:
 
     def _read_unreliably(self) -> None:
         while not self._stopping.is_set():
+            self._brokers.look_for_topics(self._consumer)
             messages = self._consumer.consume(self._at_once(), self._pause())
             good = [message for message in messages if self._is_record(message)]
             if good:

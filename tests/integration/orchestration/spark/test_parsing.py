@@ -138,6 +138,47 @@ def test_what_spark_would_change_is_corrupt(session: SparkSession) -> None:
     assert rows(corrupt(from_json_records(lines(session, *texts), nested))) == [(texts[0],)]
 
 
+NESTED = "n INT, p STRUCT<a: INT, q: STRUCT<b: INT>>, `\u00e9` INT, s STRING, e ARRAY<STRUCT<a: INT>>"
+JSON_TWICE = [
+    '{"n": 1, "n": 2}',
+    '{"n": 1, "n": null}',
+    '{"n": null, "n": 1}',
+    '{"n": 1, "\\u006e": 1}',
+    '{"\u00e9": 1, "\\u00e9": 2}',
+    '{"p": {"a": 1, "a": 2}}',
+    '{"p": {"q": {"b": 1, "b": 1}}}',
+    '{"p": null, "p": {"a": 1}}',
+    '{"e": [null, {"a": 1}, {"a": 1, "x": [], "a": 1}]}',
+    '{"s": {"a": 1, "a": 2}}',
+    '{"x": 1, "x": 2}',
+    '{"x": [[{"y": [], "y": 1e400}]], "n": 1}',
+]
+JSON_ONCE = [
+    '{"n": 1, "N": 2, "p": {"n": 1}, "s": "n"}',
+    '{"n": 1, "s": {"n": 1, "p": {"n": [{"n": 1}, {"n": 1}]}}, "p": null}',
+    '{"e": [{"a": 1}, {"a": 1}, null], "x": {"e": "\\"n\\": 1, \\"n\\": 1"}}',
+]
+
+
+@pytest.mark.parametrize(
+    ("option", "rewritten"),
+    [
+        ("allowSingleQuotes", lambda text: text.replace('"', "'").replace("{", "{'it\\'s': 1, ")),
+        ("allowComments", lambda text: f"{text} // more"),
+        ("allowNonNumericNumbers", lambda text: text.replace("{", '{"nan": NaN, ')),
+        ("allowUnquotedFieldNames", lambda text: text.replace("{", "{other: 1, ")),
+        ("allowUnquotedControlChars", lambda text: text.replace("{", '{"\x02a": "\x01", ')),
+        ("allowBackslashEscapingAnyCharacter", lambda text: text.replace("{", '{"\\z": "\\q\\\\", ')),
+    ],
+)
+def test_a_name_stands_once_in_an_object(session: SparkSession, option: str, rewritten: Callable[[str], str]) -> None:
+    """Check also texts of other forms of JSON, of which no VARIANT is made."""
+    for form in (str, rewritten):
+        twice, once = ([form(one) for one in all_] for all_ in (JSON_TWICE, JSON_ONCE))
+        parsed = from_json_records(lines(session, *twice, *once), NESTED, options={option: "true"})
+        assert rows(corrupt(parsed)) == [(text,) for text in twice]
+
+
 # Without shrinking: each attempt is a job of Spark's, and the message names the text.
 _PHASES = (Phase.explicit, Phase.generate)
 # For each type: JSON's tokens of it that are equal to what is stored, and those that Spark takes and alters, or can't
@@ -299,13 +340,18 @@ def struct_of(kinds: list[Kind]) -> Kind:
     ddl = ", ".join(f"`{name.replace('`', '``')}` {kind.ddl}" for name, kind in fields.items())
 
     def text(drawn: list[tuple[str, bool] | None]) -> tuple[str, bool]:
-        given = [(name, one) for name, one in zip(fields, drawn, strict=True) if one is not None]
+        names = [*fields, *fields]
+        given = [(name, one) for name, one in zip(names, drawn, strict=True) if one is not None]
         body = ", ".join([*(f"{json.dumps(name)} :{one[0]}" for name, one in given), '"else": [{"<>": 1.0}, "x"]'])
-        return f"{{{body}}}", all(good for _, (_, good) in given)
+        once = len({name for name, _ in given}) == len(given)
+        return f"{{{body}}}", once and all(good for _, (_, good) in given)
 
+    once = [st.none() | kind.tokens for kind in fields.values()]
+    # A second value of a name is drawn seldom, as what spoils a value is.
+    again = [st.one_of(*[st.none()] * 39, one) for one in once]
     return Kind(
         f"STRUCT<{ddl}>",
-        st.tuples(*(st.none() | kind.tokens for kind in fields.values())).map(list).map(text),
+        st.tuples(*once, *again).map(list).map(text),
         lambda found, read: (
             isinstance(read, dict) and all(same(kind, found[name], read.get(name)) for name, kind in fields.items())
         ),
@@ -607,7 +653,9 @@ def test_a_long_record_is_read_or_corrupt_and_fails_no_batch(session: SparkSessi
     """Patterns that go back, or by recursion, would end the JVM's stack."""
     many = 20_000
     good = ['{"a": "%s"}' % ('\\"' * many), '{"a": [%s1]}' % ("1.10," * many), '{"a": {"b": "%s"}}' % ("\\\\" * many)]
+    good.append(json.dumps({"a": 1} | {str(number): {} for number in range(many)}))
     bad = ['{"a": ' + "[" * many, '{"a": "' + '\\"' * many, '{"a": ' + "1" * many + "}"]
+    bad.append(good[-1][:-1] + ', "a": 1}')
     assert rows(corrupt(from_json_records(lines(session, *good, *bad), "a STRING"))) == [(text,) for text in bad]
     good = ['"%s"' % ('""' * many), "x" * many]
     bad = ["," * many, '"%s' % ('""' * many), 'x"' * many + ",", "\n" * many]

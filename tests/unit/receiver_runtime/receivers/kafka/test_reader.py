@@ -8,10 +8,11 @@ import pytest
 
 pytest.importorskip("confluent_kafka")
 
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import ClusterMetadata, TopicMetadata  # type: ignore[attr-defined]
 from structlog.testing import capture_logs
 
-from receiver_runtime.receivers.kafka.broker_reports import ClientLog
+from receiver_runtime.receivers.kafka.broker_reports import BrokerReports, ClientLog
 from receiver_runtime.receivers.kafka.declaration import Kafka
 from receiver_runtime.receivers.kafka.library import Fault, FetchedColumns
 from receiver_runtime.receivers.kafka.partition_rates import PartitionRates
@@ -195,6 +196,44 @@ def test_a_receiver_is_degraded_until_it_has_partitions_of_a_missing_topic(tmp_p
             assert made.reporter.reasons[-1].startswith("degraded: the topic 't'")
         reader._on_assign(client, [TopicPartition("t", 0)])  # type: ignore[arg-type]
         assert made.reporter.reasons[-1].startswith("connected to")
+
+
+def test_a_topic_whose_partitions_others_have_is_no_longer_missing(tmp_path: Path) -> None:
+    source = Kafka(bootstrap_servers="127.0.0.1:1", topics=["t", "u"], group="g")
+    receiver = KafkaReceiver(source)
+    says: dict[str, KafkaError | None] = {}
+    asked: list[str] = []
+
+    class Brokers:
+        def list_topics(self, topic: str, timeout: float) -> ClusterMetadata:
+            asked.append(topic)
+            if topic not in says:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            found = TopicMetadata()
+            found.error = says[topic]
+            answer = ClusterMetadata()
+            answer.topics = {topic: found}
+            return answer
+
+    def reason(brokers: BrokerReports) -> str:
+        brokers._ask_at = 0.0
+        brokers.look_for_topics(Brokers())  # type: ignore[arg-type]
+        return made.reporter.reasons[-1]
+
+    with rig(tmp_path, receiver, start=False) as made:
+        brokers = BrokerReports(receiver, source)
+        brokers.look_for_topics(Brokers())  # type: ignore[arg-type]
+        assert asked == []
+        missing = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        brokers.on_unread_topic("t", missing)
+        assert reason(brokers).startswith("degraded: the topic 't'")
+        says["t"] = missing
+        assert reason(brokers).startswith("degraded: the topic 't'")
+        says["t"] = None
+        before = len(asked)
+        brokers.look_for_topics(Brokers())  # type: ignore[arg-type]
+        assert len(asked) == before, "asked again at once"
+        assert "the topic 't'" not in reason(brokers)
 
 
 def test_refused_positions_are_reported_once(tmp_path: Path) -> None:
