@@ -7,6 +7,7 @@ which that is true is not faithful. Never parses a record.
 
 from __future__ import annotations
 
+import re
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING
@@ -26,9 +27,11 @@ _INTEGER = r"[+-]?\d++"
 _DATE = r"[+-]?\d{4,}-\d\d?-\d\d?"
 # Microseconds are what a time of Spark's holds.
 _CLOCK = r"\d\d?:\d\d(?::\d\d(?:\.\d{1,6}0*)?)?"
-_ZONE = r" ?(?:[A-Za-z][\w/+:-]*|[+-]\d\d?(?::?\d\d){0,2})"
+_OFFSET = r" ?[+-]\d\d?(?::?\d\d){0,2}"
+_ZONE = r" ?([A-Za-z][\w/+:-]*)"
 _FINER = r"[.,]\d{6}\d*[1-9]"
 _EXACT = 2.0**63  # beyond it an integer can't be compared with a DOUBLE exactly
+_READING_TIMES = frozenset({"timestampformat", "locale", "enabledatetimeparsingfallback"})  # options
 _FINEST_DIGITS = 6  # digits of a second that a time of Spark's has
 
 
@@ -38,6 +41,11 @@ def unsupported(kind: DataType) -> DataType | None:
         if (found := unsupported(one)) is not None:
             return found
     return None if _within(kind) or kind.typeName() in _FAITHFUL else kind
+
+
+def is_comparable(options: Mapping[str, str]) -> bool:
+    """Return whether times of the format asked for can be compared: those with a zone by name can't."""
+    return re.search("[Vvz]", _letters(options)) is None
 
 
 def marked(kind: DataType, text: Column) -> Column:
@@ -176,17 +184,41 @@ def _date(_: DataType, value: Column, text: Column, options: Mapping[str, str]) 
 
 
 def _timestamp(_: DataType, value: Column, text: Column, options: Mapping[str, str]) -> Column:
+    """Compare the clock's time too: clocks that are set forward leave out an hour, and Spark moves what is within."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
 
     seconds = text.rlike(f"^<{_INTEGER}>$") & (F.unix_seconds(value) == _bare(text).try_cast("bigint"))
-    asked = _format(options, "timestampFormat")
+    asked, zone = _format(options, "timestampFormat"), _format(options, "timeZone")
+    clock = F.current_timezone() if zone is None else F.lit(zone)
     if asked is not None:
-        return seconds | (text.rlike("^<>") & value.isNotNull() & ~_is_finer(asked, text))
-    local = text.rlike(f"^<>{_DATE}(?:[ T]{_CLOCK})?$")
-    if _format(options, "timeZone") is None:
-        # Clocks that are set forward leave out an hour, and Spark moves what is within.
-        local &= value.cast("timestamp_ntz") == _bare(text).try_cast("timestamp_ntz")
-    return value.isNotNull() & (seconds | local | text.rlike(f"^<>{_DATE}[ T]{_CLOCK}{_ZONE}$"))
+        return seconds | (text.rlike("^<>") & ~_is_finer(asked, text) & _is_of_clock(value, text, clock, options))
+    day, time, name = (
+        F.regexp_extract(text, f"^<>({_DATE})(?:[ T]({_CLOCK})(?:{_ZONE})?)?$", group) for group in (1, 2, 3)
+    )
+    # Spark takes a zone only behind seconds.
+    seconds_too = F.when(time == "", "00:00:00").when(time.rlike(":.*:"), time).otherwise(F.concat(time, F.lit(":00")))
+    said = F.concat(day, F.lit(" "), seconds_too, F.lit("Z")).try_cast("timestamp")
+    # The name of a zone that Spark does not know would end the batch: such a text is no time.
+    is_known = (name == "") | (_bare(text).try_cast("timestamp") == value)
+    local = F.when(is_known, F.from_utc_timestamp(value, F.when(name == "", clock).otherwise(name)))
+    return value.isNotNull() & (seconds | text.rlike(f"^<>{_DATE}[ T]{_CLOCK}{_OFFSET}$") | (local == said))
+
+
+def _is_of_clock(value: Column, text: Column, clock: Column, options: Mapping[str, str]) -> Column:
+    """Return whether a time in the caller's format is what the clock showed; one with an offset needs no clock."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
+
+    asked = {name: one for name, one in options.items() if name.lower() in _READING_TIMES}
+
+    def at(offset: str) -> Column:
+        record = F.to_json(F.struct(unmarked(text).alias("t")))
+        return F.from_json(record, "t TIMESTAMP_LTZ", {**asked, "timeZone": offset}).getField("t")
+
+    letters = _letters(options)
+    is_same = F.from_utc_timestamp(value, clock) == at("+00:00")
+    if re.search("[OXxZ]", letters) is None:
+        return is_same
+    return (is_same | (at("+00:00") == at("+01:00"))) if "[" in letters else value.isNotNull()
 
 
 def _timestamp_ntz(_: DataType, value: Column, text: Column, options: Mapping[str, str]) -> Column:
@@ -209,6 +241,11 @@ def _is_finer(asked: str, text: Column) -> Column:
 
 def _format(options: Mapping[str, str], name: str) -> str | None:
     return next((value for asked, value in options.items() if asked.lower() == name.lower()), None)
+
+
+def _letters(options: Mapping[str, str]) -> str:
+    """Return the format of times without what is in quotes."""
+    return re.sub("'[^']*'", "", _format(options, "timestampFormat") or "")
 
 
 _FAITHFUL: Mapping[str, Callable[[DataType, Column, Column, Mapping[str, str]], Column]] = {

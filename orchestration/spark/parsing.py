@@ -13,7 +13,7 @@ from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, NamedTuple
 
-from orchestration.spark.faithful_values import is_faithful, marked, unsupported, with_texts
+from orchestration.spark.faithful_values import is_comparable, is_faithful, marked, unsupported, with_texts
 from orchestration.spark.json_tokens import STRING, has_single_names, read_texts, with_marks
 
 if TYPE_CHECKING:
@@ -255,6 +255,11 @@ def _parsed(
         raise ParsingError(f"the column {CORRUPT} is added to the schema, and can't be in it: {schema!r}")
     if (kind := unsupported(fields)) is not None:
         raise ParsingError(f"schema {schema!r}: a {kind.simpleString()} is not parsed: write STRING, and cast it")
+    if not is_comparable(options):
+        raise ParsingError(
+            "timestampFormat: a zone by name (V, v, z) can't be compared: use an offset (XXX, Z), or for a zone that "
+            "is always the same its name in quotes ('UTC') and the option timeZone"
+        )
     parsed_names = {name.lower() for name in (*fields.names, column)}
     kept = [name for name in records.columns if name.lower() not in parsed_names]
     as_text, is_text = _text(records, column)

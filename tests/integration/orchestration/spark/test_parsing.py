@@ -615,14 +615,66 @@ def test_every_field_of_csv_is_read_as_it_was_written_or_not_at_all(session: Spa
             assert not is_good or same_field(ddl, row[number], field), (ddl, field, row)
 
 
-def test_a_time_that_the_sessions_clock_left_out_is_not_moved(session: SparkSession) -> None:
-    given = ['{"a": "2024-03-31 02:30:00"}', '{"a": "2024-03-31 03:30:00"}', '{"a": "2024-03-31 02:30:00Z"}']
+@pytest.mark.parametrize("form", ["json", "csv", "nested"])
+@pytest.mark.parametrize(
+    ("session_zone", "options", "good", "bad"),
+    [
+        (
+            "Europe/Berlin",
+            {},
+            [
+                "2024-03-31 03:30:00",
+                "2024-03-31 02:30:00Z",
+                "2024-03-31",
+                "2024-10-27 02:30",
+                "2024-03-31 02:30:00 UTC",
+            ],
+            [
+                "2024-03-31 02:30:00",
+                "2024-03-31T02:30",
+                "2024-03-10 02:30:00 America/New_York",
+                "2024-03-31 02:30:00 CET",
+            ],
+        ),
+        ("UTC", {"timeZone": "Europe/London"}, ["2024-03-31 02:30", "2024-03-31 01:30:00+00:00"], ["2024-03-31 01:30"]),
+        (
+            "UTC",
+            {},
+            ["2024-03-10T03:30:00 America/New_York"],
+            ["2024-03-10T02:30:00 America/New_York", "2024-01-01 01:01:01 X"],
+        ),
+        ("Europe/Berlin", {"timestampFormat": "dd.MM.yyyy HH:mm"}, ["31.03.2024 03:30"], ["31.03.2024 02:30"]),
+        (
+            "UTC",
+            {"TimestampFormat": "dd.MMMM.yyyy HH:mm[ XXX]", "timezone": "Europe/London", "locale": "de"},
+            ["31.März.2024 02:30", "31.März.2024 01:30 +00:00", "31.März.2024 01:30 -05:00"],
+            ["31.März.2024 01:30"],
+        ),
+    ],
+)
+def test_a_time_that_the_clock_left_out_is_not_moved(
+    session: SparkSession, form: str, session_zone: str, options: dict[str, str], good: list[str], bad: list[str]
+) -> None:
+    pattern = {"json": '{"a": "%s"}', "csv": "%s", "nested": '{"a": ["%s"]}'}[form]
+    schema = "a ARRAY<TIMESTAMP>" if form == "nested" else "a TIMESTAMP"
+    read = from_csv_records if form == "csv" else from_json_records
+    texts = [pattern % one for one in (*good, *bad)]
     before = session.conf.get("spark.sql.session.timeZone")
-    session.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    session.conf.set("spark.sql.session.timeZone", session_zone)
     try:
-        assert rows(corrupt(from_json_records(lines(session, *given), "a TIMESTAMP"))) == [(given[0],)]
+        found = rows(corrupt(read(lines(session, *texts), schema, options=options)))
     finally:
         session.conf.set("spark.sql.session.timeZone", str(before))
+    assert found == [(pattern % one,) for one in bad]
+
+
+def test_a_format_with_a_zone_by_name_is_refused(session: SparkSession) -> None:
+    for form in ("HH:mm z", "VV HH:mm"):
+        with pytest.raises(ParsingError, match="a zone by name"):
+            from_json_records(lines(session, "{}"), "a TIMESTAMP", options={"timestampFormat": form})
+    options = {"timestampFormat": "dd.MM.yyyy HH:mm 'z'", "timeZone": "UTC"}
+    parsed = from_json_records(lines(session, '{"a": "01.02.2024 03:04 z"}'), "a TIMESTAMP", options=options)
+    assert corrupt(parsed).count() == 0
 
 
 def test_json_of_other_forms_is_read_if_asked_for_and_to_its_end(session: SparkSession) -> None:
