@@ -116,7 +116,7 @@ def aside(
     """
     kept = bytes(data[:most])
     left_out = (len(data) if nbytes is None else nbytes) - len(kept)
-    return DeadLetter(reason, kept, 0, peer, left_out)
+    return DeadLetter(reason, kept, peer, left_out)
 
 
 def too_large(
