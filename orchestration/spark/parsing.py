@@ -195,9 +195,12 @@ def _csv_reading(line: Column, fields: StructType, ddl: str, options: dict[str, 
 
 
 def _nul_in_quotes(quote: str, escape: str) -> str:
-    """Return the pattern of a line whose last field is in quotes and has a NUL, which Spark's reader leaves out."""
+    """Return the pattern of a line whose last field is in quotes and has a NUL, which Spark's reader leaves out.
+
+    Without quotes a NUL is the reader's quote.
+    """
     if quote in _NO_QUOTE:
-        return r"(?!)"
+        return r"\x00"
     around, before = re.escape(quote), re.escape(escape)
     return rf"(?s)\x00(?:{before}{around}|[^{around}])*{around}\r?\n?\z"
 

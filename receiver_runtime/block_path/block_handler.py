@@ -48,7 +48,7 @@ _MOST_ENCODERS = 4
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Hold a record, or a part of one, that can't be stored as intended: raw bytes, reason, part (0 is the first).
+    """Hold a record that can't be stored as intended: raw bytes, and the reason.
 
     ``left_out``: how many bytes more the record had, of one that is too large to be kept whole. ``peer`` names the
     sender of a connection that anyone may open: its letters have a budget (``dead_letter_budget``). Empty: all of them
@@ -57,7 +57,6 @@ class DeadLetter:
 
     reason: DeadLetterReason
     data: bytes
-    part: int = 0
     peer: str = ""
     left_out: int = 0
 
@@ -168,7 +167,7 @@ class BlockHandler:
         for letter in letters:
             # One that was cut is told from the whole ones, which can be sent again.
             is_cut = letter.left_out and letter.reason is not DeadLetterReason.RECORD_TOO_LARGE
-            if letter.part or is_cut or len(letter.data) > _SMALL_LETTER:
+            if is_cut or len(letter.data) > _SMALL_LETTER:
                 large.append(letter)
             else:
                 groups.setdefault(letter.reason, []).append(letter.data)
@@ -190,7 +189,7 @@ class BlockHandler:
             )
             for reason, of_reason in groups.items()
         ] + [
-            StoredDeadLetter(one.reason.label, one.part, len(one.data), next(stored), dropped_bytes=one.left_out)
+            StoredDeadLetter(one.reason.label, 0, len(one.data), next(stored), dropped_bytes=one.left_out)
             for one in large
         ]
 
@@ -249,9 +248,9 @@ class BlockHandler:
         self, reason: DeadLetterReason, content: DeadLetter | Sequence[bytes], *, sequence: int
     ) -> EncodedFrame:
         if isinstance(content, DeadLetter):
-            kind, payload, part, letters = FrameKind.DEAD_LETTER, content.data, content.part, 0
+            kind, payload, letters = FrameKind.DEAD_LETTER, content.data, 0
         else:
-            kind, payload, part, letters = FrameKind.LETTER_GROUP, encode_letters(content), 0, len(content)
+            kind, payload, letters = FrameKind.LETTER_GROUP, encode_letters(content), len(content)
         return encode_frame(
             payload,
             FrameFields(
@@ -263,7 +262,6 @@ class BlockHandler:
                 registered_through=self.registered_through.sequence,
                 records=1,
                 reason=reason,
-                part=part,
                 mark=self._mark,
                 letters=letters,
             ),

@@ -67,8 +67,7 @@ class DeadLetterBudget:
                 kept.append(letter)
                 continue
             dropped = over.setdefault(letter.reason, Dropped())
-            # A record in parts is one record.
-            dropped.letters += letter.part == 0
+            dropped.letters += 1
             dropped.nbytes += nbytes
         return kept, over
 

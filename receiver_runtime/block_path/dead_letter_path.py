@@ -88,7 +88,7 @@ class DeadLetterPath:
                 self._reporter.event(
                     ReceiverEventKind.BAD_RECORD,
                     f"a record went aside as a dead letter: {row.reason}",
-                    f"{row.letters} in one group, {row.bytes} bytes, part {row.part}, "
+                    f"{row.letters} in one group, {row.bytes} bytes, "
                     f"segment {row.handle.segment_id}, offset {row.handle.offset}{rest}",
                 )
 

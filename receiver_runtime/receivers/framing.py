@@ -116,7 +116,7 @@ def aside(
     """
     size = len(data) if nbytes is None else nbytes
     kept = bytes(data[: min(most, size)])
-    return DeadLetter(reason, kept, 0, peer, size - len(kept))
+    return DeadLetter(reason, kept, peer, size - len(kept))
 
 
 def too_large(

@@ -13,9 +13,10 @@ from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_
 from tests.support.postgres.counted_statements import buffers
 from tracker_store.batches import batches
 from tracker_store.batches.pipelines import apply_stream
-from tracker_store.blocks.blocks import AddOutcome, BlockHandle, Claim, add_blocks
+from tracker_store.blocks.blocks import AddOutcome, BlockHandle, Claim, add_blocks, open_partition
 from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
 from tracker_store.blocks.segments import seal_segment
+from tracker_store.blocks.source_positions import forget_partitions, source_positions
 from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import NotAssignedError
 from tracker_store.receivers.leadership import DeposedError
@@ -123,6 +124,28 @@ def test_a_removed_receiver_is_forgotten_when_nothing_of_it_is_left(log: Log) ->
     [first, second] = placements(log.connection)
     assert first.receiver_id == log.receiver_ids[0]
     assert (second.ordinal, second.receiver_id > receiver_id) == (2, True)
+
+
+def test_an_origin_that_nothing_follows_outlives_the_receiver_that_wrote_it(log: Log) -> None:
+    """Check a mark of a source, which is an origin that no link ever follows."""
+    mark = {"source": "mark of g", "partition": "1/7"}
+    receiver_id, _ = removed(log)
+    open_partition(log.connection, receiver_id=receiver_id, start_offset=0, **mark)
+    seal_all(log)
+    process_all(log)
+    close_long_ago(log, receiver_id)
+    clean_up(log, receiver_id)
+    [heir, _] = log.receiver_ids
+    gone = sa.text("UPDATE forebay.receivers SET removed_at = :at WHERE id = :id")
+    log.connection.execute(gone, {"id": heir, "at": datetime.now(UTC)})
+    assert forget(log) == (0, 0), "there is nobody to keep it"
+    assert exists(log, receiver_id)
+    log.connection.execute(gone, {"id": heir, "at": None})
+    assert forget(log) == (0, 1)
+    assert not exists(log, receiver_id)
+    assert list(source_positions(log.connection, receiver_id=heir, source="mark of g")) == ["1/7"]
+    # It can be forgotten as ever.
+    assert forget_partitions(log.connection, receiver_id=heir, source="mark of g", partitions=["1/7"]) == 1
 
 
 def test_a_block_that_no_batch_has_is_never_lost(log: Log) -> None:

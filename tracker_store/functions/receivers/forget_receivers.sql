@@ -8,8 +8,11 @@
 -- can stall (it would insert a block whose predecessor is gone). By then no block of it may be left, no segment, dead
 -- letter or link, and no batch in history that has a range of it. With it go its markers, cursors and remaining events.
 -- A later claim is refused, as no receiver has the assignment.
+-- An origin is a fact about the partition, not about its reader, and stays for as long as nothing follows it: a mark, or
+-- a partition that is empty. It is given to another receiver of the stream, and waits if there is none.
 -- Locks: the leader's row FOR SHARE, then each receiver's row FOR UPDATE, which excludes a claim; what may go is read in
--- later statements. A row that is locked is left to the next call.
+-- later statements. The row of who is given origins FOR KEY SHARE, so that it is not deleted meanwhile; then their links.
+-- A receiver's row that is locked is left to the next call.
 CREATE FUNCTION forebay.forget_receivers(of_term bigint, keep interval, after_id bigint, max_rows bigint)
 RETURNS TABLE (outcome text, last_id bigint, closed bigint, forgotten bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -23,6 +26,7 @@ DECLARE
     locked receivers;
     newest blocks;
     closing bigint;
+    heir bigint;
 BEGIN
     closed := 0;
     forgotten := 0;
@@ -53,6 +57,17 @@ BEGIN
                 closed := closed + 1;
             END IF;
             CONTINUE;
+        END IF;
+        IF EXISTS (SELECT FROM block_offsets o WHERE o.receiver_id = candidate AND o.kind = 'origin') THEN
+            SELECT r.id INTO heir FROM receivers r
+            WHERE r.stream_id = locked.stream_id AND r.removed_at IS NULL
+            ORDER BY r.ordinal LIMIT 1 FOR KEY SHARE SKIP LOCKED;
+            UPDATE block_offsets o SET receiver_id = heir
+            FROM (SELECT m.stream_id, m.source, m.partition, m.generation, m.from_offset FROM block_offsets m
+                  WHERE m.receiver_id = candidate AND m.kind = 'origin' AND m.sequence = 0 LIMIT max_rows) AS left_behind
+            WHERE heir IS NOT NULL AND o.stream_id = left_behind.stream_id AND o.source = left_behind.source
+              AND o.partition = left_behind.partition AND o.generation = left_behind.generation
+              AND o.from_offset = left_behind.from_offset;
         END IF;
         CONTINUE WHEN locked.removed_at >= before OR newest.added_at >= before
             OR EXISTS (SELECT FROM blocks b WHERE b.receiver_id = candidate AND b.segment_id IS NOT NULL)

@@ -109,9 +109,9 @@ def show(
         shown = [{"letter": number, "base64": b64encode(data).decode()} for number, data in chosen]
         typer.echo(json.dumps({**_plain(asdict(row)), "records": shown}))
         return
-    what = f"part {row.part} of a record" if row.part else f"{len(letters):,} record(s)"
     console.print(
-        f"{row.stream}/{row.ordinal}, {row.reason}, {row.added_at:%Y-%m-%d %H:%M:%S} UTC: {what}, {row.bytes:,} bytes",
+        f"{row.stream}/{row.ordinal}, {row.reason}, {row.added_at:%Y-%m-%d %H:%M:%S} UTC: {len(letters):,} record(s), "
+        f"{row.bytes:,} bytes",
         markup=False,
     )
     if row.replayed_at is not None:
@@ -153,14 +153,13 @@ def _show_rows(console: Console, rows: Sequence[DeadLetterRow]) -> None:
             str(row.id),
             f"{row.stream}/{row.ordinal}",
             row.reason,
-            str(row.part),
             f"{row.letters:,}",
             f"{row.bytes:,}",
             f"{row.added_at:%m-%d %H:%M:%S}",
         )
         for row in rows
     ]
-    print_table(console, ("id", "receiver", "reason", "part", "records", "bytes", "recorded"), cells)
+    print_table(console, ("id", "receiver", "reason", "records", "bytes", "recorded"), cells)
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

@@ -584,6 +584,10 @@ def test_a_nul_that_sparks_reader_leaves_out_is_corrupt(
         assert row["_corrupt"] == (text if text in texts else None), (text, row)
     [row] = from_regex_records(lines(session, "a b\0"), r"(?P<c0>\w) (?P<c1>.*)", schema).collect()
     assert row["_corrupt"] == "a b\0"
+    texts = ["\0,x", "x,\0", "\0a,b\0"]
+    assert rows(corrupt(from_csv_records(lines(session, *texts, "x,b"), schema, options={"quote": ""}))) == [
+        (text,) for text in texts
+    ]
 
 
 def test_every_field_of_csv_is_read_as_it_was_written_or_not_at_all(session: SparkSession) -> None:

@@ -35,21 +35,12 @@ def test_a_peer_keeps_so_many_letters_in_a_minute_and_another_peer_its_own() -> 
     assert len(budget.take(letters(2, "a"))[0]) == 2
 
 
-def test_bytes_count_too_and_one_part_fits() -> None:
+def test_bytes_count_too_and_one_letter_fits() -> None:
     budget = DeadLetterBudget(ManualClock())
     part = bytes(MOST_BYTES)
     kept, over = budget.take([*letters(1, "a", part), *letters(1, "a", b"\xff"), *letters(1, "a", b"")])
     assert [len(letter.data) for letter in kept] == [MOST_BYTES, 0]
     assert (over[BAD].letters, over[BAD].nbytes) == (1, 1)
-
-
-def test_a_further_part_of_a_record_is_no_further_letter() -> None:
-    budget = DeadLetterBudget(ManualClock())
-    of_one = [DeadLetter(DeadLetterReason.RECORD_TOO_LARGE, bytes(MOST_BYTES), part, "a") for part in range(3)]
-    kept, over = budget.take(of_one)
-    assert [letter.part for letter in kept] == [0]
-    [dropped] = over.values()
-    assert (dropped.letters, dropped.nbytes) == (0, 2 * MOST_BYTES)
 
 
 def test_letters_without_a_peer_have_no_budget() -> None:

@@ -939,10 +939,10 @@ def test_dead_letters_are_synced_recorded_and_reported(receiver: HandReceiver, t
         eventually(receiver.is_started)
         receiver.store_dead_letters([])
         receiver.store_dead_letters(
-            [DeadLetter(DeadLetterReason.INVALID_ENCODING, b"\xff"), DeadLetter(DeadLetterReason.TRUNCATED, b"ab", 1)]
+            [DeadLetter(DeadLetterReason.INVALID_ENCODING, b"\xff"), DeadLetter(DeadLetterReason.TRUNCATED, b"ab")]
         )
         assert made.files.syncs == 1
-        assert made.dead_letters() == [("invalid_encoding", 0, b"\xff"), ("truncated", 1, b"ab")]
+        assert made.dead_letters() == [("invalid_encoding", 0, b"\xff"), ("truncated", 0, b"ab")]
         assert [event[0] for event in made.reporter.events] == [ReceiverEventKind.BAD_RECORD] * 2
         receiver.store(["good"])
         assert made.values() == ["good"]
