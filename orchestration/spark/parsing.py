@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from functools import reduce
-from operator import and_
+from operator import and_, or_
 from typing import TYPE_CHECKING, NamedTuple
 
 from orchestration.spark.faithful_values import is_comparable, is_faithful, marked, unsupported, with_texts
@@ -88,10 +88,10 @@ def from_csv_records(
     quote = given.get("quote", '"')
     escape = given.get("escape", quote or '"')
     asked = _asked(options, {**_CSV, "escape": escape})
-    line = _csv_line(given.get("sep", given.get("delimiter", ",")), quote, escape)
-    nul = _nul_in_quotes(quote, escape)
+    separator, nul = given.get("sep", given.get("delimiter", ",")), _nul_in_quotes(quote, escape)
 
     def read(text: Column, fields: StructType, ddl: str) -> _Reading:
+        line = _csv_line(separator, quote, escape, len(fields))
         return _csv_reading(_without_line_end(text), fields, ddl, asked, ~text.rlike(line) | text.rlike(nul))
 
     return _parsed(records, schema, column, asked, read)
@@ -186,12 +186,25 @@ def _asked(
 
 
 def _csv_reading(line: Column, fields: StructType, ddl: str, options: dict[str, str], fault: Column) -> _Reading:
-    """Read a line of CSV twice: with its types, and as texts."""
+    """Read a line of CSV twice, if it has no fault: with its types, and as texts.
+
+    The bounds of Spark's reader end a batch, so they are not used: what has a fault is not read, and a field longer
+    than the caller's bound is a fault.
+    """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
 
+    bounds = {"maxcolumns": str(len(fields) + 1), "maxcharspercolumn": "-1"}
+    longest = next((value for name, value in options.items() if name.lower() == "maxcharspercolumn"), "-1")
+    options = {name: value for name, value in options.items() if name.lower() not in bounds} | bounds
+    line = F.when(~fault, line)
     texts = F.from_csv(line, ", ".join(f"{_quoted(one.name)} STRING" for one in fields), options)
     said = F.struct(*(marked(one.dataType, texts.getField(one.name)).alias(STRING + one.name) for one in fields))
-    return _Reading(F.from_csv(line, ddl, options), said, fault | line.contains(_NOTHING))
+    fault |= line.contains(_NOTHING)
+    if int(longest) > 0:
+        fault |= reduce(
+            or_, (F.coalesce(F.length(texts.getField(one.name)), F.lit(0)) > int(longest) for one in fields)
+        )
+    return _Reading(F.from_csv(line, ddl, options), said, fault)
 
 
 def _nul_in_quotes(quote: str, escape: str) -> str:
@@ -205,8 +218,8 @@ def _nul_in_quotes(quote: str, escape: str) -> str:
     return rf"(?s)\x00(?:{before}{around}|[^{around}])*{around}\r?\n?\z"
 
 
-def _csv_line(separator: str, quote: str, escape: str) -> str:
-    """Return the pattern of a line that every reader of CSV cuts at the same places.
+def _csv_line(separator: str, quote: str, escape: str, fields: int) -> str:
+    """Return the pattern of a line of `fields` fields that every reader of CSV cuts at the same places.
 
     Quotes may stand behind the first character of a field that has none around it, as RFC 4180 says. An escape of its
     own stands only before a quote, because readers differ in what they make of any other one.
@@ -220,7 +233,7 @@ def _csv_line(separator: str, quote: str, escape: str) -> str:
     else:
         within = rf"[^{around}{before}]*+(?:{before}{around}[^{around}{before}]*+)*+"
         field = rf"(?:{around}{within}{around}|(?!{around}|{sep})(?:(?!{sep})[^\r\n{before}])*+)"
-    return rf"(?s)^{field}(?:{sep}{field})*+\r?\n?\z"
+    return rf"(?s)^{field}(?:{sep}{field}){{{fields - 1}}}+\r?\n?\z"
 
 
 def _without_line_end(text: Column) -> Column:
