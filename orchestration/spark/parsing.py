@@ -87,12 +87,17 @@ def from_csv_records(
     given = {name.lower(): value for name, value in (options or {}).items()}
     quote = given.get("quote", '"')
     escape = given.get("escape", quote or '"')
-    asked = _asked(options, {**_CSV, "escape": escape})
+    # Spark makes a row of nulls from a comment, also if it is set to NUL.
+    comment = given.get("comment", "").strip("\0")
+    without = {name: value for name, value in (options or {}).items() if name.lower() != "comment"}
+    asked = _asked(without, {**_CSV, "escape": escape})
     separator, nul = given.get("sep", given.get("delimiter", ",")), _nul_in_quotes(quote, escape)
 
     def read(text: Column, fields: StructType, ddl: str) -> _Reading:
         line = _csv_line(separator, quote, escape, len(fields))
-        return _csv_reading(_without_line_end(text), fields, ddl, asked, ~text.rlike(line) | text.rlike(nul))
+        fault = ~text.rlike(line) | text.rlike(nul)
+        fault = fault | text.startswith(comment) if comment else fault
+        return _csv_reading(_without_line_end(text), fields, ddl, asked, fault)
 
     return _parsed(records, schema, column, asked, read)
 
@@ -289,7 +294,11 @@ def _parsed(
     )
     text, record, texts = (F.col(name) for name in ("text", "record", "texts"))
     # From a blank record Spark makes no row for JSON, and a row of nulls for CSV.
-    good = [F.trim(text) != "", record.isNotNull() & record.getField(CORRUPT).isNull(), F.col("is_whole")]
+    good = [
+        F.trim(text, F.lit(" \r\n")) != "",
+        record.isNotNull() & record.getField(CORRUPT).isNull(),
+        F.col("is_whole"),
+    ]
     found = record.dropFields(CORRUPT)
     good.append(is_faithful(fields, found, texts, options))
     is_good = reduce(and_, (F.coalesce(one, F.lit(False)) for one in good))  # noqa: FBT003  SQL's literal

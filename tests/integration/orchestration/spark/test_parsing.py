@@ -735,6 +735,21 @@ def test_a_line_beyond_a_bound_of_sparks_reader_is_corrupt_and_ends_no_batch(
     assert rows(parsed) == [(1, "abcde", None), *((None, None, text) for text in bad), (2, "", None)]
 
 
+def test_a_comment_of_csv_is_corrupt_and_no_row_of_nulls(session: SparkSession) -> None:
+    given = lines(session, "#1,a", '"#1",a', "1,#a")
+    parsed = from_csv_records(given, "a STRING, b STRING", options={"Comment": "#"})
+    assert rows(parsed) == [(None, None, "#1,a"), ("#1", "a", None), ("1", "#a", None)]
+    assert rows(from_csv_records(given, "a STRING, b STRING").limit(1)) == [("#1", "a", None)]
+
+
+@pytest.mark.parametrize("schema", ["a STRING", "a INT"])
+def test_a_line_end_alone_is_blank(session: SparkSession, schema: str) -> None:
+    blank = ["\n", "\r", "\r\n", " \n", ""]
+    assert rows(corrupt(from_csv_records(lines(session, *blank, "1\r\n"), schema))) == [(one,) for one in blank]
+    parsed = from_regex_records(lines(session, *blank), "(?P<a>.*)", schema)
+    assert rows(corrupt(parsed)) == [(one,) for one in blank]
+
+
 def test_csv_has_as_many_fields_as_the_schema_however_many(session: SparkSession) -> None:
     count = 60
     schema = ", ".join(f"c{number} STRING" for number in range(count))
