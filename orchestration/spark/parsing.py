@@ -120,6 +120,7 @@ def from_regex_records(
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
 
     numbers, plain = _groups(pattern)
+    _check_depth(pattern)
     fields = _fields(schema)
     if unknown := [name for name in fields.names if name not in numbers]:
         raise ParsingError(f"the pattern has no group {unknown[0]!r}: its groups are {', '.join(numbers) or 'unnamed'}")
@@ -150,6 +151,20 @@ def _groups(pattern: str) -> tuple[dict[str, int], str]:
         raise ParsingError(f"pattern {pattern!r}: {error}") from error
     plain = re.sub(r"\(\?P=(\w+)\)", lambda found: rf"\{numbers[found[1]]}", python)
     return numbers, re.sub(r"\(\?P<\w+>", "(", plain)
+
+
+def _check_depth(pattern: str) -> None:
+    """Raise ParsingError for a pattern by which a long record would end the stack of Java, and with it the batch.
+
+    Java goes deeper with each turn of a repeated group, unless all turns have one length or none is given back.
+    """
+    bare = re.sub(r"(?s)\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "a", pattern)
+    of_one_length = r"\((?:\?:|\?P?<\w+>)?[^()|*+?{]*\)"
+    if re.search(r"\)(?:[*+]|\{\d*,\})(?!\+)", re.sub(of_one_length, "a", bare)):
+        raise ParsingError(
+            f"pattern {pattern!r}: a long record would end the stack of Java, by which Spark matches, in its repeated "
+            "group: write ')*+' for ')*', and ')++' for ')+'"
+        )
 
 
 def _check_by_java(records: DataFrame, pattern: str, whole: str) -> None:
@@ -201,6 +216,8 @@ def _csv_reading(line: Column, fields: StructType, ddl: str, options: dict[str, 
     bounds = {"maxcolumns": str(len(fields) + 1), "maxcharspercolumn": "-1"}
     longest = next((value for name, value in options.items() if name.lower() == "maxcharspercolumn"), "-1")
     options = {name: value for name, value in options.items() if name.lower() not in bounds} | bounds
+    # Spark's reader takes a byte-order mark away from each line.
+    fault |= line.startswith("\ufeff")
     line = F.when(~fault, line)
     texts = F.from_csv(line, ", ".join(f"{_quoted(one.name)} STRING" for one in fields), options)
     said = F.struct(*(marked(one.dataType, texts.getField(one.name)).alias(STRING + one.name) for one in fields))
@@ -220,7 +237,7 @@ def _nul_in_quotes(quote: str, escape: str) -> str:
     if quote in _NO_QUOTE:
         return r"\x00"
     around, before = re.escape(quote), re.escape(escape)
-    return rf"(?s)\x00(?:{before}{around}|[^{around}])*{around}\r?\n?\z"
+    return rf"(?s)\x00(?:{before}{around}|[^{around}])*+{around}\r?\n?\z"
 
 
 def _csv_line(separator: str, quote: str, escape: str, fields: int) -> str:
