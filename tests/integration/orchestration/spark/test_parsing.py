@@ -618,6 +618,8 @@ def test_every_field_of_csv_is_read_as_it_was_written_or_not_at_all(session: Spa
         (of_pattern, from_regex_records(lines(session, *of_pattern), pattern, schema)),
     ):
         for (number, ddl, field, is_good), text, row in zip(asked, expected, parsed.collect(), strict=True):
+            # Spark's reader takes it away from a line's beginning.
+            is_good = is_good and not (expected is texts and text.startswith("\ufeff"))  # noqa: PLW2901
             assert row["_corrupt"] == (None if is_good else text), (ddl, field, row)
             assert not is_good or same_field(ddl, row[number], field), (ddl, field, row)
 
