@@ -58,8 +58,9 @@ def test_a_batch_on_a_standalone_cluster_of_two_workers(batch: AllocatedBatch, t
         started = sorted((tmp_path / "work").glob("app-*/*/stderr"))
     assert rows == [41]
     assert counts(tmp_path / "output") == EXPECTED
-    # Both workers had an executor; on both, Forebay was importable only because it was shipped.
-    assert len(started) == 2
+    # Both workers had an executor; on both, Forebay was importable only because it was shipped. Spark replaces one that
+    # it loses.
+    assert len(started) >= 2
 
 
 def test_workers_of_a_standalone_cluster_read_the_key_where_they_run_and_spark_writes_it_nowhere(
