@@ -105,13 +105,23 @@ def test_each_line_is_a_record_or_rejected(lines: Sequence[bytes]) -> None:
     assert [one.data for one in found.rejected] == [line for line in wanted if not is_json(line)]
 
 
+def is_too_deep(text: bytes) -> bool:
+    """Return whether this Python's parser finds it nested too deeply: from 3.12 on its limit is another one."""
+    try:
+        json.loads(text)
+    except RecursionError:
+        return True
+    return False
+
+
+DEEP = b"[" * 1500 + b"]" * 1500
 # Elements that are no record, and where their parser would leave the array.
 ODD = {
     b'{"a": [NaN]}': "no JSON: NaN is no JSON",
     b"-Infinity": "no JSON: -Infinity is no JSON",
     b'"caf\xe9"': "no UTF-8 at byte 4",
     b'"\xed\xa0\x80"': "no UTF-8 at byte 1",
-    b"[" * 1500 + b"]" * 1500: "nested too deeply",
+    **({DEEP: "nested too deeply"} if is_too_deep(DEEP) else {}),
     b'{"a": }': "no JSON: Expecting value",
     b'{"a" 1}': "no JSON: Expecting ':'",
     b"nul": "no JSON: Expecting value",
