@@ -15,6 +15,7 @@ from rich.text import Text
 
 from forebay.cli.reference_pages.setting_values import PREFIX, UNSET, Origin, as_rows, setting_values, unknown_variables
 from forebay.cli.terminal.console import Console
+from forebay.cli.terminal.failures import wrong_settings
 from orchestration.declarations.project_file import ProjectFileError
 from orchestration.declarations.settings import Settings
 from tracker_store.host.terminal_text import escaped
@@ -56,12 +57,8 @@ def config(
     try:
         settings = Settings()
     except pydantic.ValidationError as error:
-        for wrong in error.errors():
-            console.print(
-                f"{PREFIX}{str(wrong['loc'][0]).upper()}: {wrong['msg']}. Correct or unset it.",
-                style="bold red",
-                markup=False,
-            )
+        for name, why in wrong_settings(error):
+            console.print(f"{name}: {why}. Correct or unset it.", style="bold red", markup=False)
         raise typer.Exit(1) from error
     except SettingsError as error:
         # The only setting that is JSON.

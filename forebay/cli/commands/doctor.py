@@ -29,6 +29,7 @@ from forebay.cli.checks.machine_checks import check_clock, check_extras, check_l
 from forebay.cli.services.private_home import others_may_enter
 from forebay.cli.services.supervisor_lock import lock_holder
 from forebay.cli.terminal.console import Console
+from forebay.cli.terminal.failures import wrong_settings
 from orchestration.declarations.settings import Settings
 from orchestration.spark.session.java import JavaNotFoundError, JavaOrigin, find_java
 from receiver_runtime.block_store.secret_url import SecretUrl
@@ -92,7 +93,7 @@ def examine() -> list[Finding]:
     try:
         settings = Settings()
     except pydantic.ValidationError as error:
-        wrong = "; ".join(f"FOREBAY_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors())
+        wrong = "; ".join(f"{name}: {why}" for name, why in wrong_settings(error))
         return [*findings, Finding("settings", Health.FAILED, wrong, "Correct or unset the named variable.")]
     checks: list[tuple[str, Callable[[Settings], Iterator[Finding]]]] = [
         ("java", _java),

@@ -10,6 +10,8 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pydantic import ValidationError
+
     from forebay.cli.terminal.console import Console
 
 
@@ -62,14 +64,17 @@ def clear_errors(console: Console | None = None) -> Iterator[None]:
         raise typer.Exit(_exit_code(error)) from error
 
 
+def wrong_settings(error: ValidationError) -> list[tuple[str, str]]:
+    """Return each environment variable that can't be used, and why, without its value: it may be a secret."""
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    return [(f"FOREBAY_{str(wrong['loc'][0]).upper()}", wrong["msg"]) for wrong in found]
+
+
 def settings_fault(error: Exception) -> str | None:
-    """Return which environment variables can't be used, and why, without their values: one may be a secret."""
+    """Return in one line which settings can't be used; None: that is not what the error says."""
     from pydantic import ValidationError  # noqa: PLC0415  as above
 
     if not isinstance(error, ValidationError) or error.title != "Settings":
         return None
-    wrong = [
-        f"FOREBAY_{'_'.join(map(str, found['loc'])).upper()}: {found['msg'].removeprefix('Value error, ')}"
-        for found in error.errors(include_url=False, include_input=False, include_context=False)
-    ]
+    wrong = [f"{name}: {why.removeprefix('Value error, ')}" for name, why in wrong_settings(error)]
     return f"{'; '.join(wrong)}. Correct or unset it; `forebay config` lists the settings."
