@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.support.machine.state_directory import state_directory
@@ -45,6 +46,16 @@ def pytest_collection_finish() -> None:
     """Leave what is loaded by now out of each later garbage collection: it stays until the process ends."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def process_settings() -> Iterator[None]:
+    """Undo what a command that ran in this process has set for all of it: the log, and the umask."""
+    log, umask = structlog.get_config(), os.umask(0o022)
+    os.umask(umask)
+    yield
+    structlog.configure(**log)
+    os.umask(umask)
 
 
 @pytest.fixture(scope="session")

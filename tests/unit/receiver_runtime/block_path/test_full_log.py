@@ -44,7 +44,6 @@ from tracker_store.connection.errors import DriverLogUnavailableError
 from tracker_store.schema.states import ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 _DEADLINE = 60.0
@@ -65,15 +64,11 @@ class FullLog:
 
 
 @pytest.fixture(autouse=True)
-def full_log() -> Iterator[FullLog]:
-    before = structlog.get_config() if structlog.is_configured() else None
+def full_log() -> FullLog:
     log = FullLog()
     # Log without formatted tracebacks, which take seconds.
     structlog.configure(logger_factory=lambda *_: log, processors=[lambda _, __, event: str(event)])
-    yield log
-    structlog.reset_defaults()
-    if before is not None:
-        structlog.configure(**before)
+    return log
 
 
 class DyingPusher(RecordingPusher):
