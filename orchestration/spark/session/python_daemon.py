@@ -1,16 +1,36 @@
-"""Fork Spark's Python workers, as `pyspark.daemon` does, from a process that loads the project's version in force.
+"""Fork Spark's Python workers, as `pyspark.daemon` does, from a process that has loaded what each of them needs.
 
-Started in place of `pyspark.daemon` (``worker_python``) below a `forebay up`. Spark's driver names the version, so the
-functions that it sends find the modules that it has loaded itself. It must load nothing else: each worker is a copy.
+Started in place of `pyspark.daemon` (``worker_python``). Spark ends a worker that has had nothing to do for a minute,
+so at longer intervals each batch has new ones, and each would load the reader and pandas again: half a second of
+processor time. Below a `forebay up` the project's version in force is loaded before. Spark's driver names it, so the
+functions that it sends find the modules that it has loaded itself. This process must load none of the project's modules
+itself, and start no thread: each worker is a copy of it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from importlib import import_module
+
 from tracker_store.host.code_in_force import load_code_in_force
+
+#: What each worker needs, and what one needs that runs functions: Spark's own conversions load pandas for these.
+_ALL = ("orchestration.spark.reading.data_source",)
+_OF_FUNCTIONS = ("pandas", "receiver_runtime.block_store.stores.stores")
+
+
+def load_modules(worker_module: str) -> None:
+    """Load what workers of a kind need; what can't be loaded is left to the worker, which may not need it."""
+    for name in (*_ALL, *(_OF_FUNCTIONS if worker_module == "pyspark.worker" else ())):
+        with contextlib.suppress(ImportError):
+            import_module(name)
+
 
 if __name__ == "__main__":
     load_code_in_force()
     # Reads the name of the worker's module from the command line when it is imported.
     from pyspark.daemon import manager
 
+    load_modules(sys.argv[1])
     manager()

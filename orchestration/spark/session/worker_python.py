@@ -19,8 +19,6 @@ from pathlib import Path
 
 import structlog
 
-from tracker_store.host.code_in_force import CODE_VARIABLE
-
 _NAME = "worker-python"
 
 log = structlog.get_logger(__name__)
@@ -73,8 +71,8 @@ for entry in $PYTHONPATH; do
   esac
 done
 unset IFS
-# The workers load the code that the driver has: see orchestration/spark/session/python_daemon.py.
-if [ -n "${CODE_VARIABLE}" ] && [ "$1 $2" = "-m pyspark.daemon" ]; then
+# What all of them need is loaded once: see orchestration/spark/session/python_daemon.py.
+if [ "$1 $2" = "-m pyspark.daemon" ]; then
   shift 2
   set -- -m orchestration.spark.session.python_daemon "$@"
 fi

@@ -12,6 +12,7 @@ import pyspark
 import pytest
 from structlog.testing import capture_logs
 
+from orchestration.spark.session.python_daemon import load_modules
 from orchestration.spark.session.worker_python import worker_python
 
 PACKAGE = Path(pyspark.__file__).parent
@@ -93,3 +94,34 @@ def test_unwritable_script_only_costs_time(tmp_path: Path) -> None:
     with capture_logs() as logs:
         assert worker_python(blocked / "spark") == sys.executable
     assert [entry["log_level"] for entry in logs] == ["warning"]
+
+
+FORKED = """
+import importlib, os, sys, threading
+from orchestration.spark.session.python_daemon import load_modules
+load_modules("pyspark.worker")
+loaded = set(sys.modules)
+assert threading.active_count() == 1, threading.enumerate()
+if os.fork() == 0:
+    import numpy, pandas, pyarrow, pyarrow.compute
+    from orchestration.spark.reading import data_source
+    values = numpy.random.rand(300, 300)
+    table = pyarrow.Table.from_pandas(pandas.DataFrame(values @ values))
+    assert table.num_rows == 300 and pyarrow.compute.sum(table.column(0)).is_valid
+    assert table.to_pandas().sum().sum() > 0
+    assert not [name for name in set(sys.modules) - loaded if name.startswith(("pandas.core", "sqlalchemy.engine"))]
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_workers_are_forked_from_a_process_that_has_loaded_what_they_need(tmp_path: Path) -> None:
+    script = Path(worker_python(tmp_path)).read_text(encoding="utf-8")
+    assert "-m orchestration.spark.session.python_daemon" in script
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout == "0\n", done.stderr
+
+
+def test_a_worker_loads_itself_what_its_parent_can_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    load_modules("pyspark.worker")
