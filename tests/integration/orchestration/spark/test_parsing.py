@@ -428,11 +428,11 @@ def spoilt(draw: st.DrawFn, tokens: st.SearchStrategy[tuple[str, bool]]) -> tupl
 
 
 @pytest.mark.search
-@settings(max_examples=examples(24), deadline=None, phases=_PHASES, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(12), deadline=None, phases=_PHASES, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_json_that_is_good_is_what_a_second_reader_reads(session: SparkSession, data: st.DataObject) -> None:
     kind = data.draw(st.lists(KINDS, min_size=5, max_size=5).map(struct_of))
-    drawn = data.draw(st.lists(spoilt(kind.tokens), min_size=60, max_size=120, unique=True))
+    drawn = data.draw(st.lists(spoilt(kind.tokens), min_size=120, max_size=240, unique=True))
     schema = kind.ddl.removeprefix("STRUCT<").removesuffix(">")
     found = from_json_records(lines(session, *(text for text, _ in drawn)), schema).collect()
     for (text, is_good), row in zip(drawn, found, strict=True):
@@ -548,12 +548,12 @@ def csv_texts(draw: st.DrawFn, ddls: list[str], form: dict[str, Value]) -> tuple
 
 
 @pytest.mark.search
-@settings(max_examples=examples(24), deadline=None, phases=_PHASES, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(12), deadline=None, phases=_PHASES, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_csv_that_is_good_is_what_a_second_reader_reads(session: SparkSession, data: st.DataObject) -> None:
     ddls = data.draw(st.lists(st.sampled_from(list(FIELDS)), min_size=1, max_size=6))
     options, form = data.draw(st.sampled_from(FORMS_OF_CSV))
-    drawn = data.draw(st.lists(csv_texts(ddls, form), min_size=60, max_size=120, unique=True))
+    drawn = data.draw(st.lists(csv_texts(ddls, form), min_size=60, max_size=240, unique=True))
     schema = ", ".join(f"c{number} {ddl}" for number, ddl in enumerate(ddls))
     found = from_csv_records(lines(session, *(text for text, _ in drawn)), schema, options=options).collect()
     for (text, is_good), row in zip(drawn, found, strict=True):
@@ -842,8 +842,8 @@ def test_a_pattern_that_cannot_work_is_refused(session: SparkSession, pattern: s
 
 
 @pytest.mark.search
-@settings(max_examples=examples(40), suppress_health_check=list(HealthCheck), phases=[Phase.generate])
-@given(texts=st.lists(st.text(st.sampled_from('ab1-"\\,\n=(é'), max_size=8), min_size=1, max_size=30))
+@settings(max_examples=examples(20), suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@given(texts=st.lists(st.text(st.sampled_from('ab1-"\\,\n=(é'), max_size=8), min_size=1, max_size=60))
 def test_a_group_has_what_pythons_re_finds(session: SparkSession, texts: list[str]) -> None:
     pattern = r"(?P<key_1>[^=]*)=(?P<n>-?1*)(?P<rest>.*)"
     parsed = from_regex_records(lines(session, *texts), pattern, "key_1 STRING, n BIGINT, rest STRING")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.unit.receiver_runtime.receivers.http.http_client import Listening
 
 MOST = 2**20  # bytes of a body
-ALLOWED = 64 * 2**20  # bytes: buffers, threads and allocators; of 250 requests a quarter of each body is as much
+ALLOWED = 64 * 2**20  # bytes: buffers, threads and allocators; of 128 requests a half of each body is as much
 LARGE = b'{"a": "%s"}' % (b"x" * (MOST - 64))
 GZIP = {"Content-Encoding": "gzip"}
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
@@ -41,7 +41,7 @@ def no_collection() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.parametrize("requests", [250, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("requests", [128, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("path", "headers", "body", "status"),
     [
