@@ -39,10 +39,25 @@ def _query(url: str, statement: str) -> object:
         return result.scalar() if result.returns_rows else None
 
 
+@pytest.fixture(scope="module")
+def new_directory() -> Iterator[Path]:
+    """Make a data directory on which no server has run yet; that takes a second."""
+    with state_directory() as home:
+        EmbeddedPostgres(home / "postgres").initialise()
+        yield home / "postgres"
+
+
 @pytest.fixture
-def running(home: Path) -> Iterator[PostgresProcess]:
+def server(home: Path, new_directory: Path) -> EmbeddedPostgres:
+    """Return a server with fsync that has a new data directory of its own, and does not run."""
+    subprocess.run(["cp", "--archive", new_directory, home / "postgres"], check=True, timeout=60)
+    return EmbeddedPostgres(home / "postgres")
+
+
+@pytest.fixture
+def running(server: EmbeddedPostgres) -> Iterator[PostgresProcess]:
     """Yield a running server with fsync, which the test may stop."""
-    with PostgresProcess(EmbeddedPostgres(home / "postgres")) as process:
+    with PostgresProcess(server) as process:
         yield process
 
 
@@ -120,10 +135,8 @@ with socket.socket(socket.AF_UNIX) as listener:
 """
 
 
-def test_a_stand_in_of_another_account_is_sent_no_password(home: Path) -> None:
+def test_a_stand_in_of_another_account_is_sent_no_password(server: EmbeddedPostgres) -> None:
     """Check even where the stand-in has the socket's very path: the client asks the kernel whose process it is."""
-    server = EmbeddedPostgres(home / "postgres")
-    server.initialise()
     url = sa.make_url(server.url()).set(drivername="postgresql")
     assert url.password is not None
     with tempfile.TemporaryDirectory() as everybodys:
@@ -261,13 +274,12 @@ def _started(server: EmbeddedPostgres) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(60)
 
 
-def test_a_left_over_server_is_found_and_ended(home: Path) -> None:
-    server = EmbeddedPostgres(home / "postgres")
+def test_a_left_over_server_is_found_and_ended(server: EmbeddedPostgres) -> None:
     server.initialise()
     with _started(server) as left_over:
         server.wait_until_ready()
 
-        successor = EmbeddedPostgres(home / "postgres")
+        successor = EmbeddedPostgres(server.data_directory)
         assert successor.running_pid() == left_over.pid
         # A single look takes at most 2 s.
         eventually(successor.is_ready, "an answer to who did not start the server")
@@ -289,9 +301,7 @@ def test_a_second_start_on_the_same_directory_leaves_the_first_alone(shared: Pos
     assert _query(shared.server.url("postgres"), "SELECT 1") == 1
 
 
-def test_a_pid_file_that_names_another_process_is_no_server(home: Path) -> None:
-    server = EmbeddedPostgres(home / "postgres")
-    server.initialise()
+def test_a_pid_file_that_names_another_process_is_no_server(server: EmbeddedPostgres) -> None:
     (server.data_directory / "postmaster.pid").write_text(f"{os.getpid()}\n{server.data_directory}\n1\n")
     assert server.running_pid() is None
     server.stop()
@@ -335,9 +345,7 @@ def test_a_data_directory_keeps_its_version(home: Path) -> None:
     assert EmbeddedPostgres(home / "postgres").version == 16
 
 
-def test_a_missing_server_is_reported_in_time(home: Path) -> None:
-    server = EmbeddedPostgres(home / "postgres")
-    server.initialise()
+def test_a_missing_server_is_reported_in_time(server: EmbeddedPostgres) -> None:
     assert not server.is_ready()
     with pytest.raises(ServerNotReadyError, match="log"):
         server.wait_until_ready(0.2)
