@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestration.sinks.postgres.postgres_statements import quoted
-from orchestration.sinks.refused_rows import RefusedRow, row_as_json, shown
+from orchestration.sinks.refused_rows import RefusedRow, cut, row_as_json, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 #: Comment on the primary key of a table that the sink made.
 MADE_BY_MERGE = "made by Forebay for mode='merge'"
 # Classes of SQLSTATE that say nothing about a row: connections, transactions, rights, names, locks, resources, faults
-# of the server. Any other is a row's: a value, a constraint, a limit, an exception of a trigger, whatever its code.
-_OF_NO_ROW = re.compile("0[0-3]|0[8ABFLPZ]|2[014568BDF]|3[4BDF]|4[02]|5[3578]|72|F0|HV|XX")
+# of the server; and a sequence that has come to its end. Any other is a row's: a value, a constraint, a limit, an
+# exception of a trigger, whatever its code.
+_OF_NO_ROW = re.compile("0[0-3]|0[8ABFLPZ]|2[014568BDF]|3[4BDF]|4[02]|5[3578]|72|F0|HV|XX|2200H")
+_NOT_NULL, _CHECK = "23502", "23514"  # their details repeat the row
 # How a column's value is shown, as refused rows of a task have it; `to_json` for any other type.
 _SHOWN = {
     "bytea": "encode({0}, 'hex')",
@@ -249,10 +251,10 @@ class Insertion:
         }
 
     def _reason(self, row: dict[str, Any], error: Any, constraint: _Constraint) -> str:  # noqa: ANN401
-        detail = error.diag.message_detail or ""
-        said = error.diag.message_primary
-        if detail and not detail.startswith("Failing row contains"):
-            said += f" ({shown(detail)[1:-1] if len(detail) > len(said) else detail})"
+        detail, said = error.diag.message_detail, error.diag.message_primary
+        is_the_row = error.pgcode == _NOT_NULL or (error.pgcode == _CHECK and error.diag.constraint_name)
+        if detail and not is_the_row:
+            said += f" ({cut(detail)})"
         if constraint.is_of_merge:
             said += (
                 f" (go back to mode='merge', which made it, or: ALTER TABLE {self._statements.target} DROP CONSTRAINT "
