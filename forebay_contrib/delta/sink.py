@@ -44,6 +44,8 @@ _REFUSED_PROPERTIES = {
 }
 # Features of a table's protocol that need nothing of a writer, unless a property or a column uses them.
 _KNOWN_FEATURES = {"appendOnly", "invariants", "checkConstraints", "columnMapping", "generatedColumns", "timestampNtz"}
+# Those that deltalake commits to: it lacks identity columns, which 6 includes; of 7 the features are compared.
+_WRITER_VERSIONS = {1, 2, 3, 4, 5, 7}
 # How many commits of the history are searched for one of an earlier attempt.
 _HISTORY = 1000
 
@@ -96,7 +98,7 @@ class DeltaSink(FileTableSink):
 
     def committed(self, attempt: OutputAttempt) -> Committed | None:
         """Return the newest attempt at this batch in the table, if the driver log knows its run."""
-        table = self._table()
+        table = self._table(attempt.name)
         version = None if table is None else table.transaction_version(attempt.application_id)
         if table is None or version is None:
             return None
@@ -120,7 +122,7 @@ class DeltaSink(FileTableSink):
         import pyarrow as pa  # noqa: PLC0415
 
         del connection
-        table = self._table()
+        table = self._table(where)
         if table is None:
             return False
         self._check_kind(table, where)
@@ -135,6 +137,8 @@ class DeltaSink(FileTableSink):
 
         metadata, protocol = table.metadata(), table.protocol()
         unknown = []
+        if protocol.min_writer_version not in _WRITER_VERSIONS:
+            unknown.append(f"writer version {protocol.min_writer_version} of Delta's protocol")
         if metadata.partition_columns:
             unknown.append(f"partition columns ({', '.join(metadata.partition_columns)})")
         unknown += [
@@ -160,20 +164,21 @@ class DeltaSink(FileTableSink):
         attempt: OutputAttempt,
         written: Written,
     ) -> bool:
-        from deltalake.exceptions import CommitFailedError, DeltaError  # noqa: PLC0415
+        from deltalake.exceptions import DeltaError  # noqa: PLC0415
 
         del connection
-        table = self._table()
+        table = self._table(attempt.name)
+        version = None if table is None else table.version()
         try:
             if table is None:
                 self._create(files, schema, attempt, written)
             else:
                 self._commit_to(table, files, schema, attempt, written)
-        except CommitFailedError:
-            return False
         except DeltaError as error:
-            if table is None and self._table() is not None:
+            now = self._table(attempt.name)
+            if version != (None if now is None else now.version()):
                 return False
+            # No other commit came first, so that this one would fail again.
             raise SinkError(f"{attempt.name}: the Delta table {self.path}: {error}") from error
         return True
 
@@ -246,10 +251,18 @@ class DeltaSink(FileTableSink):
             for file in files
         ]
 
-    def _table(self) -> Any:  # noqa: ANN401
-        """Return the current table, or None."""
+    def _table(self, where: str) -> Any:  # noqa: ANN401
+        """Return the current table, or None. Raises SinkError if deltalake can't read its log, or what that demands."""
         deltalake = self._deltalake()
-        return deltalake.DeltaTable(str(self.path)) if deltalake.DeltaTable.is_deltatable(str(self.path)) else None
+        if not deltalake.DeltaTable.is_deltatable(str(self.path)):
+            return None
+        try:
+            return deltalake.DeltaTable(str(self.path))
+        except deltalake.exceptions.DeltaError as error:
+            said = str(error).partition("\n")[0]
+            raise SinkError(
+                f"{where}: the Delta table {self.path} can't be opened: {said}: give the output a table of its own"
+            ) from None
 
     def _deltalake(self) -> Any:  # noqa: ANN401
         try:

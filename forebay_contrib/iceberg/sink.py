@@ -113,7 +113,7 @@ class IcebergSink(FileTableSink):
     def committed(self, attempt: OutputAttempt) -> Committed | None:
         """Return the newest attempt at this batch in the table's snapshots, if the driver log knows its run."""
         with self._connect(attempt.name) as catalog:
-            found = _newest_commit(self._table(catalog), attempt)
+            found = _newest_commit(self._table(catalog, attempt.name), attempt)
         if found is None or not attempt.knows(int(found[_ATTEMPT]), found[_RUN]):
             return None
         written = Written(found[_LOCATION], int(found[_ROWS]), int(found[_REFUSED]))
@@ -130,7 +130,7 @@ class IcebergSink(FileTableSink):
     def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> Path:  # noqa: ANN401
         from pyiceberg.exceptions import TableAlreadyExistsError  # noqa: PLC0415
 
-        table, whole = self._table(connection), with_batch_time(schema)
+        table, whole = self._table(connection, attempt.name), with_batch_time(schema)
         if table is None:
             connection.create_namespace_if_not_exists(self.table.rpartition(".")[0])
             try:
@@ -144,11 +144,11 @@ class IcebergSink(FileTableSink):
         import pyarrow as pa  # noqa: PLC0415
         from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415
 
-        there = schema_to_pyarrow(self._table(connection).schema())
+        there = schema_to_pyarrow(connection.load_table(self.table).schema())
         return pa.schema([there.field(name) for name in with_batch_time(schema).names])
 
     def _check_table(self, connection: Any, schema: pa.Schema | None, where: str) -> bool:  # noqa: ANN401
-        table = self._table(connection)
+        table = self._table(connection, where)
         if table is not None:
             self._checked(table, schema, where)
         return table is not None
@@ -248,14 +248,17 @@ class IcebergSink(FileTableSink):
             else:
                 transaction.append(with_batch_time(schema).empty_table(), snapshot_properties=properties)
 
-    def _table(self, catalog: Any) -> Any:  # noqa: ANN401
-        """Return the current table, or None."""
+    def _table(self, catalog: Any, where: str) -> Any:  # noqa: ANN401
+        """Return the current table, or None. Raises SinkError if pyiceberg can't read its metadata."""
         from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415
 
         try:
             return catalog.load_table(self.table)
         except NoSuchTableError:
             return None
+        except Exception as error:  # noqa: BLE001  a catalog's client may raise anything
+            said = self._without_secrets(" ".join(str(error).split()))
+            raise SinkError(f"{where}: the Iceberg table {self.table} can't be opened: {said}") from None
 
     def _pyiceberg(self) -> Any:  # noqa: ANN401
         try:
@@ -278,11 +281,14 @@ class IcebergSink(FileTableSink):
         try:
             return catalog.load_catalog(self.name, **properties)
         except Exception as error:  # noqa: BLE001  a catalog's client may raise anything
-            said = str(error)
-            for key, value in self._catalog.items():
-                if isinstance(value, Secret):
-                    said = said.replace(properties[key], f"({value})")
+            said = self._without_secrets(str(error))
             raise SinkError(f"{where}: the catalog {self.name!r} can't be opened: {said}") from None
+
+    def _without_secrets(self, text: str) -> str:
+        for value in self._catalog.values():
+            if isinstance(value, Secret):
+                text = text.replace(value.resolve(), f"({value})")
+        return text
 
 
 def _checked(key: str, value: str | Secret) -> str | Secret:

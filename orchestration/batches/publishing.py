@@ -44,7 +44,7 @@ log = structlog.get_logger(__name__)
 
 def publish(engine: sa.Engine, pipeline_id: int, output: Output, location: str, *, batch_time: datetime) -> None:
     """Show the committed result of an output to readers; `location` is the result of sinks that publish nothing."""
-    if not output.sink.publishes:
+    if not output.sink.may_publish():
         output.sink.publish(location, batch_time=batch_time)
         return
     show = partial(_publish_committed, pipeline_id, output, batch_time)
@@ -53,7 +53,7 @@ def publish(engine: sa.Engine, pipeline_id: int, output: Output, location: str, 
 
 def publish_what_is_left(engine: sa.Engine, pipeline: Pipeline, pipeline_id: int, *, most: int = MOST_LEFT) -> int:
     """Publish what other runs committed and did not publish; return how many. Logs what fails and goes on."""
-    by_name = {name: output for name, output in pipeline.outputs.items() if output.sink.publishes}
+    by_name = {name: output for name, output in pipeline.outputs.items() if output.sink.may_publish()}
     if not by_name:
         return 0
     try:

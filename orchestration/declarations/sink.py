@@ -223,6 +223,11 @@ class Sink(ABC):
         `check` is called before each step that readers see, and raises if this process may no longer publish.
         """
 
+    @classmethod
+    def may_publish(cls) -> bool:
+        """Return whether a sink of this class publishes, by this declaration or by the one before it was changed."""
+        return cls.publish is not Sink.publish
+
     def hours(self) -> list[datetime]:
         """Return the hours that need `compact_hour`, oldest first."""
         return []

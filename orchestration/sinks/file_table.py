@@ -6,6 +6,7 @@ and how a table recognises an attempt.
 
 from __future__ import annotations
 
+import re
 import secrets
 from abc import abstractmethod
 from pathlib import Path
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 
 #: How many times a commit is tried, because other writers' commits may come first.
 _TRIES = 20
+_OF_AN_ATTEMPT = re.compile(r"attempt\d+-[0-9a-f]{8}")
 # Folders of an attempt's files below the directory of the table's files, but its own.
-_ATTEMPT_FOLDER = "attempt"
 _FOLDERS_OF_AN_ATTEMPT = 2
 
 
@@ -110,7 +111,7 @@ class FileTableSink(Sink):
             schema = self._columns(result.schema, attempt.name)
             directory = self._prepare(connection, schema, attempt)
             self.reached(Step.PREPARED)
-            own = directory / batch_folder(attempt) / f"{_ATTEMPT_FOLDER}{attempt.attempt}-{secrets.token_hex(4)}"
+            own = directory / batch_folder(attempt) / f"attempt{attempt.attempt}-{secrets.token_hex(4)}"
             of_files = self._schema_of_files(connection, schema)
             staged = staged_files(result, own, of_files, attempt.batch_time, self.on_bad_rows)
             # Publishing finds the refused rows where the commit says.
@@ -127,8 +128,8 @@ class FileTableSink(Sink):
     def publish(self, location: str, *, batch_time: datetime, check: Check = unchecked) -> None:
         """Show the rows that the committed attempt refused."""
         own = Path(location)
-        # The commit may be from before the declaration said dead_letter: then its location is the table.
-        if self.publishes and own.name.startswith(_ATTEMPT_FOLDER):
+        # The commit may be from before the declaration changed: it says whether rows were put aside.
+        if _OF_AN_ATTEMPT.fullmatch(own.name):
             show(own, own.parents[_FOLDERS_OF_AN_ATTEMPT], batch_time, check)
 
     def check_columns(self, schema: StructType, where: str) -> None:

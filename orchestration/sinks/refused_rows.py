@@ -96,7 +96,11 @@ def declared_choice(on_bad_rows: OnBadRows) -> dict[str, str]:
 
 def shown(value: object) -> str:
     """Return a value for a message, cut."""
-    text = repr(value)
+    return cut(repr(value))
+
+
+def cut(text: str) -> str:
+    """Return the first characters of a text."""
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]} …"
 
 

@@ -8,8 +8,6 @@ which that is true is not faithful. Never parses a record.
 from __future__ import annotations
 
 import re
-from functools import reduce
-from operator import and_
 from typing import TYPE_CHECKING
 
 from orchestration.spark.json_tokens import STRING, unmarked
@@ -28,7 +26,9 @@ _DATE = r"[+-]?\d{4,}-\d\d?-\d\d?"
 # Microseconds are what a time of Spark's holds.
 _CLOCK = r"\d\d?:\d\d(?::\d\d(?:\.\d{1,6}0*)?)?"
 _OFFSET = r" ?[+-]\d\d?(?::?\d\d){0,2}"
-_ZONE = r" ?([A-Za-z][\w/+:-]*)"
+# Names of zones that Java guesses: IST is India's, Israel's and Ireland's. EST, MST and HST are of the tz database.
+_GUESSED = "A[CEGRS]T|B[ES]T|C[ANS]T|CTT|E[AC]T|I[ES]T|JST|MIT|N[ES]T|P[LNRS]T|[SV]ST"
+_ZONE = rf" ?(?!(?:{_GUESSED})$)([A-Za-z][\w/+:-]*)"
 _FINER = r"[.,]\d{6}\d*[1-9]"
 _EXACT = 2.0**63  # beyond it an integer can't be compared with a DOUBLE exactly
 _READING_TIMES = frozenset({"timestampformat", "locale", "enabledatetimeparsingfallback"})  # options
@@ -37,10 +37,15 @@ _FINEST_DIGITS = 6  # digits of a second that a time of Spark's has
 
 def unsupported(kind: DataType) -> DataType | None:
     """Return the type within `kind` whose values can't be compared with their texts, or None."""
-    for one in _within(kind):
+    for one in within(kind):
         if (found := unsupported(one)) is not None:
             return found
-    return None if _within(kind) or kind.typeName() in _FAITHFUL else kind
+    return None if within(kind) or kind.typeName() in _FAITHFUL else kind
+
+
+def is_guessed(zone: str) -> bool:
+    """Return whether the name of a zone has several meanings, of which Java takes one."""
+    return re.fullmatch(_GUESSED, zone) is not None
 
 
 def is_comparable(options: Mapping[str, str]) -> bool:
@@ -69,14 +74,12 @@ def is_faithful(kind: DataType, value: Column, text: Column, options: Mapping[st
         return F.forall(pairs, lambda is_same: is_same)
 
     if isinstance(kind, StructType):
-        same = reduce(
-            and_,
-            (
-                is_faithful(one.dataType, value.getField(one.name), text.getField(STRING + one.name), options)
-                for one in kind
-            ),
-            value.isNotNull() & text.isNotNull(),
+        each_same = (
+            is_faithful(one.dataType, value.getField(one.name), text.getField(STRING + one.name), options)
+            for one in kind
         )
+        # As an array: a chain of many conditions would end the stack of Java.
+        same = F.forall(F.array(value.isNotNull() & text.isNotNull(), *each_same), lambda is_same: is_same)
     elif isinstance(kind, ArrayType):
         same = each(kind.elementType, value, text)
     elif isinstance(kind, MapType):
@@ -115,7 +118,8 @@ def with_texts(kind: DataType, value: Column, text: Column) -> Column:
     )
 
 
-def _within(kind: DataType) -> list[DataType]:
+def within(kind: DataType) -> list[DataType]:
+    """Return the types that a type consists of; none of one that is not nested."""
     from pyspark.sql.types import ArrayType, MapType, StructType  # noqa: PLC0415  the light parts load no Spark
 
     if isinstance(kind, StructType):
@@ -128,7 +132,7 @@ def _within(kind: DataType) -> list[DataType]:
 def _has_text(kind: DataType) -> bool:
     from pyspark.sql.types import StringType  # noqa: PLC0415  the light parts load no Spark
 
-    return isinstance(kind, StringType) or any(_has_text(one) for one in _within(kind))
+    return isinstance(kind, StringType) or any(_has_text(one) for one in within(kind))
 
 
 def _bare(text: Column) -> Column:

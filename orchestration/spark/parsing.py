@@ -10,17 +10,25 @@ from __future__ import annotations
 
 import re
 from functools import reduce
-from operator import and_, or_
+from operator import and_
 from typing import TYPE_CHECKING, NamedTuple
 
-from orchestration.spark.faithful_values import is_comparable, is_faithful, marked, unsupported, with_texts
+from orchestration.spark.faithful_values import (
+    is_comparable,
+    is_faithful,
+    is_guessed,
+    marked,
+    unsupported,
+    with_texts,
+    within,
+)
 from orchestration.spark.json_tokens import STRING, has_single_names, read_texts, with_marks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructField, StructType
+    from pyspark.sql.types import DataType, StructField, StructType
 
 #: The column that holds the text of a record that couldn't be parsed.
 CORRUPT = "_corrupt"
@@ -38,11 +46,12 @@ _STRICT = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
 
 
 class _Reading(NamedTuple):
-    """Hold a record with its types, its values as marked texts, and whether it has any other fault."""
+    """Hold a record with its types, its values as texts, which `marked` marks, and whether it has any other fault."""
 
     record: Column
     texts: Column
     fault: Column
+    marked: Callable[[Column], Column] = lambda texts: texts
 
 
 class ParsingError(ValueError):
@@ -72,7 +81,7 @@ def from_json_records(
         fault = is_halved | ~has_single_names(text, marks, asked)
         return _Reading(F.from_json(text, ddl, asked), read_texts(marks, fields, asked), fault)
 
-    return _parsed(records, schema, column, asked, read)
+    return _parsed(records, schema, column, asked, read, may_nest=True)
 
 
 def from_csv_records(
@@ -220,13 +229,15 @@ def _csv_reading(line: Column, fields: StructType, ddl: str, options: dict[str, 
     fault |= line.startswith("\ufeff")
     line = F.when(~fault, line)
     texts = F.from_csv(line, ", ".join(f"{_quoted(one.name)} STRING" for one in fields), options)
-    said = F.struct(*(marked(one.dataType, texts.getField(one.name)).alias(STRING + one.name) for one in fields))
     fault |= line.contains(_NOTHING)
     if int(longest) > 0:
-        fault |= reduce(
-            or_, (F.coalesce(F.length(texts.getField(one.name)), F.lit(0)) > int(longest) for one in fields)
-        )
-    return _Reading(F.from_csv(line, ddl, options), said, fault)
+        lengths = F.array(*(F.length(texts.getField(one.name)) for one in fields))
+        fault |= F.coalesce(F.array_max(lengths), F.lit(0)) > int(longest)
+
+    def all_marked(texts: Column) -> Column:
+        return F.struct(*(marked(one.dataType, texts.getField(one.name)).alias(STRING + one.name) for one in fields))
+
+    return _Reading(F.from_csv(line, ddl, options), texts, fault, all_marked)
 
 
 def _nul_in_quotes(quote: str, escape: str) -> str:
@@ -281,6 +292,8 @@ def _parsed(
     column: str,
     options: Mapping[str, str],
     read: Callable[[Column, StructType, str], _Reading],
+    *,
+    may_nest: bool = False,
 ) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
 
@@ -289,10 +302,18 @@ def _parsed(
     if CORRUPT in records.columns:
         raise ParsingError(f"the records have a column {CORRUPT} already: parse the well_formed() ones of them")
     fields = _fields(schema)
-    if CORRUPT in fields.names:
+    if CORRUPT in map(str.lower, fields.names):
         raise ParsingError(f"the column {CORRUPT} is added to the schema, and can't be in it: {schema!r}")
     if (kind := unsupported(fields)) is not None:
         raise ParsingError(f"schema {schema!r}: a {kind.simpleString()} is not parsed: write STRING, and cast it")
+    _check_inside(fields, "", folds=records.sparkSession.conf.get("spark.sql.caseSensitive") != "true")
+    if not may_nest and (nested := next((one for one in fields if within(one.dataType)), None)) is not None:
+        raise ParsingError(
+            f"column {nested.name} is a {nested.dataType.simpleString()}, which neither CSV nor a pattern has: write "
+            "STRING, and take it apart by from_json or split"
+        )
+    if is_guessed(zone := next((value for name, value in options.items() if name.lower() == "timezone"), "")):
+        raise ParsingError(f"timeZone: {zone} has several meanings: write a region, as 'Asia/Kolkata', or an offset")
     if not is_comparable(options):
         raise ParsingError(
             "timestampFormat: a zone by name (V, v, z) can't be compared: use an offset (XXX, Z), or for a zone that "
@@ -309,6 +330,8 @@ def _parsed(
         (is_text & ~reading.fault).alias("is_whole"),
         F.struct(*(_column(name) for name in kept)).alias("kept"),
     )
+    # A step of its own: else what reads the texts would stand in the plan once for each column.
+    read_once = read_once.withColumn("texts", reading.marked(F.col("texts")))
     text, record, texts = (F.col(name) for name in ("text", "record", "texts"))
     # From a blank record Spark makes no row for JSON, and a row of nulls for CSV.
     good = [
@@ -316,16 +339,43 @@ def _parsed(
         record.isNotNull() & record.getField(CORRUPT).isNull(),
         F.col("is_whole"),
     ]
-    found = record.dropFields(CORRUPT)
-    good.append(is_faithful(fields, found, texts, options))
+    good.append(is_faithful(fields, record, texts, options))
     is_good = reduce(and_, (F.coalesce(one, F.lit(False)) for one in good))  # noqa: FBT003  SQL's literal
-    as_sent = F.when(is_good, with_texts(fields, found, texts))
+    as_sent = F.when(is_good, with_texts(fields, record, texts))
     checked = read_once.select(text, as_sent.alias("as_sent"), is_good.alias("is_good"), F.col("kept"))
     return checked.select(
         *(F.col("as_sent").getField(name).alias(name) for name in fields.names),
         *(F.col("kept").getField(name).alias(name) for name in kept),
         F.when(~F.col("is_good"), F.coalesce(text, F.lit(""))).alias(CORRUPT),
     )
+
+
+def _check_inside(kind: DataType, of: str, *, folds: bool) -> None:
+    """Raise ParsingError for a column, by its path, that Spark takes for another one, or that JSON can't have.
+
+    `folds`: names that differ in case alone are one.
+    """
+    from pyspark.sql.types import MapType, StringType, StructType  # noqa: PLC0415  the light parts load no Spark
+
+    if isinstance(kind, MapType) and not isinstance(kind.keyType, StringType):
+        raise ParsingError(
+            f"column {of} has a map with keys of the type {kind.keyType.simpleString()}, and JSON's are texts: write "
+            "MAP<STRING, …>, and cast them by transform_keys"
+        )
+    if not isinstance(kind, StructType):
+        for one in within(kind):
+            _check_inside(one, of, folds=folds)
+        return
+    seen: set[str] = set()
+    for field in kind:
+        path, name = f"{of}.{field.name}".lstrip("."), field.name.lower() if folds else field.name
+        if name in seen:
+            raise ParsingError(
+                f"column {path} is there twice, or differs from another in case alone: leave one out, or have Spark "
+                "tell them apart by spark.sql.caseSensitive"
+            )
+        seen.add(name)
+        _check_inside(field.dataType, path, folds=folds)
 
 
 def _text(records: DataFrame, column: str) -> tuple[Column, Column]:

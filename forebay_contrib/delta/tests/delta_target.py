@@ -47,8 +47,8 @@ class DeltaTarget(FileTableTarget):
     def call_when_read(self, sink: DeltaSink, patch: pytest.MonkeyPatch, then: Callable[[], None]) -> None:
         real = sink._table
 
-        def table() -> Any:  # noqa: ANN401  as the sink has it
-            found = real()
+        def table(where: str) -> Any:  # noqa: ANN401  as the sink has it
+            found = real(where)
             then()
             return found
 

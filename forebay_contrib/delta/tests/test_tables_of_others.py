@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, Field, Schema, write_deltalake
+from deltalake import DeltaTable, Field, Schema, TableFeatures, write_deltalake
 from deltalake.schema import ArrayType, PrimitiveType, StructType
 
 from forebay import DeclarationError, DeltaSink
@@ -48,6 +49,90 @@ def test_a_delta_table_with_a_constraint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SinkError, match=r"the property delta\.constraints\.positive"):
         DeltaSink(tmp_path / "t").write(words(("a", -1)), attempt())
     assert files(tmp_path) == before
+
+
+def protocol(reader: int, writer: int, *features: str, reads: bool = False) -> dict[str, Any]:
+    listed = {"writerFeatures": features} if writer == FEATURES else {}
+    if reader == FEATURES_OF_READERS:
+        listed["readerFeatures"] = features if reads else ()
+    return {"minReaderVersion": reader, "minWriterVersion": writer, **listed}
+
+
+def made(path: Path, protocol: dict[str, Any], kind: str = "string") -> Path:
+    """Write the log of a table that deltalake would not make."""
+    fields = [("word", kind), ("n", "long"), ("_batch_time", "timestamp")]
+    schema = {
+        "type": "struct",
+        "fields": [{"name": name, "type": type_, "nullable": True, "metadata": {}} for name, type_ in fields],
+    }
+    metadata = {
+        "id": "x",
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps(schema),
+        "partitionColumns": [],
+        "configuration": {},
+        "createdTime": 0,
+    }
+    log = path / "_delta_log"
+    log.mkdir(parents=True)
+    lines = [json.dumps({"protocol": protocol}), json.dumps({"metaData": metadata})]
+    (log / f"{0:020}.json").write_text("\n".join(lines))
+    return path
+
+
+FEATURES, FEATURES_OF_READERS = 7, 3
+WRITTEN = {"appendOnly", "invariants", "checkConstraints", "generatedColumns", "columnMapping", "timestampNtz"}
+OF_WRITERS = {
+    *("appendOnly", "invariants", "checkConstraints", "generatedColumns", "allowColumnDefaults", "changeDataFeed"),
+    *("identityColumns", "domainMetadata", "rowTracking", "clustering", "inCommitTimestamp", "icebergCompatV1"),
+    *("icebergCompatV2", "materializePartitionColumns", "collations", "checkpointProtection", "of-2030"),
+}
+OF_READERS = {
+    *("columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "v2Checkpoint", "vacuumProtocolCheck"),
+    *("timestampNanos", "variantType", "variantType-preview", "variantShredding-preview", "catalogManaged", "of-2031"),
+}
+
+
+@pytest.mark.parametrize("version", range(1, 10))
+def test_a_delta_table_of_each_version_is_written_or_refused(tmp_path: Path, version: int) -> None:
+    table = made(tmp_path / "t", protocol(1, version))
+    before = files(tmp_path)
+    if version in {1, 2, 3, 4, 5, FEATURES}:
+        assert DeltaSink(table).write(words(("a", 1)), attempt()).rows == 1
+        return
+    with pytest.raises(SinkError, match=f"has writer version {version} of Delta's protocol, which DeltaSink does not"):
+        DeltaSink(table).write(words(("a", 1)), attempt())
+    assert files(tmp_path) == before
+
+
+def test_a_delta_table_with_each_feature_is_written_or_refused_by_its_name(tmp_path: Path) -> None:
+    known = {feature.lower() for feature in vars(TableFeatures) if not feature.startswith("_")}
+    here = {feature.replace("-", "").lower() for feature in OF_WRITERS | OF_READERS}
+    assert known - here == {"timestampwithouttimezone"}, "named timestampNtz in a log"
+    for feature in sorted(OF_WRITERS | OF_READERS):
+        reads = feature in OF_READERS
+        table = made(tmp_path / feature, protocol(3 if reads else 1, FEATURES, feature, reads=reads))
+        before = files(table)
+        sink = DeltaSink(table)
+        if feature in WRITTEN:
+            for number in (1, 2):
+                assert sink.write(words(("a", 1)), attempt(number)).rows == 1
+            continue
+        # deltalake itself does not open some, and does not name each.
+        named = "catalog-managed" if feature == "catalogManaged" else feature
+        with pytest.raises(SinkError, match=f"output 'counts' .* the Delta table {table} .*{named}"):
+            sink.write(words(("a", 1)), attempt())
+        assert sink.check_target().health == "failed"
+        assert files(table) == before
+
+
+@pytest.mark.parametrize("kind", ["variant", "char(3)", "timestamp_ntz"])
+def test_a_delta_table_that_deltalake_does_not_open_is_refused(tmp_path: Path, kind: str) -> None:
+    table = made(tmp_path / "t", protocol(1, 2), kind)
+    with pytest.raises(SinkError, match=r"output 'counts' .* the Delta table .* can't be opened: .*") as refused:
+        DeltaSink(table).write(words(("a", 1)), attempt())
+    assert kind.upper() in str(refused.value).upper()
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pyiceberg.catalog import load_catalog
@@ -17,9 +19,6 @@ from forebay_contrib.iceberg.sink import _directory
 from orchestration.declarations.sink import SinkError
 from tests.integration.orchestration.frame_without_spark import words
 from tests.integration.orchestration.target_database import attempt
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize("odd", ["file://host/w", "w", "file:///a%20b", "file:///a#b"])
@@ -57,6 +56,32 @@ def test_an_iceberg_table_is_refused(tmp_path: Path, word: NestedField, options:
     with pytest.raises(SinkError, match=named):
         IcebergSink("s.t", catalog=catalog).write(words(("a", 1)), attempt())
     assert {*(tmp_path / "warehouse").rglob("*.parquet")} == before
+
+
+@pytest.mark.parametrize(
+    ("version", "named"),
+    [(1, None), (2, None), (3, "has format version 3, which IcebergSink does not write"), (4, "'4'")],
+)
+def test_an_iceberg_table_of_each_format_version_is_written_or_refused(
+    tmp_path: Path, version: int, named: str | None
+) -> None:
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    fields = (NestedField(1, "word", StringType(), required=False), _NUMBER, _TIME)
+    with load_catalog("forebay", **catalog) as loaded:
+        loaded.create_namespace("s")
+        table = loaded.create_table("s.t", schema=Schema(*fields), properties={"format-version": str(min(version, 2))})
+    sink = IcebergSink("s.t", catalog=catalog)
+    if named is None:
+        for number in (1, 2):
+            assert sink.write(words(("a", 1)), attempt(number)).rows == 1
+        return
+    # pyiceberg makes none of these.
+    metadata = Path(table.metadata_location.removeprefix("file://"))
+    metadata.write_text(json.dumps({**json.loads(metadata.read_text()), "format-version": version}))
+    with pytest.raises(SinkError, match=f"output 'counts' .*: the Iceberg table s.t .*{named}"):
+        sink.write(words(("a", 1)), attempt())
+    assert sink.check_target().health == "failed"
+    assert not [*(tmp_path / "warehouse").rglob("*.parquet")]
 
 
 @pytest.mark.parametrize(

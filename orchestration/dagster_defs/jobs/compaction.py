@@ -152,7 +152,7 @@ def _next(pipeline: Pipeline) -> str:
 def _is_waiting(pipeline: Pipeline, within: timedelta) -> bool:
     with _engine(pipeline) as engine, connect(engine) as connection:
         pipeline_id = get_pipeline(connection, pipeline.name).pipeline_id
-        published = [output.name for output in published_outputs(pipeline)]
+        published = [output.name for output in pipeline.outputs.values() if output.sink.may_publish()]
         return bool(
             (published and commits_to_publish(connection, pipeline_id, published, limit=1))
             or to_follow(connection, pipeline_id, followed_outputs(pipeline), within=within, limit=1)

@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -44,7 +44,7 @@ from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from datetime import date
 
     import pyarrow.dataset as ds
@@ -129,15 +129,15 @@ class ParquetSink(Sink):
         """Check the directory, and that its batches have the same folders; an object store is not asked."""
         if self._objects is not None:
             return None
-        self._check_folders("its batches")
+        self._check_folders("its batches", datetime.now(UTC))
         return check_directory(self.path)
 
-    def _check_folders(self, where: str) -> None:
+    def _check_folders(self, where: str, near: datetime) -> None:
         """Raise SinkError if published batches have other folders: no reader takes both kinds as one table."""
-        newest = _newest_file(self.path)
-        if newest is None:
+        file = _some_file(self.path, near)
+        if file is None:
             return
-        there = partitions_of(newest.parts)
+        there = partitions_of(file.parts)
         if there != self.partition_by:
             raise SinkError(
                 f"{where}: the batches in {self.path} have folders of {', '.join(there) or 'no column'}, and "
@@ -150,7 +150,7 @@ class ParquetSink(Sink):
         self.check_columns(result.schema, attempt.name)
         if self._objects is not None:
             return self._objects.write(result, attempt, self.on_bad_rows, self.partition_by)
-        self._check_folders(attempt.name)
+        self._check_folders(attempt.name, attempt.batch_time)
         directory = self.path / attempt_directory(attempt.batch_time, attempt.attempt)
         staged = self._stage(result, directory, attempt)
         for made in (directory, *directory.parents):
@@ -338,16 +338,21 @@ def _link(files: Sequence[Path], source: Path, staged: Path) -> None:
         sync(folder)
 
 
-def _newest_file(path: Path) -> Path | None:
-    """Return a file of one of the newest published batches, relative to its directory; None: they have none."""
-    batches = (
-        batch
-        for day in sorted(path.glob("date=*"), reverse=True)
-        for hour in sorted(day.glob("hour=*"), reverse=True)
-        for batch in reversed(batches_of(hour))
-    )
+def _some_file(path: Path, near: datetime) -> Path | None:
+    """Return a file of a published batch near a time, else of one of the newest; None: they have none.
+
+    The path is relative to the batch's directory. Lists the days only if the hour and the one before have no file.
+    """
+    batches = (batch for hour in _hours(path, near) for batch in reversed(batches_of(hour)))
     files = (file.relative_to(batch) for batch in islice(batches, _LOOKED_AT) for file in batch.rglob("*.parquet"))
     return next(files, None)
+
+
+def _hours(path: Path, near: datetime) -> Iterator[Path]:
+    for time in (near, near - timedelta(hours=1)):
+        yield (path / batch_directory(time)).parent
+    for day in sorted(path.glob("date=*"), reverse=True):
+        yield from sorted(day.glob("hour=*"), reverse=True)
 
 
 def _forget(attempts: Path, newest: int, *, but: Path | None = None) -> None:

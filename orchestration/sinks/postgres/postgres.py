@@ -29,7 +29,7 @@ from orchestration.declarations.sink import (
     TargetUnavailableError,
     Written,
 )
-from orchestration.sinks.postgres.postgres_access import changes_rows, check_access, unsupported
+from orchestration.sinks.postgres.postgres_access import check_access, unmergeable, unsupported
 from orchestration.sinks.postgres.postgres_columns import (
     MOST_NAME_BYTES,
     Column,
@@ -43,7 +43,15 @@ from orchestration.sinks.postgres.postgres_place import table_place
 from orchestration.sinks.postgres.postgres_rows import Mode, TargetTable, columns_of_table
 from orchestration.sinks.postgres.postgres_staging import ANSWER, REFUSED, Address, Staging, TargetError, is_away
 from orchestration.sinks.postgres.postgres_statements import COMMITS, Statements, quoted
-from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
+from orchestration.sinks.refused_rows import (
+    KEEP_WAY_OUT,
+    OnBadRows,
+    RefusedRow,
+    RefusedRows,
+    RefusedRowsError,
+    checked_choice,
+    declared_choice,
+)
 from orchestration.sinks.table_columns import refuse_table
 from orchestration.sinks.task_rows import answers_of
 from receiver_runtime.block_store.secret_url import SecretUrl
@@ -61,6 +69,7 @@ if TYPE_CHECKING:
 
 #: Rows that the target refused, and their batches.
 REFUSED_ROWS = "forebay_refused_rows"
+_WAY_OUT = f", change what the table demands of them{KEEP_WAY_OUT}"
 
 
 class PostgresSink(Sink):
@@ -193,7 +202,7 @@ class PostgresSink(Sink):
         columns = self._columns(result.schema, attempt.name)
         name = f"{STAGING}{secrets.token_hex(6)}"
         try:
-            columns, like = self._prepare(columns, attempt)
+            columns = self._prepare(columns, attempt)
             self.reached(Step.PREPARED)
             staging = Staging(
                 self._address(attempt),
@@ -203,19 +212,18 @@ class PostgresSink(Sink):
                 json.dumps(comment_of(attempt)),
                 required=self.key,
                 compared=tuple(column.name for column in columns if column.compared),
-                like=like,
                 keeps_refused=self.on_bad_rows == "dead_letter",
             )
             answers = answers_of(result, self._task(staging), ANSWER)
             staged = {row["staging"]: row["rows"] for row in answers}
             refused = {f"{row['staging']}{REFUSED}": row["refused"] for row in answers if row["refused"]}
             self.reached(Step.STAGED)
-            rows = self._commit(columns, staged, refused, attempt)
+            rows, refused_late = self._commit(columns, staged, refused, attempt)
             self.reached(Step.COMMITTED)
         finally:
             self._sweep(attempt, name)
         self.reached(Step.SWEPT)
-        return Written(self.target, rows, sum(refused.values()))
+        return Written(self.target, rows, sum(refused.values()) + refused_late)
 
     def _columns(self, schema: StructType, where: str) -> list[Column]:
         columns = columns_of(schema, where)
@@ -228,13 +236,8 @@ class PostgresSink(Sink):
 
         return stage
 
-    def _prepare(
-        self, columns: list[Column], attempt: OutputAttempt
-    ) -> tuple[list[Column], tuple[str, tuple[str, ...]] | None]:
-        """Create `forebay_commits`, drop leftovers of earlier attempts, and fit the columns to the table.
-
-        Return the columns, and whose constraints each row must meet, as `Staging` takes it.
-        """
+    def _prepare(self, columns: list[Column], attempt: OutputAttempt) -> list[Column]:
+        """Create `forebay_commits`, drop leftovers of earlier attempts, and fit the columns to the table."""
         with closing(self._connect(attempt)) as connection, _Failures(attempt, self.target):
             with connection, connection.cursor() as cursor:
                 # IF NOT EXISTS takes no lock: two transactions at the same time would both try to create the table.
@@ -246,20 +249,20 @@ class PostgresSink(Sink):
                 self._commits.check_owner(cursor, attempt)
                 table = columns_of_table(cursor, self.schema, self.table)
                 unknown = unsupported(cursor, self.schema, self.table, merges=self.mode == "merge")
+                if self.mode == "merge" and table:
+                    misfits = unmergeable(cursor, self.schema, self.table, self.key, table)
+                    if misfits:
+                        raise SinkError(f"{attempt.name}: {'; '.join(misfits)}")
                 refuse_table(unknown, table=f"table {self.target}", sink="PostgresSink", where=attempt.name)
-                changes = changes_rows(cursor, self.schema, self.table)
-        if not table:
-            return columns, None
-        columns = fitted(columns, table, name=self.target, where=attempt.name)
-        given = {column.name for column in columns}
-        left_out = tuple(column.name for column in table if column.name not in given)
-        # A row that a trigger is to change first can't be judged before.
-        return columns, None if changes else (self.table, left_out)
+        return fitted(columns, table, name=self.target, where=attempt.name) if table else columns
 
     def _commit(
         self, columns: list[Column], staged: dict[str, int], refused: dict[str, int], attempt: OutputAttempt
-    ) -> int:
-        """Record the attempt and change the table in one transaction. Raises AttemptOutdatedError."""
+    ) -> tuple[int, int]:
+        """Record the attempt and change the table in one transaction.
+
+        Return the numbers of rows that it has, and of those that it refused. Raises AttemptOutdatedError.
+        """
         from tracker_store.connection.pooler import strong_commit  # noqa: PLC0415  declaring a sink needs no driver
 
         rows = sum(staged.values())
@@ -281,19 +284,22 @@ class PostgresSink(Sink):
             self._rows.make(cursor, columns)
             if self.totals is not None:
                 self.totals.make(cursor, self.schema, self.table, where=attempt.name)
-            source = self._rows.counted(cursor, columns, staged, rows, attempt)
-            if self.mode != "overwrite":
-                self._rows.replace_batch(cursor, columns, source, attempt)
-                if self.mode == "append":
-                    self._rows.check_stored(cursor, rows, attempt)
-            elif newest is None or newest <= (attempt.pipeline_id, attempt.batch_time):
-                cursor.execute(self._statements.sql("DELETE FROM {table}"))
-                self._rows.insert(cursor, columns, source, attempt, "")
-                self._rows.check_stored(cursor, rows, attempt)
+            self._rows.check_staged(cursor, columns, staged, attempt)
+            late = RefusedRows(keeps=self.on_bad_rows == "dead_letter", way_out=_WAY_OUT)
+            if self.mode == "merge":
+                self._rows.replace_batch(cursor, columns, [*staged], attempt, late)
             # Else the table shows a later batch (this is a replay of an older one): record it, and keep the table.
-            self._keep_refused(cursor, refused, attempt)
+            elif self.mode == "append" or newest is None or newest <= (attempt.pipeline_id, attempt.batch_time):
+                replace = self._rows.replace_batch if self.mode == "append" else self._rows.replace_all
+                stored = replace(cursor, columns, [*staged], attempt, late)
+                self._rows.check_stored(stored, rows - len(late.rows), attempt)
+            late.end()
+            if late.rows:
+                rows -= len(late.rows)
+                self._commits.correct(cursor, attempt, rows)
+            self._keep_refused(cursor, refused, late.rows, attempt)
             self.reached(Step.IN_TRANSACTION)
-        return rows
+        return rows, len(late.rows)
 
     def _has_refused_rows(self, cursor: Any) -> bool:  # noqa: ANN401
         cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (quoted(self.schema, REFUSED_ROWS),))
@@ -310,28 +316,39 @@ class PostgresSink(Sink):
         table = sql.Identifier(self.schema, REFUSED_ROWS)
         return self._statements.sql(statement + of_batch, self._statements.key_of(attempt), refused_rows=table)
 
-    def _keep_refused(self, cursor: Any, refused: dict[str, int], attempt: OutputAttempt) -> None:  # noqa: ANN401
+    def _keep_refused(
+        self,
+        cursor: Any,  # noqa: ANN401
+        refused: dict[str, int],
+        late: Sequence[RefusedRow],
+        attempt: OutputAttempt,
+    ) -> None:
         """Replace the batch's refused rows by those of this attempt. Raises SinkError if any are missing."""
         from psycopg2 import sql  # noqa: PLC0415
 
         table = sql.Identifier(self.schema, REFUSED_ROWS)
         if self._has_refused_rows(cursor):
             cursor.execute(self._of_refused("DELETE FROM {refused_rows}", attempt))
-        elif refused:
+        elif refused or late:
             cursor.execute(self._statements.sql(_MAKE_REFUSED_ROWS, refused_rows=table))
-        for staging in sorted(refused):
+        sources = [(sql.Identifier(self.schema, staging), number) for staging, number in refused.items()]
+        if late:
+            rows = [sql.SQL("({}, {})").format(sql.Literal(one.row), sql.Literal(one.reason)) for one in late]
+            values = sql.SQL("(VALUES {}) AS late (refused_row, reason)").format(sql.SQL(", ").join(rows))
+            sources.append((values, len(late)))
+        for source, number in sources:
             cursor.execute(
                 self._statements.sql(
                     "INSERT INTO {refused_rows} (target, pipeline, output, batch_time, refused_row, reason) "
-                    "SELECT %(target)s, %(pipeline)s, %(output)s, %(batch_time)s, refused_row, reason FROM {staging}",
+                    "SELECT %(target)s, %(pipeline)s, %(output)s, %(batch_time)s, refused_row, reason FROM {source}",
                     self._statements.key_of(attempt),
                     refused_rows=table,
-                    staging=sql.Identifier(self.schema, staging),
+                    source=source,
                 )
             )
-            if cursor.rowcount != refused[staging]:
+            if cursor.rowcount != number:
                 raise SinkError(
-                    f"{attempt.name}: {cursor.rowcount} of {refused[staging]} refused rows are there (did the target's "
+                    f"{attempt.name}: {cursor.rowcount} of {number} refused rows are there (did the target's "
                     "server crash, or fail over?): nothing was committed, the next attempt stages them again"
                 )
 
@@ -379,10 +396,10 @@ CREATE INDEX ON {refused_rows} (target, batch_time)
 
 
 class _Failures:
-    """Turn Postgres errors into a SinkError that names the output."""
+    """Have the errors of a transaction name the output: those of Postgres as a SinkError, and refused rows."""
 
     def __init__(self, attempt: OutputAttempt, target: str) -> None:
-        self._where = f"{attempt.name}: the target's table {target}"
+        self._output, self._where = attempt.name, f"{attempt.name}: the target's table {target}"
 
     def __enter__(self) -> None:
         return None
@@ -394,6 +411,8 @@ class _Failures:
             said = " ".join(str(error).split())
             kind = TargetUnavailableError if is_away(error) else SinkError
             raise kind(f"{self._where}: {said}") from error
+        if isinstance(error, RefusedRowsError):
+            raise RefusedRowsError(f"{self._output}: {error}") from None
 
 
 def _checked_url(url: str | Secret) -> str | Secret:

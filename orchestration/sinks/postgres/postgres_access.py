@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestration.declarations.sink import SinkError, TargetCheck, TargetUnavailableError
-from orchestration.sinks.postgres.postgres_columns import Column, fitted
-from orchestration.sinks.postgres.postgres_rows import MADE_BY_MERGE, columns_of_table
+from orchestration.sinks.postgres.postgres_columns import Column, TableColumn, fitted
+from orchestration.sinks.postgres.postgres_insertion import MADE_BY_MERGE
+from orchestration.sinks.postgres.postgres_rows import columns_of_table
 from orchestration.sinks.postgres.postgres_staging import Address, TargetError
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
@@ -29,8 +30,9 @@ _KINDS = {
     "c": "a type",
     "i": "an index",
 }
-# Bits of pg_trigger.tgtype: fires for each row; before it; at INSERT; at DELETE.
-_BEFORE_ROW, _AT_INSERT, _AT_DELETE = 1 | 2, 4, 8
+_WITHOUT_EQUALITY = frozenset({"json", "xml"})
+# Bits of pg_trigger.tgtype: fires for each row; before it; at DELETE.
+_BEFORE_ROW, _AT_DELETE = 1 | 2, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +95,10 @@ def access(sink: Mapping[str, Any], columns: Sequence[Column] | None = None) -> 
                 f"the table {schema}.{table} has {one}, which PostgresSink does not write"
                 for one in unsupported(cursor, schema, table, merges=sink["mode"] == "merge")
             ]
-            unique = _unique_indexes(cursor, schema, table)
             there = columns_of_table(cursor, schema, table)
+            if sink["mode"] == "merge" and there:
+                misfits += unmergeable(cursor, schema, table, sink["key"], there)
+            unique = _unique_indexes(cursor, schema, table)
     if columns is not None and there:
         try:
             fitted(columns, there, name=f"{schema}.{table}", where="the result")
@@ -107,26 +111,22 @@ def access(sink: Mapping[str, Any], columns: Sequence[Column] | None = None) -> 
         lacking.append(f"{login} may not create tables in the schema {schema}, which every attempt does")
     if lacks:
         lacking.append(f"{login} lacks {' and '.join(lacks)} on {schema}.{table}")
-    forbidding, warnings = ([], []) if unique is None else _constraints(sink, unique)
+    forbidding, warnings = _constraints(sink, unique)
     return Access(lacking, misfits + forbidding, warnings)
 
 
 def _constraints(sink: Mapping[str, Any], unique: Sequence[_UniqueIndex]) -> tuple[list[str], list[str]]:
     """Return what a table's unique indexes forbid to the sink's mode, and what they may forbid."""
     table, mode = sink["table"], sink["mode"]
-    if mode == "merge":
-        if set(sink["key"]) in [set(index.columns) for index in unique]:
-            return [], []
-        key = ", ".join(sink["key"])
-        return [f"the table {table} has no unique constraint on its key ({key}), which merging needs"], []
-    misfits, warnings = [], []
-    for index in unique:
+    misfits: list[str] = []
+    warnings: list[str] = []
+    for index in [] if mode == "merge" else unique:
         said = f"{index.name} of {table} lets no two batches have a row of the same {', '.join(index.columns)}"
         if index.is_of_merge:
             way_out = f"go back to mode='merge', which made it, or: ALTER TABLE {table} DROP CONSTRAINT {index.name}"
             misfits.append(f"{said}, so that mode={mode!r} fails: {way_out}")
         elif mode == "append" and not index.is_filled:
-            warnings.append(f"{said}: mode='append' fails when they do")
+            warnings.append(f"{said}: mode='append' refuses the later one")
     return misfits, warnings
 
 
@@ -140,22 +140,45 @@ class _UniqueIndex:
     is_of_merge: bool
 
 
-def _unique_indexes(cursor: Any, schema: str, table: str) -> list[_UniqueIndex] | None:  # noqa: ANN401
-    """Return the table's unique indexes; None without the table. Locks: none."""
+def unmergeable(
+    cursor: Any,  # noqa: ANN401  psycopg2 has no types
+    schema: str,
+    table: str,
+    key: Sequence[str],
+    columns: Sequence[TableColumn],
+) -> list[str]:
+    """Return why rows can't be merged into the table by the key. Locks: none."""
+    target, names = f"{schema}.{table}", ", ".join(key)
+    without = [column for column in columns if column.name in key and column.base in _WITHOUT_EQUALITY]
+    if without:
+        return [
+            f"column {column.name} of {target} is {column.base}, of which Postgres does not know when two are equal, "
+            "and is in the key of mode='merge': let it be text or jsonb"
+            for column in without
+        ]
+    lacking = (
+        f"the table {target} has no unique constraint on its key ({names}), checked at once and of all rows, which "
+        f"merging needs: ALTER TABLE {target} ADD PRIMARY KEY ({names})"
+    )
+    return [] if set(key) in [set(index.columns) for index in _unique_indexes(cursor, schema, table)] else [lacking]
+
+
+def _unique_indexes(cursor: Any, schema: str, table: str) -> list[_UniqueIndex]:  # noqa: ANN401
+    """Return the table's unique indexes of columns, without those that are DEFERRABLE or of a part. Locks: none."""
     cursor.execute(
         "SELECT i.relname::text, ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = x.indrelid "
-        "AND a.attnum = ANY (x.indkey::int2[]) ORDER BY a.attnum), EXISTS (SELECT FROM pg_attribute a WHERE "
-        "a.attrelid = x.indrelid AND a.attnum = ANY (x.indkey::int2[]) AND (a.atthasdef OR a.attidentity <> '')), "
+        "AND a.attnum = ANY (k.keys) ORDER BY a.attnum), EXISTS (SELECT FROM pg_attribute a WHERE "
+        "a.attrelid = x.indrelid AND a.attnum = ANY (k.keys) AND (a.atthasdef OR a.attidentity <> '')), "
         "EXISTS (SELECT FROM pg_constraint o WHERE o.conindid = x.indexrelid "
         "AND obj_description(o.oid, 'pg_constraint') = %(merge)s) "
         "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-        "LEFT JOIN pg_index x ON x.indrelid = c.oid AND x.indisunique AND x.indimmediate AND x.indpred IS NULL "
-        "AND x.indexprs IS NULL LEFT JOIN pg_class i ON i.oid = x.indexrelid "
+        "JOIN pg_index x ON x.indrelid = c.oid AND x.indisunique AND x.indimmediate AND x.indisvalid "
+        "AND x.indpred IS NULL AND x.indexprs IS NULL JOIN pg_class i ON i.oid = x.indexrelid "
+        "CROSS JOIN LATERAL (SELECT (x.indkey::int2[])[0:x.indnkeyatts - 1] AS keys) AS k "
         "WHERE n.nspname = %(schema)s AND c.relname = %(table)s ORDER BY 1",
         {"schema": schema, "table": table, "merge": MADE_BY_MERGE},
     )
-    found = cursor.fetchall()
-    return [_UniqueIndex(*row) for row in found if row[0]] if found else None
+    return [_UniqueIndex(*row) for row in cursor.fetchall()]
 
 
 def unsupported(cursor: Any, schema: str, table: str, *, merges: bool) -> list[str]:  # noqa: ANN401
@@ -200,14 +223,3 @@ def unsupported(cursor: Any, schema: str, table: str, *, merges: bool) -> list[s
             for name in triggers
         ),
     ]
-
-
-def changes_rows(cursor: Any, schema: str, table: str) -> bool:  # noqa: ANN401
-    """Return whether a trigger of the table may change a row before it is inserted. Locks: none."""
-    cursor.execute(
-        "SELECT EXISTS (SELECT FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n "
-        "ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s AND NOT tgisinternal "
-        "AND tgenabled IN ('O', 'A') AND tgtype & %s = %s)",
-        (schema, table, _BEFORE_ROW | _AT_INSERT, _BEFORE_ROW | _AT_INSERT),
-    )
-    return bool(cursor.fetchone()[0])

@@ -110,6 +110,16 @@ class Commits:
                 f"batch of {attempt.batch_time.isoformat()}, or a newer one: this one changed nothing"
             )
 
+    def correct(self, cursor: Any, attempt: OutputAttempt, rows: int) -> None:  # noqa: ANN401
+        """Write another number of rows to the row that this transaction has recorded, and locks."""
+        cursor.execute(
+            self._statements.sql(
+                "UPDATE {commits} SET rows = %(rows)s WHERE target = %(target)s AND pipeline = %(pipeline)s "
+                "AND output = %(output)s AND pipeline_id = %(pipeline_id)s AND batch_time = %(batch_time)s",
+                self._statements.key_of(attempt) | {"rows": rows},
+            )
+        )
+
     def check_owner(self, cursor: Any, attempt: OutputAttempt) -> None:  # noqa: ANN401
         """Raise SinkError if another output writes to the table: each would treat the other's rows as its own."""
         cursor.execute(

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from orchestration.declarations.sink import OutputAttempt, SinkError
 from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.postgres.postgres_columns import Column, TableColumn
+from orchestration.sinks.postgres.postgres_insertion import MADE_BY_MERGE, Insertion, Piece
 from orchestration.sinks.postgres.postgres_statements import Statements, names_of, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from orchestration.sinks.refused_rows import RefusedRows
+
 Mode = Literal["append", "overwrite", "merge"]
-#: Comment on the primary key of a table that the sink made.
-MADE_BY_MERGE = "made by Forebay for mode='merge'"
 
 
 def columns_of_table(cursor: Any, schema: str, table: str) -> list[TableColumn]:  # noqa: ANN401  psycopg2 has no types
@@ -71,116 +72,136 @@ class TargetTable:
         if self._mode != "overwrite":
             cursor.execute(self._statements.sql("CREATE INDEX ON {table} ({batch_time})"))
 
-    def counted(
-        self,
-        cursor: Any,  # noqa: ANN401
-        columns: list[Column],
-        staged: dict[str, int],
-        rows: int,
-        attempt: OutputAttempt,
-    ) -> Any:  # noqa: ANN401
-        """Return the rows of the valid tasks as a subquery. Raises SinkError if any are missing."""
-        from psycopg2 import sql  # noqa: PLC0415
-
-        names = names_of([column.name for column in columns])
-        if not staged:
-            empty = sql.SQL(", ").join(
-                sql.SQL("NULL::{} AS {}").format(sql.SQL(column.type), sql.Identifier(column.name))
-                for column in columns
-            )
-            return sql.SQL("SELECT {} WHERE false").format(empty)
-        source = sql.SQL(" UNION ALL ").join(
-            sql.SQL("SELECT {} FROM {}").format(names, sql.Identifier(self._statements.schema, table))
-            for table in sorted(staged)
-        )
-        cursor.execute(sql.SQL("SELECT count(*) FROM ({}) AS staged").format(source))
-        found = cursor.fetchone()[0]
+    def check_staged(self, cursor: Any, columns: list[Column], staged: dict[str, int], attempt: OutputAttempt) -> None:  # noqa: ANN401
+        """Raise SinkError if any rows of the valid tasks are missing."""
+        source = self._source(columns, [Piece(table) for table in staged])
+        cursor.execute(self._statements.sql("SELECT count(*) FROM ({source}) AS staged", source=source))
+        found, rows = cursor.fetchone()[0], sum(staged.values())
         if found != rows:
             raise SinkError(
                 f"{attempt.name}: {found} of {rows} staged rows are there (did the target's server crash, or fail "
                 "over?): nothing was committed, the next attempt stages them again"
             )
-        return source
 
-    def replace_batch(self, cursor: Any, columns: list[Column], source: Any, attempt: OutputAttempt) -> None:  # noqa: ANN401
-        """Replace the rows of an earlier attempt at the batch by these rows."""
+    def _source(self, columns: list[Column], pieces: Sequence[Piece]) -> Any:  # noqa: ANN401
+        """Return staged rows as a subquery, with the types and the collations of the table's columns."""
         from psycopg2 import sql  # noqa: PLC0415
 
-        kept, conflict = sql.SQL(""), sql.SQL("")
+        names = names_of([column.name for column in columns])
+        schema = self._statements.schema
+        return sql.SQL(" UNION ALL ").join(
+            [
+                self._statements.sql("SELECT {names} FROM {table} WHERE false", names=names),
+                *(
+                    sql.SQL("SELECT {} FROM {} WHERE {}").format(
+                        names, sql.Identifier(schema, piece.table), piece.where()
+                    )
+                    for piece in pieces
+                ),
+            ]
+        )
+
+    def replace_batch(
+        self,
+        cursor: Any,  # noqa: ANN401
+        columns: list[Column],
+        staged: Sequence[str],
+        attempt: OutputAttempt,
+        refused: RefusedRows,
+    ) -> int:
+        """Replace the rows of an earlier attempt at the batch by these rows; return how many the table took."""
+        from psycopg2 import sql  # noqa: PLC0415
+
+        pieces = [Piece(table) for table in staged]
+        source = self._source(columns, pieces)
+        kept = sql.SQL("")
         if self._key:
             same = sql.SQL(" AND ").join(
                 sql.SQL("staged.{0} = t.{0}").format(sql.Identifier(column)) for column in self._key
             )
             kept = sql.SQL(" AND NOT EXISTS (SELECT 1 FROM ({}) AS staged WHERE {})").format(source, same)
-            changed = sql.SQL(", ").join(
-                sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name))
-                # The key too: equal ones may differ, as 1.0 and 1.00, or in a collation that ignores case.
-                for name in [*(column.name for column in columns), BATCH_TIME]
-            )
-            # A replay of an older batch does not change rows of a newer one.
-            conflict = self._statements.sql(
-                " ON CONFLICT ({key}) DO UPDATE SET {changed} WHERE t.{batch_time} <= excluded.{batch_time}",
-                key=names_of(self._key),
-                changed=changed,
-            )
-        cursor.execute(
-            self._statements.sql(
-                "DELETE FROM {table} AS t WHERE t.{batch_time} = %(time)s{kept}",
-                {"time": attempt.batch_time},
-                kept=kept,
-            )
+        delete = self._statements.sql(
+            "DELETE FROM {table} AS t WHERE t.{batch_time} = %(time)s{kept}", {"time": attempt.batch_time}, kept=kept
         )
-        self.insert(cursor, columns, source, attempt, conflict)
+        cursor.execute(delete)
+        before = len(refused.rows)
+        stored = self.insert(cursor, columns, staged, attempt, refused)
+        if self._key and len(refused.rows) > before:
+            # A refused row was still staged above, and does not take the place of an earlier attempt's.
+            cursor.execute(delete)
+        return stored
+
+    def replace_all(
+        self,
+        cursor: Any,  # noqa: ANN401
+        columns: list[Column],
+        staged: Sequence[str],
+        attempt: OutputAttempt,
+        refused: RefusedRows,
+    ) -> int:
+        """Replace all rows of the table by these rows; return how many the table took."""
+        cursor.execute(self._statements.sql("DELETE FROM {table}"))
+        return self.insert(cursor, columns, staged, attempt, refused)
 
     def insert(
         self,
         cursor: Any,  # noqa: ANN401
         columns: list[Column],
-        source: Any,  # noqa: ANN401
+        staged: Sequence[str],
         attempt: OutputAttempt,
-        conflict: Any,  # noqa: ANN401
-    ) -> None:
+        refused: RefusedRows,
+    ) -> int:
         from psycopg2 import errors, sql  # noqa: PLC0415
 
-        names = names_of([column.name for column in columns])
-        statement = self._statements.sql(
-            "INSERT INTO {table} AS t ({names}, {batch_time}) "
-            "SELECT {names}, %(time)s FROM ({source}) AS staged{conflict}",
-            {"time": attempt.batch_time},
-            names=names,
-            source=source,
-            conflict=conflict or sql.SQL(""),
+        names, pieces = [column.name for column in columns], [Piece(table) for table in staged]
+        several = SinkError(
+            f"{attempt.name} has several rows of one key ({', '.join(self._key)}), of which one can be kept: group by "
+            "the key, or drop all but one"
         )
-        try:
-            cursor.execute(statement)
-        except errors.CardinalityViolation:
-            raise SinkError(
-                f"{attempt.name} has several rows of one key ({', '.join(self._key)}), of which one can be kept: "
-                "group by the key, or drop all but one"
-            ) from None
-        except errors.UniqueViolation as error:
-            way_out = (
-                "if it is of mode='merge', which the output had before, go back to that, or: "
-                f"ALTER TABLE {self._statements.target} DROP CONSTRAINT {error.diag.constraint_name}"
-                if self._mode == "append"
-                else "group by its columns, or drop it"
+        conflict = sql.SQL("")
+        if self._key:
+            # A replay of an older batch does not change rows of a newer one.
+            conflict = self._statements.sql(
+                " ON CONFLICT ({key}) DO UPDATE SET {changed} WHERE t.{batch_time} <= excluded.{batch_time}",
+                key=names_of(self._key),
+                # The key too: equal ones may differ, as 1.0 and 1.00, or in a collation that ignores case.
+                changed=sql.SQL(", ").join(
+                    sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in [*names, BATCH_TIME]
+                ),
             )
-            raise SinkError(
-                f"{attempt.name}: two rows of {self._statements.target} have what its constraint "
-                f"{error.diag.constraint_name} forbids ({error.diag.message_detail}): {way_out}"
-            ) from None
-        except errors.InvalidColumnReference:
-            raise SinkError(
-                f"{attempt.name}: the table {self._statements.target} has no unique constraint on its key "
-                f"({', '.join(self._key)}), which merging needs: ALTER TABLE {self._statements.target} ADD PRIMARY KEY "
-                f"({', '.join(self._key)})"
-            ) from None
 
-    def check_stored(self, cursor: Any, rows: int, attempt: OutputAttempt) -> None:  # noqa: ANN401
+        def insert(some: Sequence[Piece]) -> int:
+            statement = self._statements.sql(
+                "INSERT INTO {table} AS t ({names}, {batch_time}) "
+                "SELECT {names}, %(time)s FROM ({source}) AS staged{conflict}",
+                {"time": attempt.batch_time},
+                names=names_of(names),
+                source=self._source(columns, some),
+                conflict=conflict,
+            )
+            try:
+                cursor.execute(statement)
+            except errors.CardinalityViolation:
+                raise several from None
+            return int(cursor.rowcount)
+
+        def check_keys() -> None:
+            """Find two rows of a key, which several statements would not: the later one would replace the other."""
+            if self._key:
+                twice = "SELECT FROM ({source}) AS staged GROUP BY {key} HAVING count(*) > 1 LIMIT 1"
+                cursor.execute(
+                    self._statements.sql(twice, source=self._source(columns, pieces), key=names_of(self._key))
+                )
+                if cursor.rowcount:
+                    raise several
+
+        return Insertion(cursor, self._statements, columns, insert, refused).run(pieces, check_keys)
+
+    def check_stored(self, stored: int, rows: int, attempt: OutputAttempt) -> None:
         """Raise SinkError if the table did not take each row that was inserted: a trigger may leave rows out."""
-        if cursor.rowcount != rows:
+        if stored != rows:
             raise SinkError(
-                f"{attempt.name}: {self._statements.target} took {cursor.rowcount} of {rows} rows, so nothing was "
+                f"{attempt.name}: {self._statements.target} took {stored} of {rows} rows, so nothing was "
                 "committed: one of its triggers leaves rows out. Filter them in the output's function, or change the "
                 "trigger"
             )

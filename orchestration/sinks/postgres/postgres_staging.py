@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestration.declarations.sink import TargetUnavailableError
+from orchestration.sinks.postgres.postgres_insertion import is_of_a_row
 from orchestration.sinks.postgres.postgres_values import RepeatedKeyError, as_csv
 from orchestration.sinks.refused_rows import (
     KEEP_WAY_OUT,
@@ -122,8 +123,7 @@ class Staging:
     """Fill the staging tables of one attempt at an output; `comment` identifies the attempt on each table.
 
     `columns`: names and types. `required`: those that take no null. `compared`: those whose type may alter a text, each
-    of which is copied a second time as it was, so that a constraint compares them. `like`: the table whose constraints
-    the rows must meet too, with the names of its columns that the result has not.
+    of which is copied a second time as it was, so that a constraint compares them.
     """
 
     address: Address
@@ -133,7 +133,6 @@ class Staging:
     comment: str
     required: tuple[str, ...] = ()
     compared: tuple[str, ...] = ()
-    like: tuple[str, tuple[str, ...]] | None = None
     keeps_refused: bool = False
 
     @property
@@ -195,15 +194,13 @@ class Staging:
     def _fill(self, cursor: Any, statement: str, batch: pa.RecordBatch, refused: RefusedRows) -> None:  # noqa: ANN401
         """COPY rows; add those that the target refuses to the list. Raises RefusedRowsError if there are too many."""
         import psycopg2  # noqa: PLC0415
-        from psycopg2.errors import ProgramLimitExceeded  # noqa: PLC0415
 
         cursor.execute("SAVEPOINT piece")
         try:
             cursor.copy_expert(statement, as_csv(batch, self.compared))
-        except (
-            *(psycopg2.DataError, psycopg2.IntegrityError, ProgramLimitExceeded),
-            *(UnicodeDecodeError, RepeatedKeyError),
-        ) as error:
+        except (psycopg2.Error, UnicodeDecodeError, RepeatedKeyError) as error:
+            if isinstance(error, psycopg2.Error) and not is_of_a_row(error):
+                raise
             cursor.execute("ROLLBACK TO SAVEPOINT piece")
             if batch.num_rows > 1:
                 half = batch.num_rows // 2
@@ -239,10 +236,6 @@ class Staging:
         from psycopg2 import sql  # noqa: PLC0415
 
         columns = [sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_)) for name, type_ in self.columns]
-        left_out: tuple[str, ...] = ()
-        if self.like is not None:
-            target, left_out = self.like
-            columns = [sql.SQL("LIKE {} INCLUDING CONSTRAINTS").format(sql.Identifier(self.schema, target))]
         for copy, name in self._copies.items():
             # `concat` gives what readers get, and an explicit collation tells apart what a column's own may not.
             columns.append(
@@ -253,9 +246,6 @@ class Staging:
         with connection.cursor() as cursor:
             # UNLOGGED: a crash of the target empties the table, which the count before the merge detects.
             cursor.execute(sql.SQL("CREATE UNLOGGED TABLE {} ({})").format(table, sql.SQL(", ").join(columns)))
-            for name in left_out:
-                # Its constraints go with it.
-                cursor.execute(sql.SQL("ALTER TABLE {} DROP COLUMN {}").format(table, sql.Identifier(name)))
             for name in self.required:
                 # A table of others may have a key with nulls, none of which is the same as another.
                 required = sql.SQL("ALTER TABLE {} ALTER COLUMN {} SET NOT NULL")

@@ -64,6 +64,33 @@ def test_what_the_sink_would_not_write_rightly_is_refused_by_name(target: Target
     assert target.staging() == target.commits() == []
 
 
+@pytest.mark.parametrize(
+    ("statements", "named"),
+    [
+        ("ALTER TABLE counts ALTER word TYPE json USING NULL", "column word of public.counts is json, of which"),
+        ("CREATE UNIQUE INDEX ON counts (word) WHERE n > 0", r"no unique constraint on its key \(word\)"),
+        (
+            "ALTER TABLE counts ADD UNIQUE (word) DEFERRABLE",
+            r"no unique constraint on its key .*ADD PRIMARY KEY \(word\)",
+        ),
+        ("CREATE UNIQUE INDEX ON counts (word) INCLUDE (n)", None),
+    ],
+)
+def test_merge_names_what_its_key_lacks_before_a_row(target: Target, statements: str, named: str | None) -> None:
+    target.rows(f"{TABLE}; {statements}")
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", mode="merge", key="word")
+    found = access(sink.declaration()).misfits
+    if named is None:
+        assert found == []
+        for number in (1, 2):
+            sink.write(words(("a", 1)), attempt(number))
+        return
+    [misfit] = found
+    with pytest.raises(SinkError, match=named) as raised:
+        sink.write(words(("a", 1)), attempt())
+    assert misfit in str(raised.value)
+
+
 def test_merge_refuses_a_trigger_before_rows(target: Target) -> None:
     target.rows(TABLE + ";ALTER TABLE counts ADD PRIMARY KEY (word);" + _NOTHING)
     target.rows("CREATE TRIGGER out BEFORE UPDATE ON counts FOR EACH ROW EXECUTE FUNCTION nothing()")

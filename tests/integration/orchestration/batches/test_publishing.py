@@ -162,6 +162,16 @@ def test_a_replay_killed_after_it_is_published_is_only_noted(log: Log) -> None:
     assert len(log.directories()) == 1
 
 
+def test_what_a_sink_published_before_its_declaration_changed_is_published(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = log.run(0, "old")
+    log.killed(REPLAY, time, "new", COMMITTED)
+    monkeypatch.setattr(ParquetSink, "publishes", False)
+    assert publish_what_is_left(log.engine, log.pipeline, log.pipeline_id) == 1
+    assert (log.seen(), log.to_publish()) == (["0:new"], [])
+
+
 def test_the_schedule_requests_a_run_only_while_something_is_unpublished(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -648,8 +648,15 @@ def test_every_field_of_csv_is_read_as_it_was_written_or_not_at_all(session: Spa
         (
             "UTC",
             {},
-            ["2024-03-10T03:30:00 America/New_York"],
-            ["2024-03-10T02:30:00 America/New_York", "2024-01-01 01:01:01 X"],
+            ["2024-03-10T03:30:00 America/New_York", "2024-01-01 01:01:01 EST5EDT", "2024-01-01 01:01:01MST"],
+            [
+                "2024-03-10T02:30:00 America/New_York",
+                "2024-01-01 01:01:01 X",
+                # Names of several zones, of which Java takes one.
+                "2024-01-01 01:01:01 IST",
+                "2024-01-01T01:01:01CST",
+                "2024-01-01 01:01 BST",
+            ],
         ),
         ("Europe/Berlin", {"timestampFormat": "dd.MM.yyyy HH:mm"}, ["31.03.2024 03:30"], ["31.03.2024 02:30"]),
         (
@@ -684,6 +691,39 @@ def test_a_format_with_a_zone_by_name_is_refused(session: SparkSession) -> None:
     options = {"timestampFormat": "dd.MM.yyyy HH:mm 'z'", "timeZone": "UTC"}
     parsed = from_json_records(lines(session, '{"a": "01.02.2024 03:04 z"}'), "a TIMESTAMP", options=options)
     assert corrupt(parsed).count() == 0
+
+
+def test_what_spark_can_not_read_or_tell_apart_is_refused_with_the_column(session: SparkSession) -> None:
+    frame = lines(session, "{}")
+    for schema, said in {
+        "m MAP<INT, STRING>": "column m has a map with keys of the type int",
+        "s STRUCT<a: ARRAY<MAP<DATE, INT>>>": r"column s\.a has a map with keys of the type date",
+        "a INT, A STRING": "column A is there twice",
+        "s STRUCT<a: INT, b: ARRAY<STRUCT<x: INT, X: INT>>>": r"column s\.b\.X is there twice",
+        "a INT, _Corrupt STRING": "the column _corrupt is added",
+    }.items():
+        with pytest.raises(ParsingError, match=said):
+            from_json_records(frame, schema)
+    for schema in ("a ARRAY<INT>", "a MAP<STRING, INT>", "a STRUCT<b: INT>"):
+        with pytest.raises(ParsingError, match=r"column a is .*, which neither CSV nor a pattern has"):
+            from_csv_records(frame, schema)
+    with pytest.raises(ParsingError, match="timeZone: IST has several meanings"):
+        from_json_records(frame, "a TIMESTAMP", options={"timezone": "IST"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["json", "csv"])
+def test_records_of_many_columns_are_read(session: SparkSession, form: str) -> None:
+    """Check that no expression becomes so deep with the columns that it ends the stack of Java, nor too large."""
+    names = [f"c{number}" for number in range(700)]
+    good = dict(zip(names, range(700), strict=True))
+    texts = [
+        json.dumps(one) if form == "json" else ",".join(map(str, one.values())) for one in (good, {**good, "c9": "x"})
+    ]
+    read = from_csv_records if form == "csv" else from_json_records
+    found = read(lines(session, *texts), ", ".join(f"{name} INT" for name in names)).collect()
+    assert [tuple(row)[:-1] for row in found] == [tuple(range(700)), (None,) * 700]
+    assert [row["_corrupt"] for row in found] == [None, texts[1]]
 
 
 def test_json_of_other_forms_is_read_if_asked_for_and_to_its_end(session: SparkSession) -> None:

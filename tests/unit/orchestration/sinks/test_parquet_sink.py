@@ -139,6 +139,23 @@ def test_other_folders_beside_published_ones_are_refused(tmp_path: Path) -> None
             ParquetSink(sink.path, partition_by=other).check_target()
 
 
+def test_the_days_of_the_past_are_not_listed_for_each_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = ParquetSink(tmp_path / "counts")
+    sink.publish(attempt(sink, 1, [1]), batch_time=TIME)
+    listed: list[str] = []
+    glob = Path.glob
+
+    def seen(path: Path, pattern: str) -> Any:  # noqa: ANN401  as glob
+        listed.append(pattern)
+        return glob(path, pattern)
+
+    monkeypatch.setattr(Path, "glob", seen)
+    for hours, is_near in ((0, True), (1, True), (2, False)):
+        listed.clear()
+        sink._check_folders("x", TIME + timedelta(hours=hours))
+        assert ("date=*" in listed) == (not is_near)
+
+
 def test_publishing_removes_attempts_that_can_no_longer_be_committed(sink: ParquetSink) -> None:
     """Another process's copy of this attempt and older attempts go; a newer attempt stays: it may be in progress."""
     made = [attempt(sink, number, [number]) for number in (1, 2, 2, 3)]
