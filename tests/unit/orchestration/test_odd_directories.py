@@ -26,6 +26,6 @@ def test_others_are_taken(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("end", [":99999/x", ":0/x", "/x#y"])
 def test_an_address_that_is_none_is_refused(name: str, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, f"postgresql://me:hunter2@h{end}")
-    with pytest.raises(ValidationError, match="port is none|what follows '#'") as raised:
+    with pytest.raises(ValidationError, match=r"port is none|what follows '#'") as raised:
         Settings()
     assert "hunter2" not in str(raised.value)
