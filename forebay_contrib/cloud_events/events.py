@@ -28,11 +28,11 @@ from receiver_runtime.receivers.http.requests.pushed import (
     header_text,
     media_type,
 )
-from receiver_runtime.receivers.http.requests.text_bodies import json_in_utf8
+from receiver_runtime.receivers.http.requests.text_bodies import in_utf8, json_in_utf8, json_text
 from receiver_runtime.receivers.http.requests.web_hooks import FORBIDDEN
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from receiver_runtime.receivers.http.requests.pushed import Headers
 
@@ -89,7 +89,7 @@ def is_cloud_event(headers: Headers) -> bool:
 def parse_cloud_events(headers: Headers, body: bytes, *, most_bytes: int, limits: ParsingLimits = UNLIMITED) -> Pushed:
     """Return the events of a request for which ``is_cloud_event`` is true.
 
-    Of several events of a batch with the same key, only the first is returned.
+    An event that is twice in a batch is returned once. One with the key of another, and other content, is rejected.
 
     Args:
         headers: the request's headers.
@@ -103,17 +103,14 @@ def parse_cloud_events(headers: Headers, body: bytes, *, most_bytes: int, limits
     """
     content_type = header(headers, b"content-type")
     kind, charset = media_type(content_type)
-    rejected: list[RejectedRecord] = []
+    rejected: Sequence[RejectedRecord] = []
     if kind.startswith("application/cloudevents"):
         events, rejected = _from_json(kind, charset, body, most_bytes, limits)
     else:
         event = _binary(headers, content_type, body)
         _check_size(event, most_bytes)
         events = [event]
-    first: dict[str | None, PushedRecord] = {}
-    for event in events:
-        first.setdefault(event.key, event)
-    return Pushed(list(first.values()), rejected)
+    return Pushed(events, rejected)
 
 
 def _check_size(event: PushedRecord, most_bytes: int) -> None:
@@ -126,14 +123,16 @@ def _check_size(event: PushedRecord, most_bytes: int) -> None:
 
 def _from_json(
     kind: str, charset: str | None, body: bytes, most_bytes: int, limits: ParsingLimits
-) -> tuple[list[PushedRecord], list[RejectedRecord]]:
+) -> tuple[Sequence[PushedRecord], Sequence[RejectedRecord]]:
     if kind not in {STRUCTURED, BATCHED}:
         raise PushRefusedError(
             415, f"the format {kind} is not read here: send {STRUCTURED}, {BATCHED}, or the attributes as ce- headers"
         )
-    body = json_in_utf8(kind, charset, body)
     if kind == BATCHED:
-        return _batched(body, most_bytes, limits)
+        text = json_text(kind, charset, body)
+        events, rejected = _batched(text.body, most_bytes, limits)
+        return events, text.as_sent(rejected)
+    body = json_in_utf8(kind, charset, body)
     limits.check_json(body)
     event = _structured(body, "")
     _check_size(event, most_bytes)
@@ -195,26 +194,32 @@ def _batched(body: bytes, most_bytes: int, limits: ParsingLimits) -> tuple[list[
         elements, _ = array_elements(body, limits)
     except UnknownSpansError as error:
         raise PushRefusedError(400, f"the body is no JSON ({error}): correct it") from error
-    events: list[PushedRecord] = []
+    first: dict[str | None, PushedRecord] = {}
     rejected: list[RejectedRecord] = []
     for number, element in enumerate(elements):
         if not number % _CHECK_EVERY:
             limits.check()
+        where = f"event {number} of the batch: "
         try:
             limits.check_json(element)
-            event = _structured(element, f"event {number} of the batch: ")
+            event = _structured(element, where)
             _check_size(event, most_bytes)
-            events.append(event)
+            if first.setdefault(event.key, event) == event:
+                continue
+            why = (
+                f"{where}another event has its source and its id, {event.id!r:.100}, and other content: give it its own"
+            )
+            rejected.append(RejectedRecord(element, DeadLetterReason.REPEATED_KEY, why))
         except PushRefusedError as error:
             too_large = error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
             reason = DeadLetterReason.RECORD_TOO_LARGE if too_large else DeadLetterReason.UNPARSABLE
             rejected.append(RejectedRecord(element, reason, str(error)))
             if len(rejected) > MOST_REJECTED:
                 raise
-    if rejected and not events:
+    if rejected and not first:
         status = 413 if all(one.reason is DeadLetterReason.RECORD_TOO_LARGE for one in rejected) else 400
         raise PushRefusedError(status, f"body: none of {len(rejected)} is an event; {rejected[0].why}")
-    return events, rejected
+    return list(first.values()), rejected
 
 
 def _json_event(text: str, at: int, where: str) -> tuple[PushedRecord, int]:
@@ -248,7 +253,7 @@ def _json_event(text: str, at: int, where: str) -> tuple[PushedRecord, int]:
             ).encode()
         except UnicodeEncodeError as error:
             raise PushRefusedError(400, f"{where}data has half of a surrogate pair: send whole characters") from error
-        content_type = content_type or "application/json"
+        content_type = in_utf8(content_type) or "application/json"
     return _event(attributes, content_type, body, where), end
 
 

@@ -33,7 +33,7 @@ from forebay_contrib.mqtt.records import batch_of, keys_of, pieces
 from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
-from receiver_runtime.reporting.source_marks import Mark, SourceMarks
+from receiver_runtime.reporting.source_marks import SourceMarks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +56,8 @@ _PACKETS_A_TURN = 1000
 _MESSAGE_BYTES = 1000
 # How long to wait at the end until the broker has taken the last acknowledgements.
 _LEAVING_SECONDS = 1.0
+# A session has no numbers: its mark says that there was one.
+_HAS_SESSION = (0,)
 
 _NOT_STORED = "what came from the MQTT broker could not be stored"
 _SENDS_AGAIN = "the MQTT broker sent more than there was room for: it is asked to send that again"
@@ -311,7 +313,7 @@ class MqttReader:
             self._changed.wait_for(lambda: self._stopping or has_session())
             if not self._source.qos or not has_session():
                 return
-        self._marks.note(Mark())
+        self._marks.note(_HAS_SESSION)
 
     def _take(self) -> list[tuple[MQTTMessage, Held | None]]:
         """Return the messages of one block interval; none at the end."""

@@ -1,7 +1,7 @@
 """Find a durable consumer in JetStream, or create it, and remember how far it has got.
 
 This module owns the consumer's settings and what is known of it (``session``), also in the driver log: if the consumer
-is deleted, its successor begins where it was, and what the stream no longer has is reported. It must never request or
+is deleted, its successor begins where it was, and what will never be delivered is reported. It must never request or
 acknowledge a message.
 """
 
@@ -16,18 +16,19 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from forebay_contrib.nats.client import NatsError
-from receiver_runtime.reporting.source_marks import Mark, SourceMarks
+from forebay_contrib.nats.consumer_gaps import Reached, Seen, gaps
+from receiver_runtime.reporting.source_marks import SourceMarks
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
-    from nats.js.api import ConsumerInfo
+    from nats.js.api import ConsumerInfo, StreamInfo
 
     from forebay_contrib.nats.declaration import NatsJetStream
     from forebay_contrib.nats.session import KnownConsumer
     from receiver_runtime.supervisor.receiver import Receiver
 
 
-_NOTE_SECONDS = 10.0  # between two notes of the position: what comes twice after a loss is left out by its key
+_NOTE_SECONDS = 10.0  # between two looks at the stream, each of which is noted
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -40,28 +41,19 @@ class DurableConsumer:
         self._client = client
         self._known = known
         self._marks = SourceMarks(receiver.supervisor.block_path.positions, f"{source.durable} of {source.stream}")
-        self._note_at = 0.0
+        self._look_at = 0.0
+        self._looking = asyncio.Lock()
 
     async def open(self) -> None:
-        """Create the consumer if it is missing, check it, and report what the stream has lost. Raises NatsError."""
+        """Create the consumer if it is missing, check it, and report what it will not deliver. Raises NatsError."""
         source = self._source
         jetstream = self._client.jetstream(timeout=source.connect_timeout)
         about = await jetstream.stream_info(source.stream)
-        made = _microseconds(about.created)
         await self._recall()
-        known = self._known
-        read = known.acknowledged if known.made == made else 0
         try:
             consumer = await jetstream.consumer_info(source.stream, source.durable)
-            if known.made not in (None, made):
-                self._receiver.report_error(
-                    f"the stream {source.stream!r} was created again: what it had after message {known.acknowledged} "
-                    "and was not read is lost (a gap of unknown size)"
-                )
-            if consumer.delivered is not None:
-                read = max(read, consumer.delivered.stream_seq)
         except NotFoundError:
-            policy, first = self._where_to_begin(made)
+            policy, first = self._where_to_begin(_microseconds(about.created))
             consumer = await jetstream.add_consumer(
                 source.stream,
                 ConsumerConfig(
@@ -75,58 +67,101 @@ class DurableConsumer:
                     filter_subject=source.subject,
                 ),
             )
+            self._begin_again(about, consumer, first)
         _check(source, consumer.config)
-        self._note(made, consumer)
-        await self._remember(now=True)
-        state = about.state
-        if source.subject is None and 0 < read < state.first_seq - 1:
-            self._receiver.report_error(
-                f"{source.stream}: messages {read + 1} up to {state.first_seq - 1}, {state.first_seq - 1 - read} of "
-                "them, are gone from the stream and were never read: they are lost"
-            )
+        async with self._looking:
+            await self._compare(about, consumer)
 
     async def refresh(self) -> ConsumerInfo:
         """Note how far the consumer has got; raises where it is gone, or the server does not answer."""
         source = self._source
         jetstream = self._client.jetstream(timeout=source.connect_timeout)
-        found: ConsumerInfo = await jetstream.consumer_info(source.stream, source.durable)
-        self._note(self._known.made, found)
-        await self._remember(now=False)
+        if time.monotonic() < self._look_at:
+            found: ConsumerInfo = await jetstream.consumer_info(source.stream, source.durable)
+            return found
+        # In this order: what is removed because it was delivered meanwhile is no gap.
+        about = await jetstream.stream_info(source.stream)
+        found = await jetstream.consumer_info(source.stream, source.durable)
+        async with self._looking:
+            await self._compare(about, found)
         return found
 
-    async def _recall(self) -> None:
-        """Read from the driver log what an earlier process knew, on another thread."""
-        if self._known.made is None:
-            mark = await asyncio.get_running_loop().run_in_executor(None, self._marks.read)
-            if mark is not None:
-                self._known.made, self._known.acknowledged = mark
+    async def leave(self) -> None:
+        """Note how far the consumer has got, at the end; raises as ``refresh``."""
+        self._look_at = 0.0
+        await self.refresh()
 
-    async def _remember(self, *, now: bool) -> None:
-        if self._known.made is not None and (now or time.monotonic() >= self._note_at):
-            mark = Mark(self._known.made, self._known.acknowledged)
-            await asyncio.get_running_loop().run_in_executor(None, self._marks.note, mark)
-            self._note_at = time.monotonic() + _NOTE_SECONDS
+    async def _compare(self, about: StreamInfo, consumer: ConsumerInfo) -> None:
+        """Report what the consumer will not deliver, and note what it has reached."""
+        seen = _seen(self._source, about, consumer)
+        found, reached = gaps(self._known.reached, seen)
+        if found and self._known.reached is not None:
+            # Another receiver may have reported it, or made the consumer again, meanwhile.
+            mark = await self._read_mark()
+            if mark is not None and mark > self._known.reached:
+                found, reached = gaps(mark, seen)
+        for gap in found:
+            self._receiver.report_error(f"{self._source.durable!r} of {self._source.stream!r}: {gap}")
+        self._known.reached = reached
+        await asyncio.get_running_loop().run_in_executor(None, self._marks.note, reached)
+        self._look_at = time.monotonic() + _NOTE_SECONDS
+
+    async def _recall(self) -> None:
+        """Read from the driver log what an earlier process knew."""
+        if self._known.reached is None:
+            self._known.reached = await self._read_mark()
+
+    async def _read_mark(self) -> Reached | None:
+        mark = await asyncio.get_running_loop().run_in_executor(None, self._marks.read)
+        return None if mark is None else Reached(*mark)
 
     def _where_to_begin(self, made: int) -> tuple[DeliverPolicy, int | None]:
         """Return where a new consumer begins: as declared, or where the consumer that is gone had got to."""
-        source, known = self._source, self._known
-        if known.made is None:
+        source, known = self._source, self._known.reached
+        if known is None:
             return (DeliverPolicy.ALL if source.start == "earliest" else DeliverPolicy.NEW), None
-        is_same = made == known.made
-        begins = f"after message {known.acknowledged}"
-        if not is_same:
-            begins = "with the oldest message of the new stream (a gap of unknown size)"
+        is_same = made == known.stream
+        begins = f"after message {known.acknowledged}" if is_same else "with the oldest message of the new stream"
         self._receiver.report_error(
             f"the consumer {source.durable!r} of {source.stream!r} was gone; it is created again, and begins {begins}"
         )
         return (DeliverPolicy.BY_START_SEQUENCE, known.acknowledged + 1) if is_same else (DeliverPolicy.ALL, None)
 
-    def _note(self, made: int | None, consumer: ConsumerInfo) -> None:
-        places = [consumer.ack_floor, consumer.delivered if consumer.num_ack_pending == 0 else None]
-        through = max((place.stream_seq for place in places if place is not None), default=0)
-        # A consumer that has just begun in the middle of the stream may not report its position yet.
-        before = self._known.acknowledged if made == self._known.made else 0
-        self._known.made, self._known.acknowledged = made, max(through, before)
+    def _begin_again(self, about: StreamInfo, consumer: ConsumerInfo, first: int | None) -> None:
+        """Take the consumer that was just created for the one that was known, if it goes on where that was."""
+        known = self._known.reached
+        made = _microseconds(consumer.created)
+        if known is None and self._source.start == "latest":
+            # A consumer that begins in the middle of the stream may not say yet where it is.
+            place = max(about.state.last_seq, 0 if consumer.delivered is None else consumer.delivered.stream_seq)
+            self._known.reached = _seen(self._source, about, consumer).reached._replace(place=place, acknowledged=place)
+        elif known is not None:
+            place = known.place if first is None else first - 1
+            self._known.reached = known._replace(consumer=made, place=place, deliveries=0)
+
+
+def _seen(source: NatsJetStream, about: StreamInfo, consumer: ConsumerInfo) -> Seen:
+    state, delivered, floor = about.state, consumer.delivered, consumer.ack_floor
+    config = consumer.config
+    removed = state.last_seq - state.messages
+    keeps_newest = (about.config.max_msgs_per_subject or 0) > 0 or bool(about.config.allow_rollup_hdrs)
+    has_filter = bool(source.subject or config.filter_subject or config.filter_subjects)
+    return Seen(
+        stream=_microseconds(about.created),
+        first=state.first_seq,
+        last=state.last_seq,
+        removed=removed,
+        removed_within=max(0, removed - max(0, state.first_seq - 1)),
+        consumer=_microseconds(consumer.created),
+        place=0 if delivered is None else delivered.stream_seq,
+        deliveries=0 if delivered is None else delivered.consumer_seq,
+        waiting=consumer.num_pending or 0,
+        unacknowledged=consumer.num_ack_pending or 0,
+        acknowledged=0 if floor is None else floor.stream_seq,
+        begins_after=None if not config.opt_start_seq else config.opt_start_seq - 1,
+        is_filtered=has_filter,
+        keeps_newest=keeps_newest,
+    )
 
 
 def _microseconds(made: datetime | None) -> int:

@@ -123,6 +123,9 @@ class NatsReader:
             await self._loop.run_in_executor(None, self._settled.wait)
             await self._held.finish_acknowledging()
             await self._held.give_back(self._coming)
+            # If the server does not answer now, the next process compares with an earlier note.
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(self._consumer.leave(), _CLOSING_SECONDS)
             await self._client.flush(timeout=max(1, round(_CLOSING_SECONDS)))
         finally:
             for task in tasks:

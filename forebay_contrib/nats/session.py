@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forebay_contrib.nats.consumer_gaps import Reached
 
 
 @dataclass(slots=True)
 class KnownConsumer:
-    """Hold the last known state of the consumer, in case it is deleted. Outlives readers.
+    """Hold what the consumer had reached when it was last seen; None: the Forebay stream has not read it yet."""
 
-    ``made`` is when the stream was created, in microseconds since 1970; None: the Forebay stream has not read it yet.
-    All messages up to ``acknowledged`` were acknowledged. The driver log remembers both (``DurableConsumer``).
-    """
-
-    made: int | None = None
-    acknowledged: int = 0
+    reached: Reached | None = None

@@ -89,7 +89,7 @@ def parse_logs(
         except (*_WRONG, RecursionError):
             request, rejected = ExportLogsServiceRequest(), []
         # Where no log record is the fault, it is somewhere that is not known here.
-        if not request.resource_logs or not rejected:
+        if not rejected:
             why = "the JSON is nested too deeply" if isinstance(error, RecursionError) else error
             raise PushRefusedError(
                 400, f"{len(body)} bytes are no ExportLogsServiceRequest of the type {kind} ({why}): correct it"

@@ -40,6 +40,6 @@ def connect(source: RedisStreams) -> redis.Redis:
         **tls,
     )
     # Take answers as the server sends them: the library makes a dict of an entry, whose fields may repeat a name.
-    for command in ("XREADGROUP", "XAUTOCLAIM"):
+    for command in ("XREADGROUP", "XAUTOCLAIM", "XRANGE", "XREVRANGE"):
         client.set_response_callback(command, lambda response, **_: response)
     return client

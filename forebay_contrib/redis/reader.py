@@ -9,8 +9,8 @@ out.
 - *Entries of others* that were delivered long ago are taken over: their receiver is gone, or makes no progress.
 - *A lost connection* is a restart, with the supervisor's pauses.
 - *At a stop* nothing more is read. What was read is handed over, and acknowledged when it is registered.
-- *Trimmed entries*, unread or delivered and not stored, are reported, with their number if Redis knows it. A group that
-  the driver log knows and Redis no longer has is reported too: it is created again, before what is left.
+- *Entries that the group will never read* are reported, with their number if it can be known: trimmed ones, and those
+  past which someone moved the group (``consumer_groups``).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import redis
 import structlog
 
 from forebay_contrib.redis.client import connect
+from forebay_contrib.redis.consumer_groups import ConsumerGroups, group_of, time_of
 from forebay_contrib.redis.records import StreamEntry, batch_of, keys_of, sorted_out
-from forebay_contrib.redis.trimmed_entries import TrimmedEntries, group_of, time_of
 from receiver_runtime.receivers.keyed_hand_over import HandOverClosedError, KeyedHandOver
-from receiver_runtime.reporting.source_marks import Mark, SourceMarks
 from tracker_store.receivers.source_lag import Unread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from concurrent.futures import Future
+
+    import redis
 
     from forebay_contrib.redis.declaration import RedisStreams
     from receiver_runtime.receivers.keyed_blocks import HandedOver
@@ -76,7 +76,7 @@ class RedisReader:
         self._bytes_each = 1000.0
         self._at_once = _LEAST_ENTRIES
         self._claim_at = time.monotonic() + source.claim_after / 2
-        self._trimmed = TrimmedEntries(receiver, source)
+        self._groups = ConsumerGroups(receiver, source, self._consumer, self._held)
 
     def start(self) -> None:
         """Begin to read; return at once."""
@@ -98,12 +98,12 @@ class RedisReader:
             self._receiver.restart("the Redis client could not be made", error)
             return
         try:
-            self._make_groups()
+            self._groups.open(self._client)
             self._receiver.report_connected(self._source.address)
             self._read_own()
             while not self._stopping.is_set():
                 self._acknowledge()
-                self._trimmed.check(self._client)
+                self._groups.look(self._client)
                 self._take_over()
                 self._read_new()
                 self._receiver.report_unread(self._find_unread)
@@ -120,28 +120,10 @@ class RedisReader:
         self._settled.wait()
         try:
             self._acknowledge()
+            self._groups.look(self._client, now=True)
         except Exception as error:  # noqa: BLE001  they are delivered again, and left out by their keys
             _log.info("the last entries could not be acknowledged", error=str(error))
         self._client.close()
-
-    def _make_groups(self) -> None:
-        for stream in self._source.streams:
-            # The driver log remembers a group that existed: if it is missing, it was deleted, alone or with its stream.
-            marks = SourceMarks(self._supervisor.block_path.positions, f"{self._source.group} of {stream}")
-            is_known = marks.read() is not None
-            latest = self._source.start == "latest" and not is_known
-            try:
-                self._client.xgroup_create(stream, self._source.group, "$" if latest else "0", mkstream=True)
-            except redis.ResponseError as error:
-                if not str(error).startswith("BUSYGROUP"):
-                    raise
-            else:
-                if is_known:
-                    self._receiver.report_error(
-                        f"the group {self._source.group!r} of {stream!r} was gone, with what it had not read (a gap of "
-                        "unknown size); it is created again, and begins with the oldest entry there"
-                    )
-            marks.note(Mark())
 
     def _find_unread(self) -> dict[Place, Unread]:
         """Return what the group has not read or not acknowledged, where Redis knows it."""
@@ -151,7 +133,7 @@ class RedisReader:
             # Before Redis 7, and after some deletions, it does not know how many entries are not read.
             if about is not None and about.get("lag") is not None:
                 found[stream, self._source.group] = Unread(
-                    about["lag"] + about["pending"],
+                    max(0, about["lag"] - self._groups.dropped(stream)) + about["pending"],
                     "messages",
                     oldest_at=time_of(about["last-delivered-id"]),
                     # Nil until the group has read an entry.
@@ -181,6 +163,7 @@ class RedisReader:
             return
         most = self._supervisor.block_path.piece(min(room, self._most_at_once()), 0)
         for stream, entries in self._read(dict.fromkeys(self._source.streams, b">"), most).items():
+            self._groups.note_given(self._client, stream, entries[0][0], entries[-1][0])
             self._take(stream, entries)
 
     def _most_at_once(self) -> int:
@@ -216,7 +199,7 @@ class RedisReader:
                 )
                 gone = self._not_held(stream, trimmed[0] if trimmed else [])
                 if gone:
-                    self._trimmed.report_gone(stream, gone)
+                    self._groups.report_gone(stream, gone)
                 self._take(stream, entries)
                 self._acknowledge()
                 start = next_start if next_start != b"0-0" else None
@@ -225,7 +208,7 @@ class RedisReader:
         """Hand over the entries that are not in flight already."""
         gone = [entry_id for entry_id, fields in found if fields is None]
         if gone:
-            self._trimmed.report_gone(stream, gone)
+            self._groups.report_gone(stream, gone)
             self._client.xack(stream, self._source.group, *gone)
         came = [StreamEntry(stream, entry_id, fields) for entry_id, fields in found if fields is not None]
         entries = [entry for entry in came if entry.key not in self._held]

@@ -89,9 +89,3 @@ def sorted_out(entries: Sequence[StreamEntry]) -> tuple[list[StreamEntry], list[
         else:
             good.append(entry)
     return good, letters
-
-
-def id_parts(entry_id: bytes) -> tuple[int, int]:
-    """Return an id as numbers, which can be compared."""
-    milliseconds, _, number = entry_id.partition(b"-")
-    return int(milliseconds), int(number or 0)

@@ -93,6 +93,8 @@ _MNEMONIC = r"(?P<tag>[%#][A-Za-z0-9_]+(?:-[A-Za-z0-9_/]+)*-{1,2}[0-7]-[A-Za-z0-
 _LEAD = r"(?P<lead>(?:\d{1,10}: ){0,2}(?:: ?)?)"
 _NODE = rf"(?P<node>(?:(?:{_HOST} )?[A-Za-z0-9]+(?:/[A-Za-z0-9]+){{2,4}}:)?)"
 _MONTH = "|".join(MONTHS)
+#: Digits of a fraction that a time in microseconds does not have.
+FINER = r"\d{6}0*[1-9]"
 _ISO = (
     r"(?P<iso>\d{4}[-:]\d\d[-:]\d\d[T-]\d\d:\d\d:\d\d)(?:[.,](?P<iso_fraction>\d{1,9}))?"
     rf"(?P<iso_zone>(?:Z|{_OFFSET})?)"
@@ -171,8 +173,8 @@ class DeviceHeaders:
 
     ``unknown``: there is a time, and no header that is known; all other fields are as if there were none.
     ``time`` is a local time, in microseconds; ``offset`` its zone, in minutes east of Greenwich, or ``NO_ZONE``.
-    ``has_time``: there is one, and it exists. ``wants_time``: there is one that may not exist. ``message_at``: where
-    the message begins.
+    ``has_time``: there is one, and it exists. ``wants_time``: there is one that may not exist. ``is_finer``: it has
+    more digits than microseconds. ``message_at``: where the message begins.
     """
 
     unknown: npt.NDArray[np.bool_]
@@ -180,6 +182,7 @@ class DeviceHeaders:
     offset: _Places
     has_time: npt.NDArray[np.bool_]
     wants_time: npt.NDArray[np.bool_]
+    is_finer: npt.NDArray[np.bool_]
     host_at: _Places
     host_end: _Places
     app_at: _Places
@@ -201,8 +204,7 @@ def read_device_headers(texts: pa.Array, years: _Places) -> DeviceHeaders:
         np.zeros(size, dtype=bool),
         np.zeros(size, dtype="datetime64[us]"),
         np.full(size, NO_ZONE),
-        np.zeros(size, dtype=bool),
-        np.zeros(size, dtype=bool),
+        *(np.zeros(size, dtype=bool) for _ in range(3)),
         *(np.zeros(size, dtype=np.int64) for _ in range(7)),
     )
     rest = np.arange(size)
@@ -275,6 +277,8 @@ def _put(read: DeviceHeaders, rows: _Places, matches: _Matches, years: _Places) 
     read.message_at[rows] = matches.places("behind_tag")[1] * known
     time, offset, exists, wanted = _times(matches, years)
     read.time[rows], read.offset[rows] = time, offset
+    fraction = pc.binary_join_element_wise(matches.text("fraction"), matches.text("iso_fraction"), "")
+    read.is_finer[rows] = known & np.asarray(pc.match_substring_regex(fraction, FINER))
     read.wants_time[rows] = wanted & known
     read.has_time[rows] = wanted & exists & known & (offset != _UNKNOWN_ZONE)
 
@@ -347,6 +351,9 @@ def _offset(zone: str) -> int:
         return NO_ZONE
     if zone[0] in "+-":
         digits = zone[1:].replace(":", "")
-        minutes = int(digits[:2]) * 60 + int(digits[2:] or 0)
+        hours, minutes = int(digits[:2]), int(digits[2:] or 0)
+        if hours >= 24 or minutes >= 60:  # noqa: PLR2004  of a clock
+            return _UNKNOWN_ZONE
+        minutes += 60 * hours
         return -minutes if zone[0] == "-" else minutes
     return _ZONES.get(zone, _UNKNOWN_ZONE)

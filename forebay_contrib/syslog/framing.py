@@ -268,7 +268,7 @@ class SyslogSplitter:
         self._frame: int | None = 0
         #: How many more bytes of a message that is too large to skip; -1: all up to its end.
         self._passing = 0
-        #: The beginning of a line that is too large, and how long it is so far.
+        #: The beginning of a message that is too large, and how long it is, or so far.
         self._large = b""
         self._large_bytes = 0
         self._last = b""
@@ -300,7 +300,7 @@ class SyslogSplitter:
         starts, ends = self._without_large(data, starts, ends, taken)
         if starts.size:
             taken.piece = Piece(data[:rest], ends.astype(np.int32), starts=starts.astype(np.int32))
-        self._look_at_held(taken)
+        self._look_at_held()
         return taken
 
     def finish(self, *, clean: bool) -> Taken:
@@ -317,8 +317,8 @@ class SyslogSplitter:
         starts, ends = self._without_large(held, starts, ends, taken)
         if starts.size:
             taken.piece = Piece(held, ends.astype(np.int32), starts=starts.astype(np.int32))
-        if self._passing < 0:
-            taken.before.append(self._end_large_line())
+        if self._passing:
+            taken.before.append(self._end_large())
         self._held.clear()
         self._frame, self._passing, self._counted, self._ended_by, self._nul_ends = 0, 0, False, -1, False
         return taken
@@ -330,6 +330,7 @@ class SyslogSplitter:
             if self._large[0] == _LESS:
                 find = _ENDS_MESSAGE if self._nul_ends else _ENDS_LINE
             found = _first(find, self._last, memoryview(buffer)[:count])
+            self._keep_of_large(buffer, count if found is None else max(0, found))
             if found is None:
                 self._large_bytes += count
                 self._last = (self._last + buffer[max(0, count - _OVERLAP) : count])[-_OVERLAP:]
@@ -338,12 +339,20 @@ class SyslogSplitter:
             self._large_bytes += found
             end = (self._last + buffer[:count])[len(self._last) + found :]
             self._passing, self._ended_by = 0, end[0]
-            taken.before.append(self._end_large_line())
+            taken.before.append(self._end_large())
             self._held += end[1 : len(end) - count] if found < -1 else b""
             return max(0, found + 1)
         passed = min(self._passing, count)
-        self._passing -= passed
+        if passed:
+            self._keep_of_large(buffer, passed)
+            self._passing -= passed
+            if not self._passing:
+                taken.before.append(self._end_large())
         return passed
+
+    def _keep_of_large(self, buffer: bytearray, count: int) -> None:
+        """Keep the beginning of a message that is too large, however small the largest one may be."""
+        self._large += buffer[: max(0, min(count, LETTER_BYTES - len(self._large)))]
 
     def _goes_on(self, buffer: bytearray, start: int, count: int) -> bool:
         """Return whether all new bytes belong to the frame that is held, and do not end it."""
@@ -361,15 +370,15 @@ class SyslogSplitter:
             find = _ENDS_MESSAGE
         return _first(find, bytes(self._held[-_OVERLAP:]), view) is None
 
-    def _look_at_held(self, taken: Taken) -> None:
-        """Note the kind of the frame that is held. Of a message that is too large, put aside what has come."""
+    def _look_at_held(self) -> None:
+        """Note the kind of the frame that is held. A message that is too large is put aside at its end."""
         kind = self._kind(self._held, 0) if self._held else _FramingKind.UNKNOWN
         if isinstance(kind, tuple):
             prefix, size = kind
             self._frame = prefix + size
             if size > self._max:
                 self._passing = self._frame - len(self._held)
-                taken.after.append(too_large(self._held[prefix:], size))
+                self._large, self._large_bytes = bytes(self._held[prefix:][:LETTER_BYTES]), size
                 self._held.clear()
                 self._frame, self._counted, self._ended_by = 0, True, -1
         elif kind is _FramingKind.LINE:
@@ -387,7 +396,7 @@ class SyslogSplitter:
             self._held.clear()
             self._frame, self._passing, self._counted = 0, -1, False
 
-    def _end_large_line(self) -> DeadLetter:
+    def _end_large(self) -> DeadLetter:
         letter = too_large(self._large, self._large_bytes)
         self._large = b""
         return letter

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay_contrib.syslog.device_headers import MONTHS, NO_ZONE, read_device_headers
+from forebay_contrib.syslog.device_headers import FINER, MONTHS, NO_ZONE, read_device_headers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,9 +34,10 @@ _SHORT_NAME, _SHORT_CAPITALS = 4, 7  # bytes: words up to these lengths may be p
 _BSD_SEPARATORS = ((3, _SPACE), (6, _SPACE), (9, _COLON), (12, _COLON))
 _ISO = (
     r"^\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])T(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d"
-    r"(?:\.\d{1,6})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)$"
+    r"(?:\.\d{1,9})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)$"
 )
-_STRUCTURED_DATA = r'^(?P<sd>(?:\[[^\]"]*(?:"(?:[^"\\]|\\(?s:.))*"[^\]"]*)*\])+)'
+# Names, each with its value behind it; more spaces than one are taken, because nothing of them is lost.
+_STRUCTURED_DATA = r'^(?P<sd>(?:\[[^\s=\]"]+(?: +[^\s=\]"]+="(?:[^"\\]|\\(?s:.))*")* *\])+)'
 _UTC_MICROSECONDS = pa.timestamp("us", tz="UTC")
 
 
@@ -53,8 +54,8 @@ _NOT_IN_TAG = _others(_LETTERS + b"0123456789._-/()")
 
 #: The values of ``parse_error``, by code. Where a message has several errors, the first of them is given.
 NOT_UTF8, NO_PRIORITY, NO_HEADER, NO_TIME = "not UTF-8", "no priority", "no RFC 5424 header", "no such time"
-UNKNOWN_HEADER = "unknown header"
-_ERRORS = (NOT_UTF8, NO_PRIORITY, NO_HEADER, NO_TIME, UNKNOWN_HEADER)
+UNKNOWN_HEADER, FINER_TIME = "unknown header", "a time finer than microseconds"
+_ERRORS = (NOT_UTF8, NO_PRIORITY, NO_HEADER, NO_TIME, UNKNOWN_HEADER, FINER_TIME)
 
 
 def parse(data: bytes, starts: Places, ends: Places, *, received_at: int, timezone: str) -> dict[str, Any]:
@@ -89,9 +90,11 @@ def parse(data: bytes, starts: Places, ends: Places, *, received_at: int, timezo
         (header.time.there & ~is_nil) | old.iso.there,
     )
     local = _in_zone(old.time, old.has_time & (old.offset == NO_ZONE), timezone)
-    timestamp = pc.coalesce(_parse_iso(made.strings(iso)), _at_offset(old.time, old.offset, old.has_time), local)
+    iso_texts = made.strings(iso)
+    timestamp = pc.coalesce(_parse_iso(iso_texts), _at_offset(old.time, old.offset, old.has_time), local)
+    is_finer = old.is_finer | np.asarray(pc.fill_null(pc.match_substring_regex(iso_texts, rf"\.{FINER}"), False))  # noqa: FBT003
     bad_time = (iso.there | old.wants_time) & ~np.asarray(timestamp.is_valid())
-    errors = [is_broken, ~has_priority, is_new & ~header.is_whole, bad_time, old.is_unknown]
+    errors = [is_broken, ~has_priority, is_new & ~header.is_whole, bad_time, old.is_unknown, is_finer]
     value = pa.array(priority.astype(np.int32), mask=~has_priority)
     return {
         "received_at": pa.array(np.full(starts.size, received_at), pa.int64()).cast(_UTC_MICROSECONDS),
@@ -151,6 +154,8 @@ class _OldHeader:
     wants_time: _Mask
     #: Whether there is a time, and what stands around it is not known: then nothing is read, not even the time.
     is_unknown: _Mask
+    #: Whether a time has more digits than microseconds.
+    is_finer: _Mask
     host: _Field
     app: _Field
     process: _Field
@@ -269,6 +274,7 @@ class _Messages:
             has_time=has_time & plain,
             wants_time=wants_time & plain,
             is_unknown=np.zeros(body.size, dtype=bool),
+            is_finer=np.zeros(body.size, dtype=bool),
             host=_Field(at, host_end, plain & has_host),
             app=_Field(tag_at, tag_end, plain.copy()),
             process=_Field(tag_end + 1, process_end, plain & has_process),
@@ -284,7 +290,7 @@ class _Messages:
         read = read_device_headers(_spans(self._text, base, self._ends[rows]), _years_of(received_at))
         header.time[rows], header.offset[rows] = read.time, read.offset
         header.has_time[rows], header.wants_time[rows] = read.has_time, read.wants_time
-        header.is_unknown[rows] = read.unknown
+        header.is_unknown[rows], header.is_finer[rows] = read.unknown, read.is_finer
         for field, begin, end in (
             (header.host, read.host_at, read.host_end),
             (header.app, read.app_at, read.app_end),
@@ -360,6 +366,7 @@ def _parse_iso(texts: pa.Array) -> pa.Array:
     """Return RFC 3339 texts as times; null for other texts."""
     likely = pc.fill_null(pc.match_substring_regex(texts, _ISO), False)  # noqa: FBT003  Arrow's own
     texts = pc.if_else(likely, texts, None)
+    texts = pc.replace_substring_regex(texts, r"(\.\d{6})\d+", r"\1")
     try:
         return texts.cast(_UTC_MICROSECONDS)
     except pa.ArrowInvalid:

@@ -51,7 +51,12 @@ def _references(value: object) -> object:
 
 
 def _address(value: object) -> object:
-    return SecretUrl(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    address = SecretUrl(value)
+    if (why := address.fault) is not None:
+        raise ValueError(why)
+    return address
 
 
 def _roots(value: object) -> object:

@@ -16,6 +16,7 @@ _SECRET_OPTION = re.compile(
     r"pass(?!file)|pwd|secret|token|credential|(access|account|private|api)[-_]?key|^sig|session", re.IGNORECASE
 )
 _PORT = re.compile(r"\d{0,5}")
+_MOST_PORT = 65_535
 # Schemes in which the user is an access key, and so a secret too.
 _ACCESS_KEYS = ("s3", "gs", "gcs")
 # A bucket has no port: a colon before the path belongs to a login.
@@ -66,6 +67,16 @@ class SecretUrl:
         """Return whether its login has a character that ends a login (``/``, ``?``, ``#``): write it as ``%2F``."""
         login = self._parts()[2]
         return any(character in login for character in "/?#")
+
+    @property
+    def fault(self) -> str | None:
+        """Return why a server's address is none, and what to write; None if nothing speaks against it."""
+        _, separator, login, host, _, _ = self._parts()
+        if "#" in self._text.partition(separator or "://")[2][len(login) :]:
+            return "what follows '#' is no part of an address: leave it out, or write %23 for a '#' in a name"
+        if any(port and _is_port(port) and int(port) not in range(1, _MOST_PORT + 1) for _, _, port in _hosts(host)):
+            return f"its port is none: give one from 1 to {_MOST_PORT}"
+        return None
 
     def scrub(self, text: str) -> str:
         """Return a text, such as a library's error, with ``***`` in the place of every secret of this URL."""

@@ -2,12 +2,13 @@
 
 A queue's or a group's state is the source's own. If that is deleted, expires or begins again while no receiver runs,
 the receiver that starts next can't tell by the source alone. A mark says that it was there, and how far it was read. It
-is kept as the origin of a partition whose name has its numbers. This module must never decide what is read.
+is kept as the origin of a partition whose name has its numbers; each kind says what they mean. This module must never
+decide what is read.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,18 +29,6 @@ class Positions(Protocol):
         """Remove positions."""
 
 
-class Mark(NamedTuple):
-    """Say which source was read, and how far.
-
-    Args:
-        identity: a number that another source of the same name does not have; 0 where there is none.
-        through: everything up to this number was read; 0 where it has no numbers.
-    """
-
-    identity: int = 0
-    through: int = 0
-
-
 class SourceMarks:
     """Hold the mark of one source of a stream, which all its receivers share. One thread at a time uses it.
 
@@ -52,12 +41,12 @@ class SourceMarks:
         self._source = f"mark of {source}"
         self._names: set[str] = set()
 
-    def read(self) -> Mark | None:
-        """Return the mark; None: the stream has not read this source before."""
+    def read(self) -> tuple[int, ...] | None:
+        """Return the furthest mark, by its first number, then the next; None: the stream has not read this source."""
         self._names = set(self._positions.all_of(self._source))
-        return max((Mark(*map(int, name.split("/"))) for name in self._names), default=None)
+        return max((tuple(map(int, name.split("/"))) for name in self._names), default=None)
 
-    def note(self, mark: Mark) -> None:
+    def note(self, mark: Sequence[int]) -> None:
         """Replace the mark, if it is another one. The new one is there before the old one is gone."""
         name = "/".join(map(str, mark))
         if self._names == {name}:

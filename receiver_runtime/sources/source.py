@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
@@ -63,6 +63,12 @@ class SourceError(ValueError):
 UNKNOWN_FIELD = "unknown_field"
 
 
+def _holds_nul(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_holds_nul, (*value, *value.values())))
+    return "\0" in value if isinstance(value, str) else isinstance(value, tuple) and any(map(_holds_nul, value))
+
+
 class Source(BaseModel):
     """One kind of source. A subclass sets ``kind`` to a ``Literal`` of its own, with that value as its default."""
 
@@ -86,7 +92,17 @@ class Source(BaseModel):
         #: A kind with several guarantees has a field of this name instead; its type lists them (``guarantees``).
         guarantee: ClassVar[Guarantee]
 
+    #: The fields that may hold a NUL, which no name, path or address has where it is used.
+    may_hold_nul: ClassVar[frozenset[str]] = frozenset({"delimiter"})
+
     kind: str
+
+    @model_validator(mode="after")
+    def _check_nul(self) -> Self:
+        for name in type(self).model_fields:
+            if name not in self.may_hold_nul and _holds_nul(getattr(self, name)):
+                raise ValueError(f"{name}: it holds a NUL, which is in no name: leave it out")
+        return self
 
     @model_validator(mode="before")
     @classmethod

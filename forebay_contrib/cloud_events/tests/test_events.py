@@ -165,6 +165,7 @@ def test_invalid_structured_events_are_refused(body: bytes, words: str) -> None:
 
 
 def test_a_batch_becomes_its_events_in_order_with_each_key_once() -> None:
+    """An event that is twice in a batch is one event, as CloudEvents says."""
     batch = [{**EVENT, "id": str(number), "data": number} for number in (3, 1, 3, 2)]
     records = structured(batch, kind=f"{BATCHED}; charset=UTF-8")
     assert [(record.body, record.key) for record in records] == [
@@ -196,6 +197,44 @@ def test_an_odd_event_of_a_batch_refuses_no_other_and_is_kept_as_it_came() -> No
     assert [one.data for one in found.rejected] == odd
     reasons = {one.reason for one in found.rejected}
     assert reasons == {DeadLetterReason.UNPARSABLE, DeadLetterReason.RECORD_TOO_LARGE}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"data": "b"}, {"data": None}, {"type": "t2"}, {"subject": "s"}, {"datacontenttype": "text/plain"}, {"ext": 1}],
+)
+def test_two_events_with_one_key_and_other_content_are_both_kept(other: dict[str, object]) -> None:
+    first = {**EVENT, "data": "a"}
+    second = {**first, **other}
+    batch = [first, second, {**first, "source": "/other"}, first, second]
+    found = parsed([(b"content-type", BATCHED.encode())], json.dumps(batch).encode())
+    assert [record.key for record in found.records] == [f"/shop\n{EVENT['id']}", f"/other\n{EVENT['id']}"]
+    assert [one.data for one in found.rejected] == [json.dumps(second).encode()] * 2
+    assert {one.reason for one in found.rejected} == {DeadLetterReason.REPEATED_KEY}
+    assert "event 1 of the batch: another event has its source and its id" in found.rejected[0].why
+
+
+def test_an_event_that_is_none_of_its_charset_refuses_no_other() -> None:
+    good, odd = (json.dumps({**EVENT, "id": name}).encode("utf-16-le") for name in ("good", "odd!"))
+    odd = odd.replace("!".encode("utf-16-le"), b"\x00\xd8")
+    comma, begin, end = (one.encode("utf-16-le") for one in ",[]")
+    kind = f"{BATCHED}; charset=utf-16le".encode()
+    found = parsed([(b"content-type", kind)], begin + odd + comma + good + end)
+    assert [record.id for record in found.records] == ["good"]
+    assert [one.data for one in found.rejected] == [odd]
+
+
+def test_the_type_of_data_that_were_decoded_speaks_of_what_is_stored() -> None:
+    for declared, stored in (
+        ("text/xml; charset=iso-8859-1", "text/xml; charset=utf-8"),
+        ('application/json; charset="utf-16"; v=1', "application/json; charset=utf-8; v=1"),
+        ("text/xml; charset=UTF-8", "text/xml; charset=UTF-8"),
+        ("text/xml", "text/xml"),
+    ):
+        [event] = structured({**EVENT, "datacontenttype": declared, "data": "<ü/>"})
+        assert event.content_type == stored
+    [event] = structured({**EVENT, "datacontenttype": "text/xml; charset=iso-8859-1", "data_base64": "/A=="})
+    assert (event.body, event.content_type) == ("ü".encode("latin-1"), "text/xml; charset=iso-8859-1")
 
 
 def test_null_is_absent_where_another_member_may_be_in_its_place() -> None:

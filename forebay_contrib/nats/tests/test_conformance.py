@@ -279,7 +279,7 @@ def test_a_consumer_that_is_gone_at_the_next_start_goes_on_and_says_what_is_miss
     eventually(lambda: rig.said("connected to"), "the consumer")
     stream.send(10)
     eventually(lambda: rig.registered() == 10 and stream.waiting() == 0, "10 messages")
-    eventually(lambda: rig.execute(f"{MARKS} AND partition LIKE '%%/10'"), "the mark")
+    eventually(lambda: rig.execute(f"{MARKS} AND partition LIKE '%%/10/0/%%'"), "the mark")
     process.kill()
     stream.ask(lambda: stream.jetstream.delete_consumer(stream.name, stream.source().durable))
     stream.send(10)
@@ -296,6 +296,101 @@ def test_a_consumer_that_is_gone_at_the_next_start_goes_on_and_says_what_is_miss
     eventually(lambda: rig.registered() == 19, "all of the new stream")
     stop(process)
     assert len(rig.execute(MARKS)) == 1
+
+
+def _purge(stream: NatsStream) -> None:
+    stream.ask(lambda: stream.jetstream.purge_stream(stream.name, keep=4))
+
+
+def _delete_some(stream: NatsStream) -> None:
+    async def delete() -> None:
+        for sequence in (3, 23, 24, 27):
+            await stream.jetstream.delete_msg(stream.name, sequence)
+
+    stream.ask(delete)
+
+
+def _limit(stream: NatsStream) -> None:
+    subjects = [f"{stream.name}.>"]
+    stream.ask(lambda: stream.jetstream.update_stream(name=stream.name, subjects=subjects, max_msgs=4))
+
+
+def _make_consumer_again(stream: NatsStream, **settings: object) -> None:
+    stream.ask(lambda: stream.jetstream.delete_consumer(stream.name, stream.source().durable))
+    create_consumer(stream, **settings)
+
+
+def _make_stream_again(stream: NatsStream) -> None:
+    """Make another stream, and a consumer that begins behind what is there."""
+    stream.ask(lambda: stream.jetstream.delete_stream(stream.name))
+    stream.ask(lambda: stream.jetstream.add_stream(name=stream.name, subjects=[f"{stream.name}.>"]))
+    stream.send(3)
+    create_consumer(stream, deliver_policy="new")
+
+
+# What someone does while no receiver runs, after 20 messages that were read and before 10 that were not; what is said
+# of it; and how many of all messages come.
+GAPS = [
+    (_purge, ["messages 21 up to 26, 6 of them", "a gap of 6 messages"], 24),
+    (_delete_some, ["a gap of 3 messages"], 27),
+    (_limit, ["messages 21 up to 26, 6 of them"], 24),
+    (lambda stream: _make_consumer_again(stream, deliver_policy="new"), ["a gap of up to 10 messages"], 20),
+    (lambda stream: _make_consumer_again(stream, deliver_policy="last"), ["a gap of up to 9 messages"], 21),
+    (
+        lambda stream: _make_consumer_again(stream, deliver_policy="by_start_sequence", opt_start_seq=24),
+        ["a gap of up to 3 messages"],
+        27,
+    ),
+    (_make_consumer_again, [], 30),
+    (_make_stream_again, ["the stream was created again", "a gap of up to 3 messages"], 20),
+    (lambda _: None, [], 30),
+]
+
+
+@pytest.mark.parametrize(("change", "said", "come"), GAPS)
+def test_what_a_consumer_will_never_deliver_is_reported_and_nothing_else(
+    stream: NatsStream,
+    make_rig: Callable[..., SourceRig],
+    change: Callable[[NatsStream], object],
+    said: list[str],
+    come: int,
+) -> None:
+    rig = make_rig(stream.source(), receivers=2)
+    process = rig.start()
+    eventually(lambda: rig.said("connected to"), "the consumer")
+    stream.send(20)
+    eventually(lambda: rig.registered() == 20 and stream.waiting() == 0, "what is read")
+    stop(process)
+    stream.send(10)
+    change(stream)
+    process, other = rig.start(), rig.start(1)
+    eventually(lambda: rig.registered() == come, "what is left")
+    stream.send(1)
+    eventually(lambda: rig.registered() == come + 1, "what comes then")
+    # At a stop it is compared too.
+    stop(process)
+    stop(other)
+    assert all(rig.said(one) for one in said)
+    assert rig.said("a gap of") is bool(said)
+
+
+def test_what_is_purged_while_a_receiver_cannot_keep_up_is_counted(
+    stream: NatsStream, make_rig: Callable[..., SourceRig], database_url: str
+) -> None:
+    rig = make_rig(stream.source(in_flight=10))
+    with proxied(database_url) as (proxy, url):
+        process = rig.start(database_url=url)
+        stream.send(20)
+        eventually(lambda: rig.registered() == 20 and stream.waiting() == 0, "the first ones")
+        proxy.away = True
+        proxy.cut()
+        stream.send(30)
+        eventually(lambda: stream.waiting() == 10, "those that can't be registered")
+        stream.ask(lambda: stream.jetstream.purge_stream(stream.name, keep=5))
+        proxy.away = False
+        eventually(lambda: rig.registered() == 35, "what is there yet")
+        stop(process)
+    assert rig.said("15 of them, were removed")
 
 
 def test_a_password_by_reference(

@@ -51,12 +51,13 @@ def keys(redis_server: RedisServer) -> RedisKeys:
 # Code for a process that loses the answer with its first new entries, which Redis has then delivered.
 LOSES_AN_ANSWER = """
 import redis
-from forebay_contrib.redis import reader as redis_reader
+from forebay_contrib.redis import client as redis_client
 class LosingConnection(redis.Connection):
     has_lost = False
     def read_response(self, *args, **options):
         answer = super().read_response(*args, **options)
-        if not LosingConnection.has_lost and isinstance(answer, list) and isinstance(answer[0], list):
+        is_of_streams = isinstance(answer, list) and answer and isinstance(answer[0], list) and len(answer[0]) == 2
+        if not LosingConnection.has_lost and is_of_streams and isinstance(answer[0][1], list) and answer[0][1]:
             LosingConnection.has_lost = True
             self.disconnect()
             raise redis.ConnectionError("lost on its way")
@@ -65,7 +66,7 @@ class LosingRedis(redis.Redis):
     def __init__(self, **options):
         super().__init__(**options)
         self.connection_pool.connection_class = LosingConnection
-redis_reader.redis.Redis = LosingRedis
+redis_client.redis.Redis = LosingRedis
 """
 
 
@@ -165,7 +166,7 @@ def test_entries_trimmed_unread_are_reported_in_numbers(keys: RedisKeys, make_ri
     second = rig.start()
     eventually(lambda: rig.registered() == 200, "what is there yet")
     for name in keys.names:
-        eventually(lambda name=name: rig.said(f"{name}: 50 entries after"), "the loss")  # type: ignore[misc]
+        eventually(lambda name=name: rig.said(f"{name}: 50 entries"), "the loss")  # type: ignore[misc]
     stop(second)
 
 
@@ -233,7 +234,7 @@ def test_a_recreated_stream_is_read_from_its_beginning(keys: RedisKeys, make_rig
     keys.client.delete(keys.names[0])
     keys.send(20)
     eventually(lambda: rig.registered() == 40, "also those of the new one")
-    eventually(lambda: rig.said("was gone, with what it had not read"), "the event")
+    eventually(lambda: rig.said("was gone; it is made again"), "the event")
     stop(process)
 
 
@@ -254,6 +255,110 @@ def test_a_group_that_is_gone_at_the_next_start_is_reported(
     eventually(lambda: rig.said("a gap of unknown size"), "the event")
     eventually(lambda: rig.registered() == 40, "what is there")
     stop(process)
+
+
+def _set_forward(keys: RedisKeys) -> None:
+    """Let the group go on behind all that it has not read."""
+    keys.client.xgroup_setid(keys.names[0], keys.source().group, "$")
+
+
+def _make_group_again(keys: RedisKeys) -> None:
+    keys.client.xgroup_destroy(keys.names[0], keys.source().group)
+    keys.client.xgroup_create(keys.names[0], keys.source().group, "$")
+
+
+def _destroy_group(keys: RedisKeys) -> None:
+    keys.client.xgroup_destroy(keys.names[0], keys.source().group)
+
+
+def _make_stream_again(keys: RedisKeys) -> None:
+    """Delete the stream, and make another one whose group has read it to its end."""
+    keys.client.delete(keys.names[0])
+    for number in range(3):
+        keys.add({b"new": b"%d" % number})
+    keys.client.xgroup_create(keys.names[0], keys.source().group, "$")
+
+
+def _delete_unread(keys: RedisKeys) -> None:
+    entries = keys._entries(keys.names[0])
+    keys.client.xdel(keys.names[0], *[entry_id for entry_id, _ in entries[-5:-1]])
+
+
+def _trim_read(keys: RedisKeys) -> None:
+    """Trim what was acknowledged, and nothing else."""
+    entries = keys._entries(keys.names[0])
+    keys.client.xtrim(keys.names[0], minid=entries[10][0], approximate=False)
+
+
+# What someone does to the first of two streams while no receiver runs, after 20 entries that were read, before and
+# after 10 that were not; what is said of it; and how many of all entries come.
+KILLED, STOPPED = True, False
+GAPS = [
+    (STOPPED, _set_forward, "past 10 entries that it had not read", 40),
+    (KILLED, _set_forward, "past 10 entries that it had not read", 40),
+    (KILLED, _make_group_again, "past 10 entries that it had not read", 40),
+    (KILLED, _destroy_group, "no entry is lost", 50),
+    (STOPPED, _make_stream_again, "past 3 entries that it had not read", 40),
+    (STOPPED, _make_stream_again, "what it had after", 40),
+    (KILLED, _make_stream_again, "what it had after", 40),
+    (KILLED, lambda keys: keys.client.xtrim(keys.names[0], maxlen=0, approximate=False), "a gap of 10 entries", 40),
+    (KILLED, _delete_unread, "were deleted before they were read (a gap of unknown size)", 46),
+    (KILLED, _trim_read, None, 50),
+    (STOPPED, lambda keys: keys.client.xgroup_setid(keys.names[0], keys.source().group, "0"), None, 50),
+    (KILLED, lambda keys: keys.client.xgroup_delconsumer(keys.names[0], keys.source().group, "forebay-1"), None, 50),
+    (KILLED, lambda _: None, None, 50),
+]
+
+
+@pytest.mark.parametrize(("is_killed", "change", "said", "come"), GAPS)
+def test_what_a_group_will_never_read_is_reported_and_nothing_else(
+    keys: RedisKeys,
+    make_rig: Callable[..., SourceRig],
+    is_killed: bool,
+    change: Callable[[RedisKeys], object],
+    said: str | None,
+    come: int,
+) -> None:
+    """Check it across processes: the second one has only the driver log, and the group of Redis."""
+    rig = make_rig(keys.source(), receivers=2)
+    process = rig.start()
+    eventually(lambda: rig.said("connected to"), "the groups")
+    keys.send(40)
+    eventually(lambda: rig.registered() == 40 and keys.pending() == 0, "what is read")
+    if is_killed:
+        process.kill()
+        process.wait(60)
+    else:
+        stop(process)
+    for _ in range(10):
+        keys.add({b"unread": b"1"})
+    change(keys)
+    process, other = rig.start(), rig.start(1)
+    keys.add({b"last": b"1"}, 0)
+    eventually(lambda: rig.registered() == come + 1, "what is left")
+    eventually(lambda: said is None or rig.said(said), "the event")
+    stop(process)
+    stop(other)
+    assert (said is None) is not rig.said("a gap of") or said == "no entry is lost"
+
+
+def test_entries_past_which_a_group_is_moved_while_it_reads_are_counted(
+    keys: RedisKeys, make_rig: Callable[..., SourceRig]
+) -> None:
+    rig = make_rig(keys.source(), receivers=2)
+    processes = [rig.start(0), rig.start(1)]
+    keys.send(100)
+    eventually(lambda: rig.registered() == 100 and keys.pending() == 0, "the first ones")
+    with keys.client.pipeline(transaction=True) as at_once:
+        for _ in range(30):
+            at_once.xadd(keys.names[0], {"n": "passed"})
+        at_once.xgroup_setid(keys.names[0], keys.source().group, "$")
+        at_once.execute()
+    keys.send(100)
+    eventually(lambda: rig.said("past 30 entries that it had not read"), "the event")
+    eventually(lambda: rig.registered() == 200, "what came since")
+    for process in processes:
+        stop(process)
 
 
 def test_reused_ids_with_other_entries_lose_none(keys: RedisKeys, make_rig: Callable[..., SourceRig]) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from forebay_contrib.redis.records import StreamEntry, batch_of, id_parts, keys_of, sorted_out
+from forebay_contrib.redis.records import StreamEntry, batch_of, keys_of, sorted_out
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 
 
@@ -44,7 +44,3 @@ def test_an_entry_that_can_be_no_row_becomes_a_dead_letter(fields: list[bytes], 
     assert good == [fine]
     assert letter.data == b"\n".join(name + b"=" + value for name, value in zip(fields[::2], fields[1::2], strict=True))
     assert letter.reason is reason
-
-
-def test_ids_are_compared_as_numbers() -> None:
-    assert id_parts(b"9-10") > id_parts(b"9-9") > id_parts(b"8-11")

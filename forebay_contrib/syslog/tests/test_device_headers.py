@@ -202,7 +202,7 @@ DEVICES: dict[str, tuple[str, str | None, str | None, str | None, str | None, st
     "a zone and a year": ("Mar 10 10:01:02 CEST 2026 host app: x", "2026-03-10T08:01:02Z", "host", "app", None, "x"),
     "ISO, hours": ("2026-03-10T10:01:02+0200 host app: x", "2026-03-10T08:01:02Z", "host", "app", None, "x"),
     "ISO, nanoseconds": (
-        "2026-03-10T10:01:02.123456789Z host app: x",
+        "2026-03-10T10:01:02.123456000Z host app: x",
         *("2026-03-10T10:01:02.123456Z", "host", "app", None, "x"),
     ),
     "ISO, no zone": ("2026-03-10T10:01:02,5 host app: x", "2026-03-10T10:01:02.5Z", "host", "app", None, "x"),
@@ -549,3 +549,62 @@ def test_every_message_of_rfc_5424_is_read(
     assert [row[name] for name in ("hostname", "app_name", "proc_id", "msg_id", "structured_data")] == words
     expected = None if message is None else message.removeprefix("\ufeff")
     assert row["message"] == expected
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "1 2026-03-10T10:01:02.{}Z h a - - -",
+        "2026-03-10T10:01:02.{}Z longhost app: x",
+        "2026-03-10T10:01:02.{}+0000 host app: x",
+        "Mar 10 10:01:02.{} UTC host app: x",
+        "Mar 10 2026 10:01:02.{} UTC: %ASA-6-302013: x",
+    ],
+)
+def test_a_time_is_never_cut_without_a_word(header: str) -> None:
+    """Check it alike in all forms: the microseconds are there, and it is said that there were more digits."""
+    for fraction, said in (
+        ("123456", None),
+        ("123456000", None),
+        ("1234560", None),
+        ("1234567", "a time finer than microseconds"),
+        ("123456001", "a time finer than microseconds"),
+    ):
+        [row] = rows(f"<189>{header.format(fraction)}".encode())
+        assert (row["timestamp"].microsecond, row["parse_error"]) == (123_456, said)
+        assert row["hostname"] or "%ASA" in header
+
+
+@pytest.mark.parametrize("offset", ["-24:00", "+24:00", "+99:99", "-00:60", "+2400"])
+@pytest.mark.parametrize("header", ["1 2026-03-10T10:01:02{} h a - - -", "2026-03-10T10:01:02{} host app: x"])
+def test_an_offset_that_no_zone_has_gives_no_time(offset: str, header: str) -> None:
+    [row] = rows(f"<189>{header.format(offset)}".encode())
+    assert (row["timestamp"], row["parse_error"]) == (None, "no such time")
+
+
+@pytest.mark.parametrize(
+    ("data", "is_good"),
+    [
+        ('[a b="c"]', True),
+        ('[a b="c"][d@1 e="" f="g h"]', True),
+        (r'[a b="c \" \] \\ \x"]', True),
+        ('[a b="c]"]', True),
+        ("[a]", True),
+        ('[a  b="c" ]', True),
+        ('[a b="c" d]', False),
+        ("[a b=c]", False),
+        ("[a b]", False),
+        ('[a="c"]', False),
+        ('[ a b="c"]', False),
+        ('[a b="c"d="e"]', False),
+        ('[a b="c"x]', False),
+        ("[]", False),
+        ('[a b="c"', False),
+        ('[a b="c"] [d]x', True),
+    ],
+)
+def test_structured_data_are_read_as_a_whole_or_not_at_all(data: str, is_good: bool) -> None:
+    [row] = rows(f"<189>1 - h a - - {data} m".encode())
+    assert (row["parse_error"] is None) is is_good
+    assert row["structured_data"] == (data.partition(" [d]x")[0] if is_good else None)
+    assert data in row["raw"].decode()

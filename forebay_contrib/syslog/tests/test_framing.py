@@ -343,8 +343,29 @@ def test_the_letter_of_a_message_too_large_is_its_own_bytes_at_every_cut(
         assert not others, place
         assert letter.reason is TOO_LARGE, place
         assert (large + behind).startswith(letter.data), place
-        assert letter.left_out >= 0, place
-        assert len(letter.data) + letter.left_out in sizes, place
+        assert letter.left_out == 0, place
+        assert len(letter.data) in sizes, place
+
+
+@pytest.mark.parametrize("length", [LIMIT + 3, 3 * LIMIT, 2**16 + 50])
+@pytest.mark.parametrize("piece", [1, 7, 2**20])
+@pytest.mark.parametrize("is_counted", [False, True])
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_letter_has_its_first_64_kib_whatever_the_limit_and_the_reads(
+    length: int, piece: int, is_counted: bool, is_cut: bool
+) -> None:
+    if piece < 7 and length > 1000:
+        return
+    large = b"<1>" + b"".join(b"%d," % n for n in range(length))[: length - 3]
+    stream = counted(large) if is_counted else large
+    # What is missing of a counted message is counted as left out.
+    stream = stream[:-1] if is_cut else stream + (b"" if is_counted else b"\n") + b"<1>next\n"
+    records, letters = run([stream[at : at + piece] for at in range(0, len(stream), piece)], clean=not is_cut)
+    assert records == ([] if is_cut else [b"<1>next"])
+    [letter] = letters
+    size = length - 1 if is_cut and not is_counted else length
+    kept = min(length - is_cut, 2**16)
+    assert (letter.reason, letter.data, letter.left_out) == (TOO_LARGE, large[:kept], size - kept)
 
 
 def test_memory_is_bounded_by_the_limit() -> None:

@@ -442,6 +442,9 @@ def _checked_url(url: str | Secret) -> str | Secret:
             f"PostgresSink: url: {parts.scheme}:// is none of Postgres: write postgresql://USER@HOST:PORT/DATABASE"
         )
         raise DeclarationError(message)
+    if (why := SecretUrl(text).fault) is not None:
+        message = f"PostgresSink: url: {why}"
+        raise DeclarationError(message)
     return text
 
 

@@ -109,6 +109,7 @@ class DeadLetterReason(IntEnum):
     INVALID_LENGTH = 4
     UNPARSABLE = 5
     INVALID_TEXT = 6
+    REPEATED_KEY = 7
 
     @property
     def label(self) -> str:

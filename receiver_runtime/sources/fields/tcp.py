@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, field_validator, mod
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 
 # Of a host's name: what would be part of a URL, a login or a list, which the clients read in different ways.
-_NOT_IN_HOST = re.compile(r"[\s/@,:\[\]?#\0]")
+_NOT_IN_HOST = re.compile(r"[\s/@,:\[\]?#*\0]")
 _SERVER = re.compile(r"(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<host>[^:]*)):(?P<port>\d{1,5})")
 _LISTEN = re.compile(r"(?:\[(?P<ipv6>[^\[\]\s/]+)\]|(?P<host>[^:\[\]\s/]+)):(?P<port>\d{1,5})")
 _MAX_PORT = 65535
@@ -122,7 +122,7 @@ class Tls(BaseModel):
 def parse_listen(listen: str) -> tuple[str, int]:
     """Return the (host, port) of an address to listen on. Raises ValueError."""
     match = _LISTEN.fullmatch(listen)
-    if match is None or int(match["port"]) > _MAX_PORT:
+    if match is None or int(match["port"]) > _MAX_PORT or not _is_host(match["ipv6"] or match["host"]):
         raise ValueError(f"{listen!r} is no address to listen on: give host:port, as '0.0.0.0:9999' or '[::]:9999'")
     return match["ipv6"] or match["host"], int(match["port"])
 

@@ -40,6 +40,7 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
+_FAMILY = len("utf-16")
 #: Bytes of the longest mark.
 MARK_BYTES = 4
 _NAMES = (
@@ -107,8 +108,7 @@ def by_mark(head: bytes, declared: str) -> Marked:
         declared: as ``check_encoding`` returns it.
     """
     for mark, encoding in _MARKS:
-        if head.startswith(mark) and (
-            declared in ("utf-8", encoding) or (declared in ("utf-16", "utf-32") and encoding.startswith(declared))
-        ):
+        # In the other byte order the mark would be no character: so it decides there too.
+        if head.startswith(mark) and (declared == "utf-8" or declared[:_FAMILY] == encoding[:_FAMILY]):
             return Marked(encoding, len(mark))
     return Marked(f"{declared}-le" if declared in ("utf-16", "utf-32") else declared, 0)

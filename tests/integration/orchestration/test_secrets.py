@@ -127,6 +127,8 @@ def test_a_literal_secret_is_refused_where_it_is_declared_and_not_repeated() -> 
         ({"table": "a.b.c"}, "write TABLE or SCHEMA.TABLE"),
         ({"table": "forebay_commits"}, "choose another name"),
         ({"url": "mysql://db/x"}, "mysql:// is none of Postgres"),
+        ({"url": "postgresql://db:99999/x"}, "its port is none"),
+        ({"url": "postgresql://db/x#y"}, "what follows '#'"),
     ],
 )
 def test_invalid_arguments_are_refused_where_they_are_declared(arguments: dict[str, Any], said: str) -> None:

@@ -27,7 +27,13 @@ from receiver_runtime.receivers.http.requests.pushed import (
     header,
     media_type,
 )
-from receiver_runtime.receivers.http.requests.text_bodies import UTF8, encoding_of, json_in_utf8, looked_at
+from receiver_runtime.receivers.http.requests.text_bodies import (
+    UTF8,
+    encoding_of,
+    in_utf8,
+    json_text,
+    looked_at,
+)
 from receiver_runtime.receivers.lines import LineFraming, split_at
 from receiver_runtime.receivers.wide_lines import WideLineFraming
 from receiver_runtime.sources.fields.text_encoding import check_encoding, is_one_byte, unit_of
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from receiver_runtime.receivers.http.requests.pushed import Headers
+    from receiver_runtime.receivers.http.requests.text_bodies import JsonText
 
 _NDJSON = frozenset(
     {
@@ -66,6 +73,8 @@ _SEPARATOR = b"\x1e"
 _ENDS = frozenset({b"", *(bytes([octet]) for octet in _BLANKS + b'}]"')})
 _LAST_BLANK, _OPENING, _CLOSING = b" {}"
 _BLANK = re.compile(r"[ \t\r\n]*")
+_AT_BYTE = re.compile(r"\(byte (\d+)\)")  # in the parser's words
+_VALUE = frozenset(b'"0123456789')
 # Checks values and builds none. It takes no NaN, and no half of a surrogate pair.
 _UNBUILT = msgspec.json.Decoder(msgspec.Raw)
 _LEAST_AT_ONCE = 50  # fewer lines are parsed faster one by one
@@ -107,10 +116,7 @@ def parse_plain(
             raise PushRefusedError(413, f"body: a record of {len(body)} bytes, max_record_bytes is {most_bytes}")
         return Plain([body], content_type)
     if form in _WHOLE_JSON:
-        body = json_in_utf8(kind, charset, body)
-        if not body:
-            raise _empty()
-        return _WHOLE_JSON[form](body, content_type, most_bytes, limits)
+        return _whole_json(form, json_text(kind, charset, body), content_type, most_bytes, limits)
     encoding, mark = encoding_of(kind, charset, body)
     body = body[mark:]
     if not body:
@@ -119,11 +125,25 @@ def parse_plain(
     unreadable: Sequence[RejectedRecord] = ()
     if unit_of(encoding) > 1 or (is_json and encoding != "utf-8"):
         body, unreadable = _lines_in_utf8(body, encoding, most_bytes, limits)
-        content_type = content_type if is_json else f"{kind}; charset=utf-8"
+        content_type = in_utf8(content_type)
     if is_json and kind in _NDJSON:
         content_type = "application/json"
-    found = _lines(body, content_type, most_bytes, limits, is_json=is_json, is_rest=bool(unreadable))
+    found = _lines(body, content_type, most_bytes, limits, is_json=is_json, unreadable=unreadable)
     return replace(found, rejected=[*unreadable, *found.rejected]) if unreadable else found
+
+
+def _whole_json(form: str, text: JsonText, content_type: str | None, most_bytes: int, limits: ParsingLimits) -> Plain:
+    if not text.body:
+        raise _empty()
+    if text.is_decoded:
+        content_type = in_utf8(content_type)
+    try:
+        found = _WHOLE_JSON[form](text.body, content_type, most_bytes, limits)
+    except PushRefusedError as error:
+        if text.fault is not None and error.status == HTTPStatus.BAD_REQUEST:
+            raise PushRefusedError(error.status, text.fault) from error
+        raise
+    return replace(found, rejected=text.as_sent(found.rejected)) if found.rejected else found
 
 
 def lines_at_once(headers: Headers, body: bytes, *, most_bytes: int, form: str = "auto") -> Plain | None:
@@ -170,17 +190,42 @@ def _form_of(kind: str, charset: str | None, body: bytes) -> str:
         is_line = is_line or (start == b"{" and _are_lines(body))
         if is_line and kind != "text/plain":
             return "json_lines" if len(lines) > 1 and start == b"{" else "json"
+        if not is_line and kind == "text/plain" and _begins_document(body):
+            return "json"
     return "lines" if kind == "text/plain" else "whole"
 
 
 def _is_json(data: bytes) -> bool:
+    return _json_until(data) is None
+
+
+def _json_until(data: bytes) -> int | None:
+    """Return up to where data are as JSON is, or None where they are JSON to their end."""
     try:
         if not data.isascii():
             data.decode()
         _UNBUILT.decode(data)
-    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
-        return False
-    return True
+    except UnicodeDecodeError as error:
+        before = _json_until(data[: error.start])
+        return error.start if before is None else before
+    except RecursionError:
+        return 0
+    except msgspec.DecodeError as error:
+        place = _AT_BYTE.search(str(error))
+        return len(data) if place is None else int(place[1])
+    return None
+
+
+def _begins_document(body: bytes) -> bool:
+    """Return whether a body that is no JSON is one document that is wrong somewhere, and not lines of text.
+
+    It has a name or a value and goes on behind its first line as JSON does, or its brackets have lines of their own.
+    """
+    begin = body[: _json_until(body)]
+    if b"\n" in begin.lstrip(_BLANKS) and not _VALUE.isdisjoint(begin):
+        return True
+    first, _, rest = body.strip(_BLANKS).partition(b"\n")
+    return (first.strip(_BLANKS), rest.rpartition(b"\n")[2].strip(_BLANKS)) in ((b"{", b"}"), (b"[", b"]"))
 
 
 def _is_cut_at_bytes(charset: str | None) -> bool:
@@ -249,9 +294,9 @@ def _lines(
     limits: ParsingLimits,
     *,
     is_json: bool,
-    is_rest: bool = False,
+    unreadable: Sequence[RejectedRecord] = (),
 ) -> Plain:
-    """Return the lines of a body as records. ``is_rest``: others of its lines are rejected, so there may be none."""
+    """Return the lines of a body as records. ``unreadable``: others of its lines, which are none."""
     if (column := _column(body, most_bytes, is_json=is_json)) is not None:
         return Plain(column, content_type)
     limits.check_lines(body)
@@ -265,7 +310,7 @@ def _lines(
             and _are_objects(len(good), body)
         ):
             return Plain(good, content_type)
-    return _one_by_one(lines, content_type, most_bytes, limits, is_json=is_json, is_rest=is_rest)
+    return _one_by_one(lines, content_type, most_bytes, limits, is_json=is_json, others=unreadable)
 
 
 def _sequence(body: bytes, _: str | None, most_bytes: int, limits: ParsingLimits) -> Plain:
@@ -283,7 +328,7 @@ def _sequence(body: bytes, _: str | None, most_bytes: int, limits: ParsingLimits
     _check_rejected(len(rejected), "texts", rejected)
     if cut:
         texts = [text for text in texts if text[-1:] in _ENDS]
-    found = _one_by_one(texts, "application/json", most_bytes, limits, is_json=True, is_rest=bool(cut))
+    found = _one_by_one(texts, "application/json", most_bytes, limits, is_json=True, others=rejected)
     return replace(found, rejected=[*rejected, *found.rejected]) if rejected else found
 
 
@@ -294,10 +339,13 @@ def _one_by_one(
     limits: ParsingLimits,
     *,
     is_json: bool,
-    is_rest: bool = False,
+    others: Sequence[RejectedRecord] = (),
     name: str = "line",
 ) -> Plain:
-    """Return the lines, or elements, as they came; each that is none is rejected, and refuses no other."""
+    """Return the lines, or elements, as they came; each that is none is rejected, and refuses no other.
+
+    ``others`` were rejected before: without any good record, the request is refused.
+    """
     good: list[bytes] = []
     rejected: list[RejectedRecord] = []
     for number, whole in enumerate(found, start=1):
@@ -312,8 +360,8 @@ def _one_by_one(
         reason, why = fault
         rejected.append(RejectedRecord(one, reason, f"{name} {number}: {why}"))
         _check_rejected(len(rejected), f"{name}s", rejected)
-    if not good and not is_rest:
-        raise _no_record(rejected, name)
+    if not good:
+        raise _no_record([*others, *rejected], name)
     return Plain(good, content_type, rejected)
 
 

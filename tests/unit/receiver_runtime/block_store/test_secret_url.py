@@ -62,3 +62,23 @@ def test_a_part_of_a_secret_in_a_librarys_error_is_hidden() -> None:
     url = SecretUrl("postgresql://me:s3cret:w0rd@h/db?sslpassword=m0re%20words")
     said = "invalid integer 's3cret' or 'w0rd' for 'm0re words', user me"
     assert url.scrub(said) == "invalid integer '***' or '***' for '***', user me"
+
+
+@pytest.mark.parametrize(
+    ("url", "word"),
+    [
+        ("postgresql://h/db#x", "'#'"),
+        ("postgresql://u:p@h/db?a=b#", "'#'"),
+        ("postgresql://h:99999/db", "port"),
+        ("postgresql://h:1,g:0/db", "port"),
+        ("http://[::1]:70000/", "port"),
+        ("postgresql://u:p#w@h:5432,g:1/db?a=b", None),
+        ("postgresql:///db?host=/run", None),
+        ("http://[::1]:3000/x", None),
+        ("/no/url#x", None),
+    ],
+)
+def test_an_address_that_is_none_is_told_without_its_secrets(url: str, word: str | None) -> None:
+    fault = SecretUrl(url).fault
+    assert (fault is None) is (word is None)
+    assert word is None or word in str(fault)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.reporting.source_marks import Mark, SourceMarks
+from receiver_runtime.reporting.source_marks import SourceMarks
 from tracker_store.blocks.blocks import Position
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def test_there_is_no_mark_before_the_first_note() -> None:
 def test_a_mark_is_never_missing_nor_older_than_one_that_was_noted(statements: int) -> None:
     log = Positions()
     marks = SourceMarks(log, "d of orders")
-    notes = [Mark(7, 1), Mark(7, 12), Mark(7, 12), Mark(8, 3)]
-    noted: list[Mark] = []
+    notes = [(7, 1), (7, 12), (7, 12), (8, 3)]
+    noted: list[tuple[int, ...]] = []
     log.statements_left = statements
     try:
         for mark in notes:
@@ -64,13 +64,13 @@ def test_a_mark_is_never_missing_nor_older_than_one_that_was_noted(statements: i
     assert found in [*noted[-1:], *notes[len(noted) :][:1]] if noted else found in (None, notes[0])
     again = SourceMarks(log, "d of orders")
     assert again.read() == found
-    again.note(Mark(9, 1))
+    again.note((9, 1))
     assert list(log.of["mark of d of orders"]) == ["9/1"]
 
 
 def test_two_receivers_of_a_stream_keep_the_further_mark() -> None:
     log = Positions()
     here, there = SourceMarks(log, "d of orders"), SourceMarks(log, "d of orders")
-    here.note(Mark(7, 20))
-    there.note(Mark(7, 10))
-    assert SourceMarks(log, "d of orders").read() == Mark(7, 20)
+    here.note((7, 20))
+    there.note((7, 10))
+    assert SourceMarks(log, "d of orders").read() == (7, 20)

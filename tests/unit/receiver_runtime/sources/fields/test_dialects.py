@@ -23,9 +23,29 @@ NATS = {"kind": "nats_jetstream", "servers": "h:4222", "stream": "s", "durable":
 REDIS = {"kind": "redis_streams", "host": "h", "streams": "a", "group": "g"}
 ZEROMQ = {"kind": "zeromq", "socket": "sub", "endpoints": "tcp://h:5556"}
 AMQP = {"kind": "amqp", "host": "h", "queues": "q"}
+SYSLOG = {"kind": "syslog"}
+HTTP = {"kind": "http"}
+LISTENING = {"kind": "socket_text"}
 SOCKET = {"kind": "socket_text", "host": "h", "port": 1}
 NO_HOSTS = ["redis://h", "h:1883", "u@h", "u:secret@h", "a,b", "h/x", "", " h", "[::1]", "h?x", "h\0"]
 KAFKA_LOGIN = ("bootstrap_servers", "u:secret@h:1")
+# Classes of characters without an end, with one that matches nothing, or with a name.
+NO_CLASSES = [
+    "[",
+    "a[",
+    "[a",
+    "[]",
+    "[!]",
+    "[]a",
+    "[!]a",
+    "[a]b[",
+    "[[]x[",
+    "[z-a]",
+    "[a-cz-x]",
+    "[!9-0]",
+    "[[:alpha:]]",
+]
+NO_ADDRESSES = ["*:5514", "h*:1", "h:99999", "[h:1", "h#:1", "u@h:1", "a,b:1", ":1", "h"]
 NO_SERVERS = ["nats://h:1", "u:secret@h:1", "h", "h:0", "h:99999", "h:1,,g:1", "[h]x:1", ""]
 KAFKA = {"kind": "kafka", "bootstrap_servers": "h:9092", "topics": "a", "group": "g"}
 
@@ -51,11 +71,16 @@ def parsed(base: dict[str, Any], field: str, value: object) -> Source:
                 "*.csv,*.json",
                 " *",
                 "[^a]*",
+                *NO_CLASSES,
             ],
         ),
         (FILES, "path", ["/in/*.csv", "s3://b/in/*.csv", "s3://b/a#b", "/in "]),
         (FILES, "unfinished", [["/in/*.part"], ["*.{part,tmp}"]]),
-        (FOLLOWED, "exclude", [["/srv/log/debug*"], ["z/**"], ["*.gz,*.xz"], [r"debug\..*"]]),
+        (
+            FOLLOWED,
+            "exclude",
+            [["/srv/log/debug*"], ["z/**"], ["*.gz,*.xz"], [r"debug\..*"], ["re:.*"], *([one] for one in NO_CLASSES)],
+        ),
         (
             *(FOLLOWED, "path"),
             [
@@ -66,6 +91,7 @@ def parsed(base: dict[str, Any], field: str, value: object) -> Source:
                 "/x/*.log,/y/*.log",
                 "/var/log/",
                 "/home/*/../x",
+                *(f"/x/{one}" for one in NO_CLASSES),
             ],
         ),
         (
@@ -83,6 +109,14 @@ def parsed(base: dict[str, Any], field: str, value: object) -> Source:
             [{"socket.timeout.ms": "10s"}, {"fetch.message.max.bytes": "10MB"}, {"queued.max.messages.kbytes": "1e3"}],
         ),
         *((base, "host", NO_HOSTS) for base in (MQTT, AMQP, REDIS, SOCKET)),
+        *((base, "listen", NO_ADDRESSES) for base in (SYSLOG, HTTP, LISTENING)),
+        # A NUL is in no name: one check for all of them.
+        (AMQP, "queues", [["a\0b"]]),
+        (AMQP, "virtual_host", ["a\0"]),
+        (MQTT, "client_id", ["a\0"]),
+        (REDIS, "group", ["a\0"]),
+        (FILES, "path", ["/in\0"]),
+        (HTTP, "headers", [["x-a\0"]]),
         (NATS, "servers", NO_SERVERS),
         (KAFKA, "bootstrap_servers", NO_SERVERS),
         (ZEROMQ, "endpoints", ["tcp://u@h:1", "tcp://a,b:1", "ipc:///a,ipc:///b", "tcp://a:1,tcp://b:1"]),
@@ -110,6 +144,8 @@ def test_a_value_of_another_dialect_is_refused_with_the_way_out(
             (base, "host", ["h", "h.example", "10.0.0.1", "::1", "fe80::1%eth0"])
             for base in (MQTT, AMQP, REDIS, SOCKET)
         ),
+        *((base, "listen", ["0.0.0.0:1", "[::]:5", "h.example:5"]) for base in (SYSLOG, HTTP, LISTENING)),
+        (LISTENING | {"listen": "h:1"}, "delimiter", ["\0"]),
         (NATS, "servers", ["h:4222", "[::1]:4222,10.0.0.1:1"]),
         (ZEROMQ, "endpoints", [["tcp://[::1]:1"], ["ipc:///run/a,b"]]),
         (ZEROMQ, "curve_server_key", ["0" * 40, "%nSc0" * 8]),
@@ -140,6 +176,13 @@ def test_a_password_in_the_place_of_a_host_is_not_shown() -> None:
         ("report (*).csv", "report (1).csv"),
         ("{a}.csv", "{a}.csv"),
         (r"a[\]*", r"a\b"),
+        ("[[]*", "[x"),
+        ("[]]*", "]x"),
+        ("[!]]*", "ax"),
+        ("[a-]*", "-x"),
+        ("[-a]*", "-x"),
+        ("[0-9a-f]*", "f"),
+        ("a]*", "a]"),
         ("access.log.*", "access.log.1"),
     ],
 )

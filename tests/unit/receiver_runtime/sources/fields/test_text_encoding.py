@@ -169,7 +169,12 @@ def test_a_line_that_can_not_be_decoded_is_a_dead_letter_alone() -> None:
         (b"\xfe\xff\0a", "utf-16", ("utf-16-be", 2)),
         (b"a\0b\0", "utf-16", ("utf-16-le", 0)),
         (b"\xfe\xff\0a", "utf-16-be", ("utf-16-be", 2)),
-        (b"\xff\xfea\0", "utf-16-be", ("utf-16-be", 0)),
+        # In the declared order of bytes the mark would be no character.
+        (b"\xff\xfea\0", "utf-16-be", ("utf-16-le", 2)),
+        (b"\xfe\xff\0a", "utf-16-le", ("utf-16-be", 2)),
+        (b"\0\0\xfe\xff", "utf-32-le", ("utf-32-be", 4)),
+        (b"\xff\xfe\0\0", "utf-16-be", ("utf-16-le", 2)),
+        (b"\xef\xbb\xbfa", "utf-16-le", ("utf-16-le", 0)),
         (b"\xef\xbb\xbfa", "iso8859-1", ("iso8859-1", 0)),
         (b"", "utf-8", ("utf-8", 0)),
     ],

@@ -118,6 +118,52 @@ def test_a_broken_document_is_not_taken_for_lines(body: bytes) -> None:
     assert raised.value.status == 400
 
 
+DOCUMENTS = [
+    b'{\n "a": 1,\n}',
+    b'{\n "a": 1,\n "b": 2',
+    b"{\n a: 1\n}",
+    b'{\n"a\xff": 1\n}',
+    b'\n\n{\n\n "a": tru\n}\n',
+    b'{"a": 1, "b":\nfoo',
+    b"[1,\n2\n",
+    b'[\n{"a": 1},\n{"b": 2}',
+]
+TEXTS = [
+    b"{\n server\n",
+    b"[2026-01-01] INFO x\n[2026-01-02] y",
+    b"[    0.000000] Linux\n[    0.1] b",
+    b"{foo} bar\nx",
+    b'{"a" x\n{"b": 1}\n{"c": 1}',
+    b'[INFO] "quoted" 12\n next\n 1 \xff',
+    b'["x"] y\nz',
+    b'{"a": 1, }\nx',
+]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize(
+    ("body", "is_document"), [*((body, True) for body in DOCUMENTS), *((body, False) for body in TEXTS)]
+)
+def test_a_broken_document_as_text_is_refused_and_never_cut_into_lines(
+    body: bytes, is_document: bool, encoding: str
+) -> None:
+    kind = f"text/plain; charset={encoding}"
+    if b"\xff" in body and encoding != "utf-8":
+        return
+    sent = body if encoding == "utf-8" else body.decode().encode(encoding)
+    if is_document:
+        with pytest.raises(PushRefusedError, match="body: no ") as raised:
+            bodies(sent, kind)
+        assert raised.value.status == 400
+    else:
+        assert bodies(sent, kind) == [line for line in body.split(b"\n") if line.strip()]
+
+
+def test_an_array_as_text_with_one_odd_element_is_an_array() -> None:
+    found = parse_plain([(b"content-type", b"text/plain")], b'[\n{"a": 1},\n{"b": NaN}\n]', most_bytes=MOST)
+    assert (list(found.bodies), [one.data for one in found.rejected]) == ([b'{"a": 1}'], [b'{"b": NaN}'])
+
+
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
 @pytest.mark.parametrize("kind", [PLAIN, ABSENT, CURL, "application/octet-stream", "application/json", "text/json"])
 def test_the_form_is_that_behind_the_mark(kind: str | None, encoding: str) -> None:
@@ -161,6 +207,64 @@ def test_json_in_any_charset_is_kept_as_utf8(kind: str, encoding: str) -> None:
     text = '{"a": "x|y"}\n{"b": 2}\n'.replace("x|y", "ü" if encoding in ("latin-1", "cp1252") else "日")
     found = bodies(text.encode(encoding), f"{kind}; charset={encoding}")
     assert found == text.encode().splitlines()
+
+
+# Bytes that are no character of an encoding, within a string.
+ODD = {
+    "utf-8": b"\xff",
+    "utf-16-le": b"\x00\xd8",
+    "utf-16-be": b"\xdc\x00",
+    "utf-32-le": b"\x00\xd8\x00\x00",
+    "cp1252": b"\x81",
+    "shift_jis": b"\x81",
+    "gb18030": b"\xff",
+    "ascii": b"\xff",
+}
+
+
+@pytest.mark.parametrize("encoding", ODD)
+@pytest.mark.parametrize("odd_at", [[0], [1], [2], [0, 2]])
+def test_one_element_that_is_none_of_its_charset_refuses_no_other(encoding: str, odd_at: list[int]) -> None:
+    """Check that it is put aside with its bytes, and that what is kept says that it is UTF-8."""
+    word = "a" if encoding == "ascii" else "ü" if encoding == "cp1252" else "日"
+    elements = [f'{{"n": {n}, "x": "{word}"}}' for n in range(3)]
+    sent = [
+        one.encode(encoding)[: -len('"}'.encode(encoding))]
+        + (ODD[encoding] if n in odd_at else b"")
+        + '"}'.encode(encoding)
+        for n, one in enumerate(elements)
+    ]
+    body = "[ ".encode(encoding) + ", ".encode(encoding).join(sent) + "]\n".encode(encoding)
+    kind = f'application/json; version=1; charset="{encoding}"'
+    found = parse_plain([(b"content-type", kind.encode())], body, most_bytes=MOST)
+    assert found.bodies == [one.encode() for n, one in enumerate(elements) if n not in odd_at]
+    assert [one.data for one in found.rejected] == [sent[n] for n in odd_at]
+    assert all(
+        f"element {n + 1}: no {'UTF-8' if encoding == 'utf-8' else encoding}" in one.why
+        for n, one in zip(odd_at, found.rejected, strict=True)
+    )
+    stored = "application/json; version=1; charset=utf-8"
+    assert found.content_type == (kind if encoding == "utf-8" else stored)
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-ndjson", "application/json", "application/json-seq"])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "shift_jis"])
+def test_a_request_of_which_nothing_is_in_its_charset_is_refused(kind: str, encoding: str) -> None:
+    seq = "\x1e" if kind.endswith("seq") else ""
+    body = f'{seq}{{"a": "'.encode(encoding) + ODD[encoding] + '"}\n'.encode(encoding)
+    if kind == "text/plain" and encoding == "shift_jis":
+        # Text that is cut at bytes is kept as it is.
+        assert bodies(body, f"{kind}; charset={encoding}") == [body[:-1]]
+        return
+    with pytest.raises(PushRefusedError) as raised:
+        bodies(body, f"{kind}; charset={encoding}")
+    assert raised.value.status == 400
+
+
+def test_a_mark_decides_against_the_declared_order_of_bytes() -> None:
+    for declared, sent in (("utf-16le", "utf-16-be"), ("utf-16be", "utf-16-le"), ("utf-32le", "utf-32-be")):
+        body = "\ufefffünf\nsechs".encode(sent)
+        assert bodies(body, f"text/plain; charset={declared}") == ["fünf".encode(), b"sechs"]
 
 
 def test_lines_of_wide_text_are_cut_at_characters() -> None:

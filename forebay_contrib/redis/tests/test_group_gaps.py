@@ -1,0 +1,155 @@
+"""Check what a group is said to miss, against a model of a stream that counts as Redis 7 does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay_contrib.redis.group_gaps import (
+    Reached,
+    Seen,
+    advanced,
+    another_stream,
+    first_seen,
+    gap_of_group,
+    gap_of_trimmed,
+    id_of,
+    is_another_stream,
+    number_of,
+)
+
+
+@dataclass
+class Model:
+    """A stream and one group. An id is the number of the entry, so what is missing is easy to count."""
+
+    added: int = 0
+    there: list[int] = field(default_factory=list)
+    position: int = 0
+    read: int = 0
+    missing: int = 0
+    #: Redis 7.4 counts again where a group goes on behind trimmed entries; Redis 7.0 never does.
+    counts_again: bool = False
+
+    def add(self, entries: int) -> None:
+        self.there += range(self.added + 1, self.added + entries + 1)
+        self.added += entries
+
+    def give(self, entries: int) -> None:
+        for entry in [one for one in self.there if one > self.position][:entries]:
+            is_behind_trimmed = self.counts_again and self.position < self.there[0]
+            self.read = self.added - len(self.there) + 1 if is_behind_trimmed else self.read + 1
+            self.position = entry
+
+    def trim(self, keep: int) -> None:
+        gone, self.there = self.there[: len(self.there) - keep], self.there[len(self.there) - keep :]
+        self.missing += sum(one > self.position for one in gone)
+
+    def seen(self, *, counts: bool = True) -> Seen:
+        first = self.there[0] if self.there else None
+        counted = (self.added, self.read) if counts else (None, None)
+        return Seen(self.position, self.added, first, len(self.there), *counted)
+
+
+MOVES = st.lists(
+    st.tuples(st.sampled_from(["add", "give", "trim", "trim given", "look"]), st.integers(0, 9)), max_size=40
+)
+
+
+@given(moves=MOVES, counts=st.booleans(), counts_again=st.booleans())
+def test_the_sizes_of_gaps_are_what_was_trimmed_unread_and_nothing_else_is_a_gap(
+    moves: list[tuple[str, int]], counts: bool, counts_again: bool
+) -> None:
+    model = Model(counts_again=counts_again)
+    reached = first_seen(model.seen(counts=counts))
+    sizes = 0
+    seen_missing = unknown = 0
+
+    def look() -> None:
+        nonlocal reached, sizes, seen_missing, unknown
+        seen = model.seen(counts=counts)
+        assert not is_another_stream(reached, seen)
+        gap, reached = gap_of_trimmed(reached, seen)
+        reached = advanced(reached, seen)
+        if gap is not None:
+            assert model.missing > seen_missing, "nothing was trimmed unread since the last gap"
+            seen_missing = model.missing
+            sizes += gap.size or 0
+            unknown += gap.size is None
+        assert sizes <= model.missing
+
+    for move, number in moves:
+        if move == "add":
+            model.add(number)
+        elif move == "give":
+            model.give(number)
+        elif move == "trim":
+            model.trim(min(number, len(model.there)))
+        elif move == "trim given":
+            model.trim(sum(one > model.position for one in model.there))
+        if move == "look" or counts_again:
+            look()
+    look()
+    # At the end of the stream Redis 7.0 has counted all; Redis 7.4 where there was a look meanwhile.
+    model.give(10**6)
+    look()
+    assert (sizes == model.missing) if counts else not sizes
+    assert not (counts and unknown)
+
+
+@pytest.mark.parametrize(
+    ("before", "seen", "gap"),
+    [
+        # Redis 6.2 counts nothing: entries that waited at the last look and are not there any more are a gap.
+        (Reached(through=10, last=15), Seen(10, 20, 18, 3), "entries after 0-10 up to 0-15 were trimmed"),
+        (Reached(through=10, last=15), Seen(10, 20, 15, 6), None),
+        (Reached(through=10, last=15), Seen(17, 20, 18, 3), None),
+        (Reached(through=15, last=15), Seen(15, 20, 18, 3), None),
+        # Deleted in the middle of what is there: Redis knows the newest one only.
+        (Reached(through=10, last=15, added=15), Seen(10, 20, 1, 18, 20, 10, 14), "the last one 0-14, were deleted"),
+        (Reached(through=10, last=15, added=15, deleted=14), Seen(10, 20, 1, 18, 20, 10, 14), None),
+        (Reached(through=10, last=15, added=15), Seen(10, 20, 1, 18, 20, 10, 9), None),
+    ],
+)
+def test_what_redis_does_not_count_is_a_gap_of_unknown_size(before: Reached, seen: Seen, gap: str | None) -> None:
+    found, after = gap_of_trimmed(before, seen)
+    assert (found is None) if gap is None else (gap in str(found) and "a gap of unknown size" in str(found))
+    assert gap_of_trimmed(advanced(after, seen), seen)[0] is None, "it is reported once"
+
+
+@pytest.mark.parametrize(
+    ("seen", "gap"),
+    [
+        # Nothing behind what was read is missing.
+        (Seen(0, 20, 9, 12, 20, None), None),
+        (Seen(0, 12, None, 0, 12, None), "were trimmed or deleted meanwhile (a gap of 2 entries)"),
+        (Seen(0, 20, 16, 5, 20, None), "were trimmed or deleted meanwhile (a gap of 5 entries)"),
+        (Seen(0, 20, 16, 5), "a gap of unknown size"),
+        (Seen(0, 10, None, 0, 10, None), None),
+        (Seen(0, 0, None, 0, 0, None), "the stream was deleted and made again"),
+        (Seen(0, 30, 28, 3, 3, None), "was not read is lost, 2 when it was last seen (a gap of unknown size)"),
+    ],
+)
+def test_a_group_that_was_gone(seen: Seen, gap: str | None) -> None:
+    before = Reached(through=10, last=12, added=12, rank=10)
+    if seen.last == 10:
+        before = Reached(through=10, last=10, added=10, rank=10)
+    found = gap_of_group(before, seen)
+    assert "a gap of unknown size" in str(gap_of_group(Reached(), seen))
+    assert (found is None) if gap is None else gap in str(found)
+
+
+def test_a_stream_that_was_made_again_is_told_by_its_newest_id_or_its_number_of_entries() -> None:
+    before = Reached(through=10, last=12, added=12)
+    assert is_another_stream(before, Seen(0, 11, 1, 11, 11))
+    assert is_another_stream(before, Seen(0, 40, 40, 1, 1))
+    assert not is_another_stream(before, Seen(0, 12, 12, 1))
+    assert "what it had after 0-10" in str(another_stream(before))
+
+
+def test_ids_are_compared_as_numbers() -> None:
+    assert number_of(b"9-10") > number_of(b"9-9") > number_of(b"8-11")
+    assert [id_of(number_of(one)) for one in (b"9-10", b"1526919030474-3")] == ["9-10", "1526919030474-3"]
