@@ -26,6 +26,7 @@ import structlog
 from receiver_runtime.block_path.load.block_threads import BlockThreads
 from receiver_runtime.block_path.registration.block_log import BlockLog
 from receiver_runtime.block_path.registration.registrar import Registrar
+from receiver_runtime.process.dead_threads import restart_at_dead_threads
 from receiver_runtime.process.deferred_pandas import defer_pandas
 from receiver_runtime.process.hanging_receivers import HangingReceivers
 from receiver_runtime.process.parent_watch import AgentLine, ParentWatcher
@@ -107,7 +108,8 @@ def run(
     watcher = ParentWatcher(process.stop, process.obey, parent_pipe=parent_pipe)
     watcher.start()
     try:
-        return process.run(receivers)
+        with restart_at_dead_threads():
+            return process.run(receivers)
     finally:
         watcher.stop()
         agent.close()
