@@ -1,8 +1,9 @@
 """Find the modules of a user's project, and keep a copy of each version of them.
 
 A project's module is one that its pipeline module, or the one with its own Dagster definitions, imports, directly or
-not, and that belongs neither to Python nor to an installed package nor to Forebay; of a package all modules count. They
-are found by reading them: this module never imports one, so a module that fails to import is found too.
+not, and that belongs neither to Python nor to an installed package nor to Forebay; of a package all modules count, but
+tests that no other module names. They are found by reading them: this module never imports one, so a module that fails
+to import is found too. Names in texts count as imports where the project's folder has such a module (plug-ins).
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _STDLIB = frozenset(str(Path(sysconfig.get_path(key)).resolve()) for key in ("stdlib", "platstdlib"))
 # A class that is named by its path, as a receiver's: it is imported without an `import`.
 _NAMED = re.compile(r"([A-Za-z_]\w*)(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+# What may be a module's name, or the beginning of one.
+_MENTIONED = re.compile(r"([A-Za-z_]\w*)(\.[A-Za-z_]\w*)*\.?")
+# Modules and packages of tests, by the names that pytest and everyone gives them.
+_OF_TESTS = re.compile(r"conftest|tests?|test_\w+")
 _VERSION_DIGITS = 12
 _APPLIED = "applied"
 _NOTICE = "notice"
@@ -107,7 +112,7 @@ class ProjectReader:
         self._first = module.partition(".")[0] if path is None else path.stem
         definitions = project_definitions()
         self._begins_with = {self._first, *([] if definitions is None else [definitions.partition(".")[0]])}
-        self._read: dict[Path, tuple[tuple[int, int, int], bytes, frozenset[str]]] = {}
+        self._read: dict[Path, tuple[tuple[int, int, int], bytes, _Names]] = {}
         # Names that are Python's, or an installed package's.
         self._passed_over = {*OWN_PACKAGES, *sys.builtin_module_names, *sys.stdlib_module_names} - self._begins_with
 
@@ -115,18 +120,28 @@ class ProjectReader:
         """Return the project's modules as they are now. A file that goes meanwhile is left out."""
         importlib.invalidate_caches()
         modules: dict[str, tuple[Path, bytes]] = {}
+        beside = self._beside()
         wanted, seen = sorted(self._begins_with), set(self._begins_with)
         while wanted:
             for name, path in self._files(wanted.pop()):
                 try:
-                    source, imported = self._file(path)
+                    source, names = self._file(path)
                 except OSError:
                     continue
                 modules[name] = (path, source)
-                new = imported - seen - self._passed_over
+                new = (names.imported | names.mentioned & beside) - seen - self._passed_over
                 seen |= new
                 wanted += sorted(new)
+        for name in _tests_of_nobody({name: source for name, (_, source) in modules.items()}) - {self._module}:
+            del modules[name]
         return ProjectCode(_version({name: source for name, (_, source) in modules.items()}), modules)
+
+    def _beside(self) -> frozenset[str]:
+        """Return the names of the modules and packages in the project's folder, and of other folders there."""
+        try:
+            return frozenset(entry.name.removesuffix(".py") for entry in Path(self._search).iterdir())
+        except OSError:
+            return frozenset()
 
     def _files(self, top: str) -> Iterator[tuple[str, Path]]:
         """Give the modules of a package or module of the project, with their files; none if it is not the project's."""
@@ -159,13 +174,13 @@ class ProjectReader:
         except (ImportError, ValueError):
             return None
 
-    def _file(self, path: Path) -> tuple[bytes, frozenset[str]]:
+    def _file(self, path: Path) -> tuple[bytes, _Names]:
         status = path.stat()
         stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         known = self._read.get(path)
         if known is None or known[0] != stamp:
             source = path.read_bytes()
-            known = self._read[path] = (stamp, source, _imported(source))
+            known = self._read[path] = (stamp, source, _names(source))
         return known[1], known[2]
 
 
@@ -175,9 +190,14 @@ def _is_users(found: Path) -> bool:
 
 
 def _package(name: str, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Give all modules below a package's folder."""
-    for here, folders, files in os.walk(folder):
-        folders[:] = [entry for entry in folders if entry.isidentifier() and entry != "__pycache__"]
+    """Give all modules below a package's folder, also behind links; each folder once."""
+    seen: set[str] = set()
+    for here, folders, files in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(here)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(entry for entry in folders if entry.isidentifier() and entry != "__pycache__")
         parts = Path(here).relative_to(folder).parts
         for file in files:
             stem, dot, suffix = file.rpartition(".")
@@ -185,26 +205,47 @@ def _package(name: str, folder: Path) -> Iterator[tuple[str, Path]]:
                 yield ".".join((name, *parts, *(() if stem == "__init__" else (stem,)))), Path(here) / file
 
 
-def _imported(source: bytes) -> frozenset[str]:
-    """Return the top-level names that a module imports, anywhere in it; none if it can't be parsed."""
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Hold the top-level names that a module imports, anywhere in it, and those that its texts may mean."""
+
+    imported: frozenset[str] = frozenset()
+    mentioned: frozenset[str] = frozenset()
+
+
+def _names(source: bytes) -> _Names:
+    """Return a module's names; none if it can't be parsed."""
     try:
         # The import shows the module's warnings, and this would show them again and again.
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
-        return frozenset()
-    found: set[str] = set()
+        return _Names()
+    imported: set[str] = set()
+    mentioned: set[str] = set()
     for node in ast.walk(tree):
         match node:
             case ast.Import(names):
-                found |= {alias.name.partition(".")[0] for alias in names}
+                imported |= {alias.name.partition(".")[0] for alias in names}
             case ast.ImportFrom(module=str(name), level=0):
-                found.add(name.partition(".")[0])
-            case ast.Constant(value=str(text)) if named := _NAMED.fullmatch(text):
-                found.add(named[1])
+                imported.add(name.partition(".")[0])
+            case ast.Constant(value=str(text)):
+                if found := _NAMED.fullmatch(text):
+                    imported.add(found[1])
+                elif found := _MENTIONED.fullmatch(text):
+                    mentioned.add(found[1])
             case _:
                 pass
-    return frozenset(found)
+    return _Names(frozenset(imported), frozenset(mentioned))
+
+
+def _tests_of_nobody(sources: Mapping[str, bytes]) -> set[str]:
+    """Return the modules of tests that are named in no other module."""
+    word_of = {
+        name: word for name in sources if (word := next(filter(_OF_TESTS.fullmatch, name.split(".")), None)) is not None
+    }
+    others = b"\n".join(source for name, source in sources.items() if name not in word_of)
+    return {name for name, word in word_of.items() if re.search(rf"\b{word}\b".encode(), others) is None}
 
 
 def same_code(before: CodeCopy, after: CodeCopy, module: str) -> bool:
@@ -220,7 +261,8 @@ def _reached(sources: Mapping[str, bytes], module: str) -> dict[str, bytes]:
         top = wanted.pop()
         of_it = {name: source for name, source in sources.items() if name.partition(".")[0] == top}
         found |= of_it
-        new = frozenset[str]().union(*map(_imported, of_it.values())) - seen
+        names = [_names(source) for source in of_it.values()]
+        new = frozenset[str]().union(*(one.imported | one.mentioned for one in names)) - seen
         seen |= new
         wanted += new
     return found

@@ -57,6 +57,38 @@ def test_modules_are_those_that_can_be_reached_by_imports_and_names(project: Pat
     }
 
 
+def test_modules_that_a_text_names_are_found_where_the_project_has_them(project: Path) -> None:
+    write(
+        project,
+        {
+            "shop.py": "from importlib import import_module\nPARTS = [import_module(f'plug.{name}') for name in 'a']\n"
+            "OTHER = import_module('deep.er')\nKIND, PLACE = 'pyarrow', 'words'\n",
+            "plug/a.py": "",
+            "deep/er.py": "",
+            "words/some.txt": "",
+        },
+    )
+    assert ProjectReader("shop").read().modules.keys() == {"shop", "plug.a", "deep.er"}
+
+
+def test_modules_behind_links_are_found_and_a_circle_of_links_ends(project: Path) -> None:
+    write(project, {"elsewhere/linked.py": ""})
+    (project / "prices" / "more").symlink_to(project / "elsewhere")
+    (project / "prices" / "again").symlink_to(project / "prices")
+    assert {"prices.more.linked", "prices.vat"} <= ProjectReader("shop").read().modules.keys()
+
+
+@pytest.mark.parametrize("file", ["prices/test_vat.py", "prices/conftest.py", "prices/tests/helper.py"])
+def test_a_test_counts_if_a_module_names_it(project: Path, file: str) -> None:
+    write(project, {file: "", "prices/attest.py": "", "prices/latest_one.py": ""})
+    modules = ProjectReader("shop").read().modules
+    assert file.removesuffix(".py").replace("/", ".") not in modules
+    assert {"prices.attest", "prices.latest_one"} <= modules.keys()
+    name = file.split("/")[1].removesuffix(".py")
+    write(project, {"prices/vat.py": f"from . import {name}"})
+    assert file.removesuffix(".py").replace("/", ".") in ProjectReader("shop").read().modules
+
+
 def test_modules_keep_the_paths_by_which_python_finds_them(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / "releases").mkdir()
     write(project / "releases", {"linked.py": "import pack", "pack/__init__.py": ""})
