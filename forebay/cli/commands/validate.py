@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 import sqlalchemy as sa
 import typer
 
+from forebay.cli.checks.definitions_check import check_definitions
 from forebay.cli.checks.findings import Finding, Health, all_well, findings_table
 from forebay.cli.checks.plan_checks import Columns, check_plans
 from forebay.cli.checks.sink_checks import check_needs, check_sink
@@ -60,10 +61,11 @@ def validate(
 ) -> None:
     """Check a module's streams, pipelines and outputs, and change nothing. Exits with 1 if something fails.
 
-    Declarations are checked always, and whether the packages that sinks need are installed. Each output's function runs
-    on empty frames with the columns of its streams, so that Spark analyses its plan, and its sink sees the names and
-    types of the result. No sink is called; nor is the function of a ForeachBatchSink. Unless --offline: whether sinks
-    may be written to, by this user, and the results fit their targets.
+    Declarations are checked always, and whether the packages that sinks need are installed. The project's own Dagster
+    definitions are loaded, if it names a module of them. Each output's function runs on empty frames with the columns
+    of its streams, so that Spark analyses its plan, and its sink sees the names and types of the result. No sink is
+    called; nor is the function of a ForeachBatchSink. Unless --offline: whether sinks may be written to, by this user,
+    and the results fit their targets.
 
     With a driver log (FOREBAY_DATABASE_URL, or the one of `forebay up` in this home) also: whether sources answer and
     listeners can listen, from this host, and what `forebay apply` would change, or refuse.
@@ -95,6 +97,7 @@ def _examine(module: str, *, offline: bool, plans: bool) -> Iterator[Finding]:
     outputs = [output for pipeline in pipelines for output in pipeline.outputs.values()]
     said = f"{len(pipelines)} pipeline(s), {len(streams)} stream(s), {len(outputs)} output(s)"
     yield Finding("declarations", Health.OK, f"{module}: {said}")
+    yield from check_definitions(module, pipelines)
     yield from _conflicts(pipelines, streams)
     yield from _short_intervals(pipelines)
     for stream in streams:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
 import dagster as dg
 import pytest
 
 from forebay import ParquetSink, Pipeline, Stream
+from forebay.cli.checks.definitions_check import check_definitions
+from forebay.cli.checks.findings import Health
 from forebay.sources import SocketText
 from orchestration.dagster_defs.build_definitions import build_definitions
 from orchestration.dagster_defs.own_definitions import with_own_definitions
@@ -106,3 +109,38 @@ def test_a_module_without_one_definitions_is_named(
     with pytest.raises(PipelineModuleError, match=said) as raised:
         with_own_definitions(build_definitions(words), name)
     assert name in str(raised.value)
+
+
+TWINS = """
+import dagster as dg
+
+@dg.asset
+def a(): ...
+
+@dg.asset(name="a")
+def b(): ...
+
+defs = dg.Definitions(assets=[a, b])
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "health", "said"),
+    [
+        ("import dagster as dg\ndefs = dg.Definitions()\n", Health.OK, "own_of_shop"),
+        ("defs = 1 / 0\n", Health.FAILED, "own_of_shop: ZeroDivisionError: division by zero"),
+        ("raise SystemExit(3)\n", Health.FAILED, "own_of_shop: SystemExit: 3"),
+        ("", Health.FAILED, "needs one dagster.Definitions at its top level, and has 0"),
+        (TWINS, Health.FAILED, "DagsterInvalidDefinitionError"),
+    ],
+)
+def test_validate_loads_a_projects_own_definitions(
+    words: Pipeline, project: Path, text: str, health: Health, said: str
+) -> None:
+    assert list(check_definitions("another", [words])) == []
+    (project / "own_of_shop.py").write_text(text)
+    sys.modules.pop("own_of_shop", None)
+    [finding] = check_definitions("shop", [words])
+    assert finding.health is health
+    assert said in finding.found
+    assert finding.way_out or health is Health.OK
