@@ -60,6 +60,7 @@ from receiver_runtime.block_store.frames.encryption import check_block_key
 from receiver_runtime.block_store.frames.errors import BlockKeyError
 from tracker_store.batches.pipeline_states import all_ended, start_pipelines
 from tracker_store.batches.pipelines import declared_versions, list_pipelines, list_streams
+from tracker_store.batches.run_queue import waiting_runs
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.errors import DriverLogError
 from tracker_store.connection.outage import SURVIVED, Outage
@@ -264,7 +265,11 @@ class Services:
         """Put changed code in force, by itself or because `forebay apply` has changed the driver log."""
         applied = declared_versions(connection)
         rung, self._applied = applied != self._applied, applied
-        found = None if self._code is None else self._code.look(rung=rung, agrees=partial(_agrees, connection))
+        if self._code is None:
+            return
+        found = self._code.look(
+            rung=rung, agrees=partial(_agrees, connection), waits=lambda: bool(waiting_runs(connection))
+        )
         if found is None:
             return
         self._pipelines = _running(found.declared)

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 # How long a module may take to be imported and compared.
 CHECK_SECONDS = 120.0
+# How long the next change waits at most while a batch waits for a driver with the one before: a driver takes seconds to
+# start, and with a change every few seconds none would ever run a batch.
+HELD_SECONDS = 60.0
 OTHER = (
     "Somebody has applied other declarations than those of code {}, whose pipelines therefore make no "
     "batches. `forebay apply` here writes them again."
@@ -71,6 +74,7 @@ class CodeWatch:
         # Whether the driver log has other declarations than the version in force, which the files have.
         self._is_other = False
         self._check: _Check | None = None
+        self._changed_at = float("-inf")
 
     def first(self) -> str:
         """Put the version that the files have now in force, and return it: nothing runs yet."""
@@ -86,15 +90,25 @@ class CodeWatch:
         self._declared = declared
         self._environment = {**environment_without(withheld), **environment}
 
-    def look(self, *, rung: bool = False, agrees: Callable[[Mapping[str, Any]], bool] = bool) -> Result | None:
+    def look(
+        self,
+        *,
+        rung: bool = False,
+        agrees: Callable[[Mapping[str, Any]], bool] = bool,
+        waits: Callable[[], bool] = lambda: False,
+    ) -> Result | None:
         """Look once; return the result of a version that is in force from now on. Returns at once.
 
-        rung: the driver log's declarations have changed. agrees: whether it has what the version in force declares.
         What the disk or the system refuses is said, and tried again.
+
+        Args:
+            rung: the driver log's declarations have changed.
+            agrees: whether the driver log has what the version in force declares.
+            waits: whether a batch waits for a driver.
         """
         self._rung = self._rung or rung
         try:
-            return self._look(agrees)
+            return self._look(agrees, waits)
         except OSError as error:
             line = f"Changes of the code take no effect for now, because it can't be read or copied: {error}."
             if line != self._said:
@@ -102,7 +116,7 @@ class CodeWatch:
                 self._tell(line)
             return None
 
-    def _look(self, agrees: Callable[[Mapping[str, Any]], bool]) -> Result | None:
+    def _look(self, agrees: Callable[[Mapping[str, Any]], bool], waits: Callable[[], bool]) -> Result | None:
         applied = self.copies.applied()
         self._rung = self._rung or applied != self._applied
         self._applied = applied
@@ -123,11 +137,14 @@ class CodeWatch:
             self._rung = False
             self._checked = code.version
             self._say(OTHER.format(code.version) if self._is_other else "")
-        elif self._rung or code.version != self._checked:
+        elif self._rung or (code.version != self._checked and not self._is_held(waits)):
             self._begin(code)
             self._checked = code.version
             self._rung = False
         return None
+
+    def _is_held(self, waits: Callable[[], bool]) -> bool:
+        return time.monotonic() - self._changed_at < HELD_SECONDS and waits()
 
     def close(self) -> None:
         """End a check that is under way, and what is said: the next `forebay up` takes the files as they are."""
@@ -195,6 +212,7 @@ class CodeWatch:
         match result.outcome:
             case Outcome.IN_FORCE:
                 self._in_force = code
+                self._changed_at = time.monotonic()
                 self._declared = result.declared
                 self.copies.note("")
                 self._said, self._is_other = "", False

@@ -12,6 +12,7 @@ import pytest
 
 from forebay import ConsoleSink, Pipeline, Stream
 from forebay.cli.commands.up import CODE_SERVER, Services, _agrees
+from forebay.cli.services import code_watch
 from forebay.cli.services.code_change import Outcome, Request, Result, put_in_force
 from forebay.cli.services.code_watch import OTHER, CodeWatch
 from forebay.sources import SocketText
@@ -197,7 +198,12 @@ def test_nothing_is_in_force_that_the_driver_log_does_not_take(
 
 
 def test_a_watch_checks_each_version_in_a_process_and_says_one_line(
-    database_url: str, engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]]
+    database_url: str,
+    engine: sa.Engine,
+    home: Path,
+    project: Path,
+    loaded: Callable[[], list[Pipeline]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str] = []
     watch = CodeWatch("shop", home, tell=said.append)
@@ -225,6 +231,19 @@ def test_a_watch_checks_each_version_in_a_process_and_says_one_line(
     eventually(is_found, "the change is in force")
     assert said[1:] == [f"shop.py changed: from the next batch on, code {ProjectReader('shop').read().version} runs."]
     assert found[0].declared["pipelines"]["words"]["interval_ms"] == 5000
+    began: list[object] = []
+    monkeypatch.setattr(watch, "_begin", began.append)
+    edit(project, ('interval="5s"', 'interval="6s"'))
+    for _ in range(3):
+        watch.look(waits=lambda: True)
+    assert began == [], "a batch waits for a driver with the change before"
+    watch.look()
+    assert len(began) == 1
+    monkeypatch.setattr(code_watch, "HELD_SECONDS", 0)
+    edit(project, ('interval="6s"', 'interval="7s"'))
+    for _ in range(2):
+        watch.look(waits=lambda: True)
+    assert len(began) == 2
     watch.close()
 
 
@@ -310,8 +329,9 @@ def test_the_code_server_starts_again_for_new_declarations(
 
         rung = False
 
-        def look(self, *, rung: bool, agrees: Callable[[Mapping[str, Any]], bool]) -> Result:
+        def look(self, *, rung: bool, agrees: Callable[[Mapping[str, Any]], bool], waits: Callable[[], bool]) -> Result:
             assert callable(agrees)
+            assert not waits(), "no run waits for a driver"
             self.rung = rung
             return Result(Outcome.IN_FORCE, declared={"pipelines": {"words": {"interval_ms": 5000}}}, is_new=is_new)
 
