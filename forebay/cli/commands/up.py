@@ -28,6 +28,7 @@ from forebay.cli.commands.apply import print_changes
 from forebay.cli.commands.drain import DrainResult, drain_pipelines
 from forebay.cli.instance.dagster_home import (
     DATABASE_VARIABLE,
+    LOCATION,
     TOKEN_FILE,
     URL_FILE,
     code_server_socket,
@@ -60,7 +61,7 @@ from receiver_runtime.block_store.frames.encryption import check_block_key
 from receiver_runtime.block_store.frames.errors import BlockKeyError
 from tracker_store.batches.pipeline_states import all_ended, start_pipelines
 from tracker_store.batches.pipelines import declared_versions, list_pipelines, list_streams
-from tracker_store.batches.run_queue import waiting_runs
+from tracker_store.batches.run_queue import has_ready_driver, has_waiting_run
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.errors import DriverLogError
 from tracker_store.connection.outage import SURVIVED, Outage
@@ -171,6 +172,11 @@ def _agrees(connection: sa.Connection, declared: Mapping[str, Any]) -> bool:
     )
 
 
+def _is_driver_awaited(connection: sa.Connection) -> bool:
+    """Return whether no driver of this installation is ready, or a run waits that none has taken yet."""
+    return has_waiting_run(connection, location=LOCATION) or not has_ready_driver(connection, location=LOCATION)
+
+
 class Services:
     """Run the services of one home while the context is entered. For the main thread: it handles signals."""
 
@@ -268,7 +274,7 @@ class Services:
         if self._code is None:
             return
         found = self._code.look(
-            rung=rung, agrees=partial(_agrees, connection), waits=lambda: bool(waiting_runs(connection))
+            rung=rung, agrees=partial(_agrees, connection), waits=partial(_is_driver_awaited, connection)
         )
         if found is None:
             return

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 # How long a module may take to be imported and compared.
 CHECK_SECONDS = 120.0
-# How long the next change waits at most while a batch waits for a driver with the one before: a driver takes seconds to
-# start, and with a change every few seconds none would ever run a batch.
+# How long a change waits at most for a driver with the one before: a driver takes seconds to start, and with a change
+# every few seconds none would ever run a batch.
 HELD_SECONDS = 60.0
 OTHER = (
     "Somebody has applied other declarations than those of code {}, whose pipelines therefore make no "
@@ -104,7 +104,7 @@ class CodeWatch:
         Args:
             rung: the driver log's declarations have changed.
             agrees: whether the driver log has what the version in force declares.
-            waits: whether a batch waits for a driver.
+            waits: whether no driver is ready, or a batch waits for one.
         """
         self._rung = self._rung or rung
         try:

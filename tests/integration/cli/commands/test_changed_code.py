@@ -331,7 +331,7 @@ def test_the_code_server_starts_again_for_new_declarations(
 
         def look(self, *, rung: bool, agrees: Callable[[Mapping[str, Any]], bool], waits: Callable[[], bool]) -> Result:
             assert callable(agrees)
-            assert not waits(), "no run waits for a driver"
+            assert waits(), "no driver is ready"
             self.rung = rung
             return Result(Outcome.IN_FORCE, declared={"pipelines": {"words": {"interval_ms": 5000}}}, is_new=is_new)
 
