@@ -9,6 +9,7 @@ records, which Spark's own modes treat differently by format, are corrupt too. L
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, NamedTuple
@@ -41,6 +42,8 @@ _NOTHING = "\x01nothing\x01"
 # Spark's options for CSV as RFC 4180 has it.
 _CSV = {"quote": '"', "escape": '"', "emptyValue": "", "nullValue": _NOTHING}
 _NO_QUOTE = frozenset({"", "\0"})
+# Options that Spark reads and does not list.
+_UNLISTED = ("maxNestingDepth", "maxNumLen", "maxStringLen")
 # Spark takes these by default. No JSON has them.
 _STRICT = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
 
@@ -73,6 +76,7 @@ def from_json_records(
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
 
+    _check_options(records, options, "json")
     asked = _asked(options, _STRICT)
 
     def read(text: Column, fields: StructType, ddl: str) -> _Reading:
@@ -93,6 +97,7 @@ def from_csv_records(
     field with nothing in it is null, and a pair of quotes is an empty text. A line end in quotes needs records that
     have it: of ``FileLines`` each line is a record.
     """
+    _check_options(records, options, "csv")
     given = {name.lower(): value for name, value in (options or {}).items()}
     quote = given.get("quote", '"')
     escape = given.get("escape", quote or '"')
@@ -128,6 +133,7 @@ def from_regex_records(
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
 
+    _check_options(records, options, "csv")
     numbers, plain = _groups(pattern)
     _check_depth(pattern)
     fields = _fields(schema)
@@ -201,6 +207,23 @@ def _check_by_java(records: DataFrame, pattern: str, whole: str) -> None:
             f"pattern {pattern!r}: Java, by which Spark matches, sees {groups} groups in it: write '[', '(' and '&&' "
             "within a class with a backslash each"
         )
+
+
+def _check_options(records: DataFrame, options: Mapping[str, str] | None, form: str) -> None:
+    """Raise ParsingError for an option that Spark does not have for the format: it would pass over it."""
+    jvm = getattr(records.sparkSession, "_jvm", None)
+    if jvm is None or not options:
+        # Spark Connect: its server has the list.
+        return
+    of_form = getattr(jvm.org.apache.spark.sql.catalyst, form)
+    listed = getattr(of_form, f"{form.upper()}Options").getAllOptions().mkString(" ").split(" ")
+    known = {name.lower(): name for name in [*listed, *_UNLISTED]}
+    for name in options:
+        if name.lower() not in known:
+            near = [known[one] for one in get_close_matches(name.lower(), known)]
+            raise ParsingError(
+                f"options: Spark has no {name!r} for {form.upper()}{': take ' + ' or '.join(near) if near else ''}"
+            )
 
 
 def _asked(

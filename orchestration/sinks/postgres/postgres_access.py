@@ -194,7 +194,10 @@ def unsupported(cursor: Any, schema: str, table: str, *, merges: bool) -> list[s
         "ARRAY(SELECT inhrelid::regclass::text FROM pg_inherits p JOIN pg_class leaf ON leaf.oid = inhrelid "
         "WHERE inhparent = c.oid AND leaf.relkind = 'f' ORDER BY 1), "
         "c.relpersistence = 'u' OR EXISTS (SELECT FROM pg_partition_tree(c.oid) JOIN pg_class leaf ON leaf.oid = relid "
-        "WHERE leaf.relpersistence = 'u') "
+        "WHERE leaf.relpersistence = 'u'), "
+        "ARRAY(SELECT format('%%s of %%s', conname, conrelid::regclass) FROM pg_constraint WHERE conparentid = 0 "
+        "AND confdeltype IN ('c', 'n', 'd') "
+        "AND confrelid IN (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(c.oid)) ORDER BY 1) "
         "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
         "WHERE n.nspname = %(schema)s AND c.relname = %(table)s",
         {"schema": schema, "table": table},
@@ -202,7 +205,7 @@ def unsupported(cursor: Any, schema: str, table: str, *, merges: bool) -> list[s
     found = cursor.fetchone()
     if found is None:
         return []
-    oid, kind, secured, has_children, rules, foreign, unlogged = found
+    oid, kind, secured, has_children, rules, foreign, unlogged, referring = found
     if kind in _KINDS:
         return [f"no rows of its own: it is {_KINDS[kind]}"]
     cursor.execute(
@@ -218,6 +221,7 @@ def unsupported(cursor: Any, schema: str, table: str, *, merges: bool) -> list[s
         *(["no log (UNLOGGED), so that a crash of its server empties it"] if unlogged else []),
         *(f"the rule {name}" for name in rules),
         *(f"the foreign partition {name}" for name in foreign),
+        *(f"the foreign key {name}, by which a replay would delete or change rows there" for name in referring),
         *(
             f"the trigger {name}, which may keep rows from being {'merged' if merges else 'deleted'}"
             for name in triggers

@@ -26,7 +26,6 @@ _TYPES = {
     "string": "text",
     "char": "text",
     "varchar": "text",
-    "void": "text",
     "boolean": "boolean",
     "tinyint": "smallint",
     "smallint": "smallint",

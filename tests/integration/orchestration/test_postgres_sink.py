@@ -382,17 +382,18 @@ def test_append_after_merge_says_which_constraint_is_in_the_way(target: Target) 
 
 @pytest.mark.parametrize("step", list(Step))
 def test_refused_rows_count_only_with_their_attempts_commit(target: Target, step: Step) -> None:
+    # One row that can't be staged, and one that the table refuses.
+    target.rows("CREATE TABLE counts (word text, n bigint CHECK (n < 3), _batch_time timestamptz)")
+    rows = words(("a", 1), ("b\0", 2), ("c", 3))
     sink = Dying(EnvVar("TARGET_URL"), "counts", on_bad_rows="dead_letter")
     sink.dies_at = step
     with contextlib.suppress(Died):
-        sink.write(words(("a", 1), ("b\0", 2)), attempt())
+        sink.write(rows, attempt())
     is_committed = target.rows("SELECT to_regclass('forebay_refused_rows') IS NOT NULL") == [(True,)]
     assert is_committed == (step in (Step.COMMITTED, Step.SWEPT))
-    PostgresSink(EnvVar("TARGET_URL"), "counts", on_bad_rows="dead_letter").write(
-        words(("a", 1), ("b\0", 2)), attempt(2)
-    )
+    PostgresSink(EnvVar("TARGET_URL"), "counts", on_bad_rows="dead_letter").write(rows, attempt(2))
     assert target.counts() == [("a", 1)]
-    assert target.rows("SELECT count(*) FROM forebay_refused_rows") == [(1,)]
+    assert target.rows("SELECT count(*) FROM forebay_refused_rows") == [(2,)]
     assert target.staging() == []
 
 

@@ -38,6 +38,14 @@ _NOTHING = "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN
             "0 of 1 rows",
         ),
         ("CREATE TABLE child () INHERITS (counts)", "tables that inherit from it"),
+        (
+            "ALTER TABLE counts ADD UNIQUE (n); CREATE TABLE child (w bigint REFERENCES counts (n) ON DELETE CASCADE)",
+            "the foreign key child_w_fkey of child, by which a replay would delete or change rows there",
+        ),
+        (
+            "ALTER TABLE counts ADD UNIQUE (n), ADD of_n bigint DEFAULT 1 REFERENCES counts (n) ON DELETE SET NULL",
+            "the foreign key counts_of_n_fkey of counts",
+        ),
         ("ALTER TABLE counts SET UNLOGGED", r"no log \(UNLOGGED\), so that a crash of its server empties it"),
         (
             f"DROP TABLE counts; {TABLE} PARTITION BY LIST (word); CREATE UNLOGGED TABLE l PARTITION OF counts DEFAULT",

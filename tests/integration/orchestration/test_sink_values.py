@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 from pyarrow import parquet
-from pyspark.sql.types import ArrayType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, NullType, StringType, StructField, StructType
 
 from forebay import DeltaSink, EnvVar, IcebergSink, ParquetSink, PostgresSink
 from forebay.testing.edge_values import TEXTS
@@ -58,6 +58,13 @@ def test_a_column_of_nulls_without_a_type_is_refused_by_files(
     odd = session.sql(f"SELECT 1 AS id, {value} AS `the column`")
     with pytest.raises(SinkError, match=r"the column.*void.*cast it"):
         ParquetSink(tmp_path).write(odd, attempt())
+
+
+def test_a_column_of_nulls_without_a_type_is_refused_by_postgres_too() -> None:
+    """A later batch may give it a type, and a table made with it would not take that."""
+    schema = StructType([StructField("the column", NullType())])
+    with pytest.raises(SinkError, match=r"its column the column is a void, for which Postgres has no column: cast it"):
+        PostgresSink(EnvVar("TARGET_URL"), "kept").check_columns(schema, "counts")
 
 
 def file_sinks(directory: Path) -> list[Sink]:

@@ -707,6 +707,13 @@ def test_what_spark_can_not_read_or_tell_apart_is_refused_with_the_column(sessio
     for schema in ("a ARRAY<INT>", "a MAP<STRING, INT>", "a STRUCT<b: INT>"):
         with pytest.raises(ParsingError, match=r"column a is .*, which neither CSV nor a pattern has"):
             from_csv_records(frame, schema)
+    for read, name, said in (
+        (from_json_records, "timestampFromat", "'timestampFromat' for JSON: take timestampFormat"),
+        (from_csv_records, "nullVal", "'nullVal' for CSV: take nullValue"),
+        (from_csv_records, "allowComments", "'allowComments' for CSV"),
+    ):
+        with pytest.raises(ParsingError, match=f"options: Spark has no {said}"):
+            read(frame, "a STRING", options={name: "x"})
     with pytest.raises(ParsingError, match="timeZone: IST has several meanings"):
         from_json_records(frame, "a TIMESTAMP", options={"timezone": "IST"})
 
