@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import redis
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from receiver_runtime.supervisor.receiver import Receiver
 
 _LOOK_SECONDS = 5.0  # between two looks at the groups
+_REPORT_SECONDS = 60.0  # between two reports of entries that were passed over while a receiver reads
 # In milliseconds since 1970: no Redis that made ids by its clock is older (2001).
 _FIRST_MILLISECOND = 10**12
 _PAGE = 1000  # entries that are looked at together
@@ -52,6 +53,23 @@ class _Group:
     marks: SourceMarks
     reached: Reached = field(default_factory=Reached)
     newest: bytes = b""  # the last entry that this receiver was given
+    #: What was passed over and is not reported yet, and when the next report may be made.
+    passed: _Passed | None = None
+    report_at: float = 0.0
+
+
+class _Passed(NamedTuple):
+    """Count the entries that were passed over, from the oldest to the newest of them."""
+
+    entries: int
+    oldest: bytes
+    newest: bytes
+
+    def gap(self) -> Gap:
+        at_least = "at least " if self.entries >= _MOST_MISSING else ""
+        where = f"{self.oldest.decode()} up to {self.newest.decode()}"
+        what = f"someone moved it past {at_least}{self.entries} entries that it had not read, {where}"
+        return Gap(what, self.entries)
 
 
 class ConsumerGroups:
@@ -80,16 +98,32 @@ class ConsumerGroups:
         if now or time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + _LOOK_SECONDS
             for stream in self._groups:
+                if now or time.monotonic() >= self._groups[stream].report_at:
+                    self._report_passed(stream)
                 self._look(client, stream)
 
     def note_given(self, client: redis.Redis, stream: str, first: bytes, last: bytes) -> None:
         """Note new entries that this receiver was given, and report those before them that nobody was given."""
         group = self._groups[stream]
-        missing = self._passed_over(client, stream, number_of(first) - 1)
+        passed = self._passed_over(client, stream, number_of(first) - 1)
         group.newest = last
-        if missing is not None:
-            self._report(stream, missing)
-            group.reached = group.reached._replace(through=max(group.reached.through, number_of(last)))
+        if passed is None:
+            return
+        group.reached = group.reached._replace(through=max(group.reached.through, number_of(last)))
+        # Where another program reads in the group, each read finds some.
+        before = group.passed
+        if before is not None:
+            passed = _Passed(before.entries + passed.entries, before.oldest, passed.newest)
+        group.passed = passed
+        if time.monotonic() >= group.report_at:
+            self._report_passed(stream)
+
+    def _report_passed(self, stream: str) -> None:
+        group = self._groups[stream]
+        passed, group.passed = group.passed, None
+        if passed is not None:
+            group.report_at = time.monotonic() + _REPORT_SECONDS
+            self._report(stream, passed.gap())
 
     def report_gone(self, stream: str, gone: Sequence[bytes]) -> None:
         """Report entries that the group had given out and that are no longer there."""
@@ -174,7 +208,8 @@ class ConsumerGroups:
             group.reached = of_another_stream(group.reached)
         before = group.reached
         if seen.position > before.through and id_of(seen.position).encode() != group.newest:
-            gaps.append(self._passed_over(client, stream, seen.position))
+            passed = self._passed_over(client, stream, seen.position)
+            gaps.append(None if passed is None else passed.gap())
         if not is_ours:
             gaps.append(self._gap_of_another_group(client, stream, seen))
         trimmed, before = gap_of_trimmed(before, seen)
@@ -196,7 +231,7 @@ class ConsumerGroups:
             f"someone made it, or its stream, again: what it had after {id_of(before.through)} and was not read is lost"
         )
 
-    def _passed_over(self, client: redis.Redis, stream: str, through: int) -> Gap | None:
+    def _passed_over(self, client: redis.Redis, stream: str, through: int) -> _Passed | None:
         """Return the entries up to this one, without one between that was given out, that nobody was given."""
         group = self._groups[stream]
         if not self._knows_keys or through <= group.reached.through:
@@ -216,14 +251,7 @@ class ConsumerGroups:
             if len(missing) < len(entries):
                 break
             end, page = f"({oldest.decode()}", _PAGE
-        if not count:
-            return None
-        at_least = "at least " if count >= _MOST_MISSING else ""
-        return Gap(
-            f"someone moved it past {at_least}{count} entries that it had not read, {oldest.decode()} up to "
-            f"{newest.decode()}",
-            count,
-        )
+        return _Passed(count, oldest, newest) if count else None
 
     def _not_given(self, client: redis.Redis, stream: str, entries: Sequence[StreamEntry]) -> list[StreamEntry]:
         """Return the entries, newest first, that are newer than any that was given out."""
@@ -234,7 +262,8 @@ class ConsumerGroups:
             stream, self._source.group, entries[-1].id.decode(), entries[0].id.decode(), _MOST_PENDING
         )
         given = {one["message_id"] for one in pending}
-        known = self._known_keys([entry.key for entry in entries])
+        rest = [entry.key for entry in entries if entry.id not in given and entry.key not in self._held]
+        known = self._known_keys(rest) if rest else set()
         missing: list[StreamEntry] = []
         for entry in entries:
             # What can be no row was acknowledged as a dead letter, without its key.

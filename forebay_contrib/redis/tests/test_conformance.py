@@ -361,6 +361,29 @@ def test_entries_past_which_a_group_is_moved_while_it_reads_are_counted(
         stop(process)
 
 
+def test_what_another_program_reads_in_the_group_is_counted_in_few_events(
+    keys: RedisKeys, make_rig: Callable[..., SourceRig]
+) -> None:
+    rig = make_rig(keys.source())
+    process = rig.start()
+    keys.send(20)
+    eventually(lambda: rig.registered() == 20 and keys.pending() == 0, "the first ones")
+    for number in range(30):
+        with keys.client.pipeline(transaction=True) as at_once:
+            # The other program gets the first one before the receiver is asked again.
+            entry = f"{2**42 + number}-1"
+            at_once.xadd(keys.names[0], {"of": "another"}, entry)
+            at_once.xreadgroup(keys.source().group, "another", {keys.names[0]: ">"})
+            at_once.xack(keys.names[0], keys.source().group, entry)
+            at_once.execute()
+        keys.add({b"of": b"ours"}, entry_id=f"{2**42 + number}-2")
+        eventually(lambda number=number: rig.registered() == 21 + number, "ours")  # type: ignore[misc]
+    stop(process)
+    said = rig.execute("SELECT message FROM forebay.receiver_events WHERE message LIKE '%%past %% entries%%'")
+    sizes = [int(message.partition("a gap of ")[2].split()[0]) for (message,) in said]
+    assert (sum(sizes), len(sizes) <= 3) == (30, True)
+
+
 def test_reused_ids_with_other_entries_lose_none(keys: RedisKeys, make_rig: Callable[..., SourceRig]) -> None:
     """Use explicit ids in a stream that is deleted and recreated: the driver log knows all of them."""
     rig = make_rig(keys.source())

@@ -17,6 +17,7 @@ from receiver_runtime.receivers.files.file_kinds import (
     KIND_BYTES,
     Codec,
     UnreadableKindError,
+    check_bounds,
     codec_of,
     damaged,
     explained,
@@ -160,6 +161,7 @@ def _zip_files(open_raw: OpenRaw) -> Iterator[tuple[str, int, Callable[[], Decom
         archive, files = zipped_files(raw)
         for info in files:
             yield info.filename, info.file_size, lambda info=info: _Unpacked(lambda: archive.open(info))  # type: ignore[misc]
+        check_bounds(archive)
 
 
 def _tar_files(open_raw: OpenRaw, codec: Codec | None) -> Iterator[tuple[str, int, Callable[[], Decompressed]]]:

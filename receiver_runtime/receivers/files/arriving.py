@@ -297,12 +297,12 @@ class ArrivingCatalog:
         else:
             part = lines.read(reading, content, limits, path=shown, modified_ms=found.modified_ms, ends=True)
         if isinstance(content, LocalFile):
-            status = content.stat
             # Checked after the read: if the file is still being written to, drop what was read.
-            if (status.st_size, status.st_mtime_ns // 10**6) != (found.size, found.modified_ms):
+            try:
+                self._compare(content, found)
+            except OSError:
                 reading.position, reading.large = at, large
-                self._look_at = 0.0
-                raise OSError("it was changed just now")
+                raise
         return part
 
     def _read_archive(
@@ -361,6 +361,7 @@ class ArrivingCatalog:
                 ends=True,
             )
         except (DamagedError, UnreadableKindError) as error:
+            self._check_unchanged(file)
             why = f"it is {error.what}" if isinstance(error, UnreadableKindError) else str(error)
             self._listing.report_once(name, f"is not read, and the other files in the archive are: {why}", error)
             reading.lose(self.source, member.end)
@@ -369,6 +370,21 @@ class ArrivingCatalog:
             self._receiver.report_error(part.hole.words(shown))
         reading.position = member.start + inner.position if part.more else member.end
         return part
+
+    def _check_unchanged(self, file: _Arrived) -> None:
+        """Raise OSError if a file is still being written to: then nothing of it is damaged. Objects never are."""
+        content = self._folder.open_plain(file.found.path)
+        try:
+            if isinstance(content, LocalFile):
+                self._compare(content, file.found)
+        finally:
+            content.close()
+
+    def _compare(self, content: LocalFile, found: Found) -> None:
+        status = content.stat
+        if (status.st_size, status.st_mtime_ns // 10**6) != (found.size, found.modified_ms):
+            self._look_at = 0.0
+            raise OSError("it was changed just now")
 
     def _show_refused(self) -> None:
         """Show in the receiver's status, for as long as they are there, the files whose kind is not read."""

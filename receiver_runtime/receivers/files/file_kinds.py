@@ -7,6 +7,7 @@ be nonsense. It must never look at a name, and it reads only from what it is giv
 
 from __future__ import annotations
 
+import io
 import re
 import tarfile
 import zipfile
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 
 _XZ_MEMORY_BYTES = 2**28  # what a stream may ask for; `xz -9` asks for a quarter
 _XZ_READ_BYTES = 2**16
+
+# What the module bz2 raises as an OSError is no fault of the disk or the network.
+_BAD_BZIP2 = ("Invalid data stream",)
+# A zip archive's last record, and in how many of the last bytes it is, with the comment behind it.
+_ZIP_END = b"PK\5\6"
+_ZIP_END_SIZE = 22
+_ZIP_END_BYTES = _ZIP_END_SIZE + 2**16
+_ZIP_MARKER_BYTES = 4  # before the first file of an archive that was made for several volumes
 
 #: How many of a file's first bytes tell its kind.
 KIND_BYTES = tarfile.BLOCKSIZE
@@ -237,13 +246,15 @@ class _Zip:
 
     def __init__(self, raw: Any) -> None:  # noqa: ANN401  as above
         self._raw = raw
-        archive, members = zipped_files(raw)
+        self._archive, members = zipped_files(raw)
         if len(members) != 1:
             raise UnreadableKindError(f"a zip archive of {len(members)} files")
-        self._member = explained(lambda: archive.open(members[0]))
+        self._member = explained(lambda: self._archive.open(members[0]))
 
     def read(self, size: int) -> bytes:
         data: bytes = explained(lambda: self._member.read(size))
+        if size and not data:
+            check_bounds(self._archive)
         return data
 
     def close(self) -> None:
@@ -257,11 +268,27 @@ def zipped_files(raw: Any) -> tuple[zipfile.ZipFile, list[zipfile.ZipInfo]]:  # 
     return archive, [one for one in archive.infolist() if not one.filename.endswith("/")]
 
 
+def check_bounds(archive: zipfile.ZipFile) -> None:
+    """Check that a zip archive begins and ends with its file, as zipfile does not. Raises OSError."""
+    if min((one.header_offset for one in archive.infolist()), default=0) > _ZIP_MARKER_BYTES:
+        raise damaged("it begins with something that is not in its directory, as another archive")
+    file: Any = archive.fp
+    file.seek(0, io.SEEK_END)
+    size = file.tell()
+    file.seek(max(0, size - _ZIP_END_BYTES))
+    tail = file.read(_ZIP_END_BYTES)
+    end = tail.rfind(_ZIP_END) + _ZIP_END_SIZE
+    if tail[end + int.from_bytes(tail[end - 2 : end], "little") :].strip(b"\0"):
+        raise damaged("something stands behind its end")
+
+
 def explained(read: Callable[[], Any]) -> Any:  # noqa: ANN401  the readers of zipfile and tarfile
     """Return what zipfile or tarfile reads. Raises OSError where the bytes are not what they begin as."""
     try:
         return read()
-    except (OSError, MemoryError):
+    except (OSError, MemoryError) as error:
+        if error.args == _BAD_BZIP2:
+            raise damaged(error) from error
         raise
     except Exception as error:  # whatever a decoder raises: of what is cut short, encrypted, or damaged
         raise damaged(error) from error

@@ -47,6 +47,10 @@ def check_text(head: bytes, declared: str) -> None:
         declared: the encoding, unless a byte-order mark names another.
     """
     encoding, mark = by_mark(head[:MARK_BYTES], declared)
+    if not mark and by_mark(head.lstrip(b"\0")[:MARK_BYTES], declared).mark:
+        # What is before the mark is a hole.
+        head = head.lstrip(b"\0")
+        encoding, mark = by_mark(head[:MARK_BYTES], declared)
     bad, size = _count(head[mark:], encoding)
     if not bad or bad < size * _LEAST_SHARE:
         return

@@ -193,18 +193,27 @@ class LineReader:
         """
         if self._checks_text and reading.judged < SURE_BYTES and reading.position - reading.start < SURE_BYTES:
             self._judge(reading, content, ends=ends)
-        if reading.encoding is None:
-            reading.encoding, mark = by_mark(content.read(0, MARK_BYTES), self._declared)
-            reading.position = max(reading.position, mark)
-        return _Cutter(self._framing(reading.encoding), self._max, path, modified_ms).read(
+        if reading.encoding is None and (hole := self._find_mark(reading, content, ends=ends)) is not None:
+            return Part(more=True, hole=hole)
+        return _Cutter(self._framing(reading.encoding or self._declared), self._max, path, modified_ms).read(
             reading, content, limits, ends=ends, completes=ends or completes
         )
 
+    def _find_mark(self, reading: Reading, content: Content, *, ends: bool) -> Hole | None:
+        """Note the encoding that a mark names, and pass over it; return the hole that was before it."""
+        begin, is_last = _begin_of_text(content)
+        if is_last and not ends:
+            return None
+        reading.encoding, mark = by_mark(content.read(begin, MARK_BYTES), self._declared)
+        if not mark or reading.position >= begin + mark:
+            return None
+        passed = begin - reading.position
+        reading.position = begin + mark
+        return Hole(passed) if passed > 0 else None
+
     def _judge(self, reading: Reading, content: Content, *, ends: bool) -> None:
-        head = content.read(0, TEXT_BYTES)
-        if len(head) == TEXT_BYTES and head[:1] == b"\0" and not head.strip(b"\0"):
-            # A hole: the text is what comes behind it.
-            head = content.read(_end_of_run(content, 0, _LARGEST_UNIT)[0], TEXT_BYTES)
+        begin, _ = _begin_of_text(content)
+        head = content.read(begin - begin % _LARGEST_UNIT, TEXT_BYTES)
         if len(head) > reading.judged:
             check_text(head, self._declared)
             # One that grows is looked at again, until enough of it is known.
@@ -359,6 +368,13 @@ class _Cutter:
             ],
             schema=LINES,
         )
+
+
+def _begin_of_text(content: Content) -> tuple[int, bool]:
+    """Return where a file's text begins, with its mark, behind a hole; and whether only a hole is there yet."""
+    head = content.read(0, MARK_BYTES)
+    is_hole = len(head) == MARK_BYTES and not head.strip(b"\0")
+    return _end_of_run(content, 0, 1) if is_hole else (0, False)
 
 
 def _end_of_run(content: Content, at: int, unit: int) -> tuple[int, bool]:

@@ -222,10 +222,13 @@ def _begins_document(body: bytes) -> bool:
     It has a name or a value and goes on behind its first line as JSON does, or its brackets have lines of their own.
     """
     begin = body[: _json_until(body)]
+    first, *others = (line.strip(_BLANKS) for line in body.strip(_BLANKS).split(b"\n", _LOOK_LINES + 1))
+    if first[:1] == b"{" and any(line[:1] == b"{" and _is_json(line) for line in others):
+        return False
     if b"\n" in begin.lstrip(_BLANKS) and not _VALUE.isdisjoint(begin):
         return True
-    first, _, rest = body.strip(_BLANKS).partition(b"\n")
-    return (first.strip(_BLANKS), rest.rpartition(b"\n")[2].strip(_BLANKS)) in ((b"{", b"}"), (b"[", b"]"))
+    last = body.strip(_BLANKS).rpartition(b"\n")[2].strip(_BLANKS)
+    return (first, last) in ((b"{", b"}"), (b"[", b"]"))
 
 
 def _is_cut_at_bytes(charset: str | None) -> bool:

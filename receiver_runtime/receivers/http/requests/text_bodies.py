@@ -7,8 +7,11 @@ never look at what a body says.
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from receiver_runtime.receivers.http.requests.pushed import PushRefusedError, media_type
 from receiver_runtime.sources.fields.text_encoding import MARK_BYTES, Marked, by_mark, check_encoding, unit_of
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 #: Charsets that are UTF-8, and no charset.
 UTF8 = frozenset({None, "utf-8", "utf8", "us-ascii"})
 _CHARSET = re.compile(r"""(;\s*charset\s*=\s*)("[^"]*"|[^;\s]*)""", re.IGNORECASE)
+_UTF32 = {"utf-32-le": np.dtype("<u4"), "utf-32-be": np.dtype(">u4")}
+_HALF = 0xDFFF  # of a surrogate pair
 _NOT_UTF8 = re.compile(r"no UTF-8 (at|from) byte \d+( on)?(: send JSON in UTF-8)?")
 
 
@@ -60,10 +65,18 @@ class JsonText:
         except UnicodeDecodeError as error:
             self.fault = f"body: no {self._encoding} at byte {error.start}: send JSON in UTF-8"
         try:
-            return self._sent.decode(self._encoding, self._errors).encode("utf-8", "surrogatepass")
+            return self._within_unicode().decode(self._encoding, self._errors).encode("utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
-            # Its last unit is not whole, or is beyond Unicode: no element holds it alone.
+            # Its last unit is not whole: no element holds it alone.
             raise PushRefusedError(400, self.fault) from error
+
+    def _within_unicode(self) -> bytes:
+        """Return what was sent; a unit of UTF-32 that is beyond Unicode becomes half of a surrogate pair."""
+        if self._encoding not in _UTF32 or len(self._sent) % _UTF32[self._encoding].itemsize:
+            return self._sent
+        units = np.frombuffer(self._sent, _UTF32[self._encoding]).copy()
+        units[units > sys.maxunicode] = _HALF
+        return units.tobytes()
 
     @property
     def _errors(self) -> str:

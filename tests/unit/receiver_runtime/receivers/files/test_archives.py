@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from receiver_runtime.receivers.files.archives import Archive, Member
+from receiver_runtime.receivers.files.folders import LocalFolder
 from tests.support.searches import examples
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log
 from tests.unit.receiver_runtime.receivers.files.test_arriving import arriving, put
@@ -129,6 +130,18 @@ def _broken_lzma() -> bytes:
     return bytes(data)
 
 
+def _broken_bzip2() -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("good.log", "good\n")
+        archive.writestr("bad.log", bytes(range(256)) * 8, zipfile.ZIP_BZIP2)
+        archive.writestr("better.log", "better\n")
+    data = bytearray(made.getvalue())
+    at = data.index(b"bad.log") + len("bad.log") + 40
+    data[at : at + 40] = b"\xff" * 40
+    return bytes(data)
+
+
 def _encrypted_zip() -> bytes:
     data = bytearray(zipped([("good.log", b"good\n"), ("bad.log", b"bad\n"), ("better.log", b"better\n")]))
     # The flag of encryption, in the entry and in the directory.
@@ -144,6 +157,7 @@ def _with(bad: bytes) -> Files:
 BAD: dict[str, Callable[[], bytes]] = {
     "damaged": _broken_zip,
     "damaged, by lzma": _broken_lzma,
+    "damaged, by bzip2": _broken_bzip2,
     "encrypted": _encrypted_zip,
     "Parquet": lambda: zipped(_with(b"PAR1\x15 and more")),
     "compressed": lambda: PACK["tar.gz"](_with(gzip.compress(b"one\n"))),
@@ -214,6 +228,53 @@ def test_damage_between_the_files_is_an_error_and_no_end(tmp_path: Path) -> None
         assert "one" in log.values
         [error] = reader.supervisor.errors
         assert "archive can't be read, it is tried again" in error
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_what_is_before_or_behind_a_zip_archive_is_an_error_and_not_passed_over(tmp_path: Path, names: str) -> None:
+    whole = zipped([(f"{name}.log", b"%s\n" % name.encode()) for name in names])
+    commented = io.BytesIO(whole)
+    with zipfile.ZipFile(commented, "a") as archive:
+        archive.comment = b"PK\6\5 a comment"
+    for number, (data, said) in enumerate(
+        [
+            (whole, None),
+            (commented.getvalue(), None),
+            (whole + bytes(1000), None),
+            (whole + b"x", "something stands behind its end"),
+            (commented.getvalue() + b"one more line\n", "something stands behind its end"),
+            (zipped([("lost.log", b"lost\n")]) + whole, "it begins with something that is not in its directory"),
+        ]
+    ):
+        log = Log()
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        put(folder / "archive", data=data)
+        reader = arriving(folder, log)
+        reader.run(5)
+        # The only file of an archive is read when all of it is known to be good.
+        assert log.values == ([] if said and len(names) == 1 else list(names))
+        assert [said in error for error in reader.supervisor.errors if said] == [True] * bool(said)
+        assert bool(reader.supervisor.errors) is (said is not None)
+
+
+def test_an_archive_that_is_still_being_written_is_not_damaged(tmp_path: Path) -> None:
+    """Check it where a file of it reads as damaged, and the archive has changed since it was found."""
+    log = Log()
+    put(tmp_path / "archive", data=_broken_zip())
+    reader = arriving(tmp_path, log)
+    real = LocalFolder.open_raw
+
+    def open_raw(self: LocalFolder, path: str) -> Any:  # noqa: ANN401
+        opened = real(self, path)
+        (tmp_path / "archive").touch()
+        return opened
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(LocalFolder, "open_raw", open_raw)
+        reader.step()
+    assert log.lost() == 0
+    assert not any("bad.log is not read" in error for error in reader.supervisor.errors)
 
 
 def test_a_header_of_any_size_is_not_read_into_memory(tmp_path: Path) -> None:

@@ -155,6 +155,37 @@ def test_what_is_behind_a_hole_is_looked_at_too(tmp_path: Path) -> None:
     assert "no text in utf-8" in next(iter(reader.supervisor.degraded.values()))
 
 
+@pytest.mark.parametrize("hole", [0, 4, 1001, 10**6])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_a_mark_behind_a_hole_belongs_to_no_record_and_names_the_encoding(
+    tmp_path: Path, hole: int, encoding: str, is_followed: bool
+) -> None:
+    log = Log()
+    put(tmp_path / "a.log", data=bytes(hole) + "\ufeffone ü\ntwo\n".encode(encoding))
+    reader = follow(tmp_path, log) if is_followed else arriving(tmp_path, log)
+    reader.run(5)
+    assert log.values == ["one ü", "two"]
+    assert sum("NUL bytes" in error for error in reader.supervisor.errors) == (hole > 0)
+    if is_followed:
+        # The next process continues behind both.
+        with (tmp_path / "a.log").open("ab") as more:
+            more.write("three\n".encode(encoding))
+        follow(tmp_path, log).run(5)
+        assert log.values == ["one ü", "two", "three"]
+
+
+def test_a_hole_that_grows_does_not_decide_the_encoding(tmp_path: Path) -> None:
+    log = Log()
+    reader = follow(tmp_path, log)
+    with (tmp_path / "a.log").open("wb", buffering=0) as file:
+        file.write(bytes(2000))
+        reader.run(3)
+        file.write("\ufeffone\n".encode("utf-16-le"))
+        reader.run(5)
+    assert log.values == ["one"]
+
+
 @pytest.mark.parametrize("size", [3, 300_000, 5 * 2**20])
 def test_the_line_behind_a_hole_is_kept_after_copytruncate(tmp_path: Path, size: int) -> None:
     log = Log()

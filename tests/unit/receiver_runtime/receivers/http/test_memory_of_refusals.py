@@ -30,6 +30,8 @@ GZIP = {"Content-Encoding": "gzip"}
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
 OTLP = "/v1/logs"
 UTF16 = {"Content-Type": "application/json; charset=utf-16"}
+ODD_UTF16 = '{"a": "'.encode("utf-16-le") + b"\x00\xd8" + ("x" * (MOST // 2 - 64) + '"}').encode("utf-16-le")
+BROKEN = b'{\n"a": "%s",\n}' % (b"x" * (MOST - 64))
 
 
 @pytest.fixture
@@ -52,6 +54,8 @@ def no_collection() -> Iterator[None]:
         pytest.param("/v1/orders", JSON | {"Content-Encoding": "compress"}, LARGE, 415, id="an unknown encoding"),
         pytest.param("/v1/orders", {"Content-Type": "text/plain; charset=cp037"}, LARGE, 415, id="an unknown charset"),
         pytest.param("/v1/orders", UTF16, LARGE[:-1], 400, id="no UTF-16"),
+        pytest.param("/v1/orders", UTF16, ODD_UTF16, 400, id="a value that is no UTF-16"),
+        pytest.param("/v1/orders", {"Content-Type": "text/plain"}, BROKEN, 400, id="a broken document as text"),
         pytest.param("/v1/orders?a=%00", JSON, LARGE, 400, id="a query that is no text"),
         pytest.param("/v1/orders", {"Content-Type": "application/cloudevents+json"}, LARGE, 400, id="no CloudEvent"),
         pytest.param(OTLP, JSON, LARGE, 400, id="no OTLP"),

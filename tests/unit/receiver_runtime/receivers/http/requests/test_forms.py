@@ -137,6 +137,7 @@ TEXTS = [
     b'[INFO] "quoted" 12\n next\n 1 \xff',
     b'["x"] y\nz',
     b'{"a": 1, }\nx',
+    b'{"a": "cut short\n{"b": 1}',
 ]
 
 
@@ -215,6 +216,7 @@ ODD = {
     "utf-16-le": b"\x00\xd8",
     "utf-16-be": b"\xdc\x00",
     "utf-32-le": b"\x00\xd8\x00\x00",
+    "utf-32-be": b"\xff\xff\xff\xff",
     "cp1252": b"\x81",
     "shift_jis": b"\x81",
     "gb18030": b"\xff",
