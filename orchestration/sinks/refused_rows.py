@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 OnBadRows = Literal["fail", "dead_letter"]
 #: Refused rows that an error names.
 MOST_NAMED = 5
-# Refused rows that one task keeps aside, and their characters: with more, it is the output that is wrong.
-_MOST_REFUSED = 10_000
+#: Refused rows that one task keeps aside, and their characters: with more, it is the output that is wrong.
+MOST_REFUSED = 10_000
 _MOST_KEPT_CHARACTERS = 1 << 26
 #: What an error about refused rows says besides, for a sink that could keep them aside.
 KEEP_WAY_OUT = ', or have them put aside by on_bad_rows="dead_letter"'
@@ -57,7 +57,7 @@ class RefusedRows:
         """Add a row. Raises RefusedRowsError if there are too many."""
         self.rows.append(row)
         self._characters += len(row.row)
-        most = _MOST_REFUSED if self._keeps else MOST_NAMED
+        most = MOST_REFUSED if self._keeps else MOST_NAMED
         if len(self.rows) >= most or self._characters > _MOST_KEPT_CHARACTERS:
             raise self._error(f"{len(self.rows)} rows, or more,")
 

@@ -31,6 +31,8 @@ _KINDS = {
     "i": "an index",
 }
 _WITHOUT_EQUALITY = frozenset({"json", "xml"})
+# Letters of pg_constraint.confdeltype: CASCADE, SET NULL, SET DEFAULT; NO ACTION, RESTRICT.
+_CHANGES, _FORBIDS = "cnd", "ar"
 # Bits of pg_trigger.tgtype: fires for each row; before it; at DELETE.
 _BEFORE_ROW, _AT_DELETE = 1 | 2, 8
 
@@ -61,7 +63,7 @@ def check_access(sink: Mapping[str, Any], columns: Sequence[Column] | None = Non
             "failed", "; ".join(found.misfits), "Change the result or the table, or give the output a table of its own."
         )
     if found.warnings:
-        way_out = "Take mode='merge', or drop the constraint, unless each row has values of its own."
+        way_out = "Take another mode, or drop the constraint, unless your rows keep to it."
         return TargetCheck("warning", "; ".join(found.warnings), way_out)
     return TargetCheck("ok", f"{sink['table']}: its Postgres answers, and may be written to")
 
@@ -99,6 +101,7 @@ def access(sink: Mapping[str, Any], columns: Sequence[Column] | None = None) -> 
             if sink["mode"] == "merge" and there:
                 misfits += unmergeable(cursor, schema, table, sink["key"], there)
             unique = _unique_indexes(cursor, schema, table)
+            referring = _referring(cursor, schema, table, _FORBIDS)
     if columns is not None and there:
         try:
             fitted(columns, there, name=f"{schema}.{table}", where="the result")
@@ -112,6 +115,10 @@ def access(sink: Mapping[str, Any], columns: Sequence[Column] | None = None) -> 
     if lacks:
         lacking.append(f"{login} lacks {' and '.join(lacks)} on {schema}.{table}")
     forbidding, warnings = _constraints(sink, unique)
+    fails = "each batch" if sink["mode"] == "overwrite" else "a replay"
+    warnings += [
+        f"the foreign key {name} has {fails} fail that deletes a row to which one refers" for name in referring
+    ]
     return Access(lacking, misfits + forbidding, warnings)
 
 
@@ -181,6 +188,18 @@ def _unique_indexes(cursor: Any, schema: str, table: str) -> list[_UniqueIndex]:
     return [_UniqueIndex(*row) for row in cursor.fetchall()]
 
 
+def _referring(cursor: Any, schema: str, table: str, kinds: str) -> list[str]:  # noqa: ANN401
+    """Return the foreign keys that refer to the table and, at a delete, do one of `kinds`. Locks: none."""
+    cursor.execute(
+        "SELECT format('%%s of %%s', o.conname, o.conrelid::regclass) FROM pg_constraint o "
+        "JOIN pg_class c ON o.confrelid IN (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(c.oid)) "
+        "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %(schema)s AND c.relname = %(table)s "
+        "AND o.contype = 'f' AND o.conparentid = 0 AND o.confdeltype = ANY (%(kinds)s) ORDER BY 1",
+        {"schema": schema, "table": table, "kinds": list(kinds)},
+    )
+    return [name for (name,) in cursor.fetchall()]
+
+
 def unsupported(cursor: Any, schema: str, table: str, *, merges: bool) -> list[str]:  # noqa: ANN401
     """Return by name what the relation has with which a batch's rows would not be replaced by a replay, or be left out.
 
@@ -194,10 +213,7 @@ def unsupported(cursor: Any, schema: str, table: str, *, merges: bool) -> list[s
         "ARRAY(SELECT inhrelid::regclass::text FROM pg_inherits p JOIN pg_class leaf ON leaf.oid = inhrelid "
         "WHERE inhparent = c.oid AND leaf.relkind = 'f' ORDER BY 1), "
         "c.relpersistence = 'u' OR EXISTS (SELECT FROM pg_partition_tree(c.oid) JOIN pg_class leaf ON leaf.oid = relid "
-        "WHERE leaf.relpersistence = 'u'), "
-        "ARRAY(SELECT format('%%s of %%s', conname, conrelid::regclass) FROM pg_constraint WHERE conparentid = 0 "
-        "AND confdeltype IN ('c', 'n', 'd') "
-        "AND confrelid IN (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(c.oid)) ORDER BY 1) "
+        "WHERE leaf.relpersistence = 'u') "
         "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
         "WHERE n.nspname = %(schema)s AND c.relname = %(table)s",
         {"schema": schema, "table": table},
@@ -205,7 +221,7 @@ def unsupported(cursor: Any, schema: str, table: str, *, merges: bool) -> list[s
     found = cursor.fetchone()
     if found is None:
         return []
-    oid, kind, secured, has_children, rules, foreign, unlogged, referring = found
+    oid, kind, secured, has_children, rules, foreign, unlogged = found
     if kind in _KINDS:
         return [f"no rows of its own: it is {_KINDS[kind]}"]
     cursor.execute(
@@ -221,7 +237,10 @@ def unsupported(cursor: Any, schema: str, table: str, *, merges: bool) -> list[s
         *(["no log (UNLOGGED), so that a crash of its server empties it"] if unlogged else []),
         *(f"the rule {name}" for name in rules),
         *(f"the foreign partition {name}" for name in foreign),
-        *(f"the foreign key {name}, by which a replay would delete or change rows there" for name in referring),
+        *(
+            f"the foreign key {name}, by which a replay would delete or change rows there"
+            for name in _referring(cursor, schema, table, _CHANGES)
+        ),
         *(
             f"the trigger {name}, which may keep rows from being {'merged' if merges else 'deleted'}"
             for name in triggers

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestration.sinks.postgres.postgres_statements import quoted
-from orchestration.sinks.refused_rows import RefusedRow, cut, row_as_json, shown
+from orchestration.sinks.refused_rows import MOST_REFUSED, RefusedRow, cut, row_as_json, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -127,9 +127,7 @@ class Insertion:
             again, self._waiting = self._waiting, []
             stored += self._search([piece for piece, _ in again])
             if len(self._waiting) == len(again):
-                for piece, row in self._waiting:
-                    self._put_aside(piece, row)
-                break
+                self._give_up_waiting()
         return stored
 
     def _check_constraints_at_once(self) -> None:
@@ -222,8 +220,15 @@ class Insertion:
         refused = RefusedRow(row_as_json(row), self._reason(row, error, constraint))
         if isinstance(error, errors.ForeignKeyViolation) and constraint.refers_to_its_table:
             self._waiting.append((piece, refused))
+            if len(self._waiting) == MOST_REFUSED:
+                self._give_up_waiting()
         else:
             self._put_aside(piece, refused)
+
+    def _give_up_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for piece, row in waiting:
+            self._put_aside(piece, row)
 
     def _put_aside(self, piece: Piece, row: RefusedRow) -> None:
         from psycopg2 import sql  # noqa: PLC0415

@@ -184,6 +184,10 @@ def test_the_check_refuses_append_on_a_table_that_merge_made_and_warns_of_constr
     target.rows("CREATE UNIQUE INDEX theirs ON counts (word)")
     [warning] = access(append.declaration()).warnings
     assert warning.startswith("theirs of public.counts lets no two batches have a row of the same word")
+    target.rows("CREATE TABLE child (word text REFERENCES counts (word))")
+    for mode, fails in (("append", "a replay"), ("overwrite", "each batch")):
+        warnings = access({**append.declaration(), "mode": mode}).warnings
+        assert f"the foreign key child_word_fkey of child has {fails} fail" in warnings[-1]
 
 
 def test_a_mode_that_changes_says_what_the_table_needs() -> None:
