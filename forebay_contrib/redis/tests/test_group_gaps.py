@@ -142,6 +142,18 @@ def test_a_group_that_was_gone(seen: Seen, gap: str | None) -> None:
     assert (found is None) if gap is None else gap in str(found)
 
 
+def test_what_was_trimmed_before_the_group_began_or_is_read_again_is_no_gap() -> None:
+    seen = Seen(position=0, last=20, first=11, length=10, added=20, read=0)
+    begun = first_seen(seen)
+    assert gap_of_trimmed(begun, seen) == (None, begun)
+    # Set back by someone, after all was read.
+    assert gap_of_trimmed(Reached(through=20, last=20, added=20, rank=20), seen)[0] is None
+    later = seen._replace(first=16, length=5)
+    gap, after = gap_of_trimmed(begun, later)
+    assert gap is not None
+    assert (gap.size, gap_of_trimmed(after, later)[0]) == (5, None)
+
+
 def test_a_stream_that_was_made_again_is_told_by_its_newest_id_or_its_number_of_entries() -> None:
     before = Reached(through=10, last=12, added=12)
     assert is_another_stream(before, Seen(0, 11, 1, 11, 11))
