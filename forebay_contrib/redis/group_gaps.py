@@ -153,7 +153,10 @@ def gap_of_trimmed(before: Reached, seen: Seen) -> tuple[Gap | None, Reached]:
     after = id_of(seen.position)
     dropped = seen.dropped
     if dropped is not None:
-        missing = dropped - before.dropped
+        # Newer servers count again behind what was trimmed: then all that is left out now is new. Where that can't be
+        # told, fewer are said to be missing, never more.
+        is_counted_again = seen.is_before_all and dropped < before.dropped
+        missing = dropped if is_counted_again else dropped - before.dropped
         known = before._replace(dropped=dropped, deleted=max(before.deleted, seen.deleted))
         if missing <= 0:
             return None, known
