@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
@@ -29,7 +30,7 @@ from receiver_runtime.receivers.http.requests.pushed import (
     header,
     media_type,
 )
-from receiver_runtime.receivers.http.requests.text_bodies import json_in_utf8
+from receiver_runtime.receivers.http.requests.text_bodies import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,16 +70,26 @@ def parse_logs(
             OTLP's two.
     """
     kind, charset = media_type(header(headers, b"content-type"))
-    form: Form
     if kind == PROTOBUF:
         limits.check_protobuf(body)
-        form = Protobuf()
-    elif kind == JSON:
-        body = json_in_utf8(kind, charset, body)
-        limits.check_json(body)
-        form = Json()
-    else:
+        return _parsed(headers, body, kind, Protobuf(), most_bytes, most_bytes_in_all, limits)
+    if kind != JSON:
         raise PushRefusedError(415, f"the media type {kind!r} is not read here: send {PROTOBUF} or {JSON}")
+    text = json_text(kind, charset, body)
+    limits.check_json(text.body)
+    found = _parsed(headers, text.body, kind, Json(), most_bytes, most_bytes_in_all, limits)
+    return replace(found, rejected=text.as_sent(found.rejected)) if found.rejected else found
+
+
+def _parsed(
+    headers: Headers,
+    body: bytes,
+    kind: str,
+    form: Form,
+    most_bytes: int,
+    most_bytes_in_all: int,
+    limits: ParsingLimits,
+) -> Pushed:
     try:
         return _records(headers, body, form.whole(body), [], most_bytes, most_bytes_in_all, limits)
     except (*_WRONG, RecursionError) as error:

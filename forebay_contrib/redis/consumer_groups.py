@@ -299,14 +299,17 @@ def _see(client: redis.Redis, stream: str, name: str) -> Seen | None:
     if group is None:
         return None
     first = about["first-entry"]
+    position = number_of(group["last-delivered-id"])
+    # Since Redis 7.
+    added, read = about.get("entries-added"), group.get("entries-read")
     return Seen(
-        position=number_of(group["last-delivered-id"]),
+        position=position,
         last=number_of(about["last-generated-id"]),
         first=None if first is None else number_of(first[0]),
         length=about["length"],
-        # Since Redis 7.
-        added=about.get("entries-added"),
-        read=group.get("entries-read"),
+        added=added,
+        # A group that was never given an entry has no count.
+        read=0 if read is None and not position and added is not None else read,
         deleted=number_of(about.get("max-deleted-entry-id") or b"0-0"),
     )
 

@@ -42,7 +42,7 @@ class Seen(NamedTuple):
         first: the oldest id that is there; None: the stream is empty.
         length: how many entries are there.
         added: how many were ever added; None before Redis 7.
-        read: how many the group was given; None where Redis does not know it.
+        read: how many the group was given, 0 where it is at the beginning; None where Redis does not know it.
         deleted: the newest id that XDEL removed.
     """
 
@@ -96,7 +96,7 @@ def id_of(number: int) -> str:
 
 def first_seen(seen: Seen) -> Reached:
     """Return what a group has reached that the driver log does not know: what it missed earlier is not ours."""
-    dropped = 0 if seen.is_before_all else seen.dropped or 0
+    dropped = 0 if seen.is_before_all and seen.position else seen.dropped or 0
     return advanced(Reached(through=seen.position, dropped=dropped), seen)
 
 
@@ -147,10 +147,16 @@ def gap_of_group(before: Reached, seen: Seen) -> Gap | None:
 
 def gap_of_trimmed(before: Reached, seen: Seen) -> tuple[Gap | None, Reached]:
     """Return what was trimmed or deleted before it was read and is not reported, and the mark with it."""
+    if seen.position < before.through:
+        # Someone set it back: what was trimmed since was read before.
+        return None, before
     after = id_of(seen.position)
     dropped = seen.dropped
     if dropped is not None:
-        missing = dropped - before.dropped
+        # Newer servers count again behind what was trimmed: then all that is left out now is new. Where that can't be
+        # told, fewer are said to be missing, never more.
+        is_counted_again = seen.is_before_all and dropped < before.dropped
+        missing = dropped if is_counted_again else dropped - before.dropped
         known = before._replace(dropped=dropped, deleted=max(before.deleted, seen.deleted))
         if missing <= 0:
             return None, known

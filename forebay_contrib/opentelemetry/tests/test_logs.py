@@ -269,6 +269,20 @@ def test_a_request_of_odd_records_alone_is_partly_taken(record: bytes) -> None:
     found.rejected[0].why.encode()
 
 
+def test_a_record_that_is_none_of_its_charset_refuses_no_other() -> None:
+    good, odd = (
+        '{"body": {"stringValue": "ü'.encode("utf-16-le") + last + '"}}'.encode("utf-16-le")
+        for last in (b"", b"\x00\xd8")
+    )
+    begin, between, end = (
+        text.encode("utf-16-le") for text in ('{"resourceLogs": [{"scopeLogs": [{"logRecords": [', ", ", "]}]}]}")
+    )
+    kind = JSON + b"; charset=utf-16le"
+    found = parsed(begin + odd + between + good + end, kind)
+    assert [json.loads(record.body or b"")["body"] for record in found.records] == ["ü"]
+    assert [one.data for one in found.rejected] == [odd]
+
+
 def test_an_odd_resource_alone_is_put_aside() -> None:
     found = parsed(b'{"resourceLogs": [1]}', JSON)
     assert (found.records, [one.data for one in found.rejected]) == ([], [b"1"])
