@@ -317,7 +317,7 @@ class SyslogSplitter:
         starts, ends = self._without_large(held, starts, ends, taken)
         if starts.size:
             taken.piece = Piece(held, ends.astype(np.int32), starts=starts.astype(np.int32))
-        if self._passing:
+        if self._passing and self._large_bytes:
             taken.before.append(self._end_large())
         self._held.clear()
         self._frame, self._passing, self._counted, self._ended_by, self._nul_ends = 0, 0, False, -1, False
@@ -343,11 +343,12 @@ class SyslogSplitter:
             self._held += end[1 : len(end) - count] if found < -1 else b""
             return max(0, found + 1)
         passed = min(self._passing, count)
-        if passed:
+        if passed and self._large_bytes:
             self._keep_of_large(buffer, passed)
-            self._passing -= passed
-            if not self._passing:
+            # Its length is known: with a wrong count, its end may come very late.
+            if passed == self._passing or len(self._large) == LETTER_BYTES:
                 taken.before.append(self._end_large())
+        self._passing -= passed
         return passed
 
     def _keep_of_large(self, buffer: bytearray, count: int) -> None:
@@ -398,7 +399,7 @@ class SyslogSplitter:
 
     def _end_large(self) -> DeadLetter:
         letter = too_large(self._large, self._large_bytes)
-        self._large = b""
+        self._large, self._large_bytes = b"", 0
         return letter
 
     def _kind(self, data: bytes | bytearray, place: int) -> tuple[int, int] | _FramingKind:

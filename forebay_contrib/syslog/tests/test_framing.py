@@ -368,6 +368,16 @@ def test_a_letter_has_its_first_64_kib_whatever_the_limit_and_the_reads(
     assert (letter.reason, letter.data, letter.left_out) == (TOO_LARGE, large[:kept], size - kept)
 
 
+def test_a_count_that_is_too_large_is_told_before_its_end_comes() -> None:
+    splitter = SyslogFraming(timezone="UTC", max_record_bytes=1000).open()
+    letters = []
+    for piece in (b"999999999 <13>one", *[b"<13>more" * 1000] * 20):
+        letters += splitter.take(bytearray(piece), len(piece)).before
+    [letter] = letters
+    assert (len(letter.data), letter.left_out) == (2**16, 999_999_999 - 2**16)
+    assert splitter.finish(clean=False).before == []
+
+
 def test_memory_is_bounded_by_the_limit() -> None:
     splitter = SyslogFraming(timezone="UTC", max_record_bytes=1000).open()
     for begin in (b"<1>", b"100000000 <1>"):

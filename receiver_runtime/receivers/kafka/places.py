@@ -168,7 +168,10 @@ class KafkaPlaces:
 
     def _open_recreated(self, key: Key, at: Position, low: int, high: int, new_id: OffsetLink) -> Partition:
         went_on = high if self._source.out_of_range == "latest" else low
-        why = f"the topic was created again, and has offsets {low} up to {high}"
+        why = (
+            f"the topic was created again, and has offsets {low} up to {high}; what the one before had from there on "
+            "is lost (a gap of unknown size)"
+        )
         found = self._next_generation(key, at, went_on, why)
         found.links.append(new_id)
         return found
