@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
+    from tracker_store.batches.readers import ReaderLag
     from tracker_store.reports.flow import FlowOutput, FlowStream, StreamBatch
     from tracker_store.reports.status import PipelineStatus, ReceiverStatus, StreamLag
     from tracker_store.reports.status_page import PageBatch
@@ -48,11 +49,13 @@ class Box:
     state: str
     tone: str
     figures: str = ""
+    is_reader: bool = False  # it stands among the pipelines
 
     @property
     def said(self) -> str:
         """Return it as a sentence, for titles and screen readers."""
-        return ": ".join(filter(None, (f"{self.layer.name.capitalize()} {self.name}", self.second)))
+        kind = "Reader" if self.is_reader else self.layer.name.capitalize()
+        return ": ".join(filter(None, (f"{kind} {self.name}", self.second)))
 
     @property
     def second(self) -> str:
@@ -93,8 +96,10 @@ class Flow:
     @property
     def said(self) -> str:
         """Return what the picture has, for screen readers."""
-        counts = [sum(box.layer is layer for box in self.boxes) for layer in Layer]
-        return "Sources: {}, streams: {}, pipelines: {}, outputs: {}. Each is a link to its page.".format(*counts)
+        counts = [sum(box.layer is layer and not box.is_reader for box in self.boxes) for layer in Layer]
+        readers = sum(box.is_reader for box in self.boxes)
+        said = "Sources: {}, streams: {}, pipelines: {}, outputs: {}".format(*counts)
+        return f"{said}{f', readers: {readers}' if readers else ''}. Each is a link to its page."
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,7 @@ class FlowRows:
     receivers: Sequence[ReceiverStatus]
     pipelines: Sequence[PipelineStatus]
     lag: Sequence[StreamLag]
+    readers: Sequence[ReaderLag]
     outputs: Sequence[FlowOutput]
     newest: Mapping[int, Sequence[PageBatch]]
     by_stream: Sequence[StreamBatch]
@@ -135,6 +141,9 @@ def flow(rows: FlowRows, *, most: int) -> Flow:
         for output in rows.outputs:
             if output.pipeline_id == pipeline.pipeline_id:
                 _add_output(picture, number, pipeline, output, rows)
+    for reader in rows.readers[:most]:
+        if reader.stream in streams:
+            _add_reader(picture, streams[reader.stream], reader, rows.now)
     return picture
 
 
@@ -173,6 +182,14 @@ def _add_pipeline(picture: Flow, row: PipelineStatus, newest: Sequence[PageBatch
     if took is not None:
         figures = f"{shown.span(took)} of {shown.span(row.batch_interval)}"
     return picture.add(Box(Layer.PIPELINE, row.pipeline, addresses.pipeline(row.pipeline), state, tone, figures))
+
+
+def _add_reader(picture: Flow, stream: int, row: ReaderLag, now: datetime) -> None:
+    waits = f"{row.waiting_records:,} waiting" if row.waiting_records else "all is read"
+    href = addresses.stream(row.stream)
+    number = picture.add(Box(Layer.PIPELINE, row.reader, href, "reader", "plain", waits, is_reader=True))
+    oldest = row.oldest_added_at
+    picture.link(stream, number, "" if oldest is None else f"lag {shown.since(oldest, now)}")
 
 
 def _add_output(picture: Flow, number: int, pipeline: PipelineStatus, row: FlowOutput, rows: FlowRows) -> None:

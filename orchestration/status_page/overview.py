@@ -16,6 +16,7 @@ from orchestration.status_page.flow_layout import Drawing, narrow, wide
 from orchestration.status_page.problems import Problem, problems
 from orchestration.status_page.requests import PAGE_ROWS
 from orchestration.status_page.system_status import status_of
+from tracker_store.batches.readers import list_readers
 from tracker_store.reports.flow import flow_outputs, flow_streams, newest_by_stream
 from tracker_store.reports.status_page import newest_finished_of_each
 
@@ -66,6 +67,7 @@ def read_overview(connection: sa.Connection, *, code: str, offset: int) -> Overv
             receivers=receivers,
             pipelines=shown,
             lag=lag,
+            readers=list_readers(connection),
             outputs=flow_outputs(connection, numbers),
             newest=newest,
             by_stream=by_stream,

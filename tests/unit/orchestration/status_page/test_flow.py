@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,8 +17,12 @@ from orchestration.status_page.addresses import DagsterPages
 from orchestration.status_page.flow import Flow, FlowRows, Layer, flow
 from orchestration.status_page.flow_layout import HEIGHT, Drawing, crossings, cut, layers, narrow, wide
 from orchestration.status_page.rendering import Renderer
+from tracker_store.batches.readers import ReaderLag
 from tracker_store.reports.flow import FlowOutput, FlowStream, StreamBatch
 from tracker_store.reports.status import PipelineStatus, ReceiverStatus, StreamLag
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -47,6 +51,10 @@ def pipeline(name: str, number: int, **changed: Any) -> PipelineStatus:  # noqa:
     return replace(found, pipeline_id=number, **changed)
 
 
+def reader(name: str, of: str, waiting: int = 0) -> ReaderLag:
+    return ReaderLag(name, of, waiting, waiting, waiting, NOON if waiting else None, NOON, NOON)
+
+
 def drawn(
     reads: dict[str, list[str]],
     *,
@@ -54,6 +62,7 @@ def drawn(
     outputs: int = 1,
     lag: timedelta | None = None,
     unread: tuple[str, ...] = (),
+    readers: Sequence[ReaderLag] = (),
 ) -> Flow:
     """Draw pipelines, each with the streams that it reads."""
     names = list(dict.fromkeys(name for streams in reads.values() for name in streams))
@@ -64,6 +73,7 @@ def drawn(
             receivers=[receiver(name) for name in names] if receivers is None else receivers,
             pipelines=[pipeline(name, number) for number, name in enumerate(reads)],
             lag=[StreamLag(name, read, 1, 1, 1, lag) for name, streams in reads.items() for read in streams],
+            readers=readers,
             outputs=[
                 FlowOutput(number, f"{name}_{n}", "parquet", 120, SECOND * 0, NOON, None)
                 for number, name in enumerate(reads)
@@ -85,7 +95,8 @@ def pictures(draw: st.DrawFn) -> Flow:
         for name in names[len(streams) :]
     }
     nothing_reads = tuple(name for name in streams if not any(name in read for read in reads.values()))
-    return drawn(reads, outputs=draw(st.integers(0, 3)), lag=3 * SECOND, unread=nothing_reads)
+    readers = [reader(name, draw(st.sampled_from(streams))) for name in draw(st.lists(NAMES, max_size=2, unique=True))]
+    return drawn(reads, outputs=draw(st.integers(0, 3)), lag=3 * SECOND, unread=nothing_reads, readers=readers)
 
 
 class Parsed(HTMLParser):
@@ -174,6 +185,7 @@ def test_few_arrows_cross(reads: dict[str, list[str]], least: int) -> None:
 
 def test_boxes_and_arrows_have_rates_lag_and_state() -> None:
     rows = FlowRows(
+        readers=[],
         now=NOON + 4 * SECOND,
         streams=[stream("clicks"), stream("stray", is_read=False)],
         receivers=[
@@ -226,3 +238,15 @@ def test_forty_pipelines_have_all_their_names_and_labels() -> None:
 )
 def test_a_long_name_is_cut_to_its_box(text: str, shown: str) -> None:
     assert cut(text, 100, per_character=8) == shown
+
+
+def test_a_reader_stands_among_the_pipelines_with_what_waits_for_it() -> None:
+    found = drawn(
+        {"words": ["lines"]}, unread=("idle",), readers=[reader("query", "lines", 12), reader("done", "idle")]
+    )
+    boxes = {box.name: box for box in found.boxes}
+    assert boxes["query"].said == "Reader query: reader · 12 waiting"
+    assert boxes["done"].said == "Reader done: reader · all is read"
+    arrows = {(found.boxes[arrow.source].name, found.boxes[arrow.target].name): arrow.label for arrow in found.arrows}
+    assert (arrows["lines", "query"], arrows["idle", "done"]) == ("lag 4.0 s", "")
+    assert found.said.startswith("Sources: 2, streams: 2, pipelines: 1, outputs: 1, readers: 2.")
