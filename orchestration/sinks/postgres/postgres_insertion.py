@@ -93,7 +93,7 @@ class Insertion:
     """Insert an attempt's pieces in the caller's transaction; the rows that the table refuses go to `refused`.
 
     A row that only another row of the batch excludes is refused if it comes later. One that refers to a row of the same
-    table is refused if that row is in none of the pieces.
+    table, or that one excludes which the batch may change, is tried again when the others are there.
     """
 
     def __init__(
@@ -103,17 +103,23 @@ class Insertion:
         columns: Sequence[Column],
         insert: Callable[[Sequence[Piece]], int],
         refused: RefusedRows,
+        *,
+        merges: bool = False,
     ) -> None:
-        """Prepare. `insert` inserts pieces by one statement, and returns how many rows the table took."""
+        """Prepare. `insert` inserts pieces by one statement, and returns how many rows the table took.
+
+        `merges`: it changes rows too, so that what excludes a row may go.
+        """
         self._cursor = cursor
         self._statements = statements
         self._columns = columns
         self._insert = insert
         self._refused = refused
+        self._merges = merges
         self._before_halving: Callable[[], None] | None = None
         self._tree = statements.sql(_TREE, {"table": quoted(statements.schema, statements.table)})
         self._constraints: dict[tuple[str, str, str], _Constraint] = {}
-        self._waiting: list[tuple[Piece, RefusedRow]] = []  # rows that refer to a row that is not there yet
+        self._waiting: list[tuple[Piece, RefusedRow]] = []  # for another row to come, or to change
 
     def run(self, pieces: Sequence[Piece], before_halving: Callable[[], None]) -> int:
         """Return how many rows the table took. Raises RefusedRowsError if there are too many that it refuses.
@@ -218,7 +224,9 @@ class Insertion:
             raise error
         constraint = self._constraint(error)
         refused = RefusedRow(row_as_json(row), self._reason(row, error, constraint))
-        if isinstance(error, errors.ForeignKeyViolation) and constraint.refers_to_its_table:
+        is_excluded = isinstance(error, errors.UniqueViolation | errors.ExclusionViolation)
+        refers = isinstance(error, errors.ForeignKeyViolation) and constraint.refers_to_its_table
+        if refers or (is_excluded and self._merges):
             self._waiting.append((piece, refused))
             if len(self._waiting) == MOST_REFUSED:
                 self._give_up_waiting()

@@ -195,7 +195,8 @@ class TargetTable:
                 if cursor.rowcount:
                     raise several
 
-        return Insertion(cursor, self._statements, columns, insert, refused).run(pieces, check_keys)
+        merges = bool(self._key)
+        return Insertion(cursor, self._statements, columns, insert, refused, merges=merges).run(pieces, check_keys)
 
     def check_stored(self, stored: int, rows: int, attempt: OutputAttempt) -> None:
         """Raise SinkError if the table did not take each row that was inserted: a trigger may leave rows out."""

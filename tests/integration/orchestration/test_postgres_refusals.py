@@ -175,6 +175,14 @@ def test_a_refused_row_does_not_keep_what_an_earlier_attempt_merged(target: Targ
     assert target.counts() == [("a", 1), ("d", 3)]
 
 
+def test_a_merged_row_that_another_one_makes_room_for_is_stored_whatever_their_order(target: Target) -> None:
+    target.rows(f"{_TABLE}; ALTER TABLE counts ADD UNIQUE (n), ADD UNIQUE (word)")
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", mode="merge", key="n", on_bad_rows="dead_letter")
+    sink.write(words(("a", 1), ("b", 3)), attempt(time=TIME - timedelta(days=1)))
+    assert sink.write(words(("a", 2), ("c", 1), ("b", 4), ("c", 5), parts=1), attempt()).refused == 2
+    assert target.counts() == [("a", 2), ("b", 3), ("c", 1)]
+
+
 def test_a_row_is_put_aside_as_the_tasks_put_aside_theirs(target: Target) -> None:
     """Compare what Postgres gives of a row with what Arrow gives."""
     when = datetime(2026, 1, 2, 3, 4, 5, 60, UTC)
@@ -258,7 +266,7 @@ def test_each_row_is_in_the_table_or_put_aside_once_whatever_the_table_demands(t
     numbers = st.lists(st.integers(0, 12), unique=True, max_size=10)
     rows = numbers.flatmap(lambda found: st.tuples(*(st.tuples(st.sampled_from("aAbcC"), st.just(n)) for n in found)))
 
-    @settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
     @given(demands=st.sets(st.sampled_from(sorted(_DEMANDS))), batches=st.lists(rows, min_size=1, max_size=3))
     def check(demands: set[str], batches: Sequence[Sequence[tuple[str, int]]]) -> None:
         target.rows(
@@ -286,15 +294,16 @@ def test_each_row_is_in_the_table_or_put_aside_once_whatever_the_table_demands(t
             )
             assert sorted([*stored, *aside]) == sorted(batch)
             assert (written.rows, written.refused) == (len(stored), len(aside))
-        with contextlib.closing(psycopg2.connect(target.url)) as connection, connection.cursor() as cursor:
-            for row in aside:
-                cursor.execute("SAVEPOINT one")
-                conflict = "ON CONFLICT (n) DO UPDATE SET word = excluded.word" if mode == "merge" else ""
-                with pytest.raises((psycopg2.IntegrityError, psycopg2.errors.RaiseException)):
-                    cursor.execute(
-                        f"INSERT INTO counts (word, n) VALUES (%s, %s) {conflict}; SET CONSTRAINTS ALL IMMEDIATE", row
-                    )
-                cursor.execute("ROLLBACK TO SAVEPOINT one")
-            connection.rollback()
+            with contextlib.closing(psycopg2.connect(target.url)) as connection, connection.cursor() as cursor:
+                for row in aside:
+                    cursor.execute("SAVEPOINT one")
+                    conflict = "ON CONFLICT (n) DO UPDATE SET word = excluded.word" if mode == "merge" else ""
+                    with pytest.raises((psycopg2.IntegrityError, psycopg2.errors.RaiseException)):
+                        cursor.execute(
+                            f"INSERT INTO counts (word, n) VALUES (%s, %s) {conflict}; SET CONSTRAINTS ALL IMMEDIATE",
+                            row,
+                        )
+                    cursor.execute("ROLLBACK TO SAVEPOINT one")
+                connection.rollback()
 
     check()

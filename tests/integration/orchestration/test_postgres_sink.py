@@ -299,18 +299,8 @@ def test_refused_rows_are_put_aside_with_the_commit_and_replaced_by_a_replay(tar
 @pytest.mark.parametrize(
     ("table", "row", "said"),
     [
-        (
-            "word text CHECK (word <> 'bad'), n bigint",
-            ("bad", 1),
-            r"1 row\(s\) .*column word is 'bad': .*violates check constraint",
-        ),
         ("word text NOT NULL, n bigint", (None, 1), r"column word is None: null value in column"),
         ("word short, n bigint", ("longer", 1), r"value for domain short violates check constraint"),
-        (
-            "word text, n bigint, CHECK (n < 5), further text DEFAULT 'x' CHECK (further <> '')",
-            ("a", 7),
-            r"violates check",
-        ),
     ],
 )
 def test_rows_that_a_constraint_of_the_table_refuses_are_named_or_put_aside(
