@@ -266,7 +266,7 @@ def test_each_row_is_in_the_table_or_put_aside_once_whatever_the_table_demands(t
     numbers = st.lists(st.integers(0, 12), unique=True, max_size=10)
     rows = numbers.flatmap(lambda found: st.tuples(*(st.tuples(st.sampled_from("aAbcC"), st.just(n)) for n in found)))
 
-    @settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(24), deadline=None, suppress_health_check=list(HealthCheck))
     @given(demands=st.sets(st.sampled_from(sorted(_DEMANDS))), batches=st.lists(rows, min_size=1, max_size=3))
     def check(demands: set[str], batches: Sequence[Sequence[tuple[str, int]]]) -> None:
         target.rows(
