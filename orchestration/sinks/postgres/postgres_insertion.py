@@ -26,11 +26,13 @@ MADE_BY_MERGE = "made by Forebay for mode='merge'"
 # Classes of SQLSTATE that say nothing about a row: connections, transactions, rights, names, locks, resources, faults
 # of the server; and a sequence that has come to its end. Any other is a row's: a value, a constraint, a limit, an
 # exception of a trigger, whatever its code.
-_OF_NO_ROW = re.compile("0[0-3]|0[8ABFLPZ]|2[014568BDF]|3[4BDF]|4[02]|5[3578]|72|F0|HV|XX|2200H")
+_OF_NO_ROW = re.compile("0[0-3]|0[8ABFLPZ]|2[4568BDF]|3[4BDF]|4[02]|5[3578]|72|F0|HV|XX|2200H")
 _NOT_NULL, _CHECK = "23502", "23514"  # their details repeat the row
 # How a column's value is shown, as refused rows of a task have it; `to_json` for any other type.
 _SHOWN = {
     "bytea": "encode({0}, 'hex')",
+    # As it was written: a reader of JSON would round numbers, and take the last of equal names.
+    "json": "{0}::text",
     "numeric": "{0}::text",
     "timestamp with time zone": "to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.USZ BC')",
     "timestamp without time zone": "to_char({0}, 'YYYY-MM-DD HH24:MI:SS.US BC')",
@@ -119,7 +121,8 @@ class Insertion:
         self._before_halving: Callable[[], None] | None = None
         self._tree = statements.sql(_TREE, {"table": quoted(statements.schema, statements.table)})
         self._constraints: dict[tuple[str, str, str], _Constraint] = {}
-        self._waiting: list[tuple[Piece, RefusedRow]] = []  # for another row to come, or to change
+        self._waiting: list[list[Piece]] = []  # for another row to come, or to change
+        self._waits_no_more = False
 
     def run(self, pieces: Sequence[Piece], before_halving: Callable[[], None]) -> int:
         """Return how many rows the table took. Raises RefusedRowsError if there are too many that it refuses.
@@ -128,13 +131,22 @@ class Insertion:
         """
         self._check_constraints_at_once()
         self._before_halving = before_halving
-        stored = self._search(pieces)
+        stored = self._search([list(pieces)])
         while self._waiting:
             again, self._waiting = self._waiting, []
-            stored += self._search([piece for piece, _ in again])
-            if len(self._waiting) == len(again):
-                self._give_up_waiting()
+            stored_now = self._search(again)
+            stored += stored_now
+            if not stored_now and self._waiting == again:
+                self._halve_waiting()
         return stored
+
+    def _halve_waiting(self) -> None:
+        """Have the halves of what waits tried: in each piece is a row that no other one makes room for."""
+        waiting, self._waiting = self._waiting, []
+        for some in waiting:
+            self._waiting += self._halves(some) or [some]
+        # Single rows, or so many pieces that their rows are not told apart.
+        self._waits_no_more = self._waiting == waiting or len(waiting) > MOST_REFUSED
 
     def _check_constraints_at_once(self) -> None:
         """Have what else is checked at the commit, where no row could be put aside, checked at each statement.
@@ -163,20 +175,33 @@ class Insertion:
         self._cursor.execute("RELEASE SAVEPOINT piece")
         return stored
 
-    def _search(self, pieces: Sequence[Piece]) -> int:
+    def _search(self, left: Sequence[list[Piece]]) -> int:
         """Insert what can be, in order, by halves of what can't: a number of statements for each refused row."""
-        stored, left = 0, [list(pieces)]
-        while left:
-            some = left.pop()
+        stored, to_do = 0, [*reversed(left)]
+        while to_do:
+            some = to_do.pop()
             try:
                 stored += self._inserted(some)
             except _RowError as error:
                 self._begin_halving()
+                if self._waits(error.of_postgres):
+                    self._waiting.append(some)
+                    continue
                 halves = self._halves(some)
                 if not halves:
                     self._judge(some[0], error.of_postgres)
-                left += reversed(halves)
+                to_do += reversed(halves)
         return stored
+
+    def _waits(self, error: Any) -> bool:  # noqa: ANN401
+        """Return whether the row may be taken when another one is there, or has changed."""
+        from psycopg2 import errors  # noqa: PLC0415
+
+        if self._waits_no_more:
+            return False
+        if isinstance(error, errors.UniqueViolation | errors.ExclusionViolation):
+            return self._merges
+        return isinstance(error, errors.ForeignKeyViolation) and self._constraint(error).refers_to_its_table
 
     def _begin_halving(self) -> None:
         if self._before_halving is None:
@@ -217,26 +242,10 @@ class Insertion:
         return [[Piece(piece.table, piece.first, middle)], [Piece(piece.table, middle, end)]]
 
     def _judge(self, piece: Piece, error: Any) -> None:  # noqa: ANN401
-        from psycopg2 import errors  # noqa: PLC0415
-
         row = self._row(piece)
         if row is None:
             raise error
-        constraint = self._constraint(error)
-        refused = RefusedRow(row_as_json(row), self._reason(row, error, constraint))
-        is_excluded = isinstance(error, errors.UniqueViolation | errors.ExclusionViolation)
-        refers = isinstance(error, errors.ForeignKeyViolation) and constraint.refers_to_its_table
-        if refers or (is_excluded and self._merges):
-            self._waiting.append((piece, refused))
-            if len(self._waiting) == MOST_REFUSED:
-                self._give_up_waiting()
-        else:
-            self._put_aside(piece, refused)
-
-    def _give_up_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for piece, row in waiting:
-            self._put_aside(piece, row)
+        self._put_aside(piece, RefusedRow(row_as_json(row), self._reason(row, error, self._constraint(error))))
 
     def _put_aside(self, piece: Piece, row: RefusedRow) -> None:
         from psycopg2 import sql  # noqa: PLC0415

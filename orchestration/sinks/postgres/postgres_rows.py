@@ -182,7 +182,10 @@ class TargetTable:
             try:
                 cursor.execute(statement)
             except errors.CardinalityViolation:
-                raise several from None
+                # Else it is a trigger's.
+                if self._key:
+                    raise several from None
+                raise
             return int(cursor.rowcount)
 
         def check_keys() -> None:

@@ -109,10 +109,16 @@ CASES = {
         [3],
         "the row is .*: no three",
     ),
+    "a trigger's case": (
+        f"{_TABLE};" + _trigger("CASE WHEN new.n <> 3 THEN NULL; END CASE", "BEFORE INSERT ON counts FOR EACH ROW"),
+        [3],
+        "the row is .*: case not found",
+    ),
     "a trigger's own code": (
         f"{_TABLE};"
         + _trigger(
-            "IF new.n < 3 THEN RAISE 'few' USING ERRCODE = 'MY001'; END IF", "BEFORE INSERT ON counts FOR EACH ROW"
+            "IF new.n < 3 THEN RAISE 'few' USING ERRCODE = CASE new.n WHEN 1 THEN 'MY001' ELSE '21000' END; END IF",
+            "BEFORE INSERT ON counts FOR EACH ROW",
         ),
         [1, 2],
         "the row is .*: few",
@@ -202,6 +208,7 @@ def test_a_row_is_put_aside_as_the_tasks_put_aside_theirs(target: Target) -> Non
         "list": (types.ArrayType(types.LongType()), [1, None]),
         "struct": (StructType([StructField("a", types.DoubleType())]), {"a": 0.5}),
         "null": (types.DateType(), None),
+        "json": (types.StringType(), '{"a": 1.10, "b": 1e400, "a": 2}'),
     }
     frame = FrameWithoutSpark(
         [tuple(value for _, value in values.values())],
@@ -209,7 +216,7 @@ def test_a_row_is_put_aside_as_the_tasks_put_aside_theirs(target: Target) -> Non
     )
     sink = PostgresSink(EnvVar("TARGET_URL"), "counts", on_bad_rows="dead_letter")
     sink.write(cast("DataFrame", FrameWithoutSpark([], schema=frame.schema)), attempt())
-    target.rows("ALTER TABLE counts ADD CONSTRAINT never CHECK (false)")
+    target.rows("ALTER TABLE counts ALTER json TYPE json USING json::json, ADD CONSTRAINT never CHECK (false)")
     assert sink.write(cast("DataFrame", frame), attempt(2)).refused == 1
     [(row,)] = target.rows("SELECT refused_row FROM forebay_refused_rows")
     assert json.loads(row) == json.loads(row_as_json(readable_row(frame.batch(frame._partitions[0]))))
@@ -244,7 +251,35 @@ def test_refused_rows_are_found_by_few_statements_and_not_beyond_a_bound(
     later = words(*((word, 100_000 + number) for word, number in rows[:3_000]), parts=1)
     with pytest.raises(RefusedRowsError, match=f"{MOST_NAMED} rows, or more, can't be stored.*foreign key"):
         PostgresSink(EnvVar("TARGET_URL"), "counts").write(later, attempt(time=TIME + timedelta(days=1)))
-    assert len(calls) < 2 * (math.log2(3_000) + 2) + 10 * 2
+    assert len(calls) < 4 * (math.log2(3_000) + 2) + 4 * 10
+
+
+def test_one_bad_row_before_rows_that_others_refer_to_costs_few_statements_and_is_named_alone(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    inserted = Insertion._inserted
+
+    def counted(self: Insertion, some: Sequence[Any]) -> int:
+        calls.append(len(some))
+        return inserted(self, some)
+
+    monkeypatch.setattr(Insertion, "_inserted", counted)
+    parent = "CASE WHEN n < 1000 THEN n + CASE n WHEN 77 THEN 5000 ELSE 1000 END END"
+    target.rows(f"{_TABLE}; ALTER TABLE counts ADD UNIQUE (n), ADD p bigint GENERATED ALWAYS AS ({parent}) STORED")
+    target.rows("ALTER TABLE counts ADD FOREIGN KEY (p) REFERENCES counts (n)")
+    children = [("child", number) for number in range(1, 400)]
+    rows = [*children, *(("parent", number + 1000) for _, number in children)]
+    with pytest.raises(
+        RefusedRowsError, match=r": 1 row\(s\) can't be stored: the row is \{'word': 'child', 'n': 77\}"
+    ):
+        PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(*rows, parts=2), attempt())
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", on_bad_rows="dead_letter")
+    calls.clear()
+    assert sink.write(words(*rows, parts=2), attempt()).refused == 1
+    assert _refused(target) == [77]
+    assert len(target.counts()) == len(rows) - 1
+    assert len(calls) < 4 * (math.log2(len(rows)) + 2)
 
 
 _DEMANDS = {
