@@ -10,6 +10,7 @@ itself, and start no thread: each worker is a copy of it.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from importlib import import_module
 
@@ -23,8 +24,12 @@ _OF_FUNCTIONS = ("pandas", "receiver_runtime.block_store.stores.stores")
 def load_modules(worker_module: str) -> None:
     """Load what workers of a kind need; what can't be loaded is left to the worker, which may not need it."""
     for name in (*_ALL, *(_OF_FUNCTIONS if worker_module == "pyspark.worker" else ())):
-        with contextlib.suppress(ImportError):
+        # Any error: a package that does not fit another one says so by a ValueError.
+        with contextlib.suppress(Exception):
             import_module(name)
+    # Else all workers would draw the same numbers; Python's own generator sees to that itself.
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        os.register_at_fork(after_in_child=numpy_random.seed)
 
 
 if __name__ == "__main__":

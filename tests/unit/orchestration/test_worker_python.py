@@ -6,14 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyspark
 import pytest
 from structlog.testing import capture_logs
 
+from orchestration.spark.session import python_daemon
 from orchestration.spark.session.python_daemon import load_modules
 from orchestration.spark.session.worker_python import worker_python
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 PACKAGE = Path(pyspark.__file__).parent
 SHOWN = "import json, pyspark, sys; print(json.dumps([pyspark.__file__, sys.path, sys.argv[1:], sys.executable]))"
@@ -102,6 +108,14 @@ from orchestration.spark.session.python_daemon import load_modules
 load_modules("pyspark.worker")
 loaded = set(sys.modules)
 assert threading.active_count() == 1, threading.enumerate()
+drawn, draws = os.pipe()
+for _ in range(2):
+    if os.fork() == 0:
+        import numpy.random, random
+        os.write(draws, b"%f %f " % (numpy.random.rand(), random.random()))
+        os._exit(0)
+    os.wait()
+assert len(set(os.read(drawn, 4096).split())) == 4, "the workers draw the same numbers"
 if os.fork() == 0:
     import numpy, pandas, pyarrow, pyarrow.compute
     from orchestration.spark.reading import data_source
@@ -123,5 +137,11 @@ def test_workers_are_forked_from_a_process_that_has_loaded_what_they_need(tmp_pa
 
 
 def test_a_worker_loads_itself_what_its_parent_can_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
+    def does_not_fit(name: str) -> ModuleType:
+        if name == "pandas":
+            raise ValueError("numpy.dtype size changed")
+        return import_module(name)
+
+    monkeypatch.setattr(python_daemon, "import_module", does_not_fit)
+    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
     load_modules("pyspark.worker")
