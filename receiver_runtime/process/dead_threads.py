@@ -15,6 +15,7 @@ from receiver_runtime.supervisor.receiver import Receiver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import TracebackType
 
 
 @contextmanager
@@ -24,8 +25,12 @@ def restart_at_dead_threads() -> Iterator[None]:
 
     def hook(ended: threading.ExceptHookArgs) -> None:
         before(ended)
-        receiver = _receiver_of(ended)
-        if receiver is not None:
+        # `sys.exit` in a thread ends that thread, as Python has it.
+        if ended.thread is None or issubclass(ended.exc_type, SystemExit):
+            return
+        receiver = _receiver_of(ended.thread, ended.exc_traceback)
+        # A thread of the start before may die late, of what `on_stop` has closed.
+        if receiver is not None and not receiver.supervisor.is_older_than_start(ended.thread):
             receiver.restart("one of its threads ended by an exception", ended.exc_value)
 
     threading.excepthook = hook
@@ -35,9 +40,9 @@ def restart_at_dead_threads() -> Iterator[None]:
         threading.excepthook = before
 
 
-def _receiver_of(ended: threading.ExceptHookArgs) -> Receiver | None:
+def _receiver_of(thread: threading.Thread, ended_at: TracebackType | None) -> Receiver | None:
     """Return the receiver whose method, function or thread object has ended; None if none is in sight."""
-    values = list(vars(ended.thread).values()) if ended.thread is not None else []
-    for frame, _ in traceback.walk_tb(ended.exc_traceback):
+    values = list(vars(thread).values())
+    for frame, _ in traceback.walk_tb(ended_at):
         values += frame.f_locals.values()
     return next((value for value in values if isinstance(value, Receiver)), None)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from receiver_runtime.supervisor.lifecycle import SupervisorState
 
 if TYPE_CHECKING:
+    import threading
+
     from receiver_runtime.block_path.block_path import BlockPath
     from receiver_runtime.block_path.receiver_context import ReceiverContext
     from receiver_runtime.reporting.source_lag import SourceLag
@@ -73,6 +75,10 @@ class AttachedSupervisor:
     def report_note(self, what: str, text: str | None) -> None:
         """Show a text behind the reason, or no longer (None)."""
         self._status.report_note(what, text)
+
+    def is_older_than_start(self, thread: threading.Thread) -> bool:
+        """Return whether a thread was there before the receiver was started last."""
+        return self._lifecycle.is_older_than_start(thread)
 
     def restart_receiver(self, message: str, error: BaseException | None, delay: float | None) -> None:
         """Ask for a restart (R03, S05). Ignored unless Started, or if one is requested already."""

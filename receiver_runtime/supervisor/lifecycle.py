@@ -6,6 +6,7 @@ Any thread leaves a request here and returns. Only the supervisor's control thre
 from __future__ import annotations
 
 import threading
+import weakref
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -70,6 +71,7 @@ class ReceiverLifecycle:
         #: Why the driver log accepts nothing more of this epoch.
         self.refusal: BaseException | None = None
         self._ending: Ending | None = None
+        self._older_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
     # -- any thread --------------------------------------------------------------------------------------------------
 
@@ -78,6 +80,11 @@ class ReceiverLifecycle:
         """Return the current state."""
         with self.changed:
             return self._state
+
+    def is_older_than_start(self, thread: threading.Thread) -> bool:
+        """Return whether a thread was there before the receiver was started last."""
+        with self.changed:
+            return thread in self._older_threads
 
     def request_restart(self, message: str, error: BaseException | None = None, delay: float | None = None) -> None:
         """Ask for a restart; return at once (R03, S05). Ignored unless Started, or if one is requested already."""
@@ -144,6 +151,8 @@ class ReceiverLifecycle:
         """Move the state. The lock is held."""
         if to not in TRANSITIONS[self._state]:
             raise SupervisorStateError(f"{self._state} -> {to}: {SupervisorStateError.__doc__}")
+        if to is SupervisorState.STARTED:
+            self._older_threads = weakref.WeakSet(threading.enumerate())
         self._state = to
 
     def finish(self, ending: Ending) -> None:
