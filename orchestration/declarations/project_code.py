@@ -137,11 +137,12 @@ class ProjectReader:
         return ProjectCode(_version({name: source for name, (_, source) in modules.items()}), modules)
 
     def _beside(self) -> frozenset[str]:
-        """Return the names of the modules and packages in the project's folder, and of other folders there."""
+        """Return the names of the modules and packages in the project's folder."""
         try:
-            return frozenset(entry.name.removesuffix(".py") for entry in Path(self._search).iterdir())
+            entries = list(Path(self._search).iterdir())
         except OSError:
             return frozenset()
+        return frozenset(entry.stem for entry in entries if entry.suffix == ".py" or (entry / "__init__.py").is_file())
 
     def _files(self, top: str) -> Iterator[tuple[str, Path]]:
         """Give the modules of a package or module of the project, with their files; none if it is not the project's."""
@@ -190,10 +191,11 @@ def _is_users(found: Path) -> bool:
 
 
 def _package(name: str, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Give all modules below a package's folder, also behind links; each folder once."""
+    """Give all modules below a package's folder, also in packages behind links; each folder once."""
     seen: set[str] = set()
     for here, folders, files in os.walk(folder, followlinks=True):
-        if (real := os.path.realpath(here)) in seen:
+        is_linked = here != str(folder) and Path(here).is_symlink()
+        if (real := os.path.realpath(here)) in seen or (is_linked and "__init__.py" not in files):
             folders.clear()
             continue
         seen.add(real)

@@ -62,20 +62,31 @@ def test_modules_that_a_text_names_are_found_where_the_project_has_them(project:
         project,
         {
             "shop.py": "from importlib import import_module\nPARTS = [import_module(f'plug.{name}') for name in 'a']\n"
-            "OTHER = import_module('deep.er')\nKIND, PLACE = 'pyarrow', 'words'\n",
+            "OTHER = import_module('deep.er')\nKIND, PLACE = 'pyarrow', 'data'\n",
+            "plug/__init__.py": "",
             "plug/a.py": "",
+            "deep/__init__.py": "",
             "deep/er.py": "",
-            "words/some.txt": "",
+            "data/report.py": "no module of the project: a folder of data may have millions of files",
         },
     )
-    assert ProjectReader("shop").read().modules.keys() == {"shop", "plug.a", "deep.er"}
+    assert ProjectReader("shop").read().modules.keys() == {
+        "shop",
+        "plug",
+        "plug.a",
+        "deep",
+        "deep.er",
+    }
 
 
 def test_modules_behind_links_are_found_and_a_circle_of_links_ends(project: Path) -> None:
-    write(project, {"elsewhere/linked.py": ""})
+    write(project, {"elsewhere/__init__.py": "", "elsewhere/linked.py": "", "dump/data.py": ""})
     (project / "prices" / "more").symlink_to(project / "elsewhere")
+    (project / "prices" / "data").symlink_to(project / "dump")
     (project / "prices" / "again").symlink_to(project / "prices")
-    assert {"prices.more.linked", "prices.vat"} <= ProjectReader("shop").read().modules.keys()
+    found = ProjectReader("shop").read().modules.keys()
+    assert {"prices.more.linked", "prices.vat"} <= found
+    assert "prices.data.data" not in found, "a link to data may lead anywhere"
 
 
 @pytest.mark.parametrize("file", ["prices/test_vat.py", "prices/conftest.py", "prices/tests/helper.py"])
