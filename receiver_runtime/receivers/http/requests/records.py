@@ -75,6 +75,8 @@ _LAST_BLANK, _OPENING, _CLOSING = b" {}"
 _BLANK = re.compile(r"[ \t\r\n]*")
 _AT_BYTE = re.compile(r"\(byte (\d+)\)")  # in the parser's words
 _VALUE = frozenset(b'"0123456789')
+# What a line of a document begins with, in which something is missing at the end of the line before.
+_GOES_ON = frozenset((b'"', b"}", b"]", b",", b":"))
 # Checks values and builds none. It takes no NaN, and no half of a surrogate pair.
 _UNBUILT = msgspec.json.Decoder(msgspec.Raw)
 _LEAST_AT_ONCE = 50  # fewer lines are parsed faster one by one
@@ -223,10 +225,12 @@ def _begins_document(body: bytes) -> bool:
     """
     begin = body[: _json_until(body)]
     first, *others = (line.strip(_BLANKS) for line in body.strip(_BLANKS).split(b"\n", _LOOK_LINES + 1))
-    if first[:1] == b"{" and any(line[:1] == b"{" and _is_json(line) for line in others):
+    # Lines of JSON, the first of which is cut short; a bracket alone begins a document.
+    if first != b"[" and any(line[:1] == first[:1] and _is_json(line) for line in others):
         return False
     if b"\n" in begin.lstrip(_BLANKS) and not _VALUE.isdisjoint(begin):
-        return True
+        # A fault at a line's beginning: where something is missing before a name or a bracket, and not before text.
+        return b"\n" in begin.strip(_BLANKS) or body[len(begin) :].lstrip(_BLANKS)[:1] in _GOES_ON
     last = body.strip(_BLANKS).rpartition(b"\n")[2].strip(_BLANKS)
     return (first, last) in ((b"{", b"}"), (b"[", b"]"))
 
