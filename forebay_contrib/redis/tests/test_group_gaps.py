@@ -129,6 +129,35 @@ def test_what_redis_does_not_count_is_a_gap_of_unknown_size(before: Reached, see
     assert gap_of_trimmed(advanced(after, seen), seen)[0] is None, "it is reported once"
 
 
+# Entries 1 to 9, of which 3 were read; then 6 was deleted, which Redis can't count yet.
+DELETED = Seen(3, 9, 1, 8, 9, 3, 6)
+
+
+@pytest.mark.parametrize(
+    ("later", "said"),
+    [
+        # Read on, to before it, past it, and to the end, where Redis counts it.
+        ([Seen(5, 9, 1, 8, 9, 5, 6), Seen(8, 9, 1, 8, 9, 7, 6), Seen(9, 9, 1, 8, 9, 8, 6)], []),
+        # What was trimmed since has another id, or comes after Redis has counted it.
+        ([Seen(3, 9, None, 0, 9, 3, 6)], ["entries after 0-3 up to 0-9 were trimmed"]),
+        ([Seen(3, 9, 7, 3, 9, 3, 6), Seen(3, 9, 9, 1, 9, 3, 6)], ["2 entries after 0-3 were trimmed"]),
+        ([Seen(3, 9, 1, 7, 9, 3, 8), Seen(9, 9, 1, 7, 9, 7, 8)], ["the last one 0-8, were deleted"]),
+        ([Seen(9, 9, 1, 8, 9, 8, 6), Seen(9, 12, 12, 1, 12, 8, 6)], ["2 entries after 0-9 were trimmed"]),
+    ],
+)
+def test_what_was_reported_without_a_size_is_not_reported_again_with_one(later: list[Seen], said: list[str]) -> None:
+    gap, reached = gap_of_trimmed(Reached(through=3, last=9, added=9, rank=3), DELETED)
+    assert "a gap of unknown size" in str(gap)
+    reached = advanced(reached, DELETED)
+    found = []
+    for seen in later:
+        gap, reached = gap_of_trimmed(reached, seen)
+        reached = advanced(reached, seen)
+        found += [] if gap is None else [str(gap)]
+    assert [one for one in said if one not in " ".join(found)] == []
+    assert len(found) == len(said)
+
+
 @pytest.mark.parametrize(
     ("seen", "gap"),
     [
