@@ -16,7 +16,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from forebay_contrib.nats.client import NatsError
-from forebay_contrib.nats.consumer_gaps import Reached, Seen, gaps
+from forebay_contrib.nats.consumer_gaps import Reached, Seen, begun, gaps
 from receiver_runtime.reporting.source_marks import SourceMarks
 
 if TYPE_CHECKING:
@@ -131,11 +131,10 @@ class DurableConsumer:
         """Take the consumer that was just created for the one that was known, if it goes on where that was."""
         known = self._known.reached
         made = _microseconds(consumer.created)
-        if known is None and self._source.start == "latest":
-            # A consumer that begins in the middle of the stream may not say yet where it is.
-            place = max(about.state.last_seq, 0 if consumer.delivered is None else consumer.delivered.stream_seq)
-            self._known.reached = _seen(self._source, about, consumer).reached._replace(place=place, acknowledged=place)
-        elif known is not None:
+        if known is None:
+            seen = _seen(self._source, about, consumer)
+            self._known.reached = begun(seen, is_latest=self._source.start == "latest")
+        else:
             place = known.place if first is None else first - 1
             self._known.reached = known._replace(consumer=made, place=place, deliveries=0)
 

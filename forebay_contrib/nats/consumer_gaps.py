@@ -80,6 +80,15 @@ class Seen(NamedTuple):
         )
 
 
+def begun(seen: Seen, *, is_latest: bool) -> Reached:
+    """Return what a consumer has reached that was just created: a replicated one may say that it is at message 0."""
+    start = seen.last if is_latest else seen.first - 1
+    place = max(start, seen.place)
+    return seen.reached._replace(
+        place=place, acknowledged=max(start, seen.acknowledged), holes=seen.removed_within if place < seen.last else 0
+    )
+
+
 def gaps(before: Reached | None, seen: Seen) -> tuple[list[str], Reached]:
     """Return what is missing since the mark, in words, and the new mark."""
     now = seen.reached
@@ -93,7 +102,8 @@ def gaps(before: Reached | None, seen: Seen) -> tuple[list[str], Reached]:
             f"(a gap of unknown size{unread})"
         )
         before = Reached(stream=seen.stream, consumer=before.consumer)
-    if before.consumer != seen.consumer:
+    is_same = before.consumer == seen.consumer
+    if not is_same:
         begins = seen.place - seen.deliveries if seen.begins_after is None else seen.begins_after
         # What was removed is counted below.
         is_passed = begins > max(before.acknowledged, seen.first - 1)
@@ -109,7 +119,10 @@ def gaps(before: Reached | None, seen: Seen) -> tuple[list[str], Reached]:
             words = f"at least {missing} messages"
         found.append(f"{words}, were removed from the stream before they were delivered (a gap of {missing} messages)")
     return found, now._replace(
-        acknowledged=max(now.acknowledged, before.acknowledged), holes=before.holes - (skipped - missing)
+        # A consumer that has delivered nothing may not say yet where it begins.
+        place=max(now.place, before.place) if is_same and not seen.deliveries else now.place,
+        acknowledged=max(now.acknowledged, before.acknowledged),
+        holes=before.holes - (skipped - missing),
     )
 
 

@@ -31,7 +31,8 @@ from forebay_contrib.redis.records import StreamEntry, sorted_out
 from receiver_runtime.reporting.source_marks import SourceMarks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    import threading
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from forebay_contrib.redis.declaration import RedisStreams
@@ -41,7 +42,11 @@ _LOOK_SECONDS = 5.0  # between two looks at the groups
 _REPORT_SECONDS = 60.0  # between two reports of entries that were passed over while a receiver reads
 # In milliseconds since 1970: no Redis that made ids by its clock is older (2001).
 _FIRST_MILLISECOND = 10**12
-_PAGE = 1000  # entries that are looked at together
+# Entries that are looked at together, at most. Their size is not known at first, so it begins with few, as the reader.
+_MOST_ENTRIES = 1000
+_LEAST_ENTRIES = 10
+_MORE_EACH_TIME = 4
+_MOST_LOOKED_AT = 1000  # how many of a group that was made again are looked at for one that was given out
 _MOST_MISSING = 1_000_000  # how many are counted before a gap is "at least" that long
 _MOST_PENDING = 100_000  # ids of pending entries in one answer, also of those that were trimmed
 # Keys are known for the stream's window. One that is shorter than a mark's age may have forgotten what was registered.
@@ -64,25 +69,39 @@ class _Passed(NamedTuple):
     entries: int
     oldest: bytes
     newest: bytes
+    is_all: bool
 
     def gap(self) -> Gap:
-        at_least = "at least " if self.entries >= _MOST_MISSING else ""
+        at_least = "" if self.is_all else "at least "
         where = f"{self.oldest.decode()} up to {self.newest.decode()}"
         what = f"someone moved it past {at_least}{self.entries} entries that it had not read, {where}"
-        return Gap(what, self.entries)
+        return Gap(what, self.entries if self.is_all else None)
+
+    def and_later(self, later: _Passed) -> _Passed:
+        return _Passed(self.entries + later.entries, self.oldest, later.newest, self.is_all and later.is_all)
 
 
 class ConsumerGroups:
     """Hold the reader's groups, one for each stream key. Only the reader's thread uses it."""
 
-    def __init__(self, receiver: Receiver, source: RedisStreams, consumer: str, held: AbstractSet[str]) -> None:
+    def __init__(
+        self,
+        receiver: Receiver,
+        source: RedisStreams,
+        consumer: str,
+        held: AbstractSet[str],
+        stopping: threading.Event,
+    ) -> None:
         self._receiver = receiver
         self._source = source
         self._consumer = consumer
         self._held = held
+        self._stopping = stopping
         path = receiver.supervisor.block_path
         self._known_keys = path.known_keys
-        self._knows_keys = receiver.supervisor.settings.key_window >= _SHORTEST_WINDOW
+        settings = receiver.supervisor.settings
+        self._most_bytes = settings.max_block_bytes
+        self._knows_keys = settings.key_window >= _SHORTEST_WINDOW
         self._groups = {
             stream: _Group(SourceMarks(path.positions, f"{source.group} of {stream}")) for stream in source.streams
         }
@@ -113,7 +132,7 @@ class ConsumerGroups:
         # Where another program reads in the group, each read finds some.
         before = group.passed
         if before is not None:
-            passed = _Passed(before.entries + passed.entries, before.oldest, passed.newest)
+            passed = before.and_later(passed)
         group.passed = passed
         if time.monotonic() >= group.report_at:
             self._report_passed(stream)
@@ -220,13 +239,16 @@ class ConsumerGroups:
         before = self._groups[stream].reached
         if seen.position < before.through:
             return gap_of_group(before, seen)
-        found: Any = client.xrevrange(stream, id_of(seen.position), "-", count=_PAGE)
-        entries = [StreamEntry(stream, entry_id, fields) for entry_id, fields in found]
-        # If an entry that was given out is still there, those behind it were counted.
-        if seen.position == before.through or (
-            entries and len(self._not_given(client, stream, entries)) < len(entries)
-        ):
+        if seen.position == before.through:
             return None
+        looked_at = 0
+        for entries in self._newest_first(client, stream, id_of(seen.position), "-"):
+            # If an entry that was given out is still there, those behind it were counted.
+            if len(self._not_given(client, stream, entries)) < len(entries):
+                return None
+            looked_at += len(entries)
+            if looked_at >= _MOST_LOOKED_AT:
+                break
         return Gap(
             f"someone made it, or its stream, again: what it had after {id_of(before.through)} and was not read is lost"
         )
@@ -236,22 +258,35 @@ class ConsumerGroups:
         group = self._groups[stream]
         if not self._knows_keys or through <= group.reached.through:
             return None
-        count, page = 0, 1
+        count = 0
         oldest = newest = b""
-        begin, end = f"({id_of(group.reached.through)}", id_of(through)
-        while count < _MOST_MISSING:
-            found: Any = client.xrevrange(stream, end, begin, count=page)
-            if not found:
-                break
-            entries = [StreamEntry(stream, entry_id, fields) for entry_id, fields in found]
+        is_all = True
+        for entries in self._newest_first(client, stream, id_of(through), f"({id_of(group.reached.through)}"):
             missing = self._not_given(client, stream, entries)
             if missing:
                 newest, oldest = newest or missing[0].id, missing[-1].id
                 count += len(missing)
             if len(missing) < len(entries):
                 break
-            end, page = f"({oldest.decode()}", _PAGE
-        return _Passed(count, oldest, newest) if count else None
+            if count >= _MOST_MISSING or self._stopping.is_set():
+                is_all = False
+                break
+        return _Passed(count, oldest, newest, is_all) if count else None
+
+    def _newest_first(self, client: redis.Redis, stream: str, end: str, begin: str) -> Iterator[list[StreamEntry]]:
+        """Yield the entries between two ids in pages of about a block: Redis sends them whole, however large."""
+        # Often the newest one was given out, and says enough.
+        page = 1
+        while True:
+            found: Any = client.xrevrange(stream, end, begin, count=page)
+            if not found:
+                return
+            entries = [StreamEntry(stream, entry_id, fields) for entry_id, fields in found]
+            yield entries
+            size = sum(len(one) for entry in entries for one in entry.fields)
+            fitting = self._most_bytes * len(entries) // max(1, size)
+            page = max(_LEAST_ENTRIES, min(_MOST_ENTRIES, _MORE_EACH_TIME * page, fitting))
+            end = f"({entries[-1].id.decode()}"
 
     def _not_given(self, client: redis.Redis, stream: str, entries: Sequence[StreamEntry]) -> list[StreamEntry]:
         """Return the entries, newest first, that are newer than any that was given out."""

@@ -22,6 +22,7 @@ class Reached(NamedTuple):
         rank: how many entries were added up to ``through``, with it; -1: unknown.
         dropped: how many entries it will never read and are reported.
         deleted: the newest id of a deleted or trimmed entry that is reported.
+        unsized: 1 if a gap of unknown size was reported since ``dropped`` was last known, else 0.
     """
 
     stream: int = 0
@@ -31,6 +32,7 @@ class Reached(NamedTuple):
     rank: int = 0
     dropped: int = 0
     deleted: int = 0
+    unsized: int = 0
 
 
 class Seen(NamedTuple):
@@ -152,23 +154,31 @@ def gap_of_trimmed(before: Reached, seen: Seen) -> tuple[Gap | None, Reached]:
         return None, before
     after = id_of(seen.position)
     dropped = seen.dropped
-    if dropped is not None:
-        # Newer servers count again behind what was trimmed: then all that is left out now is new. Where that can't be
-        # told, fewer are said to be missing, never more.
-        is_counted_again = seen.is_before_all and dropped < before.dropped
-        missing = dropped if is_counted_again else dropped - before.dropped
-        known = before._replace(dropped=dropped, deleted=max(before.deleted, seen.deleted))
-        if missing <= 0:
-            return None, known
-        where = f"after {after}" if seen.is_before_all else f"before {after}"
-        return Gap(f"{missing} entries {where} were trimmed or deleted before they were read", missing), known
+    if dropped is None:
+        return _gap_of_unknown_size(before, seen, unsized=1)
+    if before.unsized:
+        # The count has in it what was reported without one. Only what can be told from that by its id is new.
+        return _gap_of_unknown_size(before._replace(dropped=dropped), seen, unsized=0)
+    # Newer servers count again behind what was trimmed: then all that is left out now is new. Where that can't be
+    # told, fewer are said to be missing, never more.
+    is_counted_again = seen.is_before_all and dropped < before.dropped
+    missing = dropped if is_counted_again else dropped - before.dropped
+    known = before._replace(dropped=dropped, deleted=max(before.deleted, seen.deleted))
+    if missing <= 0:
+        return None, known
+    where = f"after {after}" if seen.is_before_all else f"before {after}"
+    return Gap(f"{missing} entries {where} were trimmed or deleted before they were read", missing), known
+
+
+def _gap_of_unknown_size(before: Reached, seen: Seen, *, unsized: int) -> tuple[Gap | None, Reached]:
+    after = id_of(seen.position)
     if seen.deleted > max(seen.position, before.deleted):
         last = id_of(seen.deleted)
-        known = before._replace(deleted=seen.deleted)
+        known = before._replace(deleted=seen.deleted, unsized=unsized)
         return Gap(f"entries after {after}, the last one {last}, were deleted before they were read"), known
     first = seen.last + 1 if seen.first is None else seen.first
     if max(seen.position, before.deleted) < before.last < first:
         last = id_of(before.last)
-        known = before._replace(deleted=before.last)
+        known = before._replace(deleted=before.last, unsized=unsized)
         return Gap(f"entries after {after} up to {last} were trimmed before they were read"), known
-    return None, before
+    return None, before if unsized else before._replace(unsized=0)

@@ -76,7 +76,7 @@ class RedisReader:
         self._bytes_each = 1000.0
         self._at_once = _LEAST_ENTRIES
         self._claim_at = time.monotonic() + source.claim_after / 2
-        self._groups = ConsumerGroups(receiver, source, self._consumer, self._held)
+        self._groups = ConsumerGroups(receiver, source, self._consumer, self._held, self._stopping)
 
     def start(self) -> None:
         """Begin to read; return at once."""

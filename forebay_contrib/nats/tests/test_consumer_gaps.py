@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay_contrib.nats.consumer_gaps import Reached, Seen, gaps
+from forebay_contrib.nats.consumer_gaps import Reached, Seen, begun, gaps
 
 
 @dataclass
@@ -167,3 +167,28 @@ def test_holes_from_before_it_began_are_no_gap() -> None:
 def test_what_is_acknowledged_never_goes_back() -> None:
     _, reached = gaps(BEFORE, SEEN._replace(consumer=1, place=15, deliveries=15, unacknowledged=3, acknowledged=7))
     assert (reached.place, reached.acknowledged) == (15, 10)
+
+
+@pytest.mark.parametrize("is_latest", [True, False])
+@pytest.mark.parametrize("says_place", [True, False])
+def test_what_was_removed_before_a_consumer_was_created_is_no_gap(is_latest: bool, says_place: bool) -> None:
+    model = Model()
+    model.publish(1020)
+    model.remove([*range(1, 1001), 1010])
+    begins = model.last if is_latest else 1000
+    model.place = begins
+    created = model.seen() if says_place else model.seen()._replace(place=0, acknowledged=0)
+    reached = begun(created, is_latest=is_latest)
+    assert (reached.place, reached.acknowledged) == (begins, begins)
+    found, reached = gaps(reached, created)
+    assert (found, reached.place) == ([], begins)
+    model.publish(10)
+    model.remove([1025])
+    model.deliver(10**6)
+    found, reached = gaps(reached, model.seen())
+    assert size_of(found) == 1
+
+
+def test_what_another_receiver_was_given_at_once_is_not_acknowledged() -> None:
+    seen = SEEN._replace(place=7, deliveries=7, unacknowledged=7)
+    assert begun(seen, is_latest=False)[2:5] == (7, 7, 0)

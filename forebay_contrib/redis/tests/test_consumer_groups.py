@@ -1,0 +1,66 @@
+"""Check how a group that someone moved forward is looked through, against a stream in memory."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forebay_contrib.redis.consumer_groups import ConsumerGroups
+from forebay_contrib.redis.declaration import RedisStreams
+
+BLOCK = 10_000_000
+TINY, LARGE = b"x", b"x" * 900_000
+
+
+class Stream:
+    """Entries of one size with the ids `1-0`, `2-0` and so on; nothing is pending."""
+
+    def __init__(self, entries: int, value: bytes) -> None:
+        self._entries, self._value = entries, value
+        self.asked_for: list[int] = []
+
+    def xrevrange(self, _name: str, end: str, _begin: str, *, count: int) -> list[Any]:
+        self.asked_for.append(count)
+        last = int(end.strip("(").partition("-")[0]) - end.startswith("(")
+        return [(b"%d-0" % one, [b"n", self._value]) for one in range(last, max(0, last - count), -1)]
+
+    def xpending_range(self, *_: object) -> list[Any]:
+        return []
+
+
+def moved_past(stream: Stream, entries: int, stopping: threading.Event) -> list[str]:
+    """Return what is reported if a receiver is given the entry behind these as its first one."""
+    said: list[str] = []
+    path = SimpleNamespace(known_keys=lambda _: set(), positions=None)
+    settings = SimpleNamespace(key_window=3600.0, max_block_bytes=BLOCK)
+    receiver: Any = SimpleNamespace(
+        supervisor=SimpleNamespace(block_path=path, settings=settings), report_error=said.append
+    )
+    source = RedisStreams(host="127.0.0.1", group="g", streams="s")
+    client: Any = stream
+    given = b"%d-0" % (entries + 1)
+    ConsumerGroups(receiver, source, "c", set(), stopping).note_given(client, "s", given, given)
+    return said
+
+
+@pytest.mark.parametrize(("value", "pages"), [(TINY, [1, 10, 40, 160, 640, 1000, 1000]), (LARGE, [1, 10, 11, 11])])
+def test_what_was_passed_over_is_looked_at_in_pages_of_about_a_block(value: bytes, pages: list[int]) -> None:
+    stream = Stream(sum(pages) - 5, value)
+    assert "past" in moved_past(stream, sum(pages) - 5, threading.Event())[0]
+    assert stream.asked_for[: len(pages)] == pages
+
+
+def test_a_receiver_that_stops_looks_no_further_and_says_so() -> None:
+    stopping = threading.Event()
+    stopping.set()
+    stream = Stream(5000, TINY)
+    [said] = moved_past(stream, 5000, stopping)
+    assert stream.asked_for == [1]
+    assert "past at least 1 entries" in said
+    assert "a gap of unknown size" in said
+    [said] = moved_past(Stream(5000, TINY), 5000, threading.Event())
+    assert "past 5000 entries" in said
+    assert "a gap of 5000 entries" in said
