@@ -120,7 +120,6 @@ class ProjectReader:
         """Return the project's modules as they are now. A file that goes meanwhile is left out."""
         importlib.invalidate_caches()
         modules: dict[str, tuple[Path, bytes]] = {}
-        beside = self._beside()
         wanted, seen = sorted(self._begins_with), set(self._begins_with)
         while wanted:
             for name, path in self._files(wanted.pop()):
@@ -129,20 +128,18 @@ class ProjectReader:
                 except OSError:
                     continue
                 modules[name] = (path, source)
-                new = (names.imported | names.mentioned & beside) - seen - self._passed_over
+                new = names.imported - seen - self._passed_over
+                new |= {one for one in names.mentioned - seen - self._passed_over if self._is_beside(one)}
                 seen |= new
                 wanted += sorted(new)
-        for name in _tests_of_nobody({name: source for name, (_, source) in modules.items()}) - {self._module}:
+        for name in _unnamed_tests({name: source for name, (_, source) in modules.items()}) - {self._module}:
             del modules[name]
         return ProjectCode(_version({name: source for name, (_, source) in modules.items()}), modules)
 
-    def _beside(self) -> frozenset[str]:
-        """Return the names of the modules and packages in the project's folder."""
-        try:
-            entries = list(Path(self._search).iterdir())
-        except OSError:
-            return frozenset()
-        return frozenset(entry.stem for entry in entries if entry.suffix == ".py" or (entry / "__init__.py").is_file())
+    def _is_beside(self, name: str) -> bool:
+        """Return whether the project's folder has a module or a package of this name."""
+        folder = Path(self._search, name)
+        return folder.with_suffix(".py").is_file() or (folder / "__init__.py").is_file()
 
     def _files(self, top: str) -> Iterator[tuple[str, Path]]:
         """Give the modules of a package or module of the project, with their files; none if it is not the project's."""
@@ -241,11 +238,13 @@ def _names(source: bytes) -> _Names:
     return _Names(frozenset(imported), frozenset(mentioned))
 
 
-def _tests_of_nobody(sources: Mapping[str, bytes]) -> set[str]:
+def _unnamed_tests(sources: Mapping[str, bytes]) -> set[str]:
     """Return the modules of tests that are named in no other module."""
     word_of = {
         name: word for name in sources if (word := next(filter(_OF_TESTS.fullmatch, name.split(".")), None)) is not None
     }
+    if not word_of:
+        return set()
     others = b"\n".join(source for name, source in sources.items() if name not in word_of)
     return {name for name, word in word_of.items() if re.search(rf"\b{word}\b".encode(), others) is None}
 
