@@ -253,7 +253,7 @@ class SourceConformance:
         process = rig.start()
         eventually(lambda: rig.registered() and rig.unread() > 0, "what is unread")
         before = rig.source_end()
-        # So many that it can't read as many before it looks again: on a busy machine, looks are seconds apart.
+        # More than it can read before it looks again: on a busy machine, looks are seconds apart.
         adapter.send(3000)
         eventually(lambda: rig.source_end() > before, "what was sent since")
         assert not adapter.all_came(rig)

@@ -145,7 +145,7 @@ class Insertion:
         waiting, self._waiting = self._waiting, []
         for some in waiting:
             self._waiting += self._halves(some) or [some]
-        # Single rows, or so many pieces that their rows are not told apart.
+        # Single rows, or too many pieces to tell their rows apart.
         self._waits_no_more = self._waiting == waiting or len(waiting) > MOST_REFUSED
 
     def _check_constraints_at_once(self) -> None:

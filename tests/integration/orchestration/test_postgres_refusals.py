@@ -222,9 +222,9 @@ def test_a_row_is_put_aside_as_the_tasks_put_aside_theirs(target: Target) -> Non
     assert json.loads(row) == json.loads(row_as_json(readable_row(frame.batch(frame._partitions[0]))))
 
 
-def test_refused_rows_are_found_by_few_statements_and_not_beyond_a_bound(
-    target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the pieces of each statement that inserts some."""
     calls: list[int] = []
     inserted = Insertion._inserted
 
@@ -233,6 +233,12 @@ def test_refused_rows_are_found_by_few_statements_and_not_beyond_a_bound(
         return inserted(self, some)
 
     monkeypatch.setattr(Insertion, "_inserted", counted)
+    return calls
+
+
+def test_refused_rows_are_found_by_few_statements_and_not_beyond_a_bound(
+    target: Target, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     target.rows(f"{_TABLE}; ALTER TABLE counts ADD m bigint DEFAULT 0 CHECK (n % 10000 <> m)")
     rows = [("x" * 100, number) for number in range(1, 40_001)]
     sink = PostgresSink(EnvVar("TARGET_URL"), "counts", on_bad_rows="dead_letter")
@@ -255,16 +261,8 @@ def test_refused_rows_are_found_by_few_statements_and_not_beyond_a_bound(
 
 
 def test_one_bad_row_before_rows_that_others_refer_to_costs_few_statements_and_is_named_alone(
-    target: Target, monkeypatch: pytest.MonkeyPatch
+    target: Target, calls: list[int]
 ) -> None:
-    calls: list[int] = []
-    inserted = Insertion._inserted
-
-    def counted(self: Insertion, some: Sequence[Any]) -> int:
-        calls.append(len(some))
-        return inserted(self, some)
-
-    monkeypatch.setattr(Insertion, "_inserted", counted)
     parent = "CASE WHEN n < 1000 THEN n + CASE n WHEN 77 THEN 5000 ELSE 1000 END END"
     target.rows(f"{_TABLE}; ALTER TABLE counts ADD UNIQUE (n), ADD p bigint GENERATED ALWAYS AS ({parent}) STORED")
     target.rows("ALTER TABLE counts ADD FOREIGN KEY (p) REFERENCES counts (n)")

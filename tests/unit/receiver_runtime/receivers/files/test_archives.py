@@ -118,26 +118,15 @@ def _broken_zip() -> bytes:
     return bytes(data)
 
 
-def _broken_lzma() -> bytes:
+def _broken_entry(method: int, *, behind: int) -> bytes:
+    """Return an archive of three entries, the second compressed by `method` and broken so far behind its name."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         archive.writestr("good.log", "good\n")
-        archive.writestr("bad.log", bytes(range(256)) * 8, zipfile.ZIP_LZMA)
+        archive.writestr("bad.log", bytes(range(256)) * 8, method)
         archive.writestr("better.log", "better\n")
     data = bytearray(made.getvalue())
-    at = data.index(b"bad.log") + len("bad.log") + 12
-    data[at : at + 40] = b"\xff" * 40
-    return bytes(data)
-
-
-def _broken_bzip2() -> bytes:
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
-        archive.writestr("good.log", "good\n")
-        archive.writestr("bad.log", bytes(range(256)) * 8, zipfile.ZIP_BZIP2)
-        archive.writestr("better.log", "better\n")
-    data = bytearray(made.getvalue())
-    at = data.index(b"bad.log") + len("bad.log") + 40
+    at = data.index(b"bad.log") + len("bad.log") + behind
     data[at : at + 40] = b"\xff" * 40
     return bytes(data)
 
@@ -156,8 +145,8 @@ def _with(bad: bytes) -> Files:
 
 BAD: dict[str, Callable[[], bytes]] = {
     "damaged": _broken_zip,
-    "damaged, by lzma": _broken_lzma,
-    "damaged, by bzip2": _broken_bzip2,
+    "damaged, by lzma": lambda: _broken_entry(zipfile.ZIP_LZMA, behind=12),
+    "damaged, by bzip2": lambda: _broken_entry(zipfile.ZIP_BZIP2, behind=40),
     "encrypted": _encrypted_zip,
     "Parquet": lambda: zipped(_with(b"PAR1\x15 and more")),
     "compressed": lambda: PACK["tar.gz"](_with(gzip.compress(b"one\n"))),
