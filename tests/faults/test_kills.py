@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
+@pytest.mark.slow
+@pytest.mark.core
 def test_the_receiver_process(system: RunningSystem) -> None:
     before = system.epoch()
     killed = system.receiver_process()
@@ -41,6 +43,8 @@ def test_the_agent(system: RunningSystem) -> None:
     system.check_every_number_came_out_once()
 
 
+@pytest.mark.slow
+@pytest.mark.core
 def test_the_tracker(system: RunningSystem) -> None:
     """Check that the receiver does not notice, and that another process leads with a new term."""
     epoch, before = system.epoch(), system.leadership()
@@ -55,6 +59,8 @@ def test_the_tracker(system: RunningSystem) -> None:
     assert system.epoch() == epoch, "the receiver was restarted"
 
 
+@pytest.mark.slow
+@pytest.mark.core
 def test_the_dagster_daemon(system: RunningSystem) -> None:
     daemon = system.process("dagster._daemon")
     assert daemon is not None
@@ -66,6 +72,8 @@ def test_the_dagster_daemon(system: RunningSystem) -> None:
     system.check_every_number_came_out_once()
 
 
+@pytest.mark.slow
+@pytest.mark.core
 def test_the_webserver(system: RunningSystem) -> None:
     """Check that the batch sensor launches 2 s batches while the webserver, to which the tracker pushes, is down."""
     system.until("the tracker has pushed", lambda: any(name.startswith("tracker") for name in system.launchers()))

@@ -11,8 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[3]
 _FILE = re.compile(r"^```python file=(\S+)\.py\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = {
@@ -36,18 +34,14 @@ def test_the_pages_with_examples() -> None:
     }
 
 
-@pytest.mark.parametrize("option", ["-f", "-m"])
-def test_dagsters_own_command_loads_each_as_a_file_and_as_a_module(option: str, tmp_path: Path) -> None:
+def test_dagsters_own_command_loads_each_as_a_file_and_as_a_module(tmp_path: Path) -> None:
     for page in EXAMPLES:
         for name, text in PAGES[page].items():
             (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
     examples = [name for names in EXAMPLES.values() for name in names]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
     finished = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.support.dagster.validation", option),
-            *(f"{name}.py" if option == "-f" else name for name in examples),
-        ],
+        [sys.executable, "-m", "tests.support.dagster.validation", *examples],
         cwd=tmp_path,
         env=environment | {"DAGSTER_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -57,4 +51,4 @@ def test_dagsters_own_command_loads_each_as_a_file_and_as_a_module(option: str, 
     )
     output = finished.stdout + finished.stderr
     assert finished.returncode == 0, output
-    assert output.count("Validation successful for code location") == len(examples), output
+    assert output.count("Validation successful for code location") == 2 * len(examples), output

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.core, pytest.mark.timeout(600)]
 
 VARIABLE = "FOREBAY_TEST_BLOCK_KEY"
 PRIVATE = "has the measles"

@@ -21,7 +21,7 @@ def the_process(rig: HostRig) -> psutil.Process:
 
 
 def test_one_receiver_comes_and_goes_and_the_others_notice_nothing(database_url: str, tmp_path: Path) -> None:
-    with host_rig(database_url, tmp_path, receivers=20, receivers_per_process=30) as (rig, sources):
+    with host_rig(database_url, tmp_path, receivers=6, receivers_per_process=9) as (rig, sources):
         pigeon = rig.declare("pigeon", {"kind": "carrier_pigeon"})
         fenced, *others = sources
         rig.place(*sources, pigeon)
@@ -53,7 +53,7 @@ def test_one_receiver_comes_and_goes_and_the_others_notice_nothing(database_url:
 
 
 def test_a_receiver_that_wants_a_process_of_its_own_has_one(database_url: str, tmp_path: Path) -> None:
-    with host_rig(database_url, tmp_path, receivers=4, receivers_per_process=30) as (rig, sources):
+    with host_rig(database_url, tmp_path, receivers=4, receivers_per_process=9) as (rig, sources):
         alone, first, second, late = sources
         rig.execute(
             "UPDATE forebay.streams SET declaration = jsonb_set(declaration, '{settings,own_process}', 'true') "
@@ -73,7 +73,7 @@ def test_a_receiver_that_wants_a_process_of_its_own_has_one(database_url: str, t
 
 
 def test_a_killed_process_comes_back_with_all_of_its_receivers(database_url: str, tmp_path: Path) -> None:
-    with host_rig(database_url, tmp_path, receivers=20, receivers_per_process=20) as (rig, sources):
+    with host_rig(database_url, tmp_path, receivers=6, receivers_per_process=6) as (rig, sources):
         rig.place(*sources)
         rig.flow(list(sources))
         killed = the_process(rig)
@@ -83,11 +83,11 @@ def test_a_killed_process_comes_back_with_all_of_its_receivers(database_url: str
         rig.flow(list(sources))
         # The first crash does not split the group, whatever killed the process; here it was no receiver.
         assert the_process(rig).pid != killed.pid
-        eventually(lambda: len(rig.events("EXITED")) == 20, "the events")
+        eventually(lambda: len(rig.events("EXITED")) == 6, "the events")
         for receiver_id, messages in rig.events("EXITED").items():
             assert receiver_id in sources
             assert len(messages) == 1
-            assert "was killed by SIGKILL with 20 receivers; crash 1" in messages[0]
+            assert "was killed by SIGKILL with 6 receivers; crash 1" in messages[0]
     for receiver_id, before in registered.items():
         after = rig.numbers(receiver_id)
         assert after[: len(before)] == before
@@ -95,10 +95,10 @@ def test_a_killed_process_comes_back_with_all_of_its_receivers(database_url: str
 
 
 def test_a_receiver_that_crashes_its_process_soon_runs_alone(database_url: str, tmp_path: Path) -> None:
-    with host_rig(database_url, tmp_path, receivers=9, receivers_per_process=9, poison=True) as (rig, sources):
+    with host_rig(database_url, tmp_path, receivers=4, receivers_per_process=4, poison=True) as (rig, sources):
         *innocent, poison = sources
         rig.place(*sources)
-        # Twice in a process of nine, then in one of at most two, and then alone.
+        # Twice in a process of four, then in one of at most two, and then alone.
         eventually(lambda: len(rig.events("EXITED").get(poison, [])) >= 4, "crash after crash")
         eventually(lambda: rig.states()[poison][0] in ("SCHEDULED", "ACTIVE"), "more tries")
         rig.flow(innocent)
@@ -116,7 +116,7 @@ def test_a_receiver_that_crashes_its_process_soon_runs_alone(database_url: str, 
         assert numbers == sorted(set(numbers))
 
 
-@pytest.mark.parametrize(("receivers", "receivers_per_process"), [(3, 1), (10, 10)])
+@pytest.mark.parametrize(("receivers", "receivers_per_process"), [(2, 1), (6, 6)])
 def test_s04_a_graceful_stop_drains_every_receiver(
     database_url: str, tmp_path: Path, receivers: int, receivers_per_process: int
 ) -> None:

@@ -1,7 +1,8 @@
 """Run ``dagster definitions validate`` for each of many files or modules, in processes forked from one with Dagster.
 
-``python -m tests.support.dagster.validation OPTION TARGET…``: OPTION is ``-f`` or ``-m``. Given all targets at once,
-Dagster starts a server for each, which imports Dagster again; for one alone it loads it in the command's own process.
+``python -m tests.support.dagster.validation MODULE…``: each module as a module, and its file in this folder as a file.
+Given all targets at once, Dagster starts a server for each, which imports Dagster again; for one alone it loads it in
+the command's own process.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ def _validate(option: str, target: str) -> int | None:
     return process.exitcode
 
 
-def main(option: str, targets: Sequence[str]) -> int:
+def main(modules: Sequence[str]) -> int:
     """Return 0 if Dagster takes all of them."""
-    refused = [target for target in targets if _validate(option, target)]
+    asked = [one for module in modules for one in (("-m", module), ("-f", f"{module}.py"))]
+    refused = [" ".join(one) for one in asked if _validate(*one)]
     if refused:
         print("refused:", *refused)  # noqa: T201  for the test
     return len(refused)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(main(sys.argv[1:]))
