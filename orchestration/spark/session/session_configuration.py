@@ -37,7 +37,12 @@ _CONFIGURATION = {
 # If blocks are encrypted, what Spark itself writes to local disks is too: shuffles, spilled and cached data.
 _ENCRYPTED_CONFIGURATION = {"spark.io.encryption.enabled": "true", "spark.io.encryption.keySizeBits": "256"}
 # Only for a local master, whose workers are the driver's own threads; other workers connect from other machines.
-_LOCAL_CONFIGURATION = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+_LOCAL_CONFIGURATION = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # The script of `worker_python` says so too, for a session that a user's own code makes. Another Python has no script.
+    "spark.python.daemon.module": "orchestration.spark.session.python_daemon",
+}
 # Any account of the machine can connect to the driver's ports on loopback: Spark then asks for a secret, which it draws
 # itself for each session, and which is in no setting. (For local-cluster, which is for Spark's own tests, it does not.)
 _AUTHENTICATION = {"spark.authenticate": "true"}

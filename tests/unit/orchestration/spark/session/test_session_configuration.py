@@ -17,7 +17,7 @@ from orchestration.dagster_defs.build_definitions import build_definitions
 from orchestration.declarations.modules import load_pipelines
 from orchestration.declarations.pipeline import Pipeline
 from orchestration.declarations.settings import Settings
-from orchestration.spark.session import shipping
+from orchestration.spark.session import python_daemon, shipping
 from orchestration.spark.session.session_configuration import (
     ShownKeyError,
     session_configuration,
@@ -42,6 +42,13 @@ def test_only_a_local_session_is_bound_to_loopback() -> None:
     assert cluster["spark.master"] == "spark://m:7077"
     assert "spark.driver.host" not in cluster
     assert cluster["spark.sql.session.timeZone"] == "UTC"
+
+
+def test_the_workers_of_a_local_session_have_the_code_in_force_also_if_they_have_another_python() -> None:
+    local = session_configuration(settings(), {"spark.pyspark.python": "/another/bin/python"})
+    assert local["spark.python.daemon.module"] == python_daemon.__name__
+    # Workers on other machines may have no Forebay when their daemon starts.
+    assert "spark.python.daemon.module" not in session_configuration(settings(spark_master="spark://m:7077"))
 
 
 @pytest.mark.parametrize("master", ["local", "local[*]", "local[2]", "local[2,3]"])
