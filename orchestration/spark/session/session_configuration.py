@@ -40,7 +40,7 @@ _ENCRYPTED_CONFIGURATION = {"spark.io.encryption.enabled": "true", "spark.io.enc
 _LOCAL_CONFIGURATION = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # The script of `worker_python` says so too, for a session that a user's own code makes. Another Python has no script.
+    # The script of `worker_python` says it too, for sessions of a user's own code; another Python has no script.
     "spark.python.daemon.module": "orchestration.spark.session.python_daemon",
 }
 # Any account of the machine can connect to the driver's ports on loopback: Spark then asks for a secret, which it draws
