@@ -52,8 +52,7 @@ class PoolerError(DriverLogError):
     """Add the mode of the pooler to FOREBAY_DATABASE_URL: ?pool_mode=session, or ?pool_mode=transaction."""
 
 
-class DirectUrlMissingError(DriverLogError):
-    """Set FOREBAY_DATABASE_DIRECT_URL to the URL of Postgres itself, without a pooler."""
+_NO_DIRECT_URL = "Set FOREBAY_DATABASE_DIRECT_URL to the URL of Postgres itself, without a pooler."
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +199,7 @@ def pool_mode(url: str) -> PoolMode | None:
 def direct_url(url: str, needed_by: str) -> str:
     """Return where `needed_by` connects, which needs a session of its own: `url`, unless a pooler lends transactions.
 
-    Raises DirectUrlMissingError.
+    Raises PoolerError.
     """
     mode = pool_mode(url)
     if mode is None:
@@ -209,17 +208,17 @@ def direct_url(url: str, needed_by: str) -> str:
     if direct:
         return direct
     if mode is PoolMode.TRANSACTION:
-        raise DirectUrlMissingError(
-            f"{needed_by} needs a session of its own, and a pooler in transaction mode has none"
+        raise PoolerError(
+            f"{needed_by} needs a session of its own, and a pooler in transaction mode has none", _NO_DIRECT_URL
         )
     return url
 
 
 def unpooled_url(url: str, needed_by: str) -> str:
-    """Return where `needed_by` connects, which works behind no pooler. Raises DirectUrlMissingError."""
+    """Return where `needed_by` connects, which works behind no pooler. Raises PoolerError."""
     direct = direct_url(url, needed_by)
     if pool_mode(direct) is not None:
-        raise DirectUrlMissingError(f"{needed_by} needs a connection without a pooler")
+        raise PoolerError(f"{needed_by} needs a connection without a pooler", _NO_DIRECT_URL)
     return direct
 
 

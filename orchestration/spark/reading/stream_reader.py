@@ -150,7 +150,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _attached(self, offset: dict[str, Any] | None) -> AttachedReader:
         """Return the reader, created or found at the first call; a removed one is created at the given `offset`."""
         from tracker_store.batches.readers import attach_reader  # noqa: PLC0415
-        from tracker_store.connection.errors import ReaderPositionError  # noqa: PLC0415  tasks need no SQLAlchemy
+        from tracker_store.connection.errors import READER_POSITION, DriverLogError  # noqa: PLC0415  tasks need no SQLAlchemy
 
         if self._reader is None:
             self._reader = self._asked(
@@ -163,9 +163,10 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
             )
         if offset is not None and offset["stream"] != self._reader.stream_id:
-            raise ReaderPositionError(
+            raise DriverLogError(
                 f"reader {self._options['reader']!r}: the checkpoint is of another stream than "
-                f"{self._options['stream']!r} is now (was it removed and applied again?)"
+                f"{self._options['stream']!r} is now (was it removed and applied again?)",
+                READER_POSITION,
             )
         return self._reader
 

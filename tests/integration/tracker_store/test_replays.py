@@ -20,8 +20,8 @@ from tracker_store.connection.errors import (
     AttemptSupersededError,
     BatchHeldError,
     BlocksNotRetainedError,
+    DriverLogError,
     NotDiscardableError,
-    OutputNotCommittedError,
 )
 from tracker_store.receivers.processes import register_process
 from tracker_store.receivers.rates import completed_batches
@@ -172,7 +172,7 @@ def test_a_replay_changes_its_outputs_and_nothing_else_of_its_batch(log: Log) ->
     finish(log, T1)
     before = log.connection.execute(STATS).all()
     number = claim_replay(log)
-    with pytest.raises(OutputNotCommittedError, match="no commit of replay 2: counts"):
+    with pytest.raises(DriverLogError, match="no commit of replay 2: counts"):
         complete_replay(log, number)
     commit(log, number)
     complete_replay(log, number)

@@ -27,7 +27,7 @@ from tracker_store.receivers.leadership import read_leadership, take_leadership
 from tracker_store.receivers.processes import deregister_process, heartbeat, register_process
 from tracker_store.receivers.receivers import (
     NoSuchReceiverError,
-    PipelinesStoppedError,
+    ReceiverStoppedError,
     failed_receivers,
     placements,
     placements_on_agent,
@@ -156,7 +156,7 @@ def test_an_operators_desired_state_of_a_receiver_applies_again_after_the_start(
     stop_pipelines(log.connection)
     advance_stops(log.connection, term=term)
     assert (state(log), desired(log)) == (PipelineState.STOPPED, DesiredState.STOPPED)
-    with pytest.raises(PipelinesStoppedError, match="forebay start"):
+    with pytest.raises(ReceiverStoppedError, match="forebay start"):
         set_desired_state(log.connection, receiver_ids=[receiver], desired=DesiredState.RUNNING)
     start_pipelines(log.connection, names=["words"])
     advance_stops(log.connection, term=term)
@@ -175,7 +175,7 @@ def test_the_receivers_of_a_stream_stop_when_nothing_reads_it_and_go_on_with_a_n
     )
     assert desired(log) is DesiredState.STOPPED
     assert advance_stops(log.connection, term=term) == []
-    with pytest.raises(PipelinesStoppedError, match="apply a pipeline that does"):
+    with pytest.raises(ReceiverStoppedError, match="apply a pipeline that does"):
         set_desired_state(log.connection, receiver_ids=[receiver], desired=DesiredState.RUNNING)
     before = read_changes(log.connection).placement
     attach_reader(log.connection, name="query", stream="lines", start="latest")
