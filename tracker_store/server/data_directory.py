@@ -125,8 +125,7 @@ class DataDirectory:
         if held and not half_made:
             message = f"{self.path} was not made by Forebay"
             raise EmbeddedPostgresError(
-                message,
-                "Choose another folder by FOREBAY_HOME: Forebay leaves as it is what it did not make.",
+                message, "Choose another folder by FOREBAY_HOME: Forebay leaves as it is what it did not make."
             )
         shutil.rmtree(self.path)
 

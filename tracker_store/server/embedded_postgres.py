@@ -151,8 +151,7 @@ class EmbeddedPostgres:
             if time.monotonic() >= deadline:
                 message = f"no answer from Postgres in {self.data_directory} within {timeout:g} s: {refusal}"
                 raise EmbeddedPostgresError(
-                    message,
-                    "Look into the embedded server's log file for the cause: it did not answer in time.",
+                    message, "Look into the embedded server's log file for the cause: it did not answer in time."
                 )
             time.sleep(_POLL_SECONDS)
 
@@ -194,10 +193,7 @@ class EmbeddedPostgres:
             if _ended(process, timeout):
                 return
         message = f"Postgres in {self.data_directory} (process {process.pid}) does not end"
-        raise EmbeddedPostgresError(
-            message,
-            "End the named process by hand: the embedded server did not end in time.",
-        )
+        raise EmbeddedPostgresError(message, "End the named process by hand: the embedded server did not end in time.")
 
     @property
     def binaries(self) -> Path:

@@ -59,22 +59,6 @@ class DemoError(Exception):
     """`forebay demo` can't go on."""
 
 
-class DemoHomeError(DemoError):
-    """Name another folder by --home: the demo empties its home at each start, and this one holds other things."""
-
-
-class DemoStuckError(DemoError):
-    """Give the demo more time by --deadline: it was not done by its deadline."""
-
-
-class BatchGivenUpError(DemoError):
-    """Look at the batch's runs in the Dagster UI: they say why it has used up its attempts."""
-
-
-class ServiceGaveUpError(DemoError):
-    """Look into the service's log file: it says why the service was restarted too often and was given up."""
-
-
 class StoppedError(DemoError):
     """Told to stop before the end."""
 
@@ -261,11 +245,11 @@ def _write_json(result: Mapping[str, object]) -> None:
 def empty_home(home: Path) -> None:
     """Create `home`, or empty it if a demo created it; first end the processes that an earlier demo left running.
 
-    Raises DemoHomeError if it holds anything else, SupervisorRunningError if a demo is running in it.
+    Raises DemoError if it holds anything else, SupervisorError if a demo is running in it.
     """
     if home.exists() and not (home / _MARKER).is_file() and any(home.iterdir()):
         message = f"{home} holds things that the demo did not make, so it is left as it is; name another by --home"
-        raise DemoHomeError(message)
+        raise DemoError(message)
     make_home_private(home)
     (home / _MARKER).touch()
     # Entering it takes the lock and ends what a killed demo left behind.
@@ -403,7 +387,7 @@ def _watch(
 ) -> Watch:
     """Show the progress until the demo is over.
 
-    Raises DemoStuckError, BatchGivenUpError, ServiceGaveUpError, StoppedError.
+    Raises DemoError, StoppedError.
     """
     watch = Watch()
     next_line = 0.0
@@ -422,13 +406,13 @@ def _watch(
                     console.print(report.progress_line(look), markup=False)
                 if look.count(QUARANTINED):
                     message = f"A batch was given up: {what_is_stuck(look)}. Logs: {options.home}/logs"
-                    raise BatchGivenUpError(message)
+                    raise DemoError(message)
                 if over:
                     return watch
             if now() >= options.deadline:
                 stuck = what_is_stuck(watch.last)
                 message = f"Not done after {options.deadline:.0f} s: {stuck}. Logs: {options.home}/logs"
-                raise DemoStuckError(message)
+                raise DemoError(message)
             reason = services.wait(_TICK_SECONDS)
             if reason is not None:
                 raise _stopped_by(reason, options)
@@ -437,7 +421,7 @@ def _watch(
 def _stopped_by(reason: StopReason, options: DemoOptions) -> DemoError:
     if reason.failed_child is not None:
         name = reason.failed_child
-        return ServiceGaveUpError(f"{name} was given up after its restarts. Its log: {options.home}/logs/{name}.log")
+        return DemoError(f"{name} was given up after its restarts. Its log: {options.home}/logs/{name}.log")
     return StoppedError(reason.signal or signal.SIGTERM)
 
 

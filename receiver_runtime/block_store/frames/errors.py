@@ -14,17 +14,6 @@ class InvalidFrameError(BlockStoreError):
     """These bytes are no frame of a segment. If the file was copied, copy it again; else run a verify of the blocks."""
 
 
-class InvalidPathError(BlockStoreError):
-    """Correct the segment's path: it must be relative, below the block store's root and without '..'."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.path = path
-
-    def __str__(self) -> str:
-        return f"{self.path!r} is no path in the block store: give it relative to the root and without '..'"
-
-
 class BlockMissingError(BlockStoreError):
     """Bytes of a registered block are not there: the file is missing, or it ends before the block does.
 
@@ -120,26 +109,6 @@ class StoreUnavailableError(BlockStoreError):
         return (
             f"the block store {self.store} can't be reached ({self.detail}): "
             "check that it is mounted or running, its address in FOREBAY_BLOCK_STORE, and its credentials"
-        )
-
-
-class TooFewReplicasError(BlockStoreError):
-    """Fewer replicas than the setting min_replicas could be written.
-
-    Attributes: ``path`` (of the segment), ``held`` and ``wanted`` (how many replicas), ``detail`` (what each said).
-    """
-
-    def __init__(self, path: str, held: int, wanted: int, detail: str) -> None:
-        super().__init__(path, held, wanted, detail)
-        self.path = path
-        self.held = held
-        self.wanted = wanted
-        self.detail = detail
-
-    def __str__(self) -> str:
-        return (
-            f"{self.held} of the {self.wanted} replicas that min_replicas asks for took {self.path} ({self.detail}): "
-            "bring the others back, or lower min_replicas; the block is written again in a new segment"
         )
 
 

@@ -26,7 +26,6 @@ from receiver_runtime.block_store.frames.errors import (
     SegmentEndedError,
     SegmentWriteError,
     StoreUnavailableError,
-    TooFewReplicasError,
 )
 from receiver_runtime.block_store.frames.reading import StoredFrame, batches_of
 from receiver_runtime.block_store.frames.segment import DamagedFrame, IntactFrame, ScannedItem, TornTail
@@ -137,7 +136,7 @@ class ReplicatedBlockStore:
         """Begin a segment in every replica that can.
 
         Raises:
-            TooFewReplicasError: fewer than ``min_replicas`` can.
+            BlockStoreError: fewer than ``min_replicas`` can.
         """
         segment = ReplicatedSegment(
             path, self._sites, min_replicas=self._min_replicas, timeout=self._timeout, listener=self._listener
@@ -280,12 +279,15 @@ class ReplicatedSegment:
         self._ended = False
 
     def open(self) -> None:
-        """Begin the segment in every replica. Raises TooFewReplicasError."""
+        """Begin the segment in every replica. Raises BlockStoreError."""
         said = self._in_all(lambda part: part.open())
         held = len(self._parts)
         if held < self._min_replicas:
             self.close()
-            raise TooFewReplicasError(self.path, held, self._min_replicas, said)
+            raise BlockStoreError(
+                f"{held} of the {self._min_replicas} replicas that min_replicas asks for took {self.path} ({said}): "
+                "bring the others back, or lower min_replicas; the block is written again in a new segment"
+            )
         for part in self._parts:
             if part.site.lost:
                 part.site.lost = False

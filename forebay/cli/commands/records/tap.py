@@ -103,8 +103,7 @@ def _stream_id(connection: sa.Connection, stream: str, receiver: int | None) -> 
     """Return a stream's id. Raises NoSuchReceiverError, and UnknownNameError for a stream of that name."""
     if not any(placement.stream_name == stream for placement in placements(connection)):
         raise UnknownNameError(
-            f"stream {stream!r}",
-            "There is no such stream: `forebay streams` lists those that are declared.",
+            f"stream {stream!r}", "There is no such stream: `forebay streams` lists those that are declared."
         )
     return receivers_named(connection, stream if receiver is None else f"{stream}/{receiver}")[0].stream_id
 
