@@ -38,10 +38,6 @@ TRANSITIONS: Mapping[SupervisorState, frozenset[SupervisorState]] = {
 }
 
 
-class SupervisorStateError(RuntimeError):
-    """No transition joins the two states between which a supervisor moved: this is a bug, please report it."""
-
-
 @dataclass(frozen=True, slots=True)
 class RestartRequest:
     """Hold why a receiver asks for a restart, and its own delay in seconds, if it names one."""
@@ -151,7 +147,10 @@ class ReceiverLifecycle:
     def move(self, to: SupervisorState) -> None:
         """Move the state. The lock is held."""
         if to not in TRANSITIONS[self._state]:
-            raise SupervisorStateError(f"{self._state} -> {to}: {SupervisorStateError.__doc__}")
+            raise RuntimeError(
+                f"{self._state} -> {to}: No transition joins the two states between which a supervisor moved: this is "
+                "a bug, please report it."
+            )
         if to is SupervisorState.STARTED:
             self._older_threads = weakref.WeakSet(threading.enumerate())
         self._state = to

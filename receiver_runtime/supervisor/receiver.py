@@ -32,10 +32,6 @@ class ReceiverNotAttachedError(RuntimeError):
     """No ReceiverSupervisor has been attached to the receiver yet. Use the receiver's methods after on_start."""
 
 
-class ReceiverAttachedError(RuntimeError):
-    """Make a new receiver for each supervisor: a ReceiverSupervisor has been attached to this one already."""
-
-
 class Receiver(ABC):
     """Read one source.
 
@@ -212,7 +208,9 @@ class Receiver(ABC):
         return self._supervisor
 
     def attach_supervisor(self, supervisor: AttachedSupervisor) -> None:
-        """Attach the supervisor, which calls this once. Raises ReceiverAttachedError if there is one already."""
+        """Attach the supervisor, which calls this once. Raises RuntimeError if there is one already."""
         if self._supervisor is not None:
-            raise ReceiverAttachedError(ReceiverAttachedError.__doc__)
+            raise RuntimeError(
+                "Make a new receiver for each supervisor: a ReceiverSupervisor has been attached to this one already."
+            )
         self._supervisor = supervisor

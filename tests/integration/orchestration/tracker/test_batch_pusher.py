@@ -24,7 +24,6 @@ from orchestration.dagster_instance.dagster_client import (
     DagsterError,
     DagsterUnansweredError,
     DagsterUnreachableError,
-    LaunchRefusedError,
     RunNotStartedError,
 )
 from orchestration.declarations.apply import apply
@@ -482,7 +481,7 @@ def test_requests_to_a_dagster_that_refuses_back_off(
 
     def refuse(*_: object) -> str:
         refused.append(now)
-        raise LaunchRefusedError("UnauthorizedError")
+        raise DagsterError("UnauthorizedError")
 
     monkeypatch.setattr(dagster, "launch", refuse)
     pushing, term = BatchPusher(engine, dagster, name="a", clock=lambda: now), lead(connection)
