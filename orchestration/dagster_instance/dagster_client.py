@@ -88,10 +88,6 @@ class DagsterError(Exception):
     """Dagster's webserver did not do what it was asked: there is no run, unless a subclass says otherwise."""
 
 
-class DagsterUnreachableError(DagsterError):
-    """There was no connection: nothing has happened. Is the webserver running at FOREBAY_DAGSTER_URL?"""
-
-
 class DagsterUnansweredError(DagsterError):
     """There was no answer that says what happened: there may be a run, or not."""
 
@@ -179,7 +175,7 @@ class DagsterClient:
         wanted = [{"key": key, "value": value} for key, value in tags.items()]
         try:
             answer = self._ask(_RUNS, {"tags": wanted})["runsOrError"]
-        except DagsterUnreachableError as error:
+        except DagsterError as error:
             raise DagsterUnansweredError(str(error)) from error
         if "results" not in answer:
             raise DagsterUnansweredError(f"{answer['__typename']}: {answer.get('message', '')}")
@@ -212,7 +208,7 @@ class DagsterClient:
     ) -> str:
         """Launch a run of a job in the repository of `sensor`, and return its id; of all its assets if none is named.
 
-        Raises DagsterUnreachableError and DagsterError if there is no run, RunNotStartedError if there is one
+        Raises DagsterError if there is no run, RunNotStartedError if there is one
         that will never start, DagsterUnansweredError if there may be one.
         """
         params = {
@@ -259,7 +255,7 @@ class DagsterClient:
             try:
                 connection.connect()
             except OSError as error:
-                raise DagsterUnreachableError(f"{self._host}:{self._port}: {error}") from error
+                raise DagsterError(f"{self._host}:{self._port}: {error}") from error
             try:
                 connection.request(
                     "POST",

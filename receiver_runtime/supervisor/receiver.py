@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from tracker_store.receivers.source_lag import Unread
 
 
-class ReceiverNotAttachedError(RuntimeError):
-    """No ReceiverSupervisor has been attached to the receiver yet. Use the receiver's methods after on_start."""
+NOT_ATTACHED = "No ReceiverSupervisor has been attached to the receiver yet. Use the receiver's methods after on_start."
 
 
 class Receiver(ABC):
@@ -202,9 +201,9 @@ class Receiver(ABC):
 
     @property
     def supervisor(self) -> AttachedSupervisor:
-        """Return the supervisor. Raises ReceiverNotAttachedError before there is one."""
+        """Return the supervisor. Raises RuntimeError before there is one."""
         if self._supervisor is None:
-            raise ReceiverNotAttachedError(ReceiverNotAttachedError.__doc__)
+            raise RuntimeError(NOT_ATTACHED)
         return self._supervisor
 
     def attach_supervisor(self, supervisor: AttachedSupervisor) -> None:

@@ -14,7 +14,6 @@ from tracker_store.connection.errors import (
     BatchHeldError,
     BlocksNotRetainedError,
     DriverLogError,
-    NotDiscardableError,
 )
 from tracker_store.receivers.leadership import LED
 from tracker_store.schema.states import AttemptFailure, AttemptKind, AttemptState, BatchState
@@ -23,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime, timedelta
 
+NOT_DISCARDABLE = (
+    "Only a batch that is QUARANTINED or BLOCKED, and does not run, can be discarded: `forebay batches` shows them."
+)
 _NOT_COMMITTED = "Run all outputs of the pipeline: a batch can't complete before each of its outputs is committed."
 
 
@@ -308,7 +310,7 @@ def complete_replay(
 def discard_batch(connection: sa.Connection, *, pipeline_id: int, batch_time: datetime) -> int:
     """Discard a quarantined or blocked batch; returns how many sequences were kept for it, markers too.
 
-    Locks: the pipeline's row, the batch's row. Raises NotDiscardableError.
+    Locks: the pipeline's row, the batch's row. Raises DriverLogError.
     """
     with named_failures():
         row = connection.execute(
@@ -316,7 +318,7 @@ def discard_batch(connection: sa.Connection, *, pipeline_id: int, batch_time: da
             {"pipeline": pipeline_id, "time": batch_time},
         ).one()
     if row.outcome != "discarded":
-        raise NotDiscardableError(row.detail)
+        raise DriverLogError(row.detail, NOT_DISCARDABLE)
     kept: int = row.kept
     return kept
 

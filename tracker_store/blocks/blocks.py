@@ -16,7 +16,6 @@ import sqlalchemy as sa
 
 from tracker_store.connection.engine import Prepared, fetch_prepared, named_failures
 from tracker_store.connection.errors import (
-    BlockConflictError,
     ClaimLostError,
     DriverLogError,
     DuplicateKeysError,
@@ -25,11 +24,12 @@ from tracker_store.connection.errors import (
     OffsetConflictError,
     ReceiverFencedError,
     SequenceGapError,
+    block_conflict,
 )
 from tracker_store.schema.states import DesiredState, LinkKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +113,9 @@ class AddOutcome(StrEnum):
 
 _BUSY = "Try again in a moment: the claim was outrun by additions a thousand times."
 
-_ERRORS: dict[AddOutcome, type[DriverLogError]] = {
+_ERRORS: dict[AddOutcome, Callable[[str | None], DriverLogError]] = {
     AddOutcome.FENCED: ReceiverFencedError,
-    AddOutcome.CONFLICT: BlockConflictError,
+    AddOutcome.CONFLICT: block_conflict,
     AddOutcome.OFFSET_CONFLICT: OffsetConflictError,
     AddOutcome.DUPLICATE_KEYS: DuplicateKeysError,
     AddOutcome.GAP: SequenceGapError,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,10 +21,6 @@ class DriverLogError(Exception):
 
 class ReceiverFencedError(DriverLogError):
     """Another process has claimed this receiver: stop; what this one still holds was not acknowledged."""
-
-
-class BlockConflictError(DriverLogError):
-    """Please report this bug: the sequence number is taken by a different block of this very epoch."""
 
 
 class OffsetConflictError(DriverLogError):
@@ -86,14 +83,6 @@ class BlocksNotRetainedError(DriverLogError):
     """Nothing was changed: give the pipeline a longer `retention`, and the next batches can be replayed for longer."""
 
 
-class NotDiscardableError(DriverLogError):
-    """Only a batch that is QUARANTINED or BLOCKED, and does not run, can be discarded: `forebay batches` shows them."""
-
-
-class AllocationError(DriverLogError):
-    """Ask for a boundary that has passed and is after the last one: the batch can't be allocated at this time."""
-
-
 class SchemaConflictError(DriverLogError):
     """Give the column another name, or declare another stream: a column keeps its type while the stream lives."""
 
@@ -116,6 +105,12 @@ class StrandingChangeError(DriverLogError):
 
 #: Errors that may go away if the caller waits and tries again.
 TRANSIENT = (DriverLogUnavailableError, OutcomeUnknownError)
+
+#: How a block is refused whose sequence number is taken.
+block_conflict = partial(
+    DriverLogError,
+    advice="Please report this bug: the sequence number is taken by a different block of this very epoch.",
+)
 
 #: How to fix a checkpoint that its reader is no longer at.
 READER_POSITION = (

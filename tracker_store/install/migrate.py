@@ -121,7 +121,7 @@ def upgrade(url: str, revision: str = "head", *, told: Callable[[str], None] | N
     `told` is called with each migration that was run; all of them are committed together, after the last.
 
     Raises DriverLogError if the database is past what this installation knows or other sessions hold its tables for
-    long, and PoolerError.
+    long, and if there is only a pooler.
     """
     _run(url, revision, down=False, told=told)
 

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from orchestration.spark.reading.allocation import location_of
-from orchestration.spark.reading.block_reader import ForebayReader, ReadOptionError, partitions_of
+from orchestration.spark.reading.block_reader import ForebayReader, partitions_of
 from tracker_store.batches.readers import ReaderStart
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Read a stream for the format: plan from the driver log and a checkpoint's offsets, read blocks like a batch."""
 
     def __init__(self, options: dict[str, str], schema: pa.Schema | None = None) -> None:
-        """Check the format's options, without connecting. Raises ReadOptionError if one is wrong."""
+        """Check the format's options, without connecting. Raises ValueError if one is wrong."""
         self._options = options
         self._files = ForebayReader(options, schema)
         start = options.get("start", "earliest")
         if start not in get_args(ReaderStart):
-            raise ReadOptionError(f"option start={start!r}: use one of {', '.join(get_args(ReaderStart))}")
+            raise ValueError(f"option start={start!r}: use one of {', '.join(get_args(ReaderStart))}")
         self._limits = {name: _limit(options, name) for name in (MAX_BLOCKS, MAX_RECORDS)}
         self._engine: sa.Engine | None = None
         self._reader: AttachedReader | None = None
@@ -185,7 +185,7 @@ def _limit(options: dict[str, str], name: str) -> int | None:
     if value is None:
         return None
     if not value.isdecimal() or int(value) < 1:
-        raise ReadOptionError(f"option {name}={value!r}: give a whole number from 1")
+        raise ValueError(f"option {name}={value!r}: give a whole number from 1")
     return int(value)
 
 

@@ -112,10 +112,6 @@ class StoreUnavailableError(BlockStoreError):
         )
 
 
-class SegmentEndedError(BlockStoreError):
-    """Writing or syncing this segment failed, or it is closed: nothing is ever appended again. Open a new segment."""
-
-
 class SegmentWriteError(BlockStoreError):
     """Write the frame to a new segment: it could not be written and synced, and this segment is ended.
 
@@ -133,3 +129,11 @@ class SegmentWriteError(BlockStoreError):
             f"writing to {self.path} at offset {self.offset} failed ({self.detail}): "
             "check the disk's space and health; the block is written again in a new segment"
         )
+
+
+def segment_ended(path: object) -> BlockStoreError:
+    """Return the error of a write to a segment that has ended."""
+    return BlockStoreError(
+        f"{path} takes no more frames: Writing or syncing this segment failed, or it is closed: nothing is ever "
+        "appended again. Open a new segment."
+    )

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 from receiver_runtime.block_store.frames.encryption import BlockKeys
 from receiver_runtime.block_store.frames.errors import (
     BlockMissingError,
-    SegmentEndedError,
     SegmentWriteError,
     StoreUnavailableError,
+    segment_ended,
 )
 from receiver_runtime.block_store.frames.reading import FrameAt, StoredFrame, batches_of, checked_frame
 from receiver_runtime.block_store.frames.segment import DamagedFrame, IntactFrame, ScannedItem, TornTail, scan_source
@@ -251,7 +251,7 @@ class ObjectSegment:
         self._ended = False
 
     def append(self, frame: EncodedFrame) -> int:
-        """Take one frame into the next object; return its offset. Raises SegmentEndedError."""
+        """Take one frame into the next object; return its offset. Raises BlockStoreError."""
         self._check()
         offset = self._taken
         self._frames.append(frame)
@@ -259,7 +259,7 @@ class ObjectSegment:
         return offset
 
     def sync(self) -> None:
-        """Store the frames taken as one object. Raises SegmentEndedError, or SegmentWriteError, which ends it."""
+        """Store the frames taken as one object. Raises BlockStoreError, or SegmentWriteError, which ends it."""
         self._check()
         frames, self._frames = self._frames, []
         try:
@@ -281,7 +281,7 @@ class ObjectSegment:
 
     def _check(self) -> None:
         if self._ended:
-            raise SegmentEndedError(f"{self.path} takes no more frames: {SegmentEndedError.__doc__}")
+            raise segment_ended(self.path)
 
 
 class _OneObject:

@@ -23,9 +23,9 @@ from receiver_runtime.block_store.frames.errors import (
     BlockCorruptError,
     BlockMissingError,
     BlockStoreError,
-    SegmentEndedError,
     SegmentWriteError,
     StoreUnavailableError,
+    segment_ended,
 )
 from receiver_runtime.block_store.frames.reading import StoredFrame, batches_of
 from receiver_runtime.block_store.frames.segment import DamagedFrame, IntactFrame, ScannedItem, TornTail
@@ -294,7 +294,7 @@ class ReplicatedSegment:
                 self._listener.on_replica_back(part.site.name)
 
     def append(self, frame: EncodedFrame) -> int:
-        """Take one frame; return its offset. Raises SegmentEndedError."""
+        """Take one frame; return its offset. Raises BlockStoreError."""
         self._check()
         offset = self._taken
         self._frames.append(frame)
@@ -302,7 +302,7 @@ class ReplicatedSegment:
         return offset
 
     def sync(self) -> None:
-        """Write the frames taken to every replica, synced. Raises SegmentEndedError, or SegmentWriteError, the end."""
+        """Write the frames taken to every replica, synced. Raises BlockStoreError, or SegmentWriteError, the end."""
         self._write(durable=True)
 
     def skip_sync(self) -> None:
@@ -356,7 +356,7 @@ class ReplicatedSegment:
 
     def _check(self) -> None:
         if self._ended:
-            raise SegmentEndedError(f"{self.path} takes no more frames: {SegmentEndedError.__doc__}")
+            raise segment_ended(self.path)
 
 
 class _ReplicaPart:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles, ReadMaxRows
 
 from orchestration.spark.reading import stream_reader
-from orchestration.spark.reading.block_reader import BlockPartition, ReadOptionError
+from orchestration.spark.reading.block_reader import BlockPartition
 from orchestration.spark.reading.stream_reader import MAX_BLOCKS, MAX_RECORDS, ForebayStreamReader
 from tests.support.driver_log.log import Log, make_log
 from tracker_store.batches.pipelines import apply_stream
@@ -87,7 +87,7 @@ def test_limits_are_the_options_and_read_all_means_all(
     assert ours.latestOffset(start, limit)["receivers"][first] == 3
     assert ours.latestOffset(start, ALL)["receivers"][first] == 5
     for wrong in ("0", "-1", "some"):
-        with pytest.raises(ReadOptionError, match=MAX_BLOCKS):
+        with pytest.raises(ValueError, match=MAX_BLOCKS):
             reader(database_url, readers, **{MAX_BLOCKS: wrong})
 
 

@@ -21,7 +21,7 @@ from tracker_store.batches.pipelines import apply_pipeline, get_pipeline
 from tracker_store.batches.readers import attach_reader
 from tracker_store.batches.received_block_tracker import batch_times
 from tracker_store.connection.engine import connect
-from tracker_store.connection.errors import AllocationError, NotAppliedError
+from tracker_store.connection.errors import DriverLogError, NotAppliedError
 from tracker_store.receivers.changes import read_changes
 from tracker_store.receivers.leadership import read_leadership, take_leadership
 from tracker_store.receivers.processes import deregister_process, heartbeat, register_process
@@ -130,7 +130,7 @@ def test_k12_s04_a_pipeline_is_stopped_only_when_receiver_blocks_and_batches_are
     assert state(log) is PipelineState.STOPPED
     assert all_ended(log.connection)
     assert not all_ended(log.connection, after_seconds=60)
-    with pytest.raises(AllocationError, match="stopped and makes no batch"):
+    with pytest.raises(DriverLogError, match="stopped and makes no batch"):
         log.tracker.allocate_blocks_to_batch(time + INTERVAL)
 
 

@@ -23,7 +23,6 @@ from orchestration.dagster_instance.dagster_client import (
     DagsterClient,
     DagsterError,
     DagsterUnansweredError,
-    DagsterUnreachableError,
     RunNotStartedError,
 )
 from orchestration.declarations.apply import apply
@@ -197,7 +196,7 @@ def test_a_webserver_that_is_away_leaves_the_batch_to_the_sensor_at_once(
     pipeline = declare()
     [time] = behind(connection, pipeline)
     dagster = FakeDagster(pipeline)
-    dagster.error = DagsterUnreachableError("refused")
+    dagster.error = DagsterError("refused")
     pushing, term = pusher(engine, dagster), lead(connection)
     pushing.turn(connection, term)
     [launch] = tick(connection, pipeline, instance).launches

@@ -22,7 +22,7 @@ from tests.unit.receiver_runtime.support import (
 )
 from tracker_store.blocks.blocks import AddResult, ControlResponse, NewBlock, OffsetLink
 from tracker_store.connection.errors import (
-    BlockConflictError,
+    DriverLogError,
     DriverLogUnavailableError,
     LostCommitsError,
     OffsetConflictError,
@@ -185,10 +185,13 @@ def test_a_block_registered_before_the_take_over_is_acknowledged(
 
 
 def test_conflict_and_gap_fail_by_name(registrar: Registrar, log: MemoryBlockLog) -> None:
-    for receiver_id, sequence, error in ((1, 1, BlockConflictError), (2, 9, SequenceGapError)):
+    for receiver_id, sequence, error, said in (
+        (1, 1, DriverLogError, "a different block of this very epoch"),
+        (2, 9, SequenceGapError, "predecessor is not in the log"),
+    ):
         log.chains[receiver_id] = [block(1, receiver_id=receiver_id, records=5)]
         future = submit(attach(registrar, receiver_id), block(sequence, receiver_id=receiver_id))
-        with pytest.raises(error):
+        with pytest.raises(error, match=said):
             future.result(20)
 
 

@@ -20,7 +20,6 @@ from receiver_runtime.receivers.positioned_receiver import Fetched, PositionedRe
 from receiver_runtime.receivers.positioned_run import SOURCE
 from receiver_runtime.sources.source import SourceRule
 from receiver_runtime.supervisor.ending import Ending
-from receiver_runtime.supervisor.receiver import ReceiverNotAttachedError
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.unit.receiver_runtime.memory_positions import MemoryPositions
 from tests.unit.receiver_runtime.rig import Rig, in_thread, rig
@@ -344,7 +343,7 @@ def test_h05_a_block_without_records_is_refused_and_the_position_alone_goes_on(t
 
 def test_records_without_a_position_or_with_a_wrong_one_are_refused(tmp_path: Path) -> None:
     receiver = ByHand()
-    with pytest.raises(ReceiverNotAttachedError):
+    with pytest.raises(RuntimeError, match="No ReceiverSupervisor has been attached"):
         receiver.store_buffered([1], 1)
     with positioned(tmp_path, receiver) as (made, _):
         eventually(lambda: receiver.reads == [0], "the start")

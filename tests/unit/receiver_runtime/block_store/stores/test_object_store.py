@@ -10,7 +10,6 @@ from receiver_runtime.block_store.frames.errors import (
     BlockCorruptError,
     BlockMissingError,
     BlockStoreError,
-    SegmentEndedError,
     SegmentWriteError,
     StoreUnavailableError,
 )
@@ -83,7 +82,7 @@ def test_attempts_are_bounded_and_a_failed_write_ends_the_segment(
     with pytest.raises(SegmentWriteError, match="PutObject operation; 5 attempts"):
         segment.sync()
     assert (segment.synced_length, len(objects.puts)) == (0, 5)
-    with pytest.raises(SegmentEndedError):
+    with pytest.raises(BlockStoreError, match="takes no more frames"):
         segment.append(frame())
 
 

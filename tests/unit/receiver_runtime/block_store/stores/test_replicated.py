@@ -14,7 +14,6 @@ from receiver_runtime.block_store.frames.errors import (
     BlockCorruptError,
     BlockMissingError,
     BlockStoreError,
-    SegmentEndedError,
     SegmentWriteError,
     StoreUnavailableError,
 )
@@ -225,7 +224,7 @@ def test_an_ended_segment_takes_nothing(tmp_path: Path) -> None:
     segment.append(frame())
     with pytest.raises(SegmentWriteError, match=r"1 of the 2 replicas.*short write"):
         segment.sync()
-    with pytest.raises(SegmentEndedError):
+    with pytest.raises(BlockStoreError, match="takes no more frames"):
         segment.append(frame())
 
 
