@@ -14,7 +14,7 @@ from receiver_runtime.receivers.positioned_receiver import Fetched, PositionedRe
 from receiver_runtime.receivers.reading_thread import ReadingThread
 from receiver_runtime.receivers.run_receiver import Run, RunReceiver
 from receiver_runtime.sources.source import SourceRule
-from receiver_runtime.supervisor.receiver import Receiver, ReceiverNotAttachedError
+from receiver_runtime.supervisor.receiver import Receiver
 from tracker_store.connection.errors import DriverLogError, EmptyBlockError, ReceiverFencedError
 from tracker_store.receivers.source_lag import Unread
 
@@ -33,7 +33,6 @@ __all__ = [
     "ReadingThread",
     "Receiver",
     "ReceiverFencedError",
-    "ReceiverNotAttachedError",
     "RecordTypeError",
     "Run",
     "RunReceiver",

@@ -12,14 +12,8 @@ from pathlib import Path
 PACKAGES = ("forebay_contrib", "orchestration", "receiver_runtime", "tracker_store")
 
 
-class ShadowedPackageError(ImportError):
-    """Rename the folder that is in the way, or start Python elsewhere: it comes first on sys.path."""
-
-    def __init__(self, shadows: list[Shadow]) -> None:
-        """Name each package and the folder that is in its way."""
-        told = "; ".join(map(str, shadows))
-        super().__init__(f"{told}. {type(self).__doc__}")
-        self.shadows = shadows
+#: How to fix it.
+ADVICE = "Rename the folder that is in the way, or start Python elsewhere: it comes first on sys.path."
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +42,9 @@ def find_shadows() -> list[Shadow]:
 
 
 def check() -> None:
-    """Raise ShadowedPackageError if Python does not find Forebay's own packages."""
+    """Raise ImportError if Python does not find Forebay's own packages."""
     if shadows := find_shadows():
-        raise ShadowedPackageError(shadows)
+        raise ImportError(f"{'; '.join(map(str, shadows))}. {ADVICE}")
 
 
 def _location(package: str) -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from orchestration.spark.reading.block_reader import ReadOptionError
 from orchestration.spark.reading.data_source import ForebayDataSource
 
-__all__ = ["ForebayDataSource", "ReadOptionError"]
+__all__ = ["ForebayDataSource"]

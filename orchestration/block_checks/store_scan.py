@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 _SHARE = 0.8
 
 
-class StoreProblemError(OSError):
-    """Check what is mounted: a root of the block store is not what it should be."""
-
-
 def store_of_host(connection: sa.Connection, host: str) -> HostStore | None:
     """Return the block store that a host has attached; None for a host without receivers."""
     return next((row for row in list_block_stores(connection) if row.host == host), None)
@@ -41,7 +37,7 @@ def scan_root(root: str, known: Future[HostStore | None], left: Callable[[], flo
         left: returns the seconds that are left for this check.
 
     Raises:
-        StoreProblemError: the root is not the attached one.
+        OSError: the root is not the attached one.
         OSError: the root can't be read.
     """
     # Imported here, so that this thread and not the command spends the 0.2 s to load pyarrow.
@@ -57,6 +53,4 @@ def scan_root(root: str, known: Future[HostStore | None], left: Callable[[], flo
     expected = frozenset[str]() if attached is None else attached.identities_of(replica.name)
     if expected and found not in expected:
         has = "no identity" if found is None else f"the identity {found}"
-        raise StoreProblemError(
-            f"it has {has}, and this host attached {' or '.join(sorted(expected))} there: not mounted?"
-        )
+        raise OSError(f"it has {has}, and this host attached {' or '.join(sorted(expected))} there: not mounted?")

@@ -45,7 +45,7 @@ def build_definitions(*pipelines: Pipeline, spark: SparkResource | None = None) 
     It stands in the definitions under the key `forebay_spark`, and your own assets can use it too. Its `spark_config`
     takes precedence over FOREBAY_SPARK_CONFIGURATION, in runs, batch drivers and commands that load the module with
     this call. Without it a pipeline keeps what an earlier call was given, and the default is made from the settings.
-    Raises SparkResourceError if `spark` is anything else.
+    Raises TypeError if `spark` is anything else.
     """
     # For the Dagster processes that load these definitions: a log line that can't be written must not fail a batch.
     keep_log_from_failing()

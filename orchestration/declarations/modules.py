@@ -29,7 +29,7 @@ def load_pipelines(module_name: str) -> list[Pipeline]:
     """Import `module_name` (``package.module``, or a path to a .py file) and return its pipelines by name.
 
     The working directory is importable, as it is for `python -m`. Below a `forebay up` the project's modules are those
-    of the version in force (``code_in_force``). Raises PipelineModuleError, and CodeCopyError.
+    of the version in force (``code_in_force``). Raises PipelineModuleError, and RuntimeError.
     """
     load_code_in_force()
     if module_name.endswith(".py"):

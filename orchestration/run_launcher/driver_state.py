@@ -38,10 +38,6 @@ DRIVER_TRANSITIONS: Mapping[DriverState, frozenset[DriverState]] = {
 }
 
 
-class IllegalTransitionError(RuntimeError):
-    """Please report this bug in Forebay: a batch driver went where its table of transitions does not lead."""
-
-
 class DriverStates:
     """Hold the state of one driver. Only `move` changes it; the main thread calls it, except for CANCELLING."""
 
@@ -50,8 +46,8 @@ class DriverStates:
         self.state = DriverState.STARTING
 
     def move(self, to: DriverState, why: str = "") -> None:
-        """Change the state to `to`. Raises IllegalTransitionError."""
+        """Change the state to `to`. Raises RuntimeError."""
         if to not in DRIVER_TRANSITIONS[self.state]:
-            raise IllegalTransitionError(f"{self.state} -> {to}")
+            raise RuntimeError(f"{self.state} -> {to}")
         log.debug("batch driver", was=self.state.value, now=to.value, why=why)
         self.state = to

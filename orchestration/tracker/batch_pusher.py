@@ -73,10 +73,6 @@ REQUESTS_AT_ONCE = 4
 log = structlog.get_logger(__name__)
 
 
-class LateLaunchError(DagsterError):
-    """Dagster was not asked: the lease of the launch may be over before it answers."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Push:
     """Hold a recorded launch and its sensor; `taken_at` is read before it is recorded, on the pusher's clock."""
@@ -244,7 +240,7 @@ class BatchPusher:
 
     def _launch(self, push: _Push) -> str | DagsterError:
         if (late := self._clock() - push.taken_at) > ASK_WITHIN_SECONDS:
-            return LateLaunchError(f"{push.launch.run_key} of {push.rules.pipeline} was taken {late:.1f} s ago")
+            return DagsterError(f"{push.launch.run_key} of {push.rules.pipeline} was taken {late:.1f} s ago")
         try:
             return self._dagster.launch(push.sensor, push.rules.pipeline, push.launch)
         except DagsterError as error:

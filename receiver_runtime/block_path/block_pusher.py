@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 _STORE = "store blocks"
 
 
-class BlockGeneratorFailedError(RuntimeError):
-    """Nothing more is stored by this process, so another takes over: a thread of the block generator ended."""
-
-
 class BlockPusher:
     """Push one receiver's blocks; see the module. Only ``choose_codec`` is called under the generator's lock."""
 
@@ -93,7 +89,7 @@ class BlockPusher:
 
     def fail(self, error: BaseException) -> None:
         """End the process, so that another is started: the generator has ended by this error and takes nothing more."""
-        self._writer.refuse(BlockGeneratorFailedError(f"the block generator failed: {describe(error)}"))
+        self._writer.refuse(RuntimeError(f"the block generator failed: {describe(error)}"))
         self._reporter.error("the block generator failed", error)
 
     # -- every path of records ---------------------------------------------------------------------------------------

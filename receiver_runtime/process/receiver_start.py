@@ -35,7 +35,7 @@ from receiver_runtime.sources.source_registry import parse_source
 from receiver_runtime.supervisor.receiver_supervisor import ReceiverSupervisor, progress_limit
 from tracker_store.blocks.block_stores import attached_identities
 from tracker_store.blocks.blocks import Claim, claim, newest_epoch
-from tracker_store.connection.errors import ClaimBusyError, ClaimLostError
+from tracker_store.connection.errors import ClaimLostError
 from tracker_store.receivers.hand_overs import predecessor_holds, take_over
 from tracker_store.receivers.processes import heartbeat
 from tracker_store.receivers.receivers import get_receiver, report_event, set_receiver_state
@@ -278,7 +278,7 @@ class ReceiverStart:
                         assignment=self._assignment,
                     ),
                 )
-            except (ClaimLostError, ClaimBusyError):
+            except ClaimLostError:
                 if attempt + 1 == _CLAIM_ATTEMPTS:
                     raise
         raise AssertionError("unreachable")

@@ -14,7 +14,7 @@ from receiver_runtime.receivers.position_buffer import PositionError, checked_po
 from receiver_runtime.receivers.positioned_run import PositionedRun
 from receiver_runtime.receivers.run_receiver import RunReceiver
 from receiver_runtime.sources.source import SourceRule
-from receiver_runtime.supervisor.receiver import ReceiverNotAttachedError
+from receiver_runtime.supervisor.receiver import NOT_ATTACHED
 from tracker_store.connection.errors import EmptyBlockError
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class PositionedReceiver(RunReceiver):
 
     def _positioned(self) -> PositionedRun:
         if self._positioned_run is None:
-            raise ReceiverNotAttachedError(ReceiverNotAttachedError.__doc__)
+            raise RuntimeError(NOT_ATTACHED)
         return self._positioned_run
 
     def _check(self, method: str, position: int | None) -> int:

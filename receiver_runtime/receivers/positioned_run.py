@@ -33,18 +33,6 @@ if TYPE_CHECKING:
 SOURCE = "custom"
 
 
-class SharedPartitionError(RuntimeError):
-    """Let one receiver read it (receivers=1), or give each receiver of the stream a `partition` of its own."""
-
-    def __init__(self, partition: str) -> None:
-        """Take the partition's name."""
-        super().__init__(f"another receiver of the stream reads the partition {partition!r} too. {type(self).__doc__}")
-
-
-class ReadReturnedError(RuntimeError):
-    """`read` returned and the receiver was not stopped: let it run until `wait` returns True."""
-
-
 class PositionedRun:
     """See the module. Call ``start`` and ``stop`` once each; the other methods are for the receiver's own threads.
 
@@ -118,7 +106,9 @@ class PositionedRun:
             self._tell(position.offset)
             self._read(position.offset)
             if not self.buffer.wait(0):
-                raise ReadReturnedError(ReadReturnedError.__doc__)
+                raise RuntimeError(
+                    "`read` returned and the receiver was not stopped: let it run until `wait` returns True."
+                )
 
     def _load(self) -> Position | None:
         """Return where to read from; None: the run is to stop."""
@@ -170,7 +160,10 @@ class PositionedRun:
     def _raise_conflict(self) -> None:
         if self._hand_over.has_conflict:
             self._hand_over.recover()
-            raise SharedPartitionError(self._partition)
+            raise RuntimeError(
+                f"another receiver of the stream reads the partition {self._partition!r} too. Let one receiver read it "
+                "(receivers=1), or give each receiver of the stream a `partition` of its own."
+            )
 
     def _note_registered(self, links: Sequence[OffsetLink]) -> None:
         position = links[-1].to_offset

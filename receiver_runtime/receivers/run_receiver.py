@@ -36,7 +36,7 @@ class RunReceiver(Receiver):
     _current_run: Run | None = None
 
     def attach_supervisor(self, supervisor: AttachedSupervisor) -> None:
-        """Attach the supervisor, before the first start. Raises ReceiverAttachedError if there is one already."""
+        """Attach the supervisor, before the first start. Raises RuntimeError if there is one already."""
         super().attach_supervisor(supervisor)
         self._current_run_lock = threading.Lock()
 

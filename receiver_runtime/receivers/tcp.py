@@ -22,10 +22,6 @@ _KEEP_ALIVE = (
 )
 
 
-class TlsFileError(OSError):
-    """Correct the file of the source's TLS settings, or its path in the declaration: the file can't be used."""
-
-
 def keep_alive(connection: socket.socket) -> None:
     """Have the kernel ask an idle peer whether it is still there."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -68,7 +64,7 @@ def shut_down(connection: socket.socket) -> None:
 
 
 def client_context(tls: Tls) -> ssl.SSLContext:
-    """Return the TLS context to connect with. Raises TlsFileError."""
+    """Return the TLS context to connect with. Raises OSError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if not tls.verify:
@@ -84,7 +80,7 @@ def client_context(tls: Tls) -> ssl.SSLContext:
 
 
 def server_context(tls: Tls) -> ssl.SSLContext:
-    """Return the TLS context to listen with. Raises TlsFileError."""
+    """Return the TLS context to listen with. Raises OSError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     _load_certificate(context, tls.certificate_file or "", tls)
@@ -98,7 +94,7 @@ def _load_authorities(context: ssl.SSLContext, path: str) -> None:
     try:
         context.load_verify_locations(path)
     except OSError as error:
-        raise TlsFileError(f"ca_file {path} can't be used: {error}. Give a file of certificates, PEM.") from error
+        raise OSError(f"ca_file {path} can't be used: {error}. Give a file of certificates, PEM.") from error
 
 
 def _load_certificate(context: ssl.SSLContext, path: str, tls: Tls) -> None:
@@ -106,17 +102,17 @@ def _load_certificate(context: ssl.SSLContext, path: str, tls: Tls) -> None:
     try:
         password = _no_passphrase if tls.key_password is None else tls.key_password.resolve()
     except SecretError as error:
-        raise TlsFileError(f"key_password: {error}") from None
+        raise OSError(f"key_password: {error}") from None
     try:
         context.load_cert_chain(path, key_path, password=password)
     except OSError as error:
         files = path if key_path is None else f"{path} with key_file {key_path}"
-        raise TlsFileError(
+        raise OSError(
             f"certificate_file {files} can't be used: {error}. Give a certificate and its own key, PEM, readable "
             "by the receiver, and the key's passphrase, if it has one, as key_password."
         ) from error
 
 
 def _no_passphrase() -> NoReturn:
-    """Raise TlsFileError. Without this callback OpenSSL would ask for the passphrase at the terminal, and wait."""
-    raise TlsFileError("the key has a passphrase, and there is no one to type it: give key_password")
+    """Raise OSError. Without this callback OpenSSL would ask for the passphrase at the terminal, and wait."""
+    raise OSError("the key has a passphrase, and there is no one to type it: give key_password")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from receiver_runtime.supervisor.ending import Ending
 from receiver_runtime.watching.exit_codes import ExitCode
-from tracker_store.connection.errors import ReceiverFencedError, ServerChangedError
+from tracker_store.connection.errors import DriverLogError, ReceiverFencedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,10 +36,6 @@ TRANSITIONS: Mapping[SupervisorState, frozenset[SupervisorState]] = {
     SupervisorState.STARTED: frozenset({SupervisorState.STOPPED}),
     SupervisorState.STOPPED: frozenset({SupervisorState.STARTED}),
 }
-
-
-class SupervisorStateError(RuntimeError):
-    """No transition joins the two states between which a supervisor moved: this is a bug, please report it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +132,10 @@ class ReceiverLifecycle:
                 self.changed.notify_all()
         if None not in (response.server, self._claim.server) and response.server != self._claim.server:
             # Blocks that the new server lacks are refused, and what this process holds is registered or salvaged.
-            error = ServerChangedError(
+            error = DriverLogError(
                 f"the claim of epoch {self._claim.epoch} was answered by {self._claim.server}, and now "
-                f"{response.server} answers (system identifier/timeline)"
+                f"{response.server} answers (system identifier/timeline)",
+                "Claim again and salvage what it may lack: the driver log is on another server or timeline now.",
             )
             self.end(Ending(ExitCode.FAILED, str(error), drained=True, again=True))
         if response.assignment > self._assignment:
@@ -150,7 +147,10 @@ class ReceiverLifecycle:
     def move(self, to: SupervisorState) -> None:
         """Move the state. The lock is held."""
         if to not in TRANSITIONS[self._state]:
-            raise SupervisorStateError(f"{self._state} -> {to}: {SupervisorStateError.__doc__}")
+            raise RuntimeError(
+                f"{self._state} -> {to}: No transition joins the two states between which a supervisor moved: this is "
+                "a bug, please report it."
+            )
         if to is SupervisorState.STARTED:
             self._older_threads = weakref.WeakSet(threading.enumerate())
         self._state = to

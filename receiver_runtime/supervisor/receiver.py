@@ -28,12 +28,7 @@ if TYPE_CHECKING:
     from tracker_store.receivers.source_lag import Unread
 
 
-class ReceiverNotAttachedError(RuntimeError):
-    """No ReceiverSupervisor has been attached to the receiver yet. Use the receiver's methods after on_start."""
-
-
-class ReceiverAttachedError(RuntimeError):
-    """Make a new receiver for each supervisor: a ReceiverSupervisor has been attached to this one already."""
+NOT_ATTACHED = "No ReceiverSupervisor has been attached to the receiver yet. Use the receiver's methods after on_start."
 
 
 class Receiver(ABC):
@@ -206,13 +201,15 @@ class Receiver(ABC):
 
     @property
     def supervisor(self) -> AttachedSupervisor:
-        """Return the supervisor. Raises ReceiverNotAttachedError before there is one."""
+        """Return the supervisor. Raises RuntimeError before there is one."""
         if self._supervisor is None:
-            raise ReceiverNotAttachedError(ReceiverNotAttachedError.__doc__)
+            raise RuntimeError(NOT_ATTACHED)
         return self._supervisor
 
     def attach_supervisor(self, supervisor: AttachedSupervisor) -> None:
-        """Attach the supervisor, which calls this once. Raises ReceiverAttachedError if there is one already."""
+        """Attach the supervisor, which calls this once. Raises RuntimeError if there is one already."""
         if self._supervisor is not None:
-            raise ReceiverAttachedError(ReceiverAttachedError.__doc__)
+            raise RuntimeError(
+                "Make a new receiver for each supervisor: a ReceiverSupervisor has been attached to this one already."
+            )
         self._supervisor = supervisor

@@ -25,8 +25,8 @@ from tracker_store.batches.pipelines import apply_stream
 from tracker_store.batches.run_queue import Notifications
 from tracker_store.blocks.blocks import AddOutcome, add_blocks
 from tracker_store.connection.engine import connect, create_engine, named_failures, with_statement_timeout
-from tracker_store.connection.errors import DriverLogUnavailableError
-from tracker_store.connection.pooler import DIRECT_URL_VARIABLE, PoolerError
+from tracker_store.connection.errors import DriverLogError, DriverLogUnavailableError
+from tracker_store.connection.pooler import DIRECT_URL_VARIABLE
 from tracker_store.install import migrate
 from tracker_store.receivers.receivers import placements
 from tracker_store.reports.checks import check_schema
@@ -195,6 +195,6 @@ def test_a_pooler_that_the_url_does_not_name_is_refused(direct: str, settings: d
     """Check this because where `options` is ignored, all time-outs were 0, and nothing said so."""
     with Pgbouncer(direct, "session", settings) as pooler:
         engine = create_engine(pooler.plain_url, application_name="tests")
-        with pytest.raises(PoolerError, match=r"\?pool_mode=session, or \?pool_mode=transaction"), connect(engine):
+        with pytest.raises(DriverLogError, match=r"\?pool_mode=session, or \?pool_mode=transaction"), connect(engine):
             pass
         engine.dispose()

@@ -53,12 +53,10 @@ from tracker_store.blocks.blocks import (
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.errors import (
     TRANSIENT,
-    AllocationError,
     AttemptSupersededError,
     BatchHeldError,
     ClaimLostError,
     DriverLogError,
-    NotDiscardableError,
 )
 from tracker_store.install import migrate
 from tracker_store.receivers.processes import register_process
@@ -353,8 +351,18 @@ def sense(place: Place, pipeline_id: int) -> None:
             max_records=limit,
         )
         # The error "passed" means that the other sensor has merged the batch.
-        with contextlib.suppress(AllocationError):
+        with unless_refused("the batch can't be allocated at this time"):
             until_answered(engine, journal, allocate)
+
+
+@contextlib.contextmanager
+def unless_refused(words: str) -> Iterator[None]:
+    """Suppress the refusal whose message has these words."""
+    try:
+        yield
+    except DriverLogError as error:
+        if words not in str(error):
+            raise
 
 
 def allocate_once(
@@ -406,7 +414,7 @@ def discard_batches(place: Place, pipeline_id: int) -> None:
             if random.random() < DISCARDS:
                 time.sleep(random.random())
                 # The answer to an earlier call was lost.
-                with contextlib.suppress(NotDiscardableError):
+                with unless_refused("can be discarded"):
                     discard = partial(batches.discard_batch, pipeline_id=pipeline_id, batch_time=batch_time)
                     until_answered(engine, journal, discard)
                 journal.count("batches discarded")

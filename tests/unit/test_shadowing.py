@@ -60,6 +60,8 @@ def test_a_folder_without_a_package_shadows_nothing(tmp_path: Path) -> None:
     assert _run(tmp_path).returncode == 0
 
 
-def test_a_missing_package_is_reported() -> None:
+def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     shadow = shadowing.Shadow("tracker_store", Path("/site-packages/tracker_store"), None)
-    assert "is missing from /site-packages" in str(shadowing.ShadowedPackageError([shadow]))
+    monkeypatch.setattr(shadowing, "find_shadows", lambda: [shadow])
+    with pytest.raises(ImportError, match=r"is missing from /site-packages\. Rename the folder"):
+        shadowing.check()

@@ -13,8 +13,7 @@ from tracker_store.connection.errors import (
     AttemptSupersededError,
     BatchHeldError,
     BlocksNotRetainedError,
-    NotDiscardableError,
-    OutputNotCommittedError,
+    DriverLogError,
 )
 from tracker_store.receivers.leadership import LED
 from tracker_store.schema.states import AttemptFailure, AttemptKind, AttemptState, BatchState
@@ -22,6 +21,11 @@ from tracker_store.schema.states import AttemptFailure, AttemptKind, AttemptStat
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime, timedelta
+
+NOT_DISCARDABLE = (
+    "Only a batch that is QUARANTINED or BLOCKED, and does not run, can be discarded: `forebay batches` shows them."
+)
+_NOT_COMMITTED = "Run all outputs of the pipeline: a batch can't complete before each of its outputs is committed."
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +256,7 @@ def complete_batch(
 ) -> None:
     """Complete a batch whose `outputs` are all committed. Locks: the batch's row.
 
-    Raises AttemptSupersededError and OutputNotCommittedError.
+    Raises AttemptSupersededError and DriverLogError.
     """
     with named_failures():
         row = connection.execute(
@@ -265,7 +269,7 @@ def complete_batch(
     if row.outcome == "superseded":
         raise AttemptSupersededError(row.detail)
     if row.outcome == "not committed":
-        raise OutputNotCommittedError(row.detail)
+        raise DriverLogError(row.detail, _NOT_COMMITTED)
 
 
 def complete_replay(
@@ -279,7 +283,7 @@ def complete_replay(
 ) -> None:
     """End a replay that has replaced `outputs`; complete a QUARANTINED batch once all outputs in `due` are committed.
 
-    Locks: the pipeline's row, the batch's row. Raises AttemptSupersededError and OutputNotCommittedError.
+    Locks: the pipeline's row, the batch's row. Raises AttemptSupersededError and DriverLogError.
     """
     with named_failures():
         row = connection.execute(
@@ -300,13 +304,13 @@ def complete_replay(
     if row.outcome == "superseded":
         raise AttemptSupersededError(row.detail)
     if row.outcome == "not committed":
-        raise OutputNotCommittedError(row.detail)
+        raise DriverLogError(row.detail, _NOT_COMMITTED)
 
 
 def discard_batch(connection: sa.Connection, *, pipeline_id: int, batch_time: datetime) -> int:
     """Discard a quarantined or blocked batch; returns how many sequences were kept for it, markers too.
 
-    Locks: the pipeline's row, the batch's row. Raises NotDiscardableError.
+    Locks: the pipeline's row, the batch's row. Raises DriverLogError.
     """
     with named_failures():
         row = connection.execute(
@@ -314,7 +318,7 @@ def discard_batch(connection: sa.Connection, *, pipeline_id: int, batch_time: da
             {"pipeline": pipeline_id, "time": batch_time},
         ).one()
     if row.outcome != "discarded":
-        raise NotDiscardableError(row.detail)
+        raise DriverLogError(row.detail, NOT_DISCARDABLE)
     kept: int = row.kept
     return kept
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 
-class PipelineRunsError(DriverLogError):
-    """It runs, or an attempt at a batch of it does: stop it first, `forebay stop --pipeline NAME`."""
+RUNS = "It runs, or an attempt at a batch of it does: stop it first, `forebay stop --pipeline NAME`."
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +273,7 @@ def apply_pipeline(
 def remove_pipeline(connection: sa.Connection, name: str) -> RemovedPipeline:
     """Remove a pipeline, so that it holds no block back. Locks: its row.
 
-    Raises NotAppliedError for an unknown name, PipelineRunsError while it runs.
+    Raises NotAppliedError for an unknown name, DriverLogError while it runs.
     """
     with named_failures():
         row = connection.execute(
@@ -286,7 +285,7 @@ def remove_pipeline(connection: sa.Connection, name: str) -> RemovedPipeline:
     if row.outcome == "unknown":
         raise NotAppliedError(f"pipeline {name!r} is not in the driver log")
     if row.outcome != "removed":
-        raise PipelineRunsError(f"pipeline {name!r}")
+        raise DriverLogError(f"pipeline {name!r}", RUNS)
     return RemovedPipeline(row.waiting_records, row.unfinished_batches, row.kept_batches)
 
 

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from tracker_store.batches.received_block_tracker import AllocatedBlock
 from tracker_store.connection.engine import named_failures
-from tracker_store.connection.errors import NotAppliedError, ReaderPositionError, ReaderRemovedError, ReaderStreamError
+from tracker_store.connection.errors import READER_POSITION, DriverLogError, NotAppliedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 ReaderStart = Literal["earliest", "latest"]
 Positions = dict[int, int]
 
-_REFUSALS = {"no stream": NotAppliedError, "cleaned": ReaderPositionError, "other stream": ReaderStreamError}
+_REMOVED = (
+    "Start the query again, and it goes on if nothing is lost: a named reader that was removed holds nothing back."
+)
+_OTHER_STREAM = (
+    "Give the query another reader's name, or remove this one (`forebay readers`): a reader belongs to one stream."
+)
 
 # What each receiver of a reader's stream has from :positions on.
 _WAITING = """
@@ -79,7 +84,7 @@ def attach_reader(
 ) -> AttachedReader:
     """Create the reader, or find it; a new one begins at `start`, or at the `positions` of a query's checkpoint.
 
-    Locks: the stream's receivers FOR SHARE. Raises NotAppliedError, ReaderStreamError, and ReaderPositionError where
+    Locks: the stream's receivers FOR SHARE. Raises NotAppliedError, and DriverLogError where
     blocks at those positions are cleaned up.
     """
     with named_failures():
@@ -96,7 +101,9 @@ def attach_reader(
             },
         ).one()
         if row.outcome != "attached":
-            raise _REFUSALS[row.outcome](row.detail)
+            if row.outcome == "no stream":
+                raise NotAppliedError(row.detail)
+            raise DriverLogError(row.detail, READER_POSITION if row.outcome == "cleaned" else _OTHER_STREAM)
         cursors = connection.execute(
             sa.text("""
                 SELECT d.stream_id, c.receiver_id, c.next_sequence
@@ -122,8 +129,8 @@ def next_positions(
     """Return the positions up to which there is something to read; unchanged where only markers wait.
 
     With a limit, each receiver that has something gets its share of the limit, and at least one block with records. No
-    locks. Costs two probes per receiver, and with a limit the blocks that it lets through. Raises ReaderRemovedError,
-    and ReaderPositionError where the log does not hold what follows `positions`.
+    locks. Costs two probes per receiver, and with a limit the blocks that it lets through. Raises DriverLogError,
+    and DriverLogError where the log does not hold what follows `positions`.
     """
     with named_failures():
         _check_not_removed(connection, reader_id)
@@ -177,7 +184,7 @@ def next_positions(
 
 
 def newest_positions(connection: sa.Connection, reader_id: int) -> Positions:
-    """Return the next sequence after each receiver's newest row. No locks. Raises ReaderRemovedError."""
+    """Return the next sequence after each receiver's newest row. No locks. Raises DriverLogError."""
     with named_failures():
         _check_not_removed(connection, reader_id)
         rows = connection.execute(sa.text(_WAITING), {"reader": reader_id, "positions": "{}"}).all()
@@ -189,7 +196,7 @@ def blocks_between(
 ) -> list[AllocatedBlock]:
     """Return the blocks from `start` to before `end`, ordered by (receiver, sequence), without markers. No locks.
 
-    Raises ReaderPositionError where the log does not hold all of them.
+    Raises DriverLogError where the log does not hold all of them.
     """
     ranges = {
         receiver: (start.get(receiver, 1), past) for receiver, past in end.items() if past > start.get(receiver, 1)
@@ -227,7 +234,7 @@ def blocks_between(
 def move_reader(connection: sa.Connection, reader_id: int, positions: Mapping[int, int]) -> None:
     """Release what lies before `positions`; a cursor never goes back.
 
-    Locks: the reader FOR SHARE, its cursors. Raises ReaderRemovedError.
+    Locks: the reader FOR SHARE, its cursors. Raises DriverLogError.
     """
     with named_failures():
         moved = connection.execute(
@@ -235,7 +242,7 @@ def move_reader(connection: sa.Connection, reader_id: int, positions: Mapping[in
             {"reader": reader_id, "positions": _plain(positions)},
         ).scalar_one()
     if not moved:
-        raise ReaderRemovedError(f"reader {reader_id}")
+        raise DriverLogError(f"reader {reader_id}", _REMOVED)
 
 
 def list_readers(connection: sa.Connection) -> list[ReaderLag]:
@@ -253,7 +260,7 @@ def list_readers(connection: sa.Connection) -> list[ReaderLag]:
 
 
 def remove_reader(connection: sa.Connection, name: str) -> None:
-    """Remove a reader, so that it holds nothing back. Locks: its row. Raises ReaderRemovedError if there is none."""
+    """Remove a reader, so that it holds nothing back. Locks: its row. Raises DriverLogError if there is none."""
     with named_failures():
         removed = connection.execute(
             sa.text(
@@ -262,7 +269,7 @@ def remove_reader(connection: sa.Connection, name: str) -> None:
             {"name": name},
         ).rowcount
     if not removed:
-        raise ReaderRemovedError(f"there is no reader {name!r}")
+        raise DriverLogError(f"there is no reader {name!r}", _REMOVED)
 
 
 def _plain(positions: Mapping[int, int]) -> str:
@@ -274,17 +281,19 @@ def _check_not_removed(connection: sa.Connection, reader_id: int) -> None:
         sa.text("SELECT name FROM forebay.readers WHERE id = :reader AND removed_at IS NULL"), {"reader": reader_id}
     ).one_or_none()
     if row is None:
-        raise ReaderRemovedError(f"reader {reader_id} was removed while its query ran")
+        raise DriverLogError(f"reader {reader_id} was removed while its query ran", _REMOVED)
 
 
 def _check_position(receiver_id: int, position: int, low_mark: int, newest: int | None) -> None:
     if position <= low_mark:
-        raise ReaderPositionError(
+        raise DriverLogError(
             f"receiver {receiver_id}: blocks {position} to {low_mark} are cleaned up, and the checkpoint has not read "
-            "them"
+            "them",
+            READER_POSITION,
         )
     if position > (newest or 0) + 1:
-        raise ReaderPositionError(
+        raise DriverLogError(
             f"receiver {receiver_id}: the checkpoint is at block {position}, and the newest in the driver log is "
-            f"{newest or 0} (was it restored from a backup?)"
+            f"{newest or 0} (was it restored from a backup?)",
+            READER_POSITION,
         )

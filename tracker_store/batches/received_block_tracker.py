@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from tracker_store.blocks.blocks import BlockHandle
 from tracker_store.connection.engine import named_failures
-from tracker_store.connection.errors import AllocationError, BlocksNotRetainedError, NotAppliedError
+from tracker_store.connection.errors import BlocksNotRetainedError, DriverLogError, NotAppliedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -213,7 +213,7 @@ class ReceivedBlockTracker:
             run_empty: whether a batch without records runs.
             windows: for which of its windows it runs all the same if their content has changed.
 
-        Locks: the pipeline's row. Raises AllocationError for a time that has passed or has not come.
+        Locks: the pipeline's row. Raises DriverLogError for a time that has passed or has not come.
         """
         with named_failures():
             row = self._connection.execute(
@@ -235,7 +235,11 @@ class ReceivedBlockTracker:
                 },
             ).one()
         if row.outcome not in ("allocated", "decided before"):
-            raise AllocationError(row.detail)
+            raise DriverLogError(
+                row.detail,
+                "Ask for a boundary that has passed and is after the last one: the batch can't be allocated at this "
+                "time.",
+            )
 
     def get_ranges_of_batch(self, batch_time: datetime) -> list[AllocatedRange]:
         """Return the batch's ranges, one per receiver that has any. No locks."""

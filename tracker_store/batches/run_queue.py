@@ -398,7 +398,7 @@ class Notifications:
         """Return the payloads that have come, as soon as there is one; empty after `timeout` seconds.
 
         Notifications from before the session began to listen are missed: the first call, and the one after a failure,
-        return at once with nothing. Raises DriverLogUnavailableError and DirectUrlMissingError.
+        return at once with nothing. Raises DriverLogError.
         """
         try:
             if self._connection is None:

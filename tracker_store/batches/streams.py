@@ -18,14 +18,6 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 
-class StreamReadError(DriverLogError):
-    """Remove what reads it first: `forebay pipelines remove NAME`, `forebay readers remove NAME`."""
-
-
-class RecordsWaitError(DriverLogError):
-    """Apply a pipeline that reads it, or give these records up: `forebay streams remove NAME --with-records`."""
-
-
 @dataclass(frozen=True, slots=True)
 class StreamOverview:
     """Describe a live stream: `source` is its source's kind, and clean-up has not deleted the `stored_records`."""
@@ -158,8 +150,8 @@ def unread_streams(connection: sa.Connection) -> list[UnreadStream]:
 def remove_stream(connection: sa.Connection, name: str, *, with_waiting: bool) -> int:
     """Remove a stream and its receivers; return how many receivers that were. Locks: its row, its receivers' by id.
 
-    Raises NotAppliedError for an unknown name, StreamReadError while a pipeline or a named reader reads it, and, unless
-    `with_waiting`, RecordsWaitError if it has records that no pipeline has had in a batch.
+    Raises NotAppliedError for an unknown name, DriverLogError while a pipeline or a named reader reads it, and, unless
+    `with_waiting`, if it has records that no pipeline has had in a batch.
     """
     with named_failures():
         row = connection.execute(
@@ -172,8 +164,14 @@ def remove_stream(connection: sa.Connection, name: str, *, with_waiting: bool) -
     if row.outcome == "unknown":
         raise NotAppliedError(f"stream {name!r} is not in the driver log")
     if row.outcome == "read":
-        raise StreamReadError(f"stream {name!r} is read by {', '.join(row.read_by)}")
+        raise DriverLogError(
+            f"stream {name!r} is read by {', '.join(row.read_by)}",
+            "Remove what reads it first: `forebay pipelines remove NAME`, `forebay readers remove NAME`.",
+        )
     if row.outcome == "waiting":
-        raise RecordsWaitError(f"stream {name!r} has {row.waiting_records:,} records that no pipeline has read")
+        raise DriverLogError(
+            f"stream {name!r} has {row.waiting_records:,} records that no pipeline has read",
+            "Apply a pipeline that reads it, or give these records up: `forebay streams remove NAME --with-records`.",
+        )
     removed: int = row.receivers
     return removed

@@ -16,8 +16,6 @@ import sqlalchemy as sa
 
 from tracker_store.connection.engine import Prepared, fetch_prepared, named_failures
 from tracker_store.connection.errors import (
-    BlockConflictError,
-    ClaimBusyError,
     ClaimLostError,
     DriverLogError,
     DuplicateKeysError,
@@ -26,11 +24,12 @@ from tracker_store.connection.errors import (
     OffsetConflictError,
     ReceiverFencedError,
     SequenceGapError,
+    block_conflict,
 )
 from tracker_store.schema.states import DesiredState, LinkKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +111,11 @@ class AddOutcome(StrEnum):
     AGAIN = "again"
 
 
-_ERRORS: dict[AddOutcome, type[DriverLogError]] = {
+_BUSY = "Try again in a moment: the claim was outrun by additions a thousand times."
+
+_ERRORS: dict[AddOutcome, Callable[[str | None], DriverLogError]] = {
     AddOutcome.FENCED: ReceiverFencedError,
-    AddOutcome.CONFLICT: BlockConflictError,
+    AddOutcome.CONFLICT: block_conflict,
     AddOutcome.OFFSET_CONFLICT: OffsetConflictError,
     AddOutcome.DUPLICATE_KEYS: DuplicateKeysError,
     AddOutcome.GAP: SequenceGapError,
@@ -285,8 +286,8 @@ def newest_epoch(connection: sa.Connection, receiver_id: int) -> int:
 def claim(connection: sa.Connection, *, receiver_id: int, seen_epoch: int, assignment: int) -> Claim:
     """Take a receiver over: insert the marker row of a new epoch.
 
-    Locks: the receiver's row FOR SHARE. Raises NotAssignedError, ClaimLostError, ClaimBusyError, and
-    OutcomeUnknownError, after which the epoch is *not* owned: read the newest epoch and claim again.
+    Locks: the receiver's row FOR SHARE. Raises NotAssignedError, ClaimLostError, and OutcomeUnknownError, after which
+    the epoch is *not* owned: read the newest epoch and claim again.
     """
     with named_failures():
         row = connection.execute(
@@ -298,8 +299,9 @@ def claim(connection: sa.Connection, *, receiver_id: int, seen_epoch: int, assig
         ).one()
     if row.outcome == "claimed":
         return Claim(receiver_id, row.epoch, row.sequence, row.server)
-    errors = {"not assigned": NotAssignedError, "lost": ClaimLostError, "busy": ClaimBusyError}
-    raise errors[row.outcome](row.detail)
+    if row.outcome == "not assigned":
+        raise NotAssignedError(row.detail)
+    raise ClaimLostError(row.detail, _BUSY if row.outcome == "busy" else None)
 
 
 def known_keys(connection: sa.Connection, *, receiver_id: int, keys: Sequence[str]) -> set[str]:

@@ -207,7 +207,7 @@ def shares_sessions(engine: sa.Engine) -> bool:
 def engine_beside(engine: sa.Engine, needed_by: str, *, search_path: str | None = None) -> sa.Engine:
     """Return a new engine of one connection with a session of its own; `needed_by` says what for, to people.
 
-    Raises DirectUrlMissingError.
+    Raises DriverLogError.
     """
     url: str = engine.get_execution_options()[_URL]
     return create_engine(direct_url(url, needed_by), application_name=needed_by, pool_size=1, search_path=search_path)
@@ -305,7 +305,7 @@ def fetch_prepared(
 
 @contextmanager
 def connect(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Open a pooled connection; raises DriverLogUnavailableError if there is none, and PoolerError."""
+    """Open a pooled connection; raises DriverLogUnavailableError if there is none, and DriverLogError."""
     try:
         connection = engine.connect()
     except DBAPIError as error:

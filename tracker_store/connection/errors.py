@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,19 +12,15 @@ if TYPE_CHECKING:
 class DriverLogError(Exception):
     """Forebay's driver log refused a statement."""
 
-    def __init__(self, detail: str | None = None) -> None:
-        """Take `detail`, which names the thing and the value; the class's docstring says how to fix it."""
-        advice = " ".join((type(self).__doc__ or "").split())
+    def __init__(self, detail: str | None = None, advice: str | None = None) -> None:
+        """Take `detail`, which names the thing and the value; `advice` (the class's docstring) says how to fix it."""
+        advice = advice or " ".join((type(self).__doc__ or "").split())
         super().__init__(f"{detail}. {advice}" if detail else advice)
         self.detail = detail
 
 
 class ReceiverFencedError(DriverLogError):
     """Another process has claimed this receiver: stop; what this one still holds was not acknowledged."""
-
-
-class BlockConflictError(DriverLogError):
-    """Please report this bug: the sequence number is taken by a different block of this very epoch."""
 
 
 class OffsetConflictError(DriverLogError):
@@ -59,10 +56,6 @@ class ClaimLostError(DriverLogError):
     """Another claim came first: read the newest epoch and claim again if the assignment is still yours."""
 
 
-class ClaimBusyError(DriverLogError):
-    """Try again in a moment: the claim was outrun by additions a thousand times."""
-
-
 class OutcomeUnknownError(DriverLogError):
     """Send the identical blocks again, nothing else: the answer was lost, so the blocks may or may not be in."""
 
@@ -78,14 +71,6 @@ class OtherReleaseError(DriverLogUnavailableError):
     """
 
 
-class NoDriverLogError(DriverLogError):
-    """Run `forebay db upgrade`, which creates the driver log's tables there; `forebay up MODULE` does so too."""
-
-
-class ServerChangedError(DriverLogError):
-    """Claim again and salvage what it may lack: the driver log is on another server or timeline now."""
-
-
 class BatchHeldError(DriverLogError):
     """Nothing to do: the batch is not free for this attempt, and the run that holds it goes on."""
 
@@ -94,20 +79,8 @@ class AttemptSupersededError(DriverLogError):
     """Results of this attempt are not used: a newer attempt holds the batch."""
 
 
-class OutputNotCommittedError(DriverLogError):
-    """Run all outputs of the pipeline: a batch can't complete before each of its outputs is committed."""
-
-
 class BlocksNotRetainedError(DriverLogError):
     """Nothing was changed: give the pipeline a longer `retention`, and the next batches can be replayed for longer."""
-
-
-class NotDiscardableError(DriverLogError):
-    """Only a batch that is QUARANTINED or BLOCKED, and does not run, can be discarded: `forebay batches` shows them."""
-
-
-class AllocationError(DriverLogError):
-    """Ask for a boundary that has passed and is after the last one: the batch can't be allocated at this time."""
 
 
 class SchemaConflictError(DriverLogError):
@@ -122,18 +95,6 @@ class NotAppliedError(UnknownNameError):
     """Run `forebay apply`: the driver log does not know this declaration."""
 
 
-class ReaderRemovedError(DriverLogError):
-    """Start the query again, and it goes on if nothing is lost: a named reader that was removed holds nothing back."""
-
-
-class ReaderPositionError(DriverLogError):
-    """Give the query a new checkpoint location, to begin where its reader is: it can't go on from its checkpoint."""
-
-
-class ReaderStreamError(DriverLogError):
-    """Give the query another reader's name, or remove this one (`forebay readers`): a reader belongs to one stream."""
-
-
 class SharedPlaceError(DriverLogError):
     """Each would replace the other's batches there: give every output a path, or a table, of its own."""
 
@@ -144,3 +105,14 @@ class StrandingChangeError(DriverLogError):
 
 #: Errors that may go away if the caller waits and tries again.
 TRANSIENT = (DriverLogUnavailableError, OutcomeUnknownError)
+
+#: How a block is refused whose sequence number is taken.
+block_conflict = partial(
+    DriverLogError,
+    advice="Please report this bug: the sequence number is taken by a different block of this very epoch.",
+)
+
+#: How to fix a checkpoint that its reader is no longer at.
+READER_POSITION = (
+    "Give the query a new checkpoint location, to begin where its reader is: it can't go on from its checkpoint."
+)

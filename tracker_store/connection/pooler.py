@@ -48,12 +48,8 @@ class PoolMode(StrEnum):
     TRANSACTION = "transaction"
 
 
-class PoolerError(DriverLogError):
-    """Add the mode of the pooler to FOREBAY_DATABASE_URL: ?pool_mode=session, or ?pool_mode=transaction."""
-
-
-class DirectUrlMissingError(DriverLogError):
-    """Set FOREBAY_DATABASE_DIRECT_URL to the URL of Postgres itself, without a pooler."""
+_NO_MODE = "Add the mode of the pooler to FOREBAY_DATABASE_URL: ?pool_mode=session, or ?pool_mode=transaction."
+_NO_DIRECT_URL = "Set FOREBAY_DATABASE_DIRECT_URL to the URL of Postgres itself, without a pooler."
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +89,7 @@ class SessionSettings:
     def begin_session(self, connection: psycopg2.extensions.connection, mode: PoolMode | None) -> None:
         """Let a new connection commit each statement, set what is missing, and read everything back.
 
-        Raises PoolerError if the settings do not hold.
+        Raises DriverLogError if the settings do not hold.
         """
         connection.autocommit = True
         if isinstance(connection, TransactionPooledConnection):
@@ -114,9 +110,10 @@ class SessionSettings:
             row = cursor.fetchone()
         for name, value, is_set in zip(self.values, row[::2], row[1::2], strict=True):
             if not is_set:
-                raise PoolerError(
+                raise DriverLogError(
                     f"the server ignores the settings of a session, as a pooler may: {name} is {value!r}, and not "
-                    f"{self.values[name]!r}"
+                    f"{self.values[name]!r}",
+                    _NO_MODE,
                 )
 
 
@@ -183,12 +180,12 @@ def parsed_url(url: str) -> sa.URL:
 
 
 def split_pool_mode(url: sa.URL) -> tuple[sa.URL, PoolMode | None]:
-    """Return the URL that libpq understands, and the mode of the pooler that it leads to. Raises PoolerError."""
+    """Return the URL that libpq understands, and the mode of the pooler that it leads to. Raises DriverLogError."""
     value = url.query.get(POOL_MODE)
     if value is None:
         return url, None
     if value not in list(PoolMode):
-        raise PoolerError(f"pool_mode={value!r} is no mode")
+        raise DriverLogError(f"pool_mode={value!r} is no mode", _NO_MODE)
     return url.difference_update_query([POOL_MODE]), PoolMode(str(value))
 
 
@@ -200,7 +197,7 @@ def pool_mode(url: str) -> PoolMode | None:
 def direct_url(url: str, needed_by: str) -> str:
     """Return where `needed_by` connects, which needs a session of its own: `url`, unless a pooler lends transactions.
 
-    Raises DirectUrlMissingError.
+    Raises DriverLogError.
     """
     mode = pool_mode(url)
     if mode is None:
@@ -209,17 +206,17 @@ def direct_url(url: str, needed_by: str) -> str:
     if direct:
         return direct
     if mode is PoolMode.TRANSACTION:
-        raise DirectUrlMissingError(
-            f"{needed_by} needs a session of its own, and a pooler in transaction mode has none"
+        raise DriverLogError(
+            f"{needed_by} needs a session of its own, and a pooler in transaction mode has none", _NO_DIRECT_URL
         )
     return url
 
 
 def unpooled_url(url: str, needed_by: str) -> str:
-    """Return where `needed_by` connects, which works behind no pooler. Raises DirectUrlMissingError."""
+    """Return where `needed_by` connects, which works behind no pooler. Raises DriverLogError."""
     direct = direct_url(url, needed_by)
     if pool_mode(direct) is not None:
-        raise DirectUrlMissingError(f"{needed_by} needs a connection without a pooler")
+        raise DriverLogError(f"{needed_by} needs a connection without a pooler", _NO_DIRECT_URL)
     return direct
 
 
@@ -228,6 +225,8 @@ def is_options_refused(message: str) -> bool:
     return _REFUSES_OPTIONS in message
 
 
-def options_refused(message: str) -> PoolerError:
+def options_refused(message: str) -> DriverLogError:
     """Return the error for `is_options_refused`."""
-    return PoolerError(f"a pooler is between Forebay and Postgres, and refuses Forebay's settings: {message}")
+    return DriverLogError(
+        f"a pooler is between Forebay and Postgres, and refuses Forebay's settings: {message}", _NO_MODE
+    )

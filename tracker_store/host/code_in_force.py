@@ -29,22 +29,21 @@ CODE_VARIABLE = "FOREBAY_CODE"
 LINK = "in-force"
 
 
-class CodeCopyError(Exception):
-    """Start `forebay up` again, which makes a new copy of the project's modules: this one can't be read."""
-
-
 class CodeCopy(MetaPathFinder):
     """Find the modules of one version of a project, in its copy; stands first on this process's `sys.meta_path`."""
 
     def __init__(self, file: Path) -> None:
-        """Read the copy. Raises CodeCopyError."""
+        """Read the copy. Raises RuntimeError."""
         self.file = file
         try:
             copy = json.loads(file.read_bytes())
             self.version: str = copy["version"]
             self._modules: Mapping[str, Mapping[str, str]] = copy["modules"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CodeCopyError(f"{file}: {error}. {CodeCopyError.__doc__}") from error
+            raise RuntimeError(
+                f"{file}: {error}. Start `forebay up` again, which makes a new copy of the project's modules: this one "
+                "can't be read."
+            ) from error
 
     def find_spec(
         self,
@@ -98,7 +97,7 @@ def loaded_copy() -> CodeCopy | None:
 def load_code_in_force() -> CodeCopy | None:
     """Let this process load the project from the copy that is in force now, unless it has one; return its copy.
 
-    None without FOREBAY_CODE. Raises CodeCopyError.
+    None without FOREBAY_CODE. Raises RuntimeError.
     """
     copy = loaded_copy()
     if copy is None and (link := os.environ.get(CODE_VARIABLE)):

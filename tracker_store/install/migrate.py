@@ -40,20 +40,6 @@ _BLOCKED_SECONDS = 60.0
 _BLOCKED_CODES = ("55P03", "40P01")
 
 
-class NewerSchemaError(DriverLogError):
-    """Install the newer version of Forebay here too: it has upgraded this driver log. Nothing was changed.
-
-    Receivers, agents and trackers of the version before go on meanwhile; only `forebay up` and `forebay db` need it.
-    """
-
-
-class MigrationBlockedError(DriverLogError):
-    """Nothing was changed: end what these sessions do (`SELECT pg_terminate_backend(PID)`), and migrate again.
-
-    A backup, a check or a query of a person may hold a table for long; receivers, batches and trackers do not.
-    """
-
-
 def _scripts() -> Path:
     """Return the migrations' folder: inside the wheel's `tracker_store`, or beside it in a checkout."""
     packed = Path(str(resources.files("tracker_store"))) / "migrations"
@@ -74,7 +60,12 @@ def _run(url: str, revision: str, *, down: bool, told: Callable[[str], None] | N
         connection.commit()
         found = current_revision(connection)
         if is_newer(found):
-            raise NewerSchemaError(f"it is at revision {found}, and this installation knows {newest_revision()}")
+            raise DriverLogError(
+                f"it is at revision {found}, and this installation knows {newest_revision()}",
+                "Install the newer version of Forebay here too: it has upgraded this driver log. Nothing was changed."
+                " Receivers, agents and trackers of the version before go on meanwhile; only `forebay up` and "
+                "`forebay db` need it.",
+            )
         config = _config()
         config.attributes["connection"] = connection
         config.attributes["down"] = down
@@ -112,7 +103,12 @@ def _migrate(config: Config, connection: sa.Connection, revision: str, blockers:
             connection.rollback()
             by = "; ".join(blockers.seen) or "sessions that this user can't see"
             if time.monotonic() >= give_up_at:
-                raise MigrationBlockedError(f"tables were held for {_BLOCKED_SECONDS:.0f} s by {by}") from error
+                raise DriverLogError(
+                    f"tables were held for {_BLOCKED_SECONDS:.0f} s by {by}",
+                    "Nothing was changed: end what these sessions do (`SELECT pg_terminate_backend(PID)`), and migrate "
+                    "again. A backup, a check or a query of a person may hold a table for long; receivers, batches and "
+                    "trackers do not.",
+                ) from error
             _log.warning("other sessions hold tables, trying to migrate again", blocked_by=by)
         else:
             return
@@ -124,8 +120,8 @@ def upgrade(url: str, revision: str = "head", *, told: Callable[[str], None] | N
 
     `told` is called with each migration that was run; all of them are committed together, after the last.
 
-    Raises NewerSchemaError if the database is past what this installation knows, MigrationBlockedError if other
-    sessions hold its tables for long, and DirectUrlMissingError.
+    Raises DriverLogError if the database is past what this installation knows or other sessions hold its tables for
+    long, and if there is only a pooler.
     """
     _run(url, revision, down=False, told=told)
 

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 
-class NoSuchAgentError(DriverLogError):
-    """There is no such agent: `forebay agents` lists those that there are."""
-
-
-class HostLivesError(DriverLogError):
-    """First stop the agent that runs on that host (`forebay agents drain NAME` empties it and gives nothing up)."""
+_NO_SUCH_AGENT = "There is no such agent: `forebay agents` lists those that there are."
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +76,7 @@ def list_agents(connection: sa.Connection) -> list[AgentRow]:
 def set_draining(connection: sa.Connection, *, name: str, draining: bool) -> int:
     """Drain the newest agent of this name, or stop draining it; returns how many receivers are placed on it.
 
-    The next agent of the name inherits it. Locks: the agent's row. Raises NoSuchAgentError.
+    The next agent of the name inherits it. Locks: the agent's row. Raises DriverLogError.
     """
     with named_failures():
         placed: int | None = connection.execute(
@@ -94,7 +89,7 @@ def set_draining(connection: sa.Connection, *, name: str, draining: bool) -> int
             {"name": name, "draining": draining},
         ).scalar()
     if placed is None:
-        raise NoSuchAgentError(f"agent {name!r}")
+        raise DriverLogError(f"agent {name!r}", _NO_SUCH_AGENT)
     return placed
 
 
@@ -103,7 +98,8 @@ def forget_host(connection: sa.Connection, host: str) -> tuple[int, int]:
 
     Returns how many receivers were removed and how many were freed. The blocks of the removed receivers are allocated
     like any others; if the host comes back, so do its receivers. A block store that only this host knew no longer keeps
-    other hosts from starting. Locks: their rows. Raises HostLivesError while an agent runs there, and NoSuchAgentError.
+    other hosts from starting. Locks: their rows. Raises DriverLogError while an agent runs there, or if nothing
+    belongs to it.
     """
     with named_failures():
         lives: bool = connection.execute(
@@ -113,7 +109,11 @@ def forget_host(connection: sa.Connection, host: str) -> tuple[int, int]:
             {"host": host},
         ).scalar_one()
         if lives:
-            raise HostLivesError(f"host {host!r}")
+            raise DriverLogError(
+                f"host {host!r}",
+                "First stop the agent that runs on that host (`forebay agents drain NAME` empties it and gives "
+                "nothing up).",
+            )
         rows = connection.execute(
             sa.text("""
                 UPDATE forebay.receivers r
@@ -132,6 +132,6 @@ def forget_host(connection: sa.Connection, host: str) -> tuple[int, int]:
             sa.text("DELETE FROM forebay.block_stores WHERE host = :host RETURNING host"), {"host": host}
         ).all()
     if not rows and not forgotten:
-        raise NoSuchAgentError(f"no receiver belongs to host {host!r}, and no block store")
+        raise DriverLogError(f"no receiver belongs to host {host!r}, and no block store", _NO_SUCH_AGENT)
     removed = sum(row.removed for row in rows)
     return removed, len(rows) - removed

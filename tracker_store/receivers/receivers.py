@@ -23,13 +23,6 @@ class NoSuchReceiverError(UnknownNameError):
     """There is no such receiver: `forebay status` lists those that are declared."""
 
 
-class PipelinesStoppedError(DriverLogError):
-    """Run `forebay start`, which lets both run: the pipelines that read it are stopped, and it with them.
-
-    If nothing reads it (`forebay streams`), apply a pipeline that does.
-    """
-
-
 class ReceiverStoppedError(DriverLogError):
     """It is stopped, and would not start: let it run first, `forebay receivers start STREAM/N`."""
 
@@ -558,7 +551,7 @@ def process_of_receiver(connection: sa.Connection, receiver_id: int) -> Receiver
 def set_desired_state(connection: sa.Connection, *, receiver_ids: Collection[int], desired: DesiredState) -> None:
     """Set what an operator wants of these receivers: of all of them, or of none.
 
-    Locks: their rows, by id. Raises PipelinesStoppedError, which names the first one that stopped pipelines hold.
+    Locks: their rows, by id. Raises ReceiverStoppedError, which names the first one that stopped pipelines hold.
     """
     with named_failures():
         refused = connection.execute(
@@ -584,7 +577,11 @@ def set_desired_state(connection: sa.Connection, *, receiver_ids: Collection[int
             {"ids": list(receiver_ids), "desired": desired.value},
         ).scalar()
     if refused is not None:
-        raise PipelinesStoppedError(f"receiver {refused}")
+        raise ReceiverStoppedError(
+            f"receiver {refused}",
+            "Run `forebay start`, which lets both run: the pipelines that read it are stopped, and it with them. "
+            "If nothing reads it (`forebay streams`), apply a pipeline that does.",
+        )
 
 
 def restart_receivers(

@@ -21,13 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
-class UnknownEventError(DriverLogError):
-    """It is older than the history, or the driver log was restored: `forebay events` without --after shows the newest.
-
-    `forebay events --after start` shows all that are kept.
-    """
-
-
 class EventKind(StrEnum):
     """Name the kinds of events; docs/how-to/listeners.md has what each says, and a later version may have more."""
 
@@ -146,7 +139,7 @@ def newest_position(connection: sa.Connection) -> EventPosition:
 
 
 def find_position(connection: sa.Connection, event_id: str) -> EventPosition:
-    """Return the position after the event with this id. No locks; one probe. Raises UnknownEventError."""
+    """Return the position after the event with this id. No locks; one probe. Raises DriverLogError."""
     parts = event_id.split("-")
     row = None
     if len(parts) == 2 and all(part.isdecimal() and len(part) < 19 for part in parts):  # noqa: PLR2004  a bigint's digits
@@ -156,7 +149,11 @@ def find_position(connection: sa.Connection, event_id: str) -> EventPosition:
                 {"t": int(parts[0]), "i": int(parts[1])},
             ).one_or_none()
     if row is None:
-        raise UnknownEventError(f"the driver log has no event {event_id!r}")
+        raise DriverLogError(
+            f"the driver log has no event {event_id!r}",
+            "It is older than the history, or the driver log was restored: `forebay events` without --after shows"
+            " the newest. `forebay events --after start` shows all that are kept.",
+        )
     return EventPosition(row.transaction_id, row.id, row.at)
 
 

@@ -46,14 +46,6 @@ class EmbeddedPostgresError(DriverLogError):
     """Use a server of your own by FOREBAY_DATABASE_URL: the embedded Postgres server can't be used."""
 
 
-class ForeignDataDirectoryError(EmbeddedPostgresError):
-    """Choose another folder by FOREBAY_HOME: Forebay leaves as it is what it did not make."""
-
-
-class InitialiseError(EmbeddedPostgresError):
-    """Make room or grant access as initdb says, and start again: the data directory could not be made."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Passwords:
     """Hold the contents of `_OWN_FILE`: the superuser's password, and that of the login of services."""
@@ -123,7 +115,7 @@ class DataDirectory:
         return self.path.with_name(self.path.name + suffix)
 
     def discard_half_made(self) -> None:
-        """Remove what an interrupted ``make`` left. Raises ForeignDataDirectoryError."""
+        """Remove what an interrupted ``make`` left. Raises EmbeddedPostgresError."""
         shutil.rmtree(self._beside(".new"), ignore_errors=True)
         if not self.path.exists() or (self.path / _OWN_FILE).exists():
             return
@@ -132,7 +124,9 @@ class DataDirectory:
         half_made = "PG_VERSION" in held and not (self.path / "global" / "pg_control").exists()
         if held and not half_made:
             message = f"{self.path} was not made by Forebay"
-            raise ForeignDataDirectoryError(message)
+            raise EmbeddedPostgresError(
+                message, "Choose another folder by FOREBAY_HOME: Forebay leaves as it is what it did not make."
+            )
         shutil.rmtree(self.path)
 
     def make(
@@ -172,7 +166,10 @@ class DataDirectory:
             )
         if made.returncode != 0:
             message = f"initdb failed in {new}: {made.stderr.strip() or made.stdout.strip()}"
-            raise InitialiseError(message)
+            raise EmbeddedPostgresError(
+                message,
+                "Make room or grant access as initdb says, and start again: the data directory could not be made.",
+            )
         with (new / "postgresql.conf").open("a") as configuration:
             configuration.write(f"\ninclude_if_exists = '{_SETTINGS_FILE}'\n")
         _write(new / _OWN_FILE, json.dumps(dataclasses.asdict(own)), user)

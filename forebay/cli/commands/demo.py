@@ -28,6 +28,7 @@ from forebay.cli.services.child import ChildEvent, ChildEventKind, SupervisorErr
 from forebay.cli.services.private_home import make_home_private
 from forebay.cli.services.supervisor import StopReason, StopRequestedError, Supervisor
 from forebay.cli.terminal.console import Console
+from forebay.cli.terminal.failures import CommandError
 from forebay.demo import comparison, flights, known_answer, report
 from forebay.demo.progress import QUARANTINED, BatchFacts, ProgressSnapshot, Watch, what_is_stuck
 from forebay.demo.replay_process import ReplayFailedError, ReplayProcess
@@ -55,27 +56,7 @@ _LOG_WIDTH = 250
 _NOT_INHERITED = ("FOREBAY_DATABASE_URL", "FOREBAY_BLOCK_STORE")
 
 
-class DemoError(Exception):
-    """`forebay demo` can't go on."""
-
-
-class DemoHomeError(DemoError):
-    """Name another folder by --home: the demo empties its home at each start, and this one holds other things."""
-
-
-class DemoStuckError(DemoError):
-    """Give the demo more time by --deadline: it was not done by its deadline."""
-
-
-class BatchGivenUpError(DemoError):
-    """Look at the batch's runs in the Dagster UI: they say why it has used up its attempts."""
-
-
-class ServiceGaveUpError(DemoError):
-    """Look into the service's log file: it says why the service was restarted too often and was given up."""
-
-
-class StoppedError(DemoError):
+class StoppedError(CommandError):
     """Told to stop before the end."""
 
     def __init__(self, number: int) -> None:
@@ -238,7 +219,7 @@ def run(
         console.print("Stopped; all services are stopped.")
         return 128 + signal.SIGINT
     except (
-        DemoError,
+        CommandError,
         DriverLogError,
         ListenAddressError,
         PipelineModuleError,
@@ -261,11 +242,11 @@ def _write_json(result: Mapping[str, object]) -> None:
 def empty_home(home: Path) -> None:
     """Create `home`, or empty it if a demo created it; first end the processes that an earlier demo left running.
 
-    Raises DemoHomeError if it holds anything else, SupervisorRunningError if a demo is running in it.
+    Raises CommandError if it holds anything else, SupervisorError if a demo is running in it.
     """
     if home.exists() and not (home / _MARKER).is_file() and any(home.iterdir()):
         message = f"{home} holds things that the demo did not make, so it is left as it is; name another by --home"
-        raise DemoHomeError(message)
+        raise CommandError(message)
     make_home_private(home)
     (home / _MARKER).touch()
     # Entering it takes the lock and ends what a killed demo left behind.
@@ -403,7 +384,7 @@ def _watch(
 ) -> Watch:
     """Show the progress until the demo is over.
 
-    Raises DemoStuckError, BatchGivenUpError, ServiceGaveUpError, StoppedError.
+    Raises CommandError, StoppedError.
     """
     watch = Watch()
     next_line = 0.0
@@ -422,22 +403,22 @@ def _watch(
                     console.print(report.progress_line(look), markup=False)
                 if look.count(QUARANTINED):
                     message = f"A batch was given up: {what_is_stuck(look)}. Logs: {options.home}/logs"
-                    raise BatchGivenUpError(message)
+                    raise CommandError(message)
                 if over:
                     return watch
             if now() >= options.deadline:
                 stuck = what_is_stuck(watch.last)
                 message = f"Not done after {options.deadline:.0f} s: {stuck}. Logs: {options.home}/logs"
-                raise DemoStuckError(message)
+                raise CommandError(message)
             reason = services.wait(_TICK_SECONDS)
             if reason is not None:
                 raise _stopped_by(reason, options)
 
 
-def _stopped_by(reason: StopReason, options: DemoOptions) -> DemoError:
+def _stopped_by(reason: StopReason, options: DemoOptions) -> CommandError:
     if reason.failed_child is not None:
         name = reason.failed_child
-        return ServiceGaveUpError(f"{name} was given up after its restarts. Its log: {options.home}/logs/{name}.log")
+        return CommandError(f"{name} was given up after its restarts. Its log: {options.home}/logs/{name}.log")
     return StoppedError(reason.signal or signal.SIGTERM)
 
 

@@ -134,7 +134,7 @@ def _versions() -> Finding:
 def _names() -> Iterator[Finding]:
     shadows = shadowing.find_shadows()
     for shadow in shadows:
-        yield Finding("package names", Health.FAILED, str(shadow), str(shadowing.ShadowedPackageError.__doc__))
+        yield Finding("package names", Health.FAILED, str(shadow), shadowing.ADVICE)
     if not shadows:
         yield Finding("package names", Health.OK, f"{', '.join(shadowing.PACKAGES)} are Forebay's own")
 

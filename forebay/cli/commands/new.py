@@ -18,6 +18,7 @@ from typing import Annotated, Final
 import typer
 
 from forebay.cli.terminal.console import Console
+from forebay.cli.terminal.failures import CommandError, clear_errors
 from forebay.shadowing import PACKAGES
 from orchestration.declarations.pipeline import DeclarationError, Pipeline
 
@@ -40,30 +41,26 @@ _OURS: Final = ("forebay", *PACKAGES)
 _NEEDED: Final = ("pip", "pytest", "setuptools")
 
 
-class ProjectError(Exception):
-    """Choose another name or directory: the project can't be made."""
-
-
 def module_name(project: str) -> str:
     """Return the name of the module, and the pipeline, of a project: my-shop has my_shop.
 
     Raises:
-        ProjectError: Python or Forebay can't use it as a name, or Python finds another module by it.
+        CommandError: Python or Forebay can't use it as a name, or Python finds another module by it.
     """
     name = project.lower().replace("-", "_").replace(".", "_").replace(" ", "_")
     if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name):
-        raise ProjectError(
+        raise CommandError(
             f"{project!r} is no name for a project: {name!r} can't be the name of a Python module. Use letters, digits "
             "and hyphens, and begin with a letter"
         )
     try:
         Pipeline(name, interval="10s")
     except DeclarationError as error:
-        raise ProjectError(f"{project!r} is no name for a project: {error}") from error
+        raise CommandError(f"{project!r} is no name for a project: {error}") from error
     if name in _TAKEN or name.startswith("test_"):
-        raise ProjectError(f"{project!r} is no name for a project: {name}.py would be another of its files")
+        raise CommandError(f"{project!r} is no name for a project: {name}.py would be another of its files")
     if is_taken(name):
-        raise ProjectError(
+        raise CommandError(
             f"{project!r} is no name for a project: Python has a module {name!r} already, which {name}.py would hide. "
             "Choose another name"
         )
@@ -83,14 +80,14 @@ def make_project(directory: Path) -> list[Path]:
     """Write the files of a project named like `directory`; return their paths below it.
 
     Raises:
-        ProjectError: the name can't be used, the directory has files already, or it can't be written.
+        CommandError: the name can't be used, the directory has files already, or it can't be written.
     """
     # Of "." too: the name of the directory that it is.
     directory = directory.resolve()
     module = module_name(directory.name)
     try:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise ProjectError(f"{directory} exists and is not an empty directory: name another one")
+            raise CommandError(f"{directory} exists and is not an empty directory: name another one")
         directory.mkdir(parents=True, exist_ok=True)
         templates = resources.files("forebay.project_template")
         values = {"module": module, "project": module.replace("_", "-")}
@@ -102,7 +99,7 @@ def make_project(directory: Path) -> list[Path]:
                 file.write(text)
             paths.append(path.relative_to(directory))
     except OSError as error:
-        raise ProjectError(f"{directory} can't be written: {error.strerror or error}") from error
+        raise CommandError(f"{directory} can't be written: {error.strerror or error}") from error
     return paths
 
 
@@ -124,11 +121,8 @@ def new(
         forebay up
     """
     console = Console(highlight=False, soft_wrap=True, stderr=as_json)
-    try:
+    with clear_errors(console):
         paths = make_project(project)
-    except ProjectError as error:
-        console.print(str(error), style="bold red", markup=False)
-        raise typer.Exit(1) from error
     directory = project.resolve()
     module = module_name(directory.name)
     if as_json:

@@ -97,17 +97,13 @@ ENDS_AFTER_SECONDS = 2.0
 MOST_SLOTS = 64
 
 
-class UiPortError(SupervisorError):
-    """Name another port with --ui-port, or 0 for any free one: the Dagster UI can't listen there."""
-
-
 def _held_ui_port(wanted: int | None) -> socket.socket:
     """Return a bound socket that does not listen: it refuses connections, and keeps its port from other processes.
 
     A server that sets SO_REUSEADDR can still listen there, as each webserver does, one after another.
     """
     if wanted is None:
-        with suppress(UiPortError):
+        with suppress(SupervisorError):
             return _held_ui_port(DEFAULT_UI_PORT)
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -116,7 +112,9 @@ def _held_ui_port(wanted: int | None) -> socket.socket:
     except OSError as error:
         held.close()
         message = f"{HOST}:{wanted}: {error.strerror}"
-        raise UiPortError(message) from error
+        raise SupervisorError(
+            message, "Name another port with --ui-port, or 0 for any free one: the Dagster UI can't listen there."
+        ) from error
     return held
 
 

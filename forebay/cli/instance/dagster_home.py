@@ -40,7 +40,7 @@ TICK_DAYS = 7
 def dagster_database_url(database_url: str) -> str:
     """Return the URL of the driver log's database, with Dagster's own schema as the search path.
 
-    Raises DirectUrlMissingError if it leads to a pooler: Dagster has no way to say what it is.
+    Raises DriverLogError if it leads to a pooler: Dagster has no way to say what it is.
     """
     direct = unpooled_url(database_url, "Dagster's storage")
     url = psycopg2_url(direct).update_query_dict({"options": f"-csearch_path={DAGSTER_SCHEMA}"})

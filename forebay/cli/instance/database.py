@@ -10,8 +10,8 @@ from forebay.cli.terminal.failures import clear_errors
 from orchestration.declarations.settings import Settings
 from tracker_store.connection.engine import connect_once, create_engine
 from tracker_store.connection.errors import (
+    DriverLogError,
     DriverLogUnavailableError,
-    NoDriverLogError,
     OtherReleaseError,
     UnknownNameError,
 )
@@ -120,7 +120,7 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def naming_the_log(url: str) -> Iterator[None]:
-    """Let an error about a name say which driver log was asked; raise NoDriverLogError if the database has none."""
+    """Let an error about a name say which driver log was asked; raise DriverLogError if the database has none."""
     try:
         yield
     except UnknownNameError as error:
@@ -130,7 +130,10 @@ def naming_the_log(url: str) -> Iterator[None]:
     except OtherReleaseError as error:
         if _has_a_driver_log(url):
             raise
-        raise NoDriverLogError(f"there is no driver log in {address_of_log(url)}") from error
+        raise DriverLogError(
+            f"there is no driver log in {address_of_log(url)}",
+            "Run `forebay db upgrade`, which creates the driver log's tables there; `forebay up MODULE` does so too.",
+        ) from error
 
 
 def _has_a_driver_log(url: str) -> bool:

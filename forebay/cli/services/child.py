@@ -139,6 +139,6 @@ class ChildStatus:
 class SupervisorError(Exception):
     """Please report this bug: the supervisor was used in a way it is not made for."""
 
-    def __init__(self, detail: str | None = None) -> None:
-        advice = " ".join((type(self).__doc__ or "").split())
+    def __init__(self, detail: str | None = None, advice: str | None = None) -> None:
+        advice = advice or " ".join((type(self).__doc__ or "").split())
         super().__init__(f"{detail}. {advice}" if detail else advice)

@@ -37,10 +37,6 @@ _LOG_TAIL_LINES = 15  # of a log in an error's message: enough for a traceback's
 _STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class ChildNotReadyError(SupervisorError):
-    """Look into the child's log file: it says why the child did not become ready."""
-
-
 class StopRequestedError(SupervisorError):
     """Told to stop while it was still starting: nothing is left to do."""
 
@@ -62,7 +58,7 @@ class Supervisor:
             supervisor.start([code_server, webserver, daemon])
             supervisor.wait()
 
-    Entering takes the lock (raises SupervisorRunningError) and ends the processes that an earlier supervisor left;
+    Entering takes the lock (raises SupervisorError) and ends the processes that an earlier supervisor left;
     leaving stops all children. on_event: called for each event, one at a time, from the children's threads; it must
     not call start() or stop().
     """
@@ -105,7 +101,7 @@ class Supervisor:
     def start(self, children: Sequence[Child]) -> None:
         """Start children together; return when each is ready.
 
-        Raises ChildNotReadyError (the other children keep running: leave or stop() the supervisor), and
+        Raises SupervisorError (the other children keep running: leave or stop() the supervisor), and
         StopRequestedError where a stop was requested meanwhile.
         """
         if self._lock_file is None:
@@ -222,7 +218,10 @@ class Supervisor:
             if failed or time.monotonic() >= deadline:
                 within = "" if failed else f" within {runner.child.ready_within:g} s"
                 message = f"{runner.child.name} is not ready{within}; its log {runner.log_file} ends:\n"
-                raise ChildNotReadyError(message + _tail(runner.log_file))
+                raise SupervisorError(
+                    message + _tail(runner.log_file),
+                    "Look into the child's log file: it says why the child did not become ready.",
+                )
 
     def _check_stop(self) -> None:
         if self._reason is not None and self._reason.failed_child is None:

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 _LOCK_FILE = "supervisor.lock"
 
 
-class SupervisorRunningError(SupervisorError):
-    """Stop the other one, or choose another folder by FOREBAY_HOME."""
-
-
 def take_lock(home: Path) -> IO[str]:
     """Take the lock and return its open file, which names the holder."""
     file = (home / _LOCK_FILE).open("a+")
@@ -31,7 +27,7 @@ def take_lock(home: Path) -> IO[str]:
         holder = file.read().strip() or "unknown"
         file.close()
         message = f"another Forebay (process {holder}) runs in {home}"
-        raise SupervisorRunningError(message) from None
+        raise SupervisorError(message, "Stop the other one, or choose another folder by FOREBAY_HOME.") from None
     file.truncate(0)
     file.write(f"{os.getpid()}\n")
     file.flush()

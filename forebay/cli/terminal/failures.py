@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from forebay.cli.terminal.console import Console
 
 
+class CommandError(Exception):
+    """A command can't do what was asked; the message says why, and what to do instead."""
+
+
 def _known_errors() -> tuple[type[Exception], ...]:
     """Return the known errors. They are imported only after an error: this saves half a second in other commands."""
     from orchestration.declarations.modules import PipelineModuleError  # noqa: PLC0415
@@ -27,6 +31,7 @@ def _known_errors() -> tuple[type[Exception], ...]:
 
     return (
         BlockStoreError,
+        CommandError,
         DatabaseUrlMissingError,
         DriverLogError,
         ListenAddressError,

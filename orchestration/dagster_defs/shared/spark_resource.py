@@ -36,10 +36,6 @@ SparkResource = PySparkResource | LazyPySparkResource
 _SECRET = re.compile(r"secret|passw|token|credential|key|://[^/]*@", re.IGNORECASE)
 
 
-class SparkResourceError(TypeError):
-    """Give `spark=` a resource of dagster-pyspark, as the message says: it was given something else."""
-
-
 class ForebaySparkResource(LazyPySparkResource, PySparkResource):
     """Provide the session of Forebay's batches: in a batch driver, the driver's; else one made when it is first used.
 
@@ -72,7 +68,7 @@ def spark_resource(given: SparkResource | None, pipelines: Sequence[Pipeline]) -
     A PySparkResource or LazyPySparkResource becomes a ForebaySparkResource of the same configuration, because its
     session needs Forebay's own settings, code and Java. An object of a class derived from them is returned itself.
     Equal configurations give the same object. Records `given` in the pipelines, because a later call without it, as
-    in the code location of `forebay up`, must return the same. Raises SparkResourceError.
+    in the code location of `forebay up`, must return the same. Raises TypeError.
     """
     if given is not None:
         configuration = spark_configuration(given)
@@ -82,7 +78,7 @@ def spark_resource(given: SparkResource | None, pipelines: Sequence[Pipeline]) -
         return given if _is_of_own_class(given) else _resource(tuple(sorted(configuration.items())))
     earlier = {id(found): found for pipeline in pipelines if (found := pipeline.spark_resource) is not None}
     if len(earlier) > 1:
-        raise SparkResourceError(
+        raise TypeError(
             f"pipelines {', '.join(pipeline.name for pipeline in pipelines)} were given different Spark resources, and "
             "a code location has one: give all of them to one build_definitions(..., spark=...)"
         )
@@ -92,9 +88,9 @@ def spark_resource(given: SparkResource | None, pipelines: Sequence[Pipeline]) -
 
 
 def spark_configuration(given: object) -> dict[str, str]:
-    """Return the configuration of a resource of dagster-pyspark with flat keys. Raises SparkResourceError."""
+    """Return the configuration of a resource of dagster-pyspark with flat keys. Raises TypeError."""
     if not isinstance(given, SparkResource):
-        raise SparkResourceError(
+        raise TypeError(
             f"build_definitions(spark={type(given).__name__}): give a PySparkResource(spark_config={{...}}) or a "
             "LazyPySparkResource of dagster-pyspark, or leave it out"
         )

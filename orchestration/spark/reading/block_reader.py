@@ -56,10 +56,6 @@ _SPARK_TYPES = {
 }
 
 
-class ReadOptionError(ValueError):
-    """Correct the options of the `forebay` format: one is missing or wrong."""
-
-
 def spark_schema(columns: Sequence[tuple[str, str]]) -> str:
     """Return columns of (name, Arrow type) as Spark's DDL."""
     return ", ".join(f"{_quoted(field.name)} {_spark_type(field.type)}" for field in arrow_schema(columns))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from orchestration.spark.reading.block_reader import BLOCK_KEYS, ForebayReader, ReadOptionError, spark_schema
+from orchestration.spark.reading.block_reader import BLOCK_KEYS, ForebayReader, spark_schema
 from orchestration.spark.reading.stream_reader import ForebayStreamReader
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class ForebayDataSource(DataSource):
             message = f"format {FORMAT!r} needs the option(s) {', '.join(missing)}: .option({missing[0]!r}, …)"
             if missing[:2] == [*_OF_A_BATCH]:
                 message += "; or, for spark.readStream, 'reader'"
-            raise ReadOptionError(message)
+            raise ValueError(message)
         if "block_store" not in options or BLOCK_KEYS not in options:
             from orchestration.declarations.settings import Settings  # noqa: PLC0415
 

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from orchestration.spark.reading.allocation import location_of
-from orchestration.spark.reading.block_reader import ForebayReader, ReadOptionError, partitions_of
+from orchestration.spark.reading.block_reader import ForebayReader, partitions_of
 from tracker_store.batches.readers import ReaderStart
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Read a stream for the format: plan from the driver log and a checkpoint's offsets, read blocks like a batch."""
 
     def __init__(self, options: dict[str, str], schema: pa.Schema | None = None) -> None:
-        """Check the format's options, without connecting. Raises ReadOptionError if one is wrong."""
+        """Check the format's options, without connecting. Raises ValueError if one is wrong."""
         self._options = options
         self._files = ForebayReader(options, schema)
         start = options.get("start", "earliest")
         if start not in get_args(ReaderStart):
-            raise ReadOptionError(f"option start={start!r}: use one of {', '.join(get_args(ReaderStart))}")
+            raise ValueError(f"option start={start!r}: use one of {', '.join(get_args(ReaderStart))}")
         self._limits = {name: _limit(options, name) for name in (MAX_BLOCKS, MAX_RECORDS)}
         self._engine: sa.Engine | None = None
         self._reader: AttachedReader | None = None
@@ -150,7 +150,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _attached(self, offset: dict[str, Any] | None) -> AttachedReader:
         """Return the reader, created or found at the first call; a removed one is created at the given `offset`."""
         from tracker_store.batches.readers import attach_reader  # noqa: PLC0415
-        from tracker_store.connection.errors import ReaderPositionError  # noqa: PLC0415  tasks need no SQLAlchemy
+        from tracker_store.connection.errors import READER_POSITION, DriverLogError  # noqa: PLC0415  tasks need no SQLAlchemy
 
         if self._reader is None:
             self._reader = self._asked(
@@ -163,9 +163,10 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
             )
         if offset is not None and offset["stream"] != self._reader.stream_id:
-            raise ReaderPositionError(
+            raise DriverLogError(
                 f"reader {self._options['reader']!r}: the checkpoint is of another stream than "
-                f"{self._options['stream']!r} is now (was it removed and applied again?)"
+                f"{self._options['stream']!r} is now (was it removed and applied again?)",
+                READER_POSITION,
             )
         return self._reader
 
@@ -184,7 +185,7 @@ def _limit(options: dict[str, str], name: str) -> int | None:
     if value is None:
         return None
     if not value.isdecimal() or int(value) < 1:
-        raise ReadOptionError(f"option {name}={value!r}: give a whole number from 1")
+        raise ValueError(f"option {name}={value!r}: give a whole number from 1")
     return int(value)
 
 

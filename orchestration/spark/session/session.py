@@ -50,10 +50,6 @@ _MODULES = (
 _WARM_KEY = "spark.forebay.warm"
 
 
-class SessionWithoutFormatError(RuntimeError):
-    """This session can't get the `forebay` format; the message says what to use instead."""
-
-
 def spark_session(
     settings: Settings, *, application: str, configuration: Mapping[str, str] | None = None
 ) -> SparkSession:
@@ -167,7 +163,7 @@ def _equipped(session: SparkSession, settings: Settings) -> SparkSession:
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
         # Spark 4.3 registers a format for one session of a JVM, and finds it in no other.
-        raise SessionWithoutFormatError(
+        raise RuntimeError(
             "another session of this Spark has the forebay format, and Spark takes it for one session alone: let the "
             "resource return SparkSession.builder.getOrCreate(), and not newSession()"
         ) from error

@@ -78,14 +78,10 @@ def own_settings(pipelines: Iterable[Pipeline]) -> set[str]:
     return {key for key in keys if len({configuration.get(key) for configuration in each}) > 1}
 
 
-class ShownKeyError(ValueError):
-    """Spark shows these values in its pages, in its event log and on the command line of its JVM."""
-
-
 def session_configuration(settings: Settings, configuration: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the whole configuration of a session, including its master (or the address of a Connect server).
 
-    Raises ShownKeyError if it contains a key of encrypted blocks.
+    Raises ValueError if it contains a key of encrypted blocks.
     """
     asked = {**settings.spark_configuration, **(configuration or {})}
     _refuse_shown_keys(settings, asked)
@@ -110,9 +106,10 @@ def _refuse_shown_keys(settings: Settings, asked: Mapping[str, str]) -> None:
         name = str(reference).removeprefix("env:")
         for key in (f"{prefix}{name}" for prefix in _SHOWN_ENVIRONMENTS):
             if key in asked:
-                raise ShownKeyError(
-                    f"the Spark configuration sets {key}, a key of encrypted blocks: {ShownKeyError.__doc__} Put the "
-                    "key into the environment of the workers, or into a file there: docs/how-to/encryption.md"
+                raise ValueError(
+                    f"the Spark configuration sets {key}, a key of encrypted blocks: Spark shows these values in its "
+                    "pages, in its event log and on the command line of its JVM. Put the key into the environment of "
+                    "the workers, or into a file there: docs/how-to/encryption.md"
                 )
 
 

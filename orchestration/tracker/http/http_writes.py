@@ -143,7 +143,7 @@ class Writes:
             found = await run_in_threadpool(self._change, name, verb)
         except receivers.NoSuchReceiverError as error:
             raise HTTPException(HTTPStatus.NOT_FOUND, str(error)) from error
-        except (receivers.PipelinesStoppedError, receivers.ReceiverStoppedError) as error:
+        except receivers.ReceiverStoppedError as error:
             raise HTTPException(HTTPStatus.CONFLICT, str(error)) from error
         log.info("receivers changed over HTTP", verb=verb, receivers=name, client=_client(request))
         return _json({"receivers": found})

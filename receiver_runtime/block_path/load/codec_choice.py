@@ -60,10 +60,6 @@ TRANSITIONS: Mapping[CodecState, frozenset[CodecState]] = {
 _CODECS: Mapping[CodecState, Compression] = {CodecState.COMPRESSED: "lz4", CodecState.UNCOMPRESSED: "none"}
 
 
-class CodecStateError(RuntimeError):
-    """No choice of a codec can move to the state that it is in: this is a bug, please report it."""
-
-
 class CodecChoice:
     """Choose the codec of one receiver's blocks. One thread at a time observes; any thread may read ``codec``.
 
@@ -134,7 +130,7 @@ class CodecChoice:
 
     def _move(self, to: CodecState) -> None:
         if to not in TRANSITIONS[self._state]:
-            raise CodecStateError(f"the choice of a codec is {self._state}, it can't become {to}")
+            raise RuntimeError(f"the choice of a codec is {self._state}, it can't become {to}")
         self._state = to
         self.codec = _CODECS[to]
         # Measure the new state alone.

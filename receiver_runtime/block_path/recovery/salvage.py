@@ -72,7 +72,7 @@ from receiver_runtime.watching.progress import Progress
 from tracker_store.blocks.blocks import AddOutcome, Claim, NewBlock
 from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
 from tracker_store.blocks.segments import OpenSegment, open_segments_before, salvage_blocks, seal_salvaged
-from tracker_store.connection.errors import BlockConflictError, ReceiverFencedError, SequenceGapError
+from tracker_store.connection.errors import ReceiverFencedError, SequenceGapError, block_conflict
 from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ class _Salvage:
                 break
         if outcome not in (AddOutcome.ADDED, AddOutcome.ALREADY_ADDED):
             errors = {AddOutcome.FENCED: ReceiverFencedError, AddOutcome.GAP: SequenceGapError}
-            raise errors.get(outcome, BlockConflictError)(detail)
+            raise errors.get(outcome, block_conflict)(detail)
         self.newest_sequence = blocks[-1].sequence
 
     def _record(self, epoch: int, letters: Sequence[StoredDeadLetter]) -> int:

@@ -63,12 +63,8 @@ _LONGEST_GATHERING = 0.05
 _CHECK_SECONDS = 1.0
 
 
-class RegistrarStoppedError(Exception):
-    """This block is stored and was not registered: the process is ending. The receiver's successor deals with it."""
-
-
-class RegistrarFailedError(Exception):
-    """Report this bug, please: the registrar ended by an error of its own. What is stored is salvaged."""
+# The error of a block when the process ends.
+_STOPPED = "This block is stored and was not registered: the process is ending. The receiver's successor deals with it."
 
 
 class Registrar:
@@ -158,7 +154,7 @@ class Registrar:
     def detach(self, receiver_id: int) -> None:
         """Detach a receiver; on return nothing of it is here, and it may be attached again.
 
-        Its blocks that are not registered fail with RegistrarStoppedError: let them settle before. The other receivers
+        Its blocks that are not registered fail with RuntimeError: let them settle before. The other receivers
         are not affected. Detaching a receiver that is not attached does nothing.
         """
         with self._changed:
@@ -175,7 +171,7 @@ class Registrar:
                 queue.moved.wait(_CHECK_SECONDS)
             if self._queues.get(receiver_id) is queue:
                 del self._queues[receiver_id]
-        queue.refuse(RegistrarStoppedError(RegistrarStoppedError.__doc__))
+        queue.refuse(RuntimeError(_STOPPED))
 
     def start(self) -> None:
         """Start the threads."""
@@ -183,7 +179,7 @@ class Registrar:
         self._heartbeat.start()
 
     def stop(self) -> None:
-        """End the threads after their current calls; what is not registered fails with RegistrarStoppedError.
+        """End the threads after their current calls; what is not registered fails with RuntimeError.
 
         Let the receivers settle before: this drains nothing.
         """
@@ -197,7 +193,7 @@ class Registrar:
         with self._changed:
             queues = list(self._queues.values())
         for queue in queues:
-            queue.refuse(RegistrarStoppedError(RegistrarStoppedError.__doc__))
+            queue.refuse(RuntimeError(_STOPPED))
 
     def _wake(self) -> None:
         """Wake the registrar's thread, whatever it waits for. The lock is held."""
@@ -214,7 +210,7 @@ class Registrar:
                     self._send(with_blocks)
         except BaseException as error:  # noqa: BLE001  handed to every receiver
             # If the thread died silently, every receiver would wait for ever.
-            failed = error if isinstance(error, Exception) else RegistrarFailedError(f"{type(error).__name__}: {error}")
+            failed = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
             for queue in list(self._queues.values()):
                 try:
                     queue.refuse(failed)

@@ -14,17 +14,6 @@ class InvalidFrameError(BlockStoreError):
     """These bytes are no frame of a segment. If the file was copied, copy it again; else run a verify of the blocks."""
 
 
-class InvalidPathError(BlockStoreError):
-    """Correct the segment's path: it must be relative, below the block store's root and without '..'."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.path = path
-
-    def __str__(self) -> str:
-        return f"{self.path!r} is no path in the block store: give it relative to the root and without '..'"
-
-
 class BlockMissingError(BlockStoreError):
     """Bytes of a registered block are not there: the file is missing, or it ends before the block does.
 
@@ -123,30 +112,6 @@ class StoreUnavailableError(BlockStoreError):
         )
 
 
-class TooFewReplicasError(BlockStoreError):
-    """Fewer replicas than the setting min_replicas could be written.
-
-    Attributes: ``path`` (of the segment), ``held`` and ``wanted`` (how many replicas), ``detail`` (what each said).
-    """
-
-    def __init__(self, path: str, held: int, wanted: int, detail: str) -> None:
-        super().__init__(path, held, wanted, detail)
-        self.path = path
-        self.held = held
-        self.wanted = wanted
-        self.detail = detail
-
-    def __str__(self) -> str:
-        return (
-            f"{self.held} of the {self.wanted} replicas that min_replicas asks for took {self.path} ({self.detail}): "
-            "bring the others back, or lower min_replicas; the block is written again in a new segment"
-        )
-
-
-class SegmentEndedError(BlockStoreError):
-    """Writing or syncing this segment failed, or it is closed: nothing is ever appended again. Open a new segment."""
-
-
 class SegmentWriteError(BlockStoreError):
     """Write the frame to a new segment: it could not be written and synced, and this segment is ended.
 
@@ -164,3 +129,11 @@ class SegmentWriteError(BlockStoreError):
             f"writing to {self.path} at offset {self.offset} failed ({self.detail}): "
             "check the disk's space and health; the block is written again in a new segment"
         )
+
+
+def segment_ended(path: object) -> BlockStoreError:
+    """Return the error of a write to a segment that has ended."""
+    return BlockStoreError(
+        f"{path} takes no more frames: Writing or syncing this segment failed, or it is closed: nothing is ever "
+        "appended again. Open a new segment."
+    )

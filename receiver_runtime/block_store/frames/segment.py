@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 import google_crc32c
 
 from receiver_runtime.block_store.frames.direct import LEAST_DIRECT_BYTES, copies, size_of, split
-from receiver_runtime.block_store.frames.errors import InvalidFrameError, SegmentEndedError, SegmentWriteError
+from receiver_runtime.block_store.frames.errors import InvalidFrameError, SegmentWriteError, segment_ended
 from receiver_runtime.block_store.frames.frame import (
     HEADER_LENGTH,
     MAGIC,
@@ -78,7 +78,7 @@ class SegmentWriter:
         """Write one frame at the end, without a sync; return its offset.
 
         Raises:
-            SegmentEndedError: an earlier write or sync failed, or the segment is closed.
+            BlockStoreError: an earlier write or sync failed, or the segment is closed.
             SegmentWriteError: the write failed or was short; the segment is ended by it.
         """
         fd = self._open_fd()
@@ -102,7 +102,7 @@ class SegmentWriter:
         """Return when every appended frame survives a loss of power.
 
         Raises:
-            SegmentEndedError: as for ``append``.
+            BlockStoreError: as for ``append``.
             SegmentWriteError: the sync failed. The system may have dropped the pages and report success the next
                 time, so this file is never synced again.
         """
@@ -168,7 +168,7 @@ class SegmentWriter:
 
     def _open_fd(self) -> int:
         if self._fd is None or self._failed:
-            raise SegmentEndedError(f"{self.path} takes no more frames: {SegmentEndedError.__doc__}")
+            raise segment_ended(self.path)
         return self._fd
 
 

@@ -5,7 +5,10 @@ A segment has one path, and a frame one handle (path, offset, length, checksum),
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Protocol
+
+from receiver_runtime.block_store.frames.errors import BlockStoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -138,3 +141,11 @@ class Replica(BlockStore, Protocol):
     def restore_segment(self, path: str, frames: Iterable[tuple[int, bytes]]) -> None:
         """Put (offset, the frame's bytes) in the place of a segment that is missing or damaged."""
         ...
+
+
+def checked_path(path: str) -> PurePosixPath:
+    """Return a segment's path, relative to the root. Raises BlockStoreError if it leads out of the store."""
+    pure = PurePosixPath(path)
+    if not path or pure.is_absolute() or ".." in pure.parts:
+        raise BlockStoreError(f"{path!r} is no path in the block store: give it relative to the root and without '..'")
+    return pure

@@ -25,7 +25,6 @@ from receiver_runtime.block_store.frames.encryption import BlockKeys
 from receiver_runtime.block_store.frames.errors import (
     BlockCorruptError,
     BlockMissingError,
-    InvalidPathError,
     StoreUnavailableError,
 )
 from receiver_runtime.block_store.frames.files import Files
@@ -36,6 +35,7 @@ from receiver_runtime.block_store.stores.identity import (
     make_identity_file,
     read_identity,
 )
+from receiver_runtime.block_store.stores.interface import checked_path
 from receiver_runtime.block_store.stores.root_directory import RootDirectory, StoreDirectory
 
 if TYPE_CHECKING:
@@ -114,12 +114,12 @@ class LocalBlockStore:
         """Make a new segment file at ``path`` (relative to the root); its name is durable on return.
 
         Raises:
-            InvalidPathError: the path leads out of the store.
+            BlockStoreError: the path leads out of the store.
             FileExistsError: a file of that name is there; it is another epoch's or another attempt's.
             StoreUnavailableError: the root is not there, or is another store.
             OSError: the system refused; nothing may be assumed about the file.
         """
-        relative = _checked(path)
+        relative = checked_path(path)
         if self._may_make_root:
             self._directory.make()
         with self._directory.opened() as root:
@@ -141,7 +141,7 @@ class LocalBlockStore:
             StoreUnavailableError: the root is missing, or is another store.
             BlockCorruptError: the bytes are not the frame that was registered.
         """
-        relative = _checked(path)
+        relative = checked_path(path)
         where = str(self.root / relative)
         try:
             fd = self._files.open(self.root / relative)
@@ -166,7 +166,7 @@ class LocalBlockStore:
         errors as for ``read_frame``; the checksum is compared before the first batch is returned.
         """
         frame = self.read_frame(path, offset, length, crc32c)
-        return batches_of(frame, str(self.root / _checked(path)), offset, self._keys)
+        return batches_of(frame, str(self.root / checked_path(path)), offset, self._keys)
 
     def lost_frames(self, path: str, frames: Sequence[FrameAt]) -> set[FrameAt]:
         """Return the frames that a crash took, by reading them; see ``BlockStore``."""
@@ -176,11 +176,11 @@ class LocalBlockStore:
         """Delete a segment's file; one that is gone already is a success. Only the clean-up calls this.
 
         Raises:
-            InvalidPathError: the path leads out of the store.
+            BlockStoreError: the path leads out of the store.
             StoreUnavailableError: the root is not there, or is another store.
             OSError: the system refused.
         """
-        relative = _checked(path)
+        relative = checked_path(path)
         with self._directory.opened() as root:
             root.delete(relative)
 
@@ -196,7 +196,7 @@ class LocalBlockStore:
         if self._may_make_root and not self.root.is_dir():
             return
         with self._directory.opened() as root:
-            for path in root.paths(_checked(under) if under else None):
+            for path in root.paths(checked_path(under) if under else None):
                 if path.parts[0] not in (ASIDE, NOTES) and not _is_identity(path):
                     yield path.as_posix()
 
@@ -218,11 +218,11 @@ class LocalBlockStore:
         """Move a file out of the way, below `_aside/`; return its new path, relative to the root.
 
         Raises:
-            InvalidPathError: the path leads out of the store.
+            BlockStoreError: the path leads out of the store.
             StoreUnavailableError: the root is missing, or is another store.
             OSError: the system refused.
         """
-        relative = _checked(path)
+        relative = checked_path(path)
         with self._directory.opened() as root:
             return _set_aside(root, relative)
 
@@ -233,7 +233,7 @@ class LocalBlockStore:
             FileNotFoundError: the store can be reached, and the segment is not in it.
             StoreUnavailableError: the root is missing, or is another store.
         """
-        relative = _checked(path)
+        relative = checked_path(path)
         if self._may_make_root and not self.root.is_dir():
             raise FileNotFoundError(errno.ENOENT, "there is no such directory yet", self.name)
         with self._directory.opened() as root:
@@ -249,11 +249,11 @@ class LocalBlockStore:
             frames: (offset, the whole frame's bytes), in order; what is between them stays a hole.
 
         Raises:
-            InvalidPathError: the path leads out of the store.
+            BlockStoreError: the path leads out of the store.
             StoreUnavailableError: the root is not there, or is another store.
             OSError: the system refused.
         """
-        target = _checked(path)
+        target = checked_path(path)
         unfinished = target.with_name(f"{target.name}.restoring")
         if self._may_make_root:
             self._directory.make()
@@ -263,13 +263,6 @@ class LocalBlockStore:
             if root.exists(target):
                 _set_aside(root, target)
             root.move(unfinished, target)
-
-
-def _checked(path: str) -> PurePosixPath:
-    pure = PurePosixPath(path)
-    if not path or pure.is_absolute() or ".." in pure.parts:
-        raise InvalidPathError(path)
-    return pure
 
 
 def _set_aside(root: RootDirectory, path: PurePosixPath) -> str:

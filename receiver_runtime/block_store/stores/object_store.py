@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING
 from receiver_runtime.block_store.frames.encryption import BlockKeys
 from receiver_runtime.block_store.frames.errors import (
     BlockMissingError,
-    InvalidPathError,
-    SegmentEndedError,
     SegmentWriteError,
     StoreUnavailableError,
+    segment_ended,
 )
 from receiver_runtime.block_store.frames.reading import FrameAt, StoredFrame, batches_of, checked_frame
 from receiver_runtime.block_store.frames.segment import DamagedFrame, IntactFrame, ScannedItem, TornTail, scan_source
@@ -34,6 +33,7 @@ from receiver_runtime.block_store.stores.identity import (
     new_identity,
     require_identity,
 )
+from receiver_runtime.block_store.stores.interface import checked_path
 from receiver_runtime.block_store.stores.retried_objects import OBJECT_NAME, RetriedObjects, holder_of
 
 if TYPE_CHECKING:
@@ -104,11 +104,11 @@ class ObjectBlockStore:
         """Begin a segment; nothing is stored before its first frame.
 
         Raises:
-            InvalidPathError: the path leads out of the store.
+            BlockStoreError: the path leads out of the store.
             FileExistsError: there are objects below it, of another epoch or another attempt.
             StoreUnavailableError: the store does not answer, or is another one.
         """
-        path = _checked(path)
+        path = checked_path(path).as_posix()
         self.check()
         if self._objects.sizes(path):
             raise FileExistsError(f"{self._objects.where(path)} has objects already: they belong to another process")
@@ -118,7 +118,7 @@ class ObjectBlockStore:
 
     def read_frame(self, path: str, offset: int, length: int, crc32c: int) -> StoredFrame:
         """Return one frame by its handle; see ``BlockStore``."""
-        path = _checked(path)
+        path = checked_path(path).as_posix()
         try:
             data = self._objects.get(f"{path}/{offset:020d}", 0, length)
         except FileNotFoundError as error:
@@ -139,7 +139,7 @@ class ObjectBlockStore:
 
     def lost_frames(self, path: str, frames: Sequence[FrameAt]) -> set[FrameAt]:
         """Return the frames that are not there, by one listing; see ``BlockStore``."""
-        path = _checked(path)
+        path = checked_path(path).as_posix()
         objects = self._objects.of_segment(path)
         lost = {at for at in frames if holder_of(objects, at.offset, at.length) is None}
         if lost:
@@ -156,7 +156,7 @@ class ObjectBlockStore:
             FileNotFoundError: there is no object.
             StoreUnavailableError: the store does not answer, or has no such bucket.
         """
-        path = _checked(path)
+        path = checked_path(path).as_posix()
         found = self._objects.of_segment(path)
         if not found:
             if self._expected is None:
@@ -202,13 +202,13 @@ class ObjectBlockStore:
 
     def delete_segment(self, path: str) -> None:
         """Delete a segment's objects; see ``BlockStore``."""
-        path = _checked(path)
+        path = checked_path(path).as_posix()
         self.check()
         self._objects.delete(path)
 
     def set_aside(self, path: str) -> str:
         """Move a segment's objects below `_aside/`; return their new prefix. If interrupted, call it again."""
-        path = _checked(path)
+        path = checked_path(path).as_posix()
         self.check()
         target = self._objects.free_prefix(f"{ASIDE}/{path}")
         below = self._objects.sizes(path)
@@ -224,7 +224,7 @@ class ObjectBlockStore:
         The frames may come from the old segment itself, so it is set aside only after they are written. A crash may
         leave this half done; it is then done again.
         """
-        path = _checked(path)
+        path = checked_path(path).as_posix()
         self.check()
         unfinished = f"{path}.restoring"
         self.delete_segment(unfinished)
@@ -251,7 +251,7 @@ class ObjectSegment:
         self._ended = False
 
     def append(self, frame: EncodedFrame) -> int:
-        """Take one frame into the next object; return its offset. Raises SegmentEndedError."""
+        """Take one frame into the next object; return its offset. Raises BlockStoreError."""
         self._check()
         offset = self._taken
         self._frames.append(frame)
@@ -259,7 +259,7 @@ class ObjectSegment:
         return offset
 
     def sync(self) -> None:
-        """Store the frames taken as one object. Raises SegmentEndedError, or SegmentWriteError, which ends it."""
+        """Store the frames taken as one object. Raises BlockStoreError, or SegmentWriteError, which ends it."""
         self._check()
         frames, self._frames = self._frames, []
         try:
@@ -281,7 +281,7 @@ class ObjectSegment:
 
     def _check(self) -> None:
         if self._ended:
-            raise SegmentEndedError(f"{self.path} takes no more frames: {SegmentEndedError.__doc__}")
+            raise segment_ended(self.path)
 
 
 class _OneObject:
@@ -308,10 +308,3 @@ def _moved(item: ScannedItem, begin: int, *, may_be_torn: bool) -> ScannedItem:
             return TornTail(offset, item.length, item.detail)
         case TornTail():
             return DamagedFrame(offset, item.length, None, item.detail)
-
-
-def _checked(path: str) -> str:
-    pure = PurePosixPath(path)
-    if not path or pure.is_absolute() or ".." in pure.parts:
-        raise InvalidPathError(path)
-    return pure.as_posix()

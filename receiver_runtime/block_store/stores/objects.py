@@ -28,8 +28,7 @@ _S3_OPTIONS: dict[str, Callable[[str], object]] = {
 }
 
 
-class ObjectStoreUrlError(BlockStoreError):
-    """This URL can't be opened as an object store. Correct FOREBAY_BLOCK_STORE."""
+_REFUSED = "This URL can't be opened as an object store. Correct FOREBAY_BLOCK_STORE."
 
 
 class Objects:
@@ -116,24 +115,24 @@ def open_objects(url: str) -> Objects:
     """Return the objects below a URL; connects to nothing yet.
 
     Raises:
-        ObjectStoreUrlError: the URL has no bucket or an unknown option, its login has a slash, or pyarrow refuses it.
+        BlockStoreError: the URL has no bucket or an unknown option, its login has a slash, or pyarrow refuses it.
     """
     address = SecretUrl(url)
     if address.has_unescaped_login:
-        raise ObjectStoreUrlError(
+        raise BlockStoreError(
             f"the access key or the secret key of {address.name!r} has a special character: write / as %2F, ? as %3F "
             "and # as %23"
         )
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise ObjectStoreUrlError(f"{without_secrets(url)!r}: {error}. {ObjectStoreUrlError.__doc__}") from None
+        raise BlockStoreError(f"{without_secrets(url)!r}: {error}. {_REFUSED}") from None
     if parts.fragment or url.endswith("#"):
-        raise ObjectStoreUrlError(
+        raise BlockStoreError(
             f"{without_secrets(url)!r}: what follows '#' would be left out of the key: write %23 for a '#' in it"
         )
     if not parts.netloc:
-        raise ObjectStoreUrlError(f"{without_secrets(url)!r} names no bucket: write {parts.scheme}://BUCKET/PREFIX")
+        raise BlockStoreError(f"{without_secrets(url)!r} names no bucket: write {parts.scheme}://BUCKET/PREFIX")
     try:
         if parts.scheme == "s3":
             return _open_s3(url)
@@ -143,7 +142,7 @@ def open_objects(url: str) -> Objects:
     except (ValueError, OSError, ImportError, NotImplementedError) as error:
         said = address.scrub(str(error))
         # The cause would be printed with the URL in it.
-        raise ObjectStoreUrlError(f"{without_secrets(url)!r}: {said}. {ObjectStoreUrlError.__doc__}") from None
+        raise BlockStoreError(f"{without_secrets(url)!r}: {said}. {_REFUSED}") from None
 
 
 def _open_s3(url: str) -> Objects:
@@ -154,15 +153,15 @@ def _open_s3(url: str) -> Objects:
     options: dict[str, Any] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in _S3_OPTIONS:
-            raise ObjectStoreUrlError(
+            raise BlockStoreError(
                 f"the option {name!r} of {without_secrets(url)!r} is not known: known are {', '.join(_S3_OPTIONS)}"
             )
         if name in options:
-            raise ObjectStoreUrlError(f"{without_secrets(url)!r} has the option {name!r} twice: give it once")
+            raise BlockStoreError(f"{without_secrets(url)!r} has the option {name!r} twice: give it once")
         try:
             options[name] = _S3_OPTIONS[name](value)
         except KeyError:
-            raise ObjectStoreUrlError(
+            raise BlockStoreError(
                 f"{without_secrets(url)!r}: {name}={value!r} is none of {', '.join(_TRUTHS)}"
             ) from None
     user, _, host = parts.netloc.rpartition("@")

@@ -23,10 +23,9 @@ from receiver_runtime.block_store.frames.errors import (
     BlockCorruptError,
     BlockMissingError,
     BlockStoreError,
-    SegmentEndedError,
     SegmentWriteError,
     StoreUnavailableError,
-    TooFewReplicasError,
+    segment_ended,
 )
 from receiver_runtime.block_store.frames.reading import StoredFrame, batches_of
 from receiver_runtime.block_store.frames.segment import DamagedFrame, IntactFrame, ScannedItem, TornTail
@@ -137,7 +136,7 @@ class ReplicatedBlockStore:
         """Begin a segment in every replica that can.
 
         Raises:
-            TooFewReplicasError: fewer than ``min_replicas`` can.
+            BlockStoreError: fewer than ``min_replicas`` can.
         """
         segment = ReplicatedSegment(
             path, self._sites, min_replicas=self._min_replicas, timeout=self._timeout, listener=self._listener
@@ -280,19 +279,22 @@ class ReplicatedSegment:
         self._ended = False
 
     def open(self) -> None:
-        """Begin the segment in every replica. Raises TooFewReplicasError."""
+        """Begin the segment in every replica. Raises BlockStoreError."""
         said = self._in_all(lambda part: part.open())
         held = len(self._parts)
         if held < self._min_replicas:
             self.close()
-            raise TooFewReplicasError(self.path, held, self._min_replicas, said)
+            raise BlockStoreError(
+                f"{held} of the {self._min_replicas} replicas that min_replicas asks for took {self.path} ({said}): "
+                "bring the others back, or lower min_replicas; the block is written again in a new segment"
+            )
         for part in self._parts:
             if part.site.lost:
                 part.site.lost = False
                 self._listener.on_replica_back(part.site.name)
 
     def append(self, frame: EncodedFrame) -> int:
-        """Take one frame; return its offset. Raises SegmentEndedError."""
+        """Take one frame; return its offset. Raises BlockStoreError."""
         self._check()
         offset = self._taken
         self._frames.append(frame)
@@ -300,7 +302,7 @@ class ReplicatedSegment:
         return offset
 
     def sync(self) -> None:
-        """Write the frames taken to every replica, synced. Raises SegmentEndedError, or SegmentWriteError, the end."""
+        """Write the frames taken to every replica, synced. Raises BlockStoreError, or SegmentWriteError, the end."""
         self._write(durable=True)
 
     def skip_sync(self) -> None:
@@ -354,7 +356,7 @@ class ReplicatedSegment:
 
     def _check(self) -> None:
         if self._ended:
-            raise SegmentEndedError(f"{self.path} takes no more frames: {SegmentEndedError.__doc__}")
+            raise segment_ended(self.path)
 
 
 class _ReplicaPart:

@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT = 30.0
 
 
-class UnknownBlockStoreError(BlockStoreError):
-    """It must be a directory (or file:// URL), an s3://, gs:// or abfs:// URL, or several: set FOREBAY_BLOCK_STORE."""
-
-
-class MinReplicasError(BlockStoreError):
-    """Lower the setting min_replicas, or name more replicas in FOREBAY_BLOCK_STORE: it asks for more than are named."""
+_KNOWN = "It must be a directory (or file:// URL), an s3://, gs:// or abfs:// URL, or several: set FOREBAY_BLOCK_STORE."
 
 
 def open_block_store(
@@ -48,19 +43,19 @@ def open_block_store(
         keys: decrypt encrypted blocks in ``read_batches``; everything else needs none.
 
     Raises:
-        UnknownBlockStoreError: another scheme, a host in a file URL, a root that is named twice, or none.
-        ObjectStoreUrlError: the URL of an object store is not complete, or has an option that is not known.
-        MinReplicasError: there are fewer roots than ``min_replicas``.
+        BlockStoreError: another scheme, a host in a file URL, a root that is named twice, or none; the URL of an object
+            store is not complete, or has an option that is not known; there are fewer roots than ``min_replicas``.
     """
     roots = split_roots(block_store)
     # With another login it is the same root.
     shown = [SecretUrl(root).shown for root in roots]
     if not roots or len(set(shown)) < len(roots):
         named = ",".join(shown)
-        raise UnknownBlockStoreError(f"block store {named!r} can't be used: {UnknownBlockStoreError.__doc__}")
+        raise BlockStoreError(f"block store {named!r} can't be used: {_KNOWN}")
     if min_replicas > len(roots):
-        raise MinReplicasError(
-            f"min_replicas is {min_replicas}, and the block store has {len(roots)}: {MinReplicasError.__doc__}"
+        raise BlockStoreError(
+            f"min_replicas is {min_replicas}, and the block store has {len(roots)}: Lower the setting min_replicas, or "
+            "name more replicas in FOREBAY_BLOCK_STORE: it asks for more than are named."
         )
     replicas = [_open_root(root, timeout, (expected or {}).get(root_name(root)), keys) for root in roots]
     if len(replicas) == 1:
@@ -85,6 +80,4 @@ def _open_root(root: str, timeout: float, expected: Collection[str] | None, keys
         from receiver_runtime.block_store.stores.objects import open_objects  # noqa: PLC0415
 
         return ObjectBlockStore(open_objects(root), root_name(root), timeout=timeout, expected=expected, keys=keys)
-    raise UnknownBlockStoreError(
-        f"block store {without_secrets(root)!r} can't be used: {UnknownBlockStoreError.__doc__}"
-    )
+    raise BlockStoreError(f"block store {without_secrets(root)!r} can't be used: {_KNOWN}")

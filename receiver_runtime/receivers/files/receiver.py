@@ -62,7 +62,7 @@ class WholeFilesReceiver(_ArrivingFilesReceiver):
 
 
 def _folder_of(source: FileLines | WholeFiles) -> Folder:
-    """Return the folder of a source. Raises SecretError and ObjectStoreUrlError."""
+    """Return the folder of a source. Raises SecretError and BlockStoreError."""
     if not source.is_object_store:
         return LocalFolder(source.path, follow_symlinks=source.follow_symlinks)
     options = source.resolved_options()

@@ -17,6 +17,7 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ import structlog
 
 from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.receivers.http.declaration import Http
+from receiver_runtime.receivers.http.requests.refusals import RETRY_SECONDS, refusal
 from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
 
 if TYPE_CHECKING:
@@ -50,10 +52,6 @@ _ROW_BYTES = 40  # what a record counts for besides its body and texts
 _SCHEMA = arrow_schema(Http.columns)
 _ATTRIBUTES = _SCHEMA.field("attributes").type
 _RECEIVED_AT = _SCHEMA.field("received_at").type
-
-
-class AcknowledgementClosedError(Exception):
-    """Send this request again: the receiver is stopping and waits for no more registrations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,9 +298,9 @@ class Acknowledgement:
 
     def give_up(self) -> None:
         """Fail the requests that still wait. Their records are still registered, when the driver log is available."""
-        error = AcknowledgementClosedError(AcknowledgementClosedError.__doc__)
+        why = "Send this request again: the receiver is stopping and waits for no more registrations."
         for one in self._unanswered:
-            _resolve(one, error)
+            _resolve(one, refusal(HTTPStatus.SERVICE_UNAVAILABLE, why, retry_after=RETRY_SECONDS))
 
     def close(self) -> None:
         """Wait until everything that was handed in is registered or refused. Any thread, after the loop has ended."""

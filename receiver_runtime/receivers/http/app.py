@@ -28,7 +28,7 @@ from starlette.routing import Route as StarletteRoute
 
 from receiver_runtime.block_path.generator_state import GeneratorStateError
 from receiver_runtime.receivers.http import description
-from receiver_runtime.receivers.http.acknowledgement import AcknowledgementClosedError, WaitingRequest, batch_of
+from receiver_runtime.receivers.http.acknowledgement import WaitingRequest, batch_of
 from receiver_runtime.receivers.http.admission import Admission
 from receiver_runtime.receivers.http.body_reader import BodyReader, RequestBody
 from receiver_runtime.receivers.http.connections.deadlines import Deadlines
@@ -417,8 +417,8 @@ class HttpApp:
                 "Idempotency-Key",
                 retry_after=AWAY_RETRY_SECONDS,
             )
-        if isinstance(error, AcknowledgementClosedError):
-            return refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error), retry_after=RETRY_SECONDS)
+        if isinstance(error, RefusedError):
+            return error
         # For example fenced: another process has the receiver, or will have it.
         _log.warning("requests could not be registered", error=str(error))
         return refusal(

@@ -22,14 +22,14 @@ _WAIT_MS = 5000
 _TEXT_BYTES = 512
 
 
-class ProbeError(Exception):
-    """librdkafka's messages are not laid out as expected."""
+class LibraryError(Exception):
+    """librdkafka is not as expected: records are read as objects instead."""
 
 
 def probe_layout(path: str, *, time_word: int) -> None:
     """Compare one message with the layout; `time_word` is where its time is expected, in words of 8 bytes.
 
-    Raises ProbeError, and OSError or AttributeError if the library can't be used at all.
+    Raises LibraryError, and OSError or AttributeError if the library can't be used at all.
     """
     library = ctypes.CDLL(path)
     text = ctypes.create_string_buffer(_TEXT_BYTES)
@@ -41,7 +41,7 @@ def probe_layout(path: str, *, time_word: int) -> None:
     )
     if not client.value:
         _function(library, "conf_destroy", None)(configuration)
-        raise ProbeError(f"no producer could be made: {text.value.decode(errors='replace')}")
+        raise LibraryError(f"no producer could be made: {text.value.decode(errors='replace')}")
     queue = ctypes.c_void_p(_function(library, "queue_get_main", ctypes.c_void_p)(client))
     try:
         _produce(library, client)
@@ -63,7 +63,7 @@ def _produce(library: ctypes.CDLL, client: ctypes.c_void_p) -> None:
         ctypes.c_int(_END),
     )
     if error:
-        raise ProbeError(f"no message could be made: error {error}")
+        raise LibraryError(f"no message could be made: error {error}")
     _function(library, "purge", ctypes.c_int)(client, ctypes.c_int(_PURGE_QUEUES))
 
 
@@ -72,7 +72,7 @@ def _check(library: ctypes.CDLL, queue: ctypes.c_void_p, time_word: int) -> None
     try:
         message = _function(library, "event_message_next", ctypes.c_void_p)(event) if event.value else None
         if not message:
-            raise ProbeError("the message of the probe was not given back")
+            raise LibraryError("the message of the probe was not given back")
         # No word behind the expected ones is read: with another layout, the struct may end there.
         raw = ctypes.string_at(message, (time_word + 1) * _WORD)
         words = [int.from_bytes(raw[at : at + _WORD], "little") for at in range(0, len(raw), _WORD)]
@@ -85,7 +85,7 @@ def _check(library: ctypes.CDLL, queue: ctypes.c_void_p, time_word: int) -> None
         }
         wrong = [name for name, right in found.items() if not right]
         if wrong:
-            raise ProbeError(f"a message has its {' and '.join(wrong)} elsewhere")
+            raise LibraryError(f"a message has its {' and '.join(wrong)} elsewhere")
     finally:
         if event.value:
             _function(library, "event_destroy", None)(event)

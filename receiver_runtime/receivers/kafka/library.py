@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import structlog
 
-from receiver_runtime.receivers.kafka.layout_probe import ProbeError, probe_layout
+from receiver_runtime.receivers.kafka.layout_probe import LibraryError, probe_layout
 from receiver_runtime.receivers.kafka.records import (
     HEADERS,
     BadRecord,
@@ -79,10 +79,6 @@ _PRIVATE_LAYOUTS: Final[Mapping[int, _Layout]] = {
     0x020F00FF: _Layout(time=12, headers_bytes=15),
     0x021000FF: _Layout(time=12, headers_bytes=15),
 }
-
-
-class LibraryError(Exception):
-    """librdkafka is not as expected: records are read as objects instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +193,13 @@ def open_library() -> Library | None:
     """
     try:
         return _find_library()
-    except (LibraryError, ProbeError, OSError, AttributeError) as error:
+    except (LibraryError, OSError, AttributeError) as error:
         _log.warning("records are read as objects, which is slower", why=str(error))
         return None
 
 
 def _find_library() -> Library:
-    """Return the library. Raises LibraryError, ProbeError, OSError and AttributeError."""
+    """Return the library. Raises LibraryError, OSError and AttributeError."""
     if sys.platform != "linux" or sys.maxsize <= 2**32 or sys.byteorder != "little":
         raise LibraryError("the places of librdkafka's fields are known for 64-bit Linux only")
     try:

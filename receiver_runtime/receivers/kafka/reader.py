@@ -40,7 +40,8 @@ from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.kafka.broker_questions import BROKER_SECONDS
 from receiver_runtime.receivers.kafka.broker_reports import BrokerReports, ClientLog
 from receiver_runtime.receivers.kafka.group_commits import GroupCommits
-from receiver_runtime.receivers.kafka.library import ColumnFetcher, Library, LibraryError
+from receiver_runtime.receivers.kafka.layout_probe import LibraryError
+from receiver_runtime.receivers.kafka.library import ColumnFetcher, Library
 from receiver_runtime.receivers.kafka.partition_rates import PartitionRates
 from receiver_runtime.receivers.kafka.places import KafkaPlaces, Look, OutOfRangeError, Partition
 from receiver_runtime.receivers.kafka.records import BadRecord, RecordRun, Records, records_of
@@ -76,10 +77,6 @@ _WAIT_TIMES = 5
 # In librdkafka's message: the offset up to which the broker's log is still the one that was read.
 _CUT = re.compile(r"log truncation detected .*broker end offset is (\d+)")
 _RESET = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001  librdkafka's own name for it
-
-
-class BadHeaderError(Exception):
-    """Its value, or its place where it has none, is kept as a dead letter. Name headers in UTF-8."""
 
 
 class KafkaReader:
@@ -663,5 +660,8 @@ def _keep_aside(receiver: Receiver, bad: Sequence[BadRecord]) -> None:
     for one in bad:
         receiver.report_error(
             "a record went aside: the name of one of its headers is not UTF-8",
-            BadHeaderError(f"{one.place}: {BadHeaderError.__doc__}"),
+            ValueError(
+                f"{one.place}: Its value, or its place where it has none, is kept as a dead letter. "
+                "Name headers in UTF-8."
+            ),
         )

@@ -38,10 +38,6 @@ _MEMORY_INFO = struct.Struct("9I")
 DROPPED = "datagrams were dropped by the kernel: its receive buffer was full"
 
 
-class DatagramsDroppedError(OSError):
-    """Datagrams that came are lost: the kernel had no room for them."""
-
-
 class DatagramListener(ListeningThread):
     """Run one UDP socket, from binding to its end.
 
@@ -132,7 +128,7 @@ class DatagramListener(ListeningThread):
             size = listening.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2
             self._receiver.report_error(
                 DROPPED,
-                DatagramsDroppedError(
+                OSError(
                     f"{new} more, {dropped} since the socket was opened, at {address_of(*name)}; "
                     f"the buffer has {size} bytes (receive_buffer, net.core.rmem_max)"
                 ),

@@ -23,7 +23,7 @@ from tracker_store.batches.received_block_tracker import BatchTimes, ReceivedBlo
 from tracker_store.batches.retry import LONGEST
 from tracker_store.blocks.segments import open_segment
 from tracker_store.connection.engine import connect
-from tracker_store.connection.errors import AllocationError
+from tracker_store.connection.errors import DriverLogError
 from tracker_store.receivers.processes import register_process
 from tracker_store.receivers.receivers import placements
 from tracker_store.schema.states import BatchState, ProcessKind
@@ -244,7 +244,7 @@ def test_a_future_time_is_refused_except_the_next_one_of_a_clock_that_was_set_ba
         if refused is None:
             tracker.allocate_blocks_to_batch(next_due)
         else:
-            with pytest.raises(AllocationError, match="has not come"):
+            with pytest.raises(DriverLogError, match="has not come"):
                 tracker.allocate_blocks_to_batch(refused)
     system.pass_time()
     tracker.allocate_blocks_to_batch(next_due + INTERVAL)

@@ -22,7 +22,8 @@ from tests.support.driver_log.log import claim_anew, make_log
 from tests.support.postgres.counted_statements import counted
 from tracker_store.batches.pipelines import apply_stream, list_streams
 from tracker_store.connection.engine import connect
-from tracker_store.receivers.agents import HostLivesError, NoSuchAgentError, forget_host, list_agents, set_draining
+from tracker_store.connection.errors import DriverLogError
+from tracker_store.receivers.agents import forget_host, list_agents, set_draining
 from tracker_store.receivers.leadership import read_leadership, take_leadership
 from tracker_store.receivers.processes import deregister_process
 from tracker_store.receivers.receivers import placements
@@ -343,13 +344,13 @@ def test_per_host_a_forgotten_host_loses_its_receiver_and_gets_the_same_one_back
     fleet.agent("b")
     fleet.tick()
     before = [placement.receiver_id for placement in fleet.all()]
-    with pytest.raises(HostLivesError):
+    with pytest.raises(DriverLogError, match="First stop the agent"):
         forget_host(fleet.connection, "a")
     fleet.stop(gone)
     assert forget_host(fleet.connection, "a") == (1, 0)
     fleet.tick()
     assert fleet.where() == ["b"]
-    with pytest.raises(NoSuchAgentError):
+    with pytest.raises(DriverLogError, match="no receiver belongs to host 'a'"):
         forget_host(fleet.connection, "a")
     fleet.agent("a")
     fleet.tick()

@@ -28,8 +28,8 @@ from tests.support.polling import eventually
 from tracker_store.blocks.blocks import AddOutcome, Claim, add_blocks, claim, raise_for_outcome
 from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import (
-    BlockConflictError,
     ClaimLostError,
+    DriverLogError,
     EmptyBlockError,
     NotAssignedError,
     OutcomeUnknownError,
@@ -162,7 +162,7 @@ def test_another_block_under_a_taken_number_is_a_conflict(log: Log, claimed: Cla
     add(log.connection, block(claimed, 2))
     result = add(log.connection, block(claimed, 2, offset=7))
     assert result.outcome is AddOutcome.CONFLICT
-    with pytest.raises(BlockConflictError):
+    with pytest.raises(DriverLogError, match="a different block of this very epoch"):
         raise_for_outcome(result)
 
 

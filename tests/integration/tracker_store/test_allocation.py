@@ -28,7 +28,7 @@ from tracker_store.batches.pipelines import apply_pipeline
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker, batch_times
 from tracker_store.blocks.blocks import AddOutcome
 from tracker_store.connection.engine import connect
-from tracker_store.connection.errors import AllocationError
+from tracker_store.connection.errors import DriverLogError
 from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
@@ -79,12 +79,12 @@ def test_t04_asked_again_it_returns_what_was_decided(log: Log) -> None:
 
 def test_t04_a_time_that_has_passed_undecided_is_refused(log: Log) -> None:
     log.tracker.allocate_blocks_to_batch(T2)
-    with pytest.raises(AllocationError, match="not after the last"):
+    with pytest.raises(DriverLogError, match="not after the last"):
         log.tracker.allocate_blocks_to_batch(T1)
 
 
 def test_a_future_time_is_refused(log: Log) -> None:
-    with pytest.raises(AllocationError, match="has not come"):
+    with pytest.raises(DriverLogError, match="has not come"):
         log.tracker.allocate_blocks_to_batch(datetime.now(UTC) + timedelta(hours=1))
 
 

@@ -33,11 +33,11 @@ from tracker_store.blocks.blocks import AddOutcome, Claim, NewBlock, add_blocks,
 from tracker_store.blocks.segments import open_segment, seal_segment
 from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import (
-    AllocationError,
     AttemptSupersededError,
     BatchHeldError,
     BlocksNotRetainedError,
     ClaimLostError,
+    DriverLogError,
 )
 from tracker_store.receivers.leadership import read_leadership, take_leadership
 from tracker_store.receivers.processes import expire_process, register_process
@@ -376,7 +376,7 @@ class DriverLogMachine(RuleBasedStateMachine):
         time, tick = times[-1 - at % min(len(times), 3)]
         tracker = self.tracker(pipeline)
         if tick <= pipeline.last_tick and all(batch.tick != tick for batch in pipeline.batches):
-            with pytest.raises(AllocationError):
+            with pytest.raises(DriverLogError, match="can't be allocated at this time"):
                 tracker.allocate_blocks_to_batch(time)
             return
         tracker.allocate_blocks_to_batch(time, max_records=max_records, max_bytes=max_bytes)

@@ -17,6 +17,7 @@ from alembic.runtime.migration import MigrationContext
 from tests.support.driver_log.log import make_log
 from tests.support.polling import eventually
 from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import DriverLogError
 from tracker_store.install import migrate
 from tracker_store.install.programs import FUNCTIONS
 from tracker_store.reports.checks import functions_are_the_files, revision_is_the_newest
@@ -119,7 +120,7 @@ def test_a_migration_that_is_blocked_names_the_session_and_changes_nothing(
     with connect(engine) as connection:
         before = migrate.current_revision(connection)
     monkeypatch.setattr(migrate, "_BLOCKED_SECONDS", 0.0)
-    with reading_person(database_url) as pid, pytest.raises(migrate.MigrationBlockedError) as raised:
+    with reading_person(database_url) as pid, pytest.raises(DriverLogError) as raised:
         migrate.upgrade(database_url)
     for said in (f"pid {pid} ", "a backup", "forebay.dead_letters", "pg_terminate_backend"):
         assert said in str(raised.value)

@@ -20,8 +20,7 @@ from tracker_store.connection.errors import (
     AttemptSupersededError,
     BatchHeldError,
     BlocksNotRetainedError,
-    NotDiscardableError,
-    OutputNotCommittedError,
+    DriverLogError,
 )
 from tracker_store.receivers.processes import register_process
 from tracker_store.receivers.rates import completed_batches
@@ -172,7 +171,7 @@ def test_a_replay_changes_its_outputs_and_nothing_else_of_its_batch(log: Log) ->
     finish(log, T1)
     before = log.connection.execute(STATS).all()
     number = claim_replay(log)
-    with pytest.raises(OutputNotCommittedError, match="no commit of replay 2: counts"):
+    with pytest.raises(DriverLogError, match="no commit of replay 2: counts"):
         complete_replay(log, number)
     commit(log, number)
     complete_replay(log, number)
@@ -430,7 +429,7 @@ def test_a_replay_or_a_discard_of_the_halting_batch_lets_a_pipeline_continue(log
     declare_halting(log)
     quarantine(log, T1, T2)
     number = claim_replay(log)
-    with pytest.raises(NotDiscardableError, match="a replay runs in run replay"):
+    with pytest.raises(DriverLogError, match="a replay runs in run replay"):
         batches.discard_batch(log.connection, pipeline_id=log.pipeline_id, batch_time=T1)
     assert halted(log) == T1
     commit(log, number)
@@ -440,7 +439,7 @@ def test_a_replay_or_a_discard_of_the_halting_batch_lets_a_pipeline_continue(log
     assert batches.discard_batch(log.connection, pipeline_id=log.pipeline_id, batch_time=T2) == 2
     assert halted(log) is None
     assert state(log, T2) == (BatchState.DISCARDED, 1)
-    with pytest.raises(NotDiscardableError, match="is DISCARDED"):
+    with pytest.raises(DriverLogError, match="is DISCARDED"):
         batches.discard_batch(log.connection, pipeline_id=log.pipeline_id, batch_time=T2)
     with pytest.raises(BatchHeldError, match="is DISCARDED"):
         claim_replay(log, T2)
@@ -449,7 +448,7 @@ def test_a_replay_or_a_discard_of_the_halting_batch_lets_a_pipeline_continue(log
 def test_a_blocked_batch_can_be_discarded_and_is_never_claimed_again(log: Log) -> None:
     """A key or a store that will not come back would hold up all batches behind it."""
     claim(log)
-    with pytest.raises(NotDiscardableError, match="is RUNNING"):
+    with pytest.raises(DriverLogError, match="is RUNNING"):
         batches.discard_batch(log.connection, pipeline_id=log.pipeline_id, batch_time=T1)
     assert fail(log, 1, failure=AttemptFailure.BLOCKED) is BatchState.BLOCKED
     log.connection.execute(sa.text("UPDATE forebay.pipelines SET retention = interval '0'"))

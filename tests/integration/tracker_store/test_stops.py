@@ -21,13 +21,13 @@ from tracker_store.batches.pipelines import apply_pipeline, get_pipeline
 from tracker_store.batches.readers import attach_reader
 from tracker_store.batches.received_block_tracker import batch_times
 from tracker_store.connection.engine import connect
-from tracker_store.connection.errors import AllocationError, NotAppliedError
+from tracker_store.connection.errors import DriverLogError, NotAppliedError
 from tracker_store.receivers.changes import read_changes
 from tracker_store.receivers.leadership import read_leadership, take_leadership
 from tracker_store.receivers.processes import deregister_process, heartbeat, register_process
 from tracker_store.receivers.receivers import (
     NoSuchReceiverError,
-    PipelinesStoppedError,
+    ReceiverStoppedError,
     failed_receivers,
     placements,
     placements_on_agent,
@@ -130,7 +130,7 @@ def test_k12_s04_a_pipeline_is_stopped_only_when_receiver_blocks_and_batches_are
     assert state(log) is PipelineState.STOPPED
     assert all_ended(log.connection)
     assert not all_ended(log.connection, after_seconds=60)
-    with pytest.raises(AllocationError, match="stopped and makes no batch"):
+    with pytest.raises(DriverLogError, match="stopped and makes no batch"):
         log.tracker.allocate_blocks_to_batch(time + INTERVAL)
 
 
@@ -156,7 +156,7 @@ def test_an_operators_desired_state_of_a_receiver_applies_again_after_the_start(
     stop_pipelines(log.connection)
     advance_stops(log.connection, term=term)
     assert (state(log), desired(log)) == (PipelineState.STOPPED, DesiredState.STOPPED)
-    with pytest.raises(PipelinesStoppedError, match="forebay start"):
+    with pytest.raises(ReceiverStoppedError, match="forebay start"):
         set_desired_state(log.connection, receiver_ids=[receiver], desired=DesiredState.RUNNING)
     start_pipelines(log.connection, names=["words"])
     advance_stops(log.connection, term=term)
@@ -175,7 +175,7 @@ def test_the_receivers_of_a_stream_stop_when_nothing_reads_it_and_go_on_with_a_n
     )
     assert desired(log) is DesiredState.STOPPED
     assert advance_stops(log.connection, term=term) == []
-    with pytest.raises(PipelinesStoppedError, match="apply a pipeline that does"):
+    with pytest.raises(ReceiverStoppedError, match="apply a pipeline that does"):
         set_desired_state(log.connection, receiver_ids=[receiver], desired=DesiredState.RUNNING)
     before = read_changes(log.connection).placement
     attach_reader(log.connection, name="query", stream="lines", start="latest")

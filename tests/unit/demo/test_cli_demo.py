@@ -18,8 +18,8 @@ import sqlalchemy as sa
 
 from forebay.cli.commands import demo as cli
 from forebay.cli.commands.demo import DemoOptions, DemoServices, Replay
-from forebay.cli.services.child import ChildEvent, ChildEventKind
-from forebay.cli.services.supervisor import ChildNotReadyError, StopReason, StopRequestedError, Supervisor
+from forebay.cli.services.child import ChildEvent, ChildEventKind, SupervisorError
+from forebay.cli.services.supervisor import StopReason, StopRequestedError, Supervisor
 from forebay.cli.terminal.console import Console
 from forebay.demo import flights, known_answer
 from forebay.demo.progress import BatchFacts, ProgressSnapshot
@@ -204,7 +204,7 @@ def test_a_service_that_keeps_failing_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "expected", "words"),
     [
-        (ChildNotReadyError("postgres did not become ready"), 1, "postgres did not become ready"),
+        (SupervisorError("postgres did not become ready"), 1, "postgres did not become ready"),
         (StopRequestedError(), 130, "Stopped"),
         (KeyboardInterrupt(), 130, "Stopped"),
     ],

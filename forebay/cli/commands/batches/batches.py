@@ -27,7 +27,7 @@ from tracker_store.batches.input_metadata import input_metadata
 from tracker_store.batches.outputs import commits_of_batch
 from tracker_store.batches.pipelines import get_pipeline, list_pipelines
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
-from tracker_store.connection.errors import NotDiscardableError
+from tracker_store.connection.errors import DriverLogError
 from tracker_store.receivers.receivers import placements
 from tracker_store.schema.states import BatchState
 
@@ -333,7 +333,9 @@ def discard(
         pipeline_id = get_pipeline(connection, pipeline).pipeline_id
         row = named_batch(connection, pipeline_id, batch_time, pipeline=pipeline)
         if row.state not in (BatchState.QUARANTINED, BatchState.BLOCKED):
-            raise NotDiscardableError(f"batch {row.batch_time.isoformat()} of {pipeline!r} is {row.state}")
+            raise DriverLogError(
+                f"batch {row.batch_time.isoformat()} of {pipeline!r} is {row.state}", store.NOT_DISCARDABLE
+            )
         confirm(
             f"Batch {row.batch_time.isoformat()} of {pipeline} has {row.records:,} records, which will never come out. "
             "Discard it?",

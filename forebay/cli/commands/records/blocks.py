@@ -52,10 +52,6 @@ _MOST_LISTED = 10_000
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
-class _NotAdoptedError(Exception):
-    """Mount the store that is meant: this root is another store, or its host has never had it."""
-
-
 @contextmanager
 def _log_and_store(console: Console) -> Iterator[tuple[sa.Connection, BlockStore]]:
     """Open the driver log and its block store; `driver_log` reports a store that is not mounted."""
@@ -269,7 +265,7 @@ def adopt(
     try:
         [store] = replicas_of(open_block_store(root))
         identity, is_new = _adopt(store, by_host, here, yes=yes, ask_on_stderr=as_json)
-    except (_NotAdoptedError, BlockStoreError, OSError) as error:
+    except (BlockStoreError, OSError) as error:
         console.print(str(error), style="bold red", markup=False)
         raise typer.Exit(1) from error
     if as_json:
@@ -282,7 +278,7 @@ def _adopt(
 ) -> tuple[str, bool]:
     """Adopt a root; return the id of its store, and whether this made it one. `by_host`: ids of stores by this name.
 
-    Raises _NotAdoptedError.
+    Raises BlockStoreError.
     """
     found = identity_of(store)
     expected = sorted(by_host.get(here, ()))
@@ -293,14 +289,14 @@ def _adopt(
             f"{store.name} is another store, {found}, and {expected[0]} is expected there. If this one is right, stop "
             f"the agent of host {here}, `forebay agents forget {here}`, and start it again."
         )
-        raise _NotAdoptedError(message)
+        raise BlockStoreError(message)
     if not expected and by_host:
         hosts = ", ".join(sorted(by_host))
         message = (
             f"Host {here!r} has never had {store.name}, and host {hosts} has a store by this name: mount that, or name "
             "the host of this one by --host."
         )
-        raise _NotAdoptedError(message)
+        raise BlockStoreError(message)
     what = f"the store {expected[0]}, without its blocks" if expected else "a new store"
     confirm(f"{store.name} becomes {what}. Is everything mounted that should be?", yes=yes, err=ask_on_stderr)
     return make_identity(store, expected[0] if expected else None), True

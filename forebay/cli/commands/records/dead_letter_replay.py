@@ -20,6 +20,7 @@ import typer
 from forebay.cli.commands.records.stored_letters import APPLICATION, SHOWN_BYTES, as_text, read_letters
 from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.console import Console
+from forebay.cli.terminal.failures import CommandError
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.framing import LETTER_BYTES
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
@@ -46,14 +47,6 @@ _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  a receiver's, 
 _WHOLE = frozenset(
     {DeadLetterReason.INVALID_ENCODING.label, DeadLetterReason.INVALID_TEXT.label, DeadLetterReason.UNPARSABLE.label}
 )
-
-
-class _NotReplayableError(Exception):
-    """Dead letters of this row can't be sent; the message says why, and what to do instead."""
-
-
-class _NothingSentError(Exception):
-    """No byte has left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +99,12 @@ def replay(
         raise typer.BadParameter(message)
     read = [read_letters(console, one) for one in dict.fromkeys(dead_letter_ids)]
     with driver_log(console, application_name=APPLICATION) as connection:
-        try:
-            planned = [_planned(connection, row, records, to=to, address=address) for row, records in read]
-            if not again:
-                for letters, _ in planned:
-                    _refuse_replayed(letters.row)
-            with _opened("" if dry_run else to) as file:
-                done = [
-                    _replayed(connection, console, *one, file=file, again=again, dry_run=dry_run) for one in planned
-                ]
-        except _NotReplayableError as error:
-            console.print(str(error), style="bold red", markup=False)
-            raise typer.Exit(1) from error
+        planned = [_planned(connection, row, records, to=to, address=address) for row, records in read]
+        if not again:
+            for letters, _ in planned:
+                _refuse_replayed(letters.row)
+        with _opened("" if dry_run else to) as file:
+            done = [_replayed(connection, console, *one, file=file, again=again, dry_run=dry_run) for one in planned]
     if as_json:
         typer.echo(json.dumps({"dead_letters": done, "dry_run": dry_run}))
 
@@ -128,16 +115,16 @@ def _refuse_replayed(row: DeadLetterRow) -> None:
             f"Dead letter {row.id} was replayed at {row.replayed_at:%Y-%m-%d %H:%M:%S} UTC, to {row.replayed_to}: "
             "--again does it once more"
         )
-        raise _NotReplayableError(message)
+        raise CommandError(message)
 
 
 def _planned(
     connection: sa.Connection, row: DeadLetterRow, records: Sequence[bytes], *, to: str, address: str
 ) -> tuple[_Letters, str]:
-    """Return what goes, and the address or file where it goes. Raises _NotReplayableError."""
+    """Return what goes, and the address or file where it goes. Raises CommandError."""
     if not records:
         message = f"Dead letter {row.id} has no records: {row.dropped:,} were counted, and not kept"
-        raise _NotReplayableError(message)
+        raise CommandError(message)
     source = _source(connection, row)
     terminator = source.delimiter_bytes if isinstance(source, SocketText) else b"\n"
     # `aside` in receiver_runtime/receivers/framing.py cuts them, and each has a row of its own.
@@ -151,10 +138,10 @@ def _planned(
         message = f"Dead letter {row.id} is {row.reason}, so it is no whole record: {instead}"
         if row.reason in _WHOLE:
             message = f"Dead letter {row.id} is the first {row.bytes:,} bytes of a longer record: {instead}"
-        raise _NotReplayableError(message)
+        raise CommandError(message)
     if not (isinstance(source, SocketText) and source.listen is not None and source.tls is None):
         message = f"Dead letter {row.id} is of {row.stream}, which is no SocketText that listens without TLS: {instead}"
-        raise _NotReplayableError(message)
+        raise CommandError(message)
     return letters, address or _address(connection, row, source.listen)
 
 
@@ -167,22 +154,22 @@ def _source(connection: sa.Connection, row: DeadLetterRow) -> Source | None:
 
 
 def _address(connection: sa.Connection, row: DeadLetterRow, listen: str) -> str:
-    """Return where the receiver can be reached from here. Raises _NotReplayableError."""
+    """Return where the receiver can be reached from here. Raises CommandError."""
     host, port = parse_listen(listen)
     name = f"{row.stream}/{row.ordinal}"
     process = process_of_receiver(connection, row.receiver_id)
     if process.host is None:
         message = f"{name} does not run: forebay receivers start {name}, or name another receiver by --address"
-        raise _NotReplayableError(message)
+        raise CommandError(message)
     if not port:
         message = f"{name} listens on any free port: name it by --address"
-        raise _NotReplayableError(message)
+        raise CommandError(message)
     is_here = process.host == socket.gethostname()
     if host in _WILDCARDS:
         host = _WILDCARDS[host] if is_here else process.host
     elif is_written_as_loopback(host) and not is_here:
         message = f"{name} listens on {listen} of host {process.host}: run this there, or name it by --address"
-        raise _NotReplayableError(message)
+        raise CommandError(message)
     return address_of(host, port)
 
 
@@ -196,7 +183,7 @@ def _replayed(
     again: bool,
     dry_run: bool,
 ) -> dict[str, object]:
-    """Send or write one row, and return what was done. Raises _NotReplayableError."""
+    """Send or write one row, and return what was done. Raises CommandError."""
     row, count = letters.row, f"{len(letters.records):,} record(s) of {letters.row.stream}"
     done: dict[str, object] = {
         "id": row.id,
@@ -215,30 +202,32 @@ def _replayed(
     marked = mark_replayed(connection, row.id, to=where, again=again)
     if marked is None:
         message = f"Dead letter {row.id} is being replayed by another command, or was cleaned up"
-        raise _NotReplayableError(message)
+        raise CommandError(message)
     try:
-        if file is None:
-            _send(where, letters.data)
-        else:
+        peer = _connection(where) if file is None else None
+    except (OSError, ValueError) as error:
+        restore_replayed(connection, row, marked=marked)
+        message = f"Dead letter {row.id} was not sent: {where}: {error}"
+        raise CommandError(message) from error
+    try:
+        if peer is not None:
+            _send(peer, letters.data)
+        elif file is not None:
             file.write(letters.data)
             file.flush()
-    except _NothingSentError as error:
-        restore_replayed(connection, row, marked=marked)
-        message = f"Dead letter {row.id} was not sent: {error}"
-        raise _NotReplayableError(message) from error
     except OSError as error:
         message = (
             f"Dead letter {row.id}: {where}: {error}. It is unknown which of its records arrived. Look at what came, "
             "and send it with --again if nothing did."
         )
-        raise _NotReplayableError(message) from error
+        raise CommandError(message) from error
     console.print(f"Dead letter {row.id}: {count} went to {where}.", markup=False)
     return done
 
 
 @contextmanager
 def _opened(to: str) -> Iterator[BinaryIO | None]:
-    """Open the new file that `to` names, or standard output; None without it. Raises _NotReplayableError."""
+    """Open the new file that `to` names, or standard output; None without it. Raises CommandError."""
     if not to:
         yield None
     elif to == _STDOUT:
@@ -248,7 +237,7 @@ def _opened(to: str) -> Iterator[BinaryIO | None]:
             descriptor = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except OSError as error:
             message = f"{to} can't be made: {error.strerror}. Nothing was written"
-            raise _NotReplayableError(message) from error
+            raise CommandError(message) from error
         file = os.fdopen(descriptor, "wb")
         try:
             yield file
@@ -260,23 +249,23 @@ def _opened(to: str) -> Iterator[BinaryIO | None]:
                 f"{to}: {error.strerror}. Some of the records may be missing in it: make room, delete it, and write "
                 "them again with --again"
             )
-            raise _NotReplayableError(message) from error
+            raise CommandError(message) from error
         finally:
             # What it could not write was told above.
             with suppress(OSError):
                 file.close()
 
 
-def _send(address: str, data: bytes) -> None:
+def _connection(address: str) -> socket.socket:
+    host, port = parse_listen(address)
+    return socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
+
+
+def _send(connection: socket.socket, data: bytes) -> None:
     """Send to a receiver, and wait until it has read all: it closes the connection after the last byte.
 
-    Raises _NothingSentError if there was no connection, OSError if it is unknown what was read.
+    Raises OSError; it is unknown then what was read.
     """
-    try:
-        host, port = parse_listen(address)
-        connection = socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
-    except (OSError, ValueError) as error:
-        raise _NothingSentError(f"{address}: {error}") from error
     with connection:
         connection.settimeout(_READ_SECONDS)
         connection.sendall(data)

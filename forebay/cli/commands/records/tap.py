@@ -46,10 +46,6 @@ _MOST_BEHIND = 1_000  # blocks of one receiver
 _MOST_RECORDS = 10_000
 
 
-class NoSuchStreamError(UnknownNameError):
-    """There is no such stream: `forebay streams` lists those that are declared."""
-
-
 def tap(
     stream: Annotated[
         str,
@@ -104,9 +100,11 @@ def tap(
 
 
 def _stream_id(connection: sa.Connection, stream: str, receiver: int | None) -> int:
-    """Return a stream's id. Raises NoSuchReceiverError, and NoSuchStreamError for a stream of that name."""
+    """Return a stream's id. Raises NoSuchReceiverError, and UnknownNameError for a stream of that name."""
     if not any(placement.stream_name == stream for placement in placements(connection)):
-        raise NoSuchStreamError(f"stream {stream!r}")
+        raise UnknownNameError(
+            f"stream {stream!r}", "There is no such stream: `forebay streams` lists those that are declared."
+        )
     return receivers_named(connection, stream if receiver is None else f"{stream}/{receiver}")[0].stream_id
 
 

@@ -31,7 +31,8 @@ from tracker_store.batches.pipelines import apply_stream
 from tracker_store.connection.commit_settings import commit_settings
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.install import migrate
-from tracker_store.server.embedded_postgres import BinariesMissingError, EmbeddedPostgres
+from tracker_store.server.data_directory import EmbeddedPostgresError
+from tracker_store.server.embedded_postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -242,7 +243,7 @@ def test_segments_that_no_process_will_salvage_are_reported(
 
 def test_a_missing_embedded_server_for_this_machine_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_self: EmbeddedPostgres) -> Path:
-        raise BinariesMissingError
+        raise EmbeddedPostgresError
 
     monkeypatch.setattr(EmbeddedPostgres, "binaries", property(missing))
     assert _finding("postgres").health is Health.FAILED

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from forebay.cli.services.child import Child, ChildEvent, ChildEventKind, ChildState, RestartPolicy
+from forebay.cli.services.child import Child, ChildEvent, ChildEventKind, ChildState, RestartPolicy, SupervisorError
 from forebay.cli.services.run_files import TOKEN_VARIABLE, ProcessIdentity, RunFile
-from forebay.cli.services.supervisor import ChildNotReadyError, StopReason, StopRequestedError, Supervisor
-from forebay.cli.services.supervisor_lock import SupervisorRunningError
+from forebay.cli.services.supervisor import StopReason, StopRequestedError, Supervisor
 from tests.support.polling import eventually
 
 if TYPE_CHECKING:
@@ -185,17 +184,17 @@ def test_a_child_that_never_gets_ready_reports_why(
     home: Path, mark: str, sleeper: Callable[..., Child], code: str, within: int, why: str
 ) -> None:
     child = sleeper("never", code, ready=lambda: False, ready_within=within)
-    with Supervisor(home) as supervisor, pytest.raises(ChildNotReadyError, match=why):
+    with Supervisor(home) as supervisor, pytest.raises(SupervisorError, match=why):
         supervisor.start([child])
     assert marked(mark) == []
 
 
 def test_a_missing_command_is_reported(home: Path) -> None:
     child = Child("ghost", ["/no/such/program"], restart=RestartPolicy(attempts=0), ready=lambda: False)
-    with Supervisor(home) as supervisor, pytest.raises(ChildNotReadyError, match="/no/such/program"):
+    with Supervisor(home) as supervisor, pytest.raises(SupervisorError, match="/no/such/program"):
         supervisor.start([child])
     unguarded = Child("ghost", ["/no/such/program"], restart=RestartPolicy(attempts=0), guarded=False)
-    with Supervisor(home) as supervisor, pytest.raises(ChildNotReadyError):
+    with Supervisor(home) as supervisor, pytest.raises(SupervisorError, match="ghost is not ready"):
         supervisor.start([unguarded])
 
 
@@ -273,7 +272,7 @@ def test_a_stop_during_a_start_cancels_the_start(home: Path, mark: str, sleeper:
 def test_only_one_supervisor_per_home_and_the_other_is_named(home: Path) -> None:
     with (
         Supervisor(home),
-        pytest.raises(SupervisorRunningError, match=rf"process {os.getpid()}\b.*FOREBAY_HOME"),
+        pytest.raises(SupervisorError, match=rf"process {os.getpid()}\b.*FOREBAY_HOME"),
     ):
         Supervisor(home).__enter__()
     with Supervisor(home):

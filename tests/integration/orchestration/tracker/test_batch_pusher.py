@@ -23,8 +23,6 @@ from orchestration.dagster_instance.dagster_client import (
     DagsterClient,
     DagsterError,
     DagsterUnansweredError,
-    DagsterUnreachableError,
-    LaunchRefusedError,
     RunNotStartedError,
 )
 from orchestration.declarations.apply import apply
@@ -198,7 +196,7 @@ def test_a_webserver_that_is_away_leaves_the_batch_to_the_sensor_at_once(
     pipeline = declare()
     [time] = behind(connection, pipeline)
     dagster = FakeDagster(pipeline)
-    dagster.error = DagsterUnreachableError("refused")
+    dagster.error = DagsterError("refused")
     pushing, term = pusher(engine, dagster), lead(connection)
     pushing.turn(connection, term)
     [launch] = tick(connection, pipeline, instance).launches
@@ -482,7 +480,7 @@ def test_requests_to_a_dagster_that_refuses_back_off(
 
     def refuse(*_: object) -> str:
         refused.append(now)
-        raise LaunchRefusedError("UnauthorizedError")
+        raise DagsterError("UnauthorizedError")
 
     monkeypatch.setattr(dagster, "launch", refuse)
     pushing, term = BatchPusher(engine, dagster, name="a", clock=lambda: now), lead(connection)

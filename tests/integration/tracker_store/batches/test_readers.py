@@ -24,7 +24,7 @@ from tracker_store.batches.readers import (
 from tracker_store.blocks.segments import open_segment
 from tracker_store.blocks.stream_schemas import schemas_of_stream
 from tracker_store.connection.engine import connect
-from tracker_store.connection.errors import NotAppliedError, ReaderPositionError, ReaderRemovedError, ReaderStreamError
+from tracker_store.connection.errors import DriverLogError, NotAppliedError
 from tracker_store.retention.cleanup import clean_up_receiver
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def test_a_position_that_is_cleaned_up_is_a_clear_error(log: Log, receiver_id: i
         lambda: next_positions(log.connection, reader.reader_id, {receiver_id: 2}),
         lambda: blocks_between(log.connection, reader.reader_id, {receiver_id: 2}, {receiver_id: 6}),
     ):
-        with pytest.raises(ReaderPositionError, match=r"blocks 2 to 4 are cleaned up.*new checkpoint"):
+        with pytest.raises(DriverLogError, match=r"blocks 2 to 4 are cleaned up.*new checkpoint"):
             ask()
     # A checkpoint ahead of the cursor is normal: every query has one between two commits.
     assert len(blocks_between(log.connection, reader.reader_id, {receiver_id: 6}, {receiver_id: 7})) == 1
@@ -184,10 +184,10 @@ def test_a_receiver_missing_from_a_checkpoint_is_not_read_in_part(log: Log, rece
         lambda: next_positions(log.connection, reader.reader_id, checkpoint),
         lambda: blocks_between(log.connection, reader.reader_id, checkpoint, {receiver_id: 1, second: 7}),
     ):
-        with pytest.raises(ReaderPositionError, match="blocks 1 to 3 are cleaned up"):
+        with pytest.raises(DriverLogError, match="blocks 1 to 3 are cleaned up"):
             ask()
     remove_reader(log.connection, "a")
-    with pytest.raises(ReaderPositionError, match="cleaned up"):
+    with pytest.raises(DriverLogError, match="cleaned up"):
         attach_reader(log.connection, name="a", stream="lines", positions=checkpoint)
     assert attach_reader(log.connection, name="a", stream="lines").positions == {receiver_id: 1, second: 4}
 
@@ -205,14 +205,14 @@ def test_blocks_deleted_during_the_look_up_are_an_error_and_not_a_shorter_answer
                 clean_up(log, receiver_id)
 
         sa.event.listen(asking, "before_cursor_execute", clean_up_first)
-        with pytest.raises(ReaderPositionError, match="cleaned up"):
+        with pytest.raises(DriverLogError, match="cleaned up"):
             blocks_between(asking, reader.reader_id, {receiver_id: 2}, {receiver_id: 7})
 
 
 def test_a_checkpoint_ahead_of_the_log_is_a_clear_error(log: Log, receiver_id: int) -> None:
     log.add_at(receiver_id, *TIMES)
     reader = attach_reader(log.connection, name="a", stream="lines")
-    with pytest.raises(ReaderPositionError, match="restored from a backup"):
+    with pytest.raises(DriverLogError, match="restored from a backup"):
         next_positions(log.connection, reader.reader_id, {receiver_id: 8})
 
 
@@ -225,7 +225,7 @@ def test_a_removed_reader_resumes_at_its_checkpoint_unless_its_blocks_are_lost(l
         lambda: move_reader(log.connection, reader.reader_id, {}),
         lambda: remove_reader(log.connection, "a"),
     ):
-        with pytest.raises(ReaderRemovedError):
+        with pytest.raises(DriverLogError, match="a named reader that was removed"):
             ask()
     again = attach_reader(log.connection, name="a", stream="lines", positions={receiver_id: 3})
     assert again.positions == {receiver_id: 3}
@@ -233,7 +233,7 @@ def test_a_removed_reader_resumes_at_its_checkpoint_unless_its_blocks_are_lost(l
     move_reader(log.connection, again.reader_id, {receiver_id: 6})
     clean_up(log, receiver_id)
     remove_reader(log.connection, "a")
-    with pytest.raises(ReaderPositionError, match="cleaned up"):
+    with pytest.raises(DriverLogError, match="cleaned up"):
         attach_reader(log.connection, name="a", stream="lines", positions={receiver_id: 3})
     assert list_readers(log.connection) == []
 
@@ -241,7 +241,7 @@ def test_a_removed_reader_resumes_at_its_checkpoint_unless_its_blocks_are_lost(l
 def test_a_name_belongs_to_one_stream(log: Log) -> None:
     apply_stream(log.connection, name="others", declaration={"source": {}, "settings": {}}, receivers=1)
     attach_reader(log.connection, name="a", stream="lines")
-    with pytest.raises(ReaderStreamError, match="reads another stream than 'others'"):
+    with pytest.raises(DriverLogError, match="reads another stream than 'others'"):
         attach_reader(log.connection, name="a", stream="others")
     with pytest.raises(NotAppliedError):
         attach_reader(log.connection, name="a", stream="nothing")

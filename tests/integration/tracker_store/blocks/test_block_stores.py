@@ -15,7 +15,8 @@ from tracker_store.blocks.block_stores import (
 )
 from tracker_store.blocks.segments import open_segment
 from tracker_store.connection.engine import connect
-from tracker_store.receivers.agents import NoSuchAgentError, forget_host
+from tracker_store.connection.errors import DriverLogError
+from tracker_store.receivers.agents import forget_host
 from tracker_store.receivers.processes import deregister_process, register_process
 from tracker_store.schema.states import ProcessKind
 
@@ -82,7 +83,7 @@ def test_a_host_that_is_down_counts_while_the_log_names_its_stores_files(connect
     forget_host(connection, "a")
     start(connection, "b", "two")
     assert seen(connection) == {"b": ["two"]}
-    with pytest.raises(NoSuchAgentError):
+    with pytest.raises(DriverLogError, match="no receiver belongs to host 'a'"):
         forget_host(connection, "a")
 
 

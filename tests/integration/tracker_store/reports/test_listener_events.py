@@ -19,6 +19,7 @@ from tests.support.polling import eventually, joined
 from tracker_store.batches import batches, pipeline_states
 from tracker_store.batches.outputs import commit_output
 from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import DriverLogError
 from tracker_store.receivers.leadership import read_leadership, take_leadership
 from tracker_store.receivers.processes import expire_process, live_processes, register_process
 from tracker_store.receivers.receivers import get_receiver, report_event, restart_receiver, set_receiver_state
@@ -27,7 +28,6 @@ from tracker_store.reports.listener_events import (
     EventKind,
     EventPosition,
     ListenerEvent,
-    UnknownEventError,
     events_after,
     find_position,
     newest_events,
@@ -424,7 +424,7 @@ def test_an_id_that_is_not_there_is_refused(connection: sa.Connection) -> None:
     [event] = told(connection)
     assert find_position(connection, event.event_id) == event.position
     for wrong in ("", "7", "7-7-7", "seven-7", f"{event.event_id}0", "9" * 40 + "-1"):
-        with pytest.raises(UnknownEventError, match="--after start"):
+        with pytest.raises(DriverLogError, match="--after start"):
             find_position(connection, wrong)
 
 

@@ -14,7 +14,7 @@ from tracker_store.batches.received_block_tracker import batch_times
 from tracker_store.blocks.blocks import BlockHandle
 from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
 from tracker_store.connection.engine import connect
-from tracker_store.connection.errors import AllocationError, BatchHeldError, BlocksNotRetainedError
+from tracker_store.connection.errors import BatchHeldError, BlocksNotRetainedError, DriverLogError
 from tracker_store.receivers.leadership import DeposedError, read_leadership, take_leadership
 from tracker_store.receivers.processes import deregister_process, register_process
 from tracker_store.receivers.receivers import report_event
@@ -74,7 +74,7 @@ def test_a_forgotten_batch_can_not_come_again(connection: sa.Connection) -> None
     for time in times:
         log.end_batch(time)
     forget(log)
-    with pytest.raises(AllocationError):
+    with pytest.raises(DriverLogError, match="can't be allocated at this time"):
         log.tracker.allocate_blocks_to_batch(times[0])
     with pytest.raises(BatchHeldError):
         log.end_batch(times[0])

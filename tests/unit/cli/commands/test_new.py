@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from forebay.cli.commands.new import ProjectError, make_project, module_name
+from forebay.cli.commands.new import make_project, module_name
 from forebay.cli.main import app
+from forebay.cli.terminal.failures import CommandError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,7 +80,7 @@ def test_an_empty_directory_that_one_is_in(tmp_path: Path, monkeypatch: pytest.M
     ],
 )
 def test_a_name_that_is_refused(name: str, reason: str, tmp_path: Path) -> None:
-    with pytest.raises(ProjectError, match=reason):
+    with pytest.raises(CommandError, match=reason):
         module_name(name)
     result = CliRunner().invoke(app, ["new", str(tmp_path / name)])
     assert result.exit_code == 1
@@ -99,6 +100,6 @@ def test_a_directory_with_files_is_refused_and_kept(tmp_path: Path) -> None:
 
 def test_a_file_of_that_name_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "my-shop").write_text("mine", encoding="utf-8")
-    with pytest.raises(ProjectError, match="not an empty directory"):
+    with pytest.raises(CommandError, match="not an empty directory"):
         make_project(tmp_path / "my-shop")
     assert (tmp_path / "my-shop").read_text(encoding="utf-8") == "mine"

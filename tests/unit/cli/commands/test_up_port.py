@@ -6,7 +6,8 @@ import socket
 
 import pytest
 
-from forebay.cli.commands.up import HOST, UiPortError, _held_ui_port
+from forebay.cli.commands.up import HOST, _held_ui_port
+from forebay.cli.services.child import SupervisorError
 
 
 def test_a_held_port_refuses_connections_and_is_given_to_no_other_process() -> None:
@@ -28,5 +29,5 @@ def test_one_webserver_after_another_listens_on_a_held_port() -> None:
 def test_a_port_that_another_server_has_is_named_with_the_way_out() -> None:
     with socket.create_server((HOST, 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(UiPortError, match=rf"{HOST}:{port}: Address already in use\. .*--ui-port"):
+        with pytest.raises(SupervisorError, match=rf"{HOST}:{port}: Address already in use\. .*--ui-port"):
             _held_ui_port(port)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestration.declarations.project_code import CodeCopies, ProjectReader, loaded_version, same_code
-from tracker_store.host.code_in_force import CODE_VARIABLE, CodeCopy, CodeCopyError
+from tracker_store.host.code_in_force import CODE_VARIABLE, CodeCopy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -221,5 +221,5 @@ def test_a_class_is_the_same_while_no_module_that_it_reaches_changes(project: Pa
 
 def test_a_damaged_copy_says_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{")
-    with pytest.raises(CodeCopyError, match="forebay up"):
+    with pytest.raises(RuntimeError, match="forebay up"):
         CodeCopy(tmp_path / "x.json")

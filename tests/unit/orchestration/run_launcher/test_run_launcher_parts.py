@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestration.run_launcher.driver_state import (
-    DRIVER_TRANSITIONS,
-    DriverState,
-    DriverStates,
-    IllegalTransitionError,
-)
+from orchestration.run_launcher.driver_state import DRIVER_TRANSITIONS, DriverState, DriverStates
 from orchestration.run_launcher.loaded_code import LoadedCode
 from orchestration.run_launcher.recycling import Recycling
 from orchestration.run_launcher.routing import is_batch_run
@@ -50,7 +45,7 @@ def test_every_driver_state_is_in_the_table_and_leads_to_an_end() -> None:
 
 def test_a_move_missing_from_the_table_is_an_error() -> None:
     states = DriverStates()
-    with pytest.raises(IllegalTransitionError, match="starting -> running"):
+    with pytest.raises(RuntimeError, match="starting -> running"):
         states.move(DriverState.RUNNING)
     assert states.state is DriverState.STARTING
 

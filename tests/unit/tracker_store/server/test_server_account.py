@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from tracker_store.connection.errors import DriverLogError
 from tracker_store.server import server_account
 from tracker_store.server.server_account import (
-    ServerAccountError,
     ServerUser,
     can_execute,
     directory_as_started,
@@ -78,14 +78,14 @@ def test_the_callers_own_account_uses_the_installed_programs(binaries: Path, pro
 def test_a_directory_in_which_others_could_put_programs_is_refused(binaries: Path, programs: Path) -> None:
     programs.mkdir()
     programs.chmod(0o777)
-    with pytest.raises(ServerAccountError, match="only root can write"):
+    with pytest.raises(DriverLogError, match="only root can write"):
         programs_for(binaries, USER)
 
 
 def test_a_copy_that_fails_says_what_to_do(binaries: Path, programs: Path) -> None:
     programs.parent.joinpath("file").write_text("")
     programs.symlink_to(programs.parent / "file")
-    with pytest.raises(ServerAccountError, match="another user than root"):
+    with pytest.raises(DriverLogError, match="another user than root"):
         programs_for(binaries, USER)
 
 
@@ -110,7 +110,7 @@ def test_an_account_starts_in_its_directory_and_names_it_so(tmp_path: Path, monk
     monkeypatch.setattr(server_account, "STARTED_IN", tmp_path)
     assert directory_as_started(Path("/elsewhere"), USER) == tmp_path
     monkeypatch.setattr(server_account, "STARTED_IN", tmp_path / "missing")
-    with pytest.raises(ServerAccountError, match="another user than root"):
+    with pytest.raises(DriverLogError, match="another user than root"):
         directory_as_started(Path("/elsewhere"), USER)
 
 

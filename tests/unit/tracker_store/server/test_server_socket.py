@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tracker_store.connection.errors import DriverLogError
 from tracker_store.server import server_socket
-from tracker_store.server.server_socket import MOST_PATH_BYTES, SocketPathError, client_directory, socket_path_is_usable
+from tracker_store.server.server_socket import MOST_PATH_BYTES, client_directory, socket_path_is_usable
 
 NAME = "/.s.PGSQL.5432"
 
@@ -52,14 +53,14 @@ def test_a_directory_of_links_that_others_may_enter_is_refused(tmp_path: Path, m
     own = tmp_path / f"forebay-{os.geteuid()}"
     own.mkdir()
     own.chmod(mode)
-    with pytest.raises(SocketPathError, match="shorter path"):
+    with pytest.raises(DriverLogError, match="shorter path"):
         client_directory(Path("/a b"))
 
 
 def test_a_link_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir(mode=0o700)
     (tmp_path / f"forebay-{os.geteuid()}").symlink_to(tmp_path / "theirs")
-    with pytest.raises(SocketPathError):
+    with pytest.raises(DriverLogError, match="shorter path"):
         client_directory(Path("/a b"))
 
 
@@ -69,5 +70,5 @@ def test_a_directory_of_another_account_is_refused(tmp_path: Path) -> None:
     own = tmp_path / f"forebay-{os.geteuid()}"
     own.mkdir(mode=0o700)
     os.chown(own, 65534, 65534)
-    with pytest.raises(SocketPathError):
+    with pytest.raises(DriverLogError, match="shorter path"):
         client_directory(Path("/a b"))

@@ -10,7 +10,7 @@ from dagster_pyspark import LazyPySparkResource, PySparkResource
 
 from forebay.dagster import build_definitions
 from orchestration.declarations.settings import Settings
-from orchestration.spark.session.session import SessionWithoutFormatError, WarmSession
+from orchestration.spark.session.session import WarmSession
 from tests.support.machine.state_directory import state_directory
 from tests.support.spark.batch_rig import System
 from tracker_store.connection.engine import connect
@@ -156,7 +156,7 @@ def test_a_projects_own_class_makes_the_session_and_the_batch_can_read_in_it(sys
 def test_a_new_session_of_a_spark_with_the_format_is_refused_with_the_way_out(system: System) -> None:
     words = Words(system)
     job = build_definitions(words.pipeline, spark=SeparateSession(spark_config={})).resolve_job_def("words_batch")
-    with pytest.raises(SessionWithoutFormatError, match=r"getOrCreate\(\)"):
+    with pytest.raises(RuntimeError, match=r"getOrCreate\(\)"):
         job.execute_in_process(run_config=words.config())
 
 

@@ -13,7 +13,7 @@ from dagster_pyspark import LazyPySparkResource, PySparkResource
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.dagster import build_definitions
 from forebay.sources import SocketText
-from orchestration.dagster_defs.shared.spark_resource import SPARK_RESOURCE, SparkResourceError, flat_configuration
+from orchestration.dagster_defs.shared.spark_resource import SPARK_RESOURCE, flat_configuration
 
 if TYPE_CHECKING:
     from dagster._core.remote_representation.external_data import ResourceSnap
@@ -151,7 +151,7 @@ def test_two_calls_with_equal_configurations_merge() -> None:
 
 @pytest.mark.parametrize("given", ["spark://m:7077", dg.FilesystemIOManager()])
 def test_anything_else_is_refused(given: Any) -> None:  # noqa: ANN401
-    with pytest.raises(SparkResourceError, match="PySparkResource"):
+    with pytest.raises(TypeError, match="PySparkResource"):
         build_definitions(declare(), spark=given)
 
 
@@ -159,5 +159,5 @@ def test_one_code_location_can_not_have_two_resources() -> None:
     one, other = declare("one"), declare("other")
     build_definitions(one, spark=Databricks(spark_config={}))
     build_definitions(other, spark=Databricks(spark_config={}))
-    with pytest.raises(SparkResourceError, match="one, other were given different Spark resources"):
+    with pytest.raises(TypeError, match="one, other were given different Spark resources"):
         build_definitions(one, other)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from receiver_runtime.block_store.frames.errors import SegmentEndedError, SegmentWriteError
+from receiver_runtime.block_store.frames.errors import BlockStoreError, SegmentWriteError
 from receiver_runtime.block_store.frames.files import Files
 from receiver_runtime.block_store.frames.frame import HEADER_LENGTH
 from receiver_runtime.block_store.frames.segment import (
@@ -177,9 +177,9 @@ def test_nothing_is_appended_after_a_failed_write(tmp_path: Path, fault: str) ->
     with pytest.raises(SegmentWriteError):
         segment.append(frame(sequence=2))
     assert not segment.usable
-    with pytest.raises(SegmentEndedError):
+    with pytest.raises(BlockStoreError, match="takes no more frames"):
         segment.append(frame(sequence=3))
-    with pytest.raises(SegmentEndedError):
+    with pytest.raises(BlockStoreError, match="takes no more frames"):
         segment.sync()
     segment.close()
     segment.close()
@@ -197,7 +197,7 @@ def test_a_failed_sync_ends_the_segment_and_counts_nothing(tmp_path: Path) -> No
     with pytest.raises(SegmentWriteError, match="sync"):
         segment.sync()
     assert segment.synced_length == 0
-    with pytest.raises(SegmentEndedError):
+    with pytest.raises(BlockStoreError, match="takes no more frames"):
         segment.sync()
     assert files.syncs == 1
     segment.close()

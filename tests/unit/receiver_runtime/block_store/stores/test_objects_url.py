@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from receiver_runtime.block_store.stores.objects import ObjectStoreUrlError, open_objects
+from receiver_runtime.block_store.frames.errors import BlockStoreError
+from receiver_runtime.block_store.stores.objects import open_objects
 
 
 @pytest.mark.parametrize(
@@ -19,7 +20,7 @@ from receiver_runtime.block_store.stores.objects import ObjectStoreUrlError, ope
     ],
 )
 def test_a_url_that_would_be_read_otherwise_is_refused(url: str, said: str) -> None:
-    with pytest.raises(ObjectStoreUrlError, match=said):
+    with pytest.raises(BlockStoreError, match=said):
         open_objects(url)
 
 

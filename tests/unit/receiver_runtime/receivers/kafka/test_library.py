@@ -16,7 +16,8 @@ from structlog.testing import capture_logs
 
 from receiver_runtime.receivers.kafka import library as kafka_library
 from receiver_runtime.receivers.kafka import records as kafka_records
-from receiver_runtime.receivers.kafka.library import ColumnFetcher, Fault, Library, LibraryError, open_library
+from receiver_runtime.receivers.kafka.layout_probe import LibraryError
+from receiver_runtime.receivers.kafka.library import ColumnFetcher, Fault, Library, open_library
 from receiver_runtime.receivers.kafka.records import BadRecord, records_of
 from tests.conformance.kafka_raw import send_raw_headers
 from tests.support.brokers.kafka import MockKafka

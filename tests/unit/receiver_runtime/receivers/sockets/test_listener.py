@@ -461,7 +461,7 @@ def test_an_unusable_key_is_named(tmp_path: Path, authority: Authority, tls: Tls
     wrong = tls.model_copy(update={"key_file": authority.issue("other.test").key_file})
     with rig(tmp_path, text_receiver(tls=wrong)) as made:
         eventually(lambda: made.reporter.reasons)
-        assert "TlsFileError: certificate_file " in made.reporter.reasons[-1]
+        assert "OSError: certificate_file " in made.reporter.reasons[-1]
         assert Path(wrong.key_file or "").name in made.reporter.reasons[-1]
 
 
