@@ -251,7 +251,7 @@ def _fault(records: DataFrame, options: Mapping[str, str], form: str) -> str | N
     except Py4JJavaError as error:
         return str(error.java_exception.getMessage())
     except PySparkException as error:
-        return str(error).partition("\n")[0].partition(" SQLSTATE")[0]
+        return " ".join(str(error).partition(" SQLSTATE")[0].split())
     return None
 
 

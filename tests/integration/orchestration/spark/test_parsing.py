@@ -717,7 +717,7 @@ def test_what_spark_can_not_read_or_tell_apart_is_refused_with_the_column(sessio
     for read, name, value, said in (
         (from_json_records, "timeZone", "Mars/Phobos", "form 'area/city', such as 'America/Los_Angeles'"),
         (from_csv_records, "TIMEZONE", "+25:00", "from -18:00 to .18:00"),
-        (from_csv_records, "timestampFormat", "%Y-%m-%d", "pattern"),
+        (from_csv_records, "timestampFormat", "%Y-%m-%d", "Fail to recognize '%Y-%m-%d' pattern"),
         (from_json_records, "dateFormat", "yyyy-bb", "Unrecognized datetime pattern: 'yyyy-bb'"),
         (from_json_records, "allowComments", "maybe", '"maybe"'),
         (from_json_records, "maxStringLen", "many", '"many"'),
