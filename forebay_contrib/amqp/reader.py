@@ -74,7 +74,7 @@ class AmqpReader:
         self._supervisor = receiver.supervisor
         self._source = source
         # The prefetch bounds the messages in flight.
-        self._hand_over = KeyedHandOver(self._supervisor)
+        self._hand_over = KeyedHandOver(self._supervisor, content="value")
         name = f"amqp {self._supervisor.receiver_id}"
         self._reading = threading.Thread(target=self._run, name=name, daemon=True)
         self._storing = threading.Thread(target=self._store, name=f"{name} blocks", daemon=True)

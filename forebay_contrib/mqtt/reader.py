@@ -72,7 +72,7 @@ class MqttReader:
         self._source = source
         self._session = session
         self._client_id = f"{source.client_id}-{self._supervisor.receiver_id}"
-        self._hand_over = KeyedHandOver(self._supervisor, most_in_flight=_MOST_UNDER_WAY)
+        self._hand_over = KeyedHandOver(self._supervisor, most_in_flight=_MOST_UNDER_WAY, content="value")
         self._block_bytes = self._supervisor.settings.max_block_bytes
         self._room_bytes = 2 * self._block_bytes
         self._wake_here, self._wake_there = socket.socketpair()

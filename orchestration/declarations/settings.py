@@ -14,7 +14,8 @@ from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, Secret
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from orchestration.declarations.project_file import project_module
-from receiver_runtime.block_store.roots import absolute_roots, not_a_directory, one_root, split_roots
+from receiver_runtime.block_store.object_urls import url_fault
+from receiver_runtime.block_store.roots import OBJECT_SCHEMES, absolute_roots, not_a_directory, one_root, split_roots
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret
 from receiver_runtime.sources.fields.units import parse_duration
@@ -70,6 +71,8 @@ def _roots(value: object) -> object:
     for root in roots:
         if "://" not in root and (why := not_a_directory(root)):
             raise ValueError(f"a root is no directory: {why}")
+        if root.partition("://")[0] in OBJECT_SCHEMES and (why := url_fault(root)):
+            raise ValueError(why)
     return tuple(SecretUrl(root) for root in roots)
 
 

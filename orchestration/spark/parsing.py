@@ -41,6 +41,7 @@ _HALF = r"\\u[dD][89a-fA-F]"
 _NOTHING = "\x01nothing\x01"
 # Spark's options for CSV as RFC 4180 has it.
 _CSV = {"quote": '"', "escape": '"', "emptyValue": "", "nullValue": _NOTHING}
+_PATTERNS = frozenset({"dateformat", "timestampformat", "timestampntzformat"})
 _NO_QUOTE = frozenset({"", "\0"})
 # Options that Spark reads and does not list.
 _UNLISTED = ("maxNestingDepth", "maxNumLen", "maxStringLen")
@@ -210,7 +211,10 @@ def _check_by_java(records: DataFrame, pattern: str, whole: str) -> None:
 
 
 def _check_options(records: DataFrame, options: Mapping[str, str] | None, form: str) -> None:
-    """Raise ParsingError for an option that Spark does not have for the format: it would pass over it."""
+    """Raise ParsingError for an option or a value that Spark does not have for the format.
+
+    It would pass over the option, fail each batch by the value, or call every record corrupt.
+    """
     jvm = getattr(records.sparkSession, "_jvm", None)
     if jvm is None or not options:
         # Spark Connect: its server has the list.
@@ -224,6 +228,31 @@ def _check_options(records: DataFrame, options: Mapping[str, str] | None, form: 
             raise ParsingError(
                 f"options: Spark has no {name!r} for {form.upper()}{': take ' + ' or '.join(near) if near else ''}"
             )
+    if _fault(records, options, form) is not None:
+        for name, value in options.items():
+            if (said := _fault(records, {name: value}, form)) is not None:
+                raise ParsingError(f"options: Spark takes no {name}={value!r} for {form.upper()}: {said}")
+
+
+def _fault(records: DataFrame, options: Mapping[str, str], form: str) -> str | None:
+    """Return what Spark says against options, which it reads where a constant is parsed; None: nothing."""
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    parse = F.from_json if form == "json" else F.from_csv
+    # A wrong pattern fails no parser: each time would be none.
+    patterns = [value for name, value in options.items() if name.lower() in _PATTERNS]
+    probes = [F.try_to_timestamp(F.lit(""), F.lit(pattern)) for pattern in patterns]
+    try:
+        probes.append(parse(F.lit("{}"), "t TIMESTAMP, d DATE", _asked(options, {})))
+        plan = records.sparkSession.range(1).select(probes)
+        plan._jdf.queryExecution().optimizedPlan()  # noqa: SLF001  it evaluates constants, without a job
+    except Py4JJavaError as error:
+        return str(error.java_exception.getMessage())
+    except PySparkException as error:
+        return " ".join(str(error).partition(" SQLSTATE")[0].split())
+    return None
 
 
 def _asked(

@@ -15,14 +15,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from receiver_runtime.receivers.storable_keys import are_distinct, cuts, firsts, storable
+from receiver_runtime.block_path.block_handler import DeadLetter
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
+from receiver_runtime.receivers.storable_keys import are_distinct, cuts, repeats, storable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
-    from receiver_runtime.block_path.block_handler import DeadLetter
     from receiver_runtime.block_path.text_check import TextCheck
     from tracker_store.blocks.blocks import NewBlock
 
@@ -83,6 +84,8 @@ class Submit:
     #: The number of each row's request, where rows may be left out.
     numbers: npt.NDArray[np.int64] | None = None
     future: Future[HandedOver] = field(default_factory=Future)
+    #: Rows with the key of another one and other content, to be stored before it is answered.
+    letters: list[DeadLetter] = field(default_factory=list)
     #: Rows that went into blocks, from the first on.
     taken: int = 0
     added: int = 0
@@ -138,6 +141,25 @@ class KeyedPart:
         before = self.batch.num_rows
         self._keep(keep, None if self.submit.requests is None else self.submit.requests.duplicates)
         self.submit.duplicates += before - self.batch.num_rows
+
+    def take_repeats(self, seen: dict[str, object], content: str | None) -> list[DeadLetter]:
+        """Leave out the rows whose keys came before, and count them; return instead those with other content.
+
+        ``seen``: the contents of earlier rows by their keys; it gets those of these rows.
+        """
+        assert self.keys is not None
+        contents = None if content is None else self.batch.column(content).cast(pa.large_binary())
+        again, others = repeats(self.keys, contents, seen)
+        odd = [] if contents is None else contents.filter(others).to_pylist()
+        self.submit.duplicates += again.true_count - len(odd)
+        self._keep(pc.invert(again), None)
+        return [DeadLetter(DeadLetterReason.REPEATED_KEY, data or b"") for data in odd]
+
+    def see(self, keys: pa.Array, content: str, seen: dict[str, object]) -> None:
+        """Add the contents of its rows with these keys, the first of each."""
+        if self.keys is not None:
+            rows = pc.is_in(self.keys, value_set=keys)
+            repeats(self.keys.filter(rows), self.batch.column(content).filter(rows).cast(pa.large_binary()), seen)
 
     def _keep(self, keep: pa.BooleanArray, counts: dict[int, int] | None) -> None:
         """Keep these rows; count the others by their requests."""
@@ -209,8 +231,12 @@ def submit_of(
     keys: pa.StringArray | Sequence[str | None] | None,
     *,
     rows_share_keys: bool,
+    content: str | None = None,
 ) -> Submit:
-    """Return a submit of a batch of the receiver's columns. Raises ValueError if there are not as many keys as rows."""
+    """Return a submit of a batch of the receiver's columns; ``content`` is the one that a key belongs to.
+
+    Raises ValueError if there are not as many keys as rows.
+    """
     if keys is None:
         return Submit(batch, None, None, batch.nbytes)
     taken = storable(keys)
@@ -220,6 +246,8 @@ def submit_of(
         return Submit(batch, taken, None, batch.nbytes)
     if rows_share_keys:
         return Submit(batch, taken, cuts(taken), batch.nbytes)
-    first_rows = firsts(taken)
-    kept = batch.take(first_rows)
-    return Submit(kept, taken.take(first_rows), None, kept.nbytes, duplicates=batch.num_rows - kept.num_rows)
+    made = Submit(batch, taken, None, batch.nbytes)
+    whole = KeyedPart(made, batch, taken, last=True)
+    made.letters = whole.take_repeats({}, content)
+    made.batch, made.keys, made.nbytes = whole.batch, whole.keys, whole.batch.nbytes
+    return made

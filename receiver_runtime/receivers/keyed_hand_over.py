@@ -14,9 +14,11 @@ What is decided where:
   out at once and counted as a duplicate. Its future waits for that block: blocks are answered in order, and if one
   fails for good, all later ones fail with it.
 - **A key that comes again within one submit** is left out as if it had come before; the first row counts. A sender may
-  repeat itself at once, and both messages are then read together. The exception is a submit that is one request whose
+  repeat itself at once, and both messages are then read together. An exception is a submit that is one request whose
   rows share a key: those rows **stay in one block**, because if only half of them were registered, the next attempt
   would leave out the other half. A block is cut between keys, even if that makes it larger than ``max_block_bytes``.
+- **A key that comes again with other content**, within a submit or while the first row is in flight here, becomes a
+  dead letter, if the receiver names its column of content. What is registered is known by its key alone.
 - **A lost answer** decides nothing; the registrar resolves it by sending the identical blocks.
 - **Rows whose text is not UTF-8** become dead letters before their block is stored, and their keys are not registered.
   A submit counts them neither as added nor as duplicates.
@@ -40,6 +42,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import structlog
 
 from receiver_runtime.block_path.records import conform
@@ -51,8 +54,7 @@ from tracker_store.connection.errors import DuplicateKeysError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    import pyarrow as pa
-
+    from receiver_runtime.block_path.block_handler import DeadLetter
     from receiver_runtime.supervisor.attached_supervisor import AttachedSupervisor
 
 _log = structlog.get_logger(__name__)
@@ -85,16 +87,23 @@ class KeyedHandOver:
         supervisor: the receiver's.
         most_in_flight: how many submits may wait for their answers.
         most_bytes: how many bytes they may have; four blocks of the largest size by default.
+        content: the column of text or bytes that is always the same for a key, where senders choose the keys.
     """
 
     def __init__(
-        self, supervisor: AttachedSupervisor, *, most_in_flight: int = MOST_IN_FLIGHT, most_bytes: int | None = None
+        self,
+        supervisor: AttachedSupervisor,
+        *,
+        most_in_flight: int = MOST_IN_FLIGHT,
+        most_bytes: int | None = None,
+        content: str | None = None,
     ) -> None:
         if most_in_flight < 1:
             raise ValueError(f"most_in_flight={most_in_flight}: give 1 or more")
         self._schema = supervisor.record_schema
         self._text = TextCheck(self._schema)
         self._path = supervisor.block_path
+        self._content = content
         settings = supervisor.settings
         self._most_in_flight = most_in_flight
         self._largest_block = settings.max_block_bytes
@@ -153,7 +162,8 @@ class KeyedHandOver:
             HandOverClosedError: after ``close``.
             Exception: what has ended the hand-over, as a fenced receiver.
         """
-        made = submit_of(conform(batch, self._schema), keys, rows_share_keys=rows_share_keys or requests is not None)
+        share = rows_share_keys or requests is not None
+        made = submit_of(conform(batch, self._schema), keys, rows_share_keys=share, content=self._content)
         if requests is not None:
             if sum(requests) != made.batch.num_rows:
                 raise ValueError(f"requests of {sum(requests)} rows for {made.batch.num_rows} rows")
@@ -344,13 +354,19 @@ class KeyedHandOver:
             block.messages = before - self._messages_waiting
         # From here on, a failure below reaches the submitters that wait for the block.
         self._blocks.append(block)
+        letters: list[DeadLetter] = []
         for part in block.parts:
+            letters += part.submit.letters
+            part.submit.letters = []
             keys = part.distinct_keys()
             if again := keys & self._keys:
+                letters += self._with_other_content(part, again)
                 part.leave_out(again)
                 keys -= again
             block.keys |= keys
             self._keys |= keys
+        if letters:
+            self._path.store_dead_letters(letters)
         block.count()
         self._leave_out_unscoped(block)
         if self._careful and block.keys:
@@ -365,6 +381,18 @@ class KeyedHandOver:
             # It is answered with the blocks before it.
             self._blocks.pop()
             self._blocks[-1].parts += block.parts
+
+    def _with_other_content(self, part: KeyedPart, keys: set[str]) -> list[DeadLetter]:
+        """Leave out a part's rows of which an earlier one in flight has the key; return those with other content."""
+        if self._content is None:
+            return []
+        seen: dict[str, object] = {}
+        wanted = pa.array(sorted(keys), pa.string())
+        for earlier in (one for block in self._blocks for one in block.parts):
+            if earlier is part:
+                break
+            earlier.see(wanted, self._content, seen)
+        return part.take_repeats(seen, self._content)
 
     def _leave_out_unscoped(self, block: KeyedBlock) -> None:
         """Leave out the rows whose keys the driver log has without their scopes; waits for its answer."""

@@ -46,16 +46,20 @@ def are_distinct(keys: pa.Array) -> bool:
     return bool(pc.count_distinct(keys, mode="only_valid").as_py() == len(keys) - keys.null_count)
 
 
-def firsts(keys: pa.Array) -> pa.Array:
-    """Return the rows that are the first with their key, and those without a key."""
-    seen: set[str] = set()
-    found = []
-    for row, key in enumerate(keys.to_pylist()):
-        if key not in seen:
-            found.append(row)
+def repeats(keys: pa.Array, contents: pa.Array | None, seen: dict[str, object]) -> tuple[pa.Array, pa.Array]:
+    """Return which rows have a key that came before, and which of these have other content than it came with.
+
+    ``seen`` has the contents of keys that came before the first row, and gets those of the rows.
+    """
+    again, others = [], []
+    given = [None] * len(keys) if contents is None else contents.to_pylist()
+    for key, content in zip(keys.to_pylist(), given, strict=True):
+        is_again = key in seen
+        again.append(is_again)
+        others.append(is_again and seen[key] != content)
         if key is not None:
-            seen.add(key)
-    return pa.array(found, pa.int64())
+            seen.setdefault(key, content)
+    return pa.array(again, pa.bool_()), pa.array(others, pa.bool_())
 
 
 def cuts(keys: pa.Array) -> Sequence[int]:

@@ -272,6 +272,13 @@ def test_one_connection_may_mix_framings_and_a_counted_message_may_have_newlines
     assert run([stream]) == ([b"<1>a", b"<2>b\nc", b"<3>d", b"<4>e", b"9 lives", b"<5>f", b"<6>g"], [])
 
 
+@pytest.mark.parametrize("count", [b"0012", b"012", b"0", b"00", b"+12", b" 12"])
+@pytest.mark.parametrize("before", [[], [b"<1>a"]])
+def test_a_number_that_rfc_6587_does_not_allow_is_no_count(count: bytes, before: list[bytes]) -> None:
+    line = count + b" <34>hello wo"
+    assert run([b"".join(map(counted, before)) + line + b"\n" + counted(b"<2>b")]) == ([*before, line, b"<2>b"], [])
+
+
 def test_a_nul_in_other_text_is_a_character() -> None:
     assert run([b"\xff\0 x\n<1>a\0no\0pe\0<2>b\n"]) == ([b"\xff\0 x", b"<1>a", b"no\0pe", b"<2>b"], [])
 

@@ -39,6 +39,7 @@ from orchestration.sinks.parquet_staging import Staged, empty_file, staged_files
 from orchestration.sinks.refused_files import show
 from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
 from orchestration.sinks.table_columns import arrow_schema, check_names
+from receiver_runtime.block_store.object_urls import url_fault
 from receiver_runtime.block_store.roots import OBJECT_SCHEMES, without_secrets
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
@@ -312,6 +313,9 @@ def _objects(path: str | Path | Secret) -> ParquetObjects | None:
             f"ParquetSink: {without_secrets(path)!r} has a user or a password in it: leave them to the environment "
             '(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), or give the whole URL by EnvVar("NAME")'
         )
+        raise DeclarationError(message)
+    if (why := url_fault(path)) is not None:
+        message = f"ParquetSink: {why}"
         raise DeclarationError(message)
     return ParquetObjects(path)
 

@@ -15,7 +15,7 @@ from orchestration.sinks.postgres.postgres_statements import quoted
 from orchestration.sinks.refused_rows import MOST_REFUSED, RefusedRow, cut, row_as_json, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from orchestration.sinks.postgres.postgres_columns import Column
     from orchestration.sinks.postgres.postgres_statements import Statements
@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 
 #: Comment on the primary key of a table that the sink made.
 MADE_BY_MERGE = "made by Forebay for mode='merge'"
-# Classes of SQLSTATE that say nothing about a row: connections, transactions, rights, names, locks, resources, faults
-# of the server; and a sequence that has come to its end. Any other is a row's: a value, a constraint, a limit, an
-# exception of a trigger, whatever its code.
-_OF_NO_ROW = re.compile("0[0-3]|0[8ABFLPZ]|2[4568BDF]|3[4BDF]|4[02]|5[3578]|72|F0|HV|XX|2200H")
+# Classes of SQLSTATE that say nothing about a row: connections, transactions, locks, resources, faults of the server;
+# and a sequence that has come to its end.
+_OF_NO_ROW = re.compile("08|25|2D|3B|40|53|55P03|57|58|72|2200H|XX00[12]")
+# Rights, names, settings, internal errors: a row's only if the table takes other rows, because a trigger's code may end
+# so. Any other class is a row's: a value, a constraint, a limit, an exception of a trigger, whatever its code.
+_IN_DOUBT = re.compile("0[0-3]|0[ABFLPZ]|2[468BF]|3[4DF]|42|55|F0|HV|XX")
+_REPEATED = "several rows of the batch have this key, and one can be kept: group by the key, or drop all but one"
 _NOT_NULL, _CHECK = "23502", "23514"  # their details repeat the row
 # How a column's value is shown, as refused rows of a task have it; `to_json` for any other type.
 _SHOWN = {
@@ -41,9 +44,33 @@ _SHOWN = {
 # The table, and its partitions at any depth.
 _TREE = "SELECT to_regclass(%(table)s)::oid UNION SELECT relid::oid FROM pg_partition_tree(to_regclass(%(table)s))"
 _DEFERRED = """
-SELECT DISTINCT n.nspname::text, o.conname::text FROM pg_constraint o JOIN pg_namespace n ON n.oid = o.connamespace
-WHERE o.condeferred AND o.contype IN ('f', 'p', 'u', 'x') AND o.conrelid IN ({tree}) AND o.confrelid NOT IN ({tree})
-ORDER BY 1, 2
+SELECT DISTINCT o.confrelid IN ({tree}), n.nspname::text, o.conname::text
+FROM pg_constraint o JOIN pg_namespace n ON n.oid = o.connamespace
+WHERE o.condeferred AND o.contype IN ('f', 'p', 'u', 'x') AND o.conrelid IN ({tree}) ORDER BY 1, 2, 3
+"""
+# Insert the rows of a piece one by one, and keep the places of those that the table does not take.
+_ONE_BY_ONE = """
+<<forebay>>
+DECLARE
+    place tid; stored bigint = 0; refused tid[] = '{{}}';
+BEGIN
+    FOR forebay.place IN SELECT ctid FROM {table} WHERE {where} ORDER BY ctid LOOP
+        BEGIN
+            {insert};
+            {check}
+            IF FOUND THEN
+                forebay.stored = forebay.stored + 1;
+            END IF;
+        EXCEPTION WHEN OTHERS THEN
+            forebay.refused = forebay.refused || forebay.place;
+        END;
+    END LOOP;
+    PERFORM set_config('forebay.stored', forebay.stored::text, true);
+    PERFORM set_config('forebay.refused', forebay.refused::text, true);
+END
+"""
+_ONE_BY_ONE_ANSWER = """
+SELECT current_setting('forebay.stored')::bigint, current_setting('forebay.refused')::tid[]::text[]
 """
 # A constraint, or else an index, of which no columns are named if it has expressions.
 _CONSTRAINT = """
@@ -61,8 +88,8 @@ FROM (
 
 
 def is_of_a_row(error: Any) -> bool:  # noqa: ANN401  psycopg2 has no types
-    """Return whether Postgres refused a statement because of a row that it writes."""
-    return error.pgcode is not None and _OF_NO_ROW.match(error.pgcode) is None
+    """Return whether Postgres refused a statement because of a row that it writes, which is certain."""
+    return error.pgcode is not None and not (_OF_NO_ROW.match(error.pgcode) or _IN_DOUBT.match(error.pgcode))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +100,17 @@ class Piece:
     first: tuple[int, int] = (0, 0)
     end: tuple[int, int] | None = None
 
+    @classmethod
+    def of_place(cls, table: str, place: str) -> Piece:
+        """Return the piece of one row, by its `ctid`."""
+        page, number = map(int, place.strip("()").split(","))
+        return cls(table, (page, number), (page, number + 1))
+
+    @property
+    def is_a_row(self) -> bool:
+        """Return whether it is known to be a row."""
+        return self.end == (self.first[0], self.first[1] + 1)
+
     def where(self) -> Any:  # noqa: ANN401
         """Return the condition on the staging table's rows."""
         from psycopg2 import sql  # noqa: PLC0415
@@ -82,6 +120,15 @@ class Piece:
         return sql.SQL("ctid >= {}::tid AND ctid < {}::tid").format(
             *(sql.Literal("({},{})".format(*place)) for place in (self.first, self.end))
         )
+
+
+class _EachRow(Piece):
+    """Name the row at which `_ONE_BY_ONE` is."""
+
+    def where(self) -> Any:  # noqa: ANN401
+        from psycopg2 import sql  # noqa: PLC0415
+
+        return sql.SQL("ctid = forebay.place")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,95 +150,110 @@ class Insertion:
         cursor: Any,  # noqa: ANN401
         statements: Statements,
         columns: Sequence[Column],
-        insert: Callable[[Sequence[Piece]], int],
+        insert: Callable[[Sequence[Piece]], Any],
         refused: RefusedRows,
         *,
-        merges: bool = False,
+        key: Sequence[str] = (),
+        repeated: Callable[[], Sequence[Piece]] = tuple,
     ) -> None:
-        """Prepare. `insert` inserts pieces by one statement, and returns how many rows the table took.
+        """Prepare. `insert` composes the one statement that inserts pieces.
 
-        `merges`: it changes rows too, so that what excludes a row may go.
+        `key`: the statement changes rows that have it, so that what excludes a row may go. `repeated` finds the rows of
+        which several have one key: each is refused, because several statements would let one replace another.
         """
         self._cursor = cursor
         self._statements = statements
         self._columns = columns
         self._insert = insert
         self._refused = refused
-        self._merges = merges
-        self._before_halving: Callable[[], None] | None = None
+        self._key = key
+        self._repeated = repeated
+        self._halves_already = False
+        self._stored = 0
+        self._check = ""  # of the foreign keys to the table itself
         self._tree = statements.sql(_TREE, {"table": quoted(statements.schema, statements.table)})
         self._constraints: dict[tuple[str, str, str], _Constraint] = {}
         self._waiting: list[list[Piece]] = []  # for another row to come, or to change
         self._waits_no_more = False
+        self._in_doubt: list[tuple[Piece, Any]] = []  # until the table has taken a row
 
-    def run(self, pieces: Sequence[Piece], before_halving: Callable[[], None]) -> int:
-        """Return how many rows the table took. Raises RefusedRowsError if there are too many that it refuses.
-
-        `before_halving` is called once before rows of one statement are inserted by several.
-        """
+    def run(self, pieces: Sequence[Piece]) -> int:
+        """Return how many rows the table took. Raises RefusedRowsError if there are too many that it refuses."""
         self._check_constraints_at_once()
-        self._before_halving = before_halving
-        stored = self._search([list(pieces)])
+        self._search([list(pieces)])
         while self._waiting:
-            again, self._waiting = self._waiting, []
-            stored_now = self._search(again)
-            stored += stored_now
-            if not stored_now and self._waiting == again:
+            again, self._waiting, before = self._waiting, [], self._stored
+            self._search(again)
+            if self._stored == before and self._waiting == again:
                 self._halve_waiting()
-        return stored
+        if self._in_doubt:
+            # Not one row was taken.
+            raise self._in_doubt[0][1]
+        return self._stored
 
     def _halve_waiting(self) -> None:
-        """Have the halves of what waits tried: in each piece is a row that no other one makes room for."""
+        """Try all that waits at once, for rows that refer to each other, or else its halves."""
         waiting, self._waiting = self._waiting, []
-        for some in waiting:
-            self._waiting += self._halves(some) or [some]
-        # Single rows, or too many pieces to tell their rows apart.
-        self._waits_no_more = self._waiting == waiting or len(waiting) > MOST_REFUSED
+        try:
+            self._stored += self._inserted([piece for some in waiting for piece in some])
+        except _RowError:
+            for some in waiting:
+                self._waiting += self._halves(some) or [some]
+            # Single rows, or too many pieces to tell their rows apart.
+            self._waits_no_more = self._waiting == waiting or len(waiting) > MOST_REFUSED
 
     def _check_constraints_at_once(self) -> None:
         """Have what else is checked at the commit, where no row could be put aside, checked at each statement.
 
-        Not what tables refer to: a row that was deleted to be replaced is missing until then. Locks: none.
+        A foreign key to the table itself is checked behind each: a row that was deleted to be replaced is missing
+        before. Not what other tables refer to. Locks: none.
         """
-        from psycopg2 import sql  # noqa: PLC0415
-
         self._cursor.execute(self._statements.sql(_DEFERRED, tree=self._tree))
-        if names := self._cursor.fetchall():
-            deferred = sql.SQL(", ").join(sql.Identifier(*name) for name in names)
-            self._cursor.execute(sql.SQL("SET CONSTRAINTS {} IMMEDIATE").format(deferred))
+        found = self._cursor.fetchall()
+        others, own = (
+            ", ".join(quoted(*name) for is_own, *name in found if is_own is wanted) for wanted in (False, True)
+        )
+        if others:
+            self._cursor.execute(f"SET CONSTRAINTS {others} IMMEDIATE")
+        if own:
+            self._check = f"SET CONSTRAINTS {own} IMMEDIATE; SET CONSTRAINTS {own} DEFERRED;"
 
     def _inserted(self, pieces: Sequence[Piece]) -> int:
         """Insert pieces by one statement, or nothing of them. Raises _RowError."""
         import psycopg2  # noqa: PLC0415
+        from psycopg2 import sql  # noqa: PLC0415
 
-        self._cursor.execute("SAVEPOINT piece")
         try:
-            stored = self._insert(pieces)
+            self._cursor.execute(sql.SQL("SAVEPOINT piece; {}").format(self._insert(pieces)))
+            stored = int(self._cursor.rowcount)
+            self._cursor.execute(f"{self._check} RELEASE SAVEPOINT piece")
         except psycopg2.Error as error:
-            if not is_of_a_row(error):
+            if error.pgcode is None or _OF_NO_ROW.match(error.pgcode):
                 raise
             self._cursor.execute("ROLLBACK TO SAVEPOINT piece; RELEASE SAVEPOINT piece")
             raise _RowError(error) from None
-        self._cursor.execute("RELEASE SAVEPOINT piece")
         return stored
 
-    def _search(self, left: Sequence[list[Piece]]) -> int:
-        """Insert what can be, in order, by halves of what can't: a number of statements for each refused row."""
-        stored, to_do = 0, [*reversed(left)]
+    def _search(self, left: Sequence[list[Piece]]) -> None:
+        """Insert what can be, in order, by halves of what can't, and the rows of a page one by one."""
+        to_do = [*reversed(left)]
         while to_do:
             some = to_do.pop()
             try:
-                stored += self._inserted(some)
+                self._stored += self._inserted(some)
             except _RowError as error:
-                self._begin_halving()
-                if self._waits(error.of_postgres):
+                if self._begin_halving():
+                    to_do.append(some)
+                elif self._waits(error.of_postgres):
                     self._waiting.append(some)
-                    continue
-                halves = self._halves(some)
-                if not halves:
+                elif len(some) == 1 and some[0].is_a_row:
                     self._judge(some[0], error.of_postgres)
-                to_do += reversed(halves)
-        return stored
+                else:
+                    to_do += reversed(self._halves(some) or self._insert_one_by_one(some[0]))
+            if self._stored:
+                for piece, of_postgres in self._in_doubt:
+                    self._refuse(piece, of_postgres)
+                self._in_doubt.clear()
 
     def _waits(self, error: Any) -> bool:  # noqa: ANN401
         """Return whether the row may be taken when another one is there, or has changed."""
@@ -200,48 +262,69 @@ class Insertion:
         if self._waits_no_more:
             return False
         if isinstance(error, errors.UniqueViolation | errors.ExclusionViolation):
-            return self._merges
+            return bool(self._key)
         return isinstance(error, errors.ForeignKeyViolation) and self._constraint(error).refers_to_its_table
 
-    def _begin_halving(self) -> None:
-        if self._before_halving is None:
-            return
-        self._before_halving()
-        self._before_halving = None
+    def _begin_halving(self) -> bool:
+        """Return whether rows were put aside, so that the others may be taken by one statement."""
+        if self._halves_already:
+            return False
+        self._halves_already = True
         try:
             self._inserted([])
         except _RowError as error:
-            # No row is to blame: a trigger for each statement refuses any.
-            raise error.of_postgres from None
+            if not self._waits(error.of_postgres):
+                # No row is to blame: a trigger for each statement refuses any.
+                raise error.of_postgres from None
+        repeated = self._repeated()
+        for piece in repeated:
+            if (row := self._row(piece)) is not None:
+                self._put_aside(piece, RefusedRow(row_as_json(row), _reason(row, self._key, _REPEATED)))
+        return bool(repeated)
 
     def _halves(self, pieces: list[Piece]) -> list[list[Piece]]:
-        """Return both halves; none of a single row."""
+        """Return both halves; none of a page or less."""
         from psycopg2 import sql  # noqa: PLC0415
 
         if len(pieces) > 1:
             half = len(pieces) // 2
             return [pieces[:half], pieces[half:]]
         [piece] = pieces
-        table = sql.Identifier(self._statements.schema, piece.table)
         end = piece.end
         if end is None:
             size = "SELECT pg_relation_size({}::regclass) / current_setting('block_size')::bigint"
             self._cursor.execute(sql.SQL(size).format(sql.Literal(quoted(self._statements.schema, piece.table))))
             end = (self._cursor.fetchone()[0], 0)
-        if end[0] - piece.first[0] > 1:
-            middle = ((piece.first[0] + end[0]) // 2, 0)
-        else:
-            # One page, of which the rows are few.
-            places = "SELECT ctid::text AS place FROM {} WHERE {} ORDER BY ctid"
-            self._cursor.execute(sql.SQL(places).format(table, Piece(piece.table, piece.first, end).where()))
-            found = self._cursor.fetchall()
-            if len(found) <= 1:
-                return []
-            page, _, number = found[len(found) // 2][0].strip("()").partition(",")
-            middle = (int(page), int(number))
+        if end[0] - piece.first[0] <= 1:
+            return []
+        middle = ((piece.first[0] + end[0]) // 2, 0)
         return [[Piece(piece.table, piece.first, middle)], [Piece(piece.table, middle, end)]]
 
+    def _insert_one_by_one(self, piece: Piece) -> list[list[Piece]]:
+        """Insert the rows of a piece by a statement for each, and return those that the table does not take."""
+        from psycopg2 import sql  # noqa: PLC0415
+
+        body = sql.SQL(_ONE_BY_ONE).format(
+            table=sql.Identifier(self._statements.schema, piece.table),
+            where=piece.where(),
+            insert=self._insert([_EachRow(piece.table)]),
+            check=sql.SQL(self._check),
+        )
+        self._cursor.execute(sql.SQL("DO {}").format(sql.Literal(body.as_string(self._cursor))))
+        self._cursor.execute(_ONE_BY_ONE_ANSWER)
+        stored, refused = self._cursor.fetchone()
+        self._stored += stored
+        return [[Piece.of_place(piece.table, place)] for place in refused]
+
     def _judge(self, piece: Piece, error: Any) -> None:  # noqa: ANN401
+        if not _IN_DOUBT.match(error.pgcode):
+            self._refuse(piece, error)
+        elif len(self._in_doubt) == MOST_REFUSED:
+            raise error
+        else:
+            self._in_doubt.append((piece, error))
+
+    def _refuse(self, piece: Piece, error: Any) -> None:  # noqa: ANN401
         row = self._row(piece)
         if row is None:
             raise error
@@ -282,12 +365,7 @@ class Insertion:
                 f" (go back to mode='merge', which made it, or: ALTER TABLE {self._statements.target} DROP CONSTRAINT "
                 f"{error.diag.constraint_name})"
             )
-        names = [name for name in constraint.columns or [error.diag.column_name] if name in row]
-        if not names:
-            return f"the row is {shown(json.loads(row_as_json(row)))}: {said}"
-        values = ", ".join(shown(row[name]) for name in names)
-        is_one = len(names) == 1
-        return f"{'column' if is_one else 'columns'} {', '.join(names)} {'is' if is_one else 'are'} {values}: {said}"
+        return _reason(row, [name for name in constraint.columns or [error.diag.column_name] if name in row], said)
 
     def _constraint(self, error: Any) -> _Constraint:  # noqa: ANN401
         """Return what the catalog says of the constraint, or the unique index, that an error names. Locks: none."""
@@ -302,6 +380,14 @@ class Insertion:
             found = self._cursor.fetchone()
             self._constraints[key] = _Constraint() if found is None else _Constraint(tuple(found[0]), *found[1:])
         return self._constraints[key]
+
+
+def _reason(row: Mapping[str, Any], names: Sequence[str], said: str) -> str:
+    if not names:
+        return f"the row is {shown(json.loads(row_as_json(row)))}: {said}"
+    values = ", ".join(shown(row[name]) for name in names)
+    is_one = len(names) == 1
+    return f"{'column' if is_one else 'columns'} {', '.join(names)} {'is' if is_one else 'are'} {values}: {said}"
 
 
 class _RowError(Exception):

@@ -12,6 +12,7 @@ from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.postgres.postgres_columns import Column, TableColumn
 from orchestration.sinks.postgres.postgres_insertion import MADE_BY_MERGE, Insertion, Piece
 from orchestration.sinks.postgres.postgres_statements import Statements, names_of, quoted
+from orchestration.sinks.refused_rows import MOST_REFUSED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,10 +117,7 @@ class TargetTable:
         source = self._source(columns, pieces)
         kept = sql.SQL("")
         if self._key:
-            same = sql.SQL(" AND ").join(
-                sql.SQL("staged.{0} = t.{0}").format(sql.Identifier(column)) for column in self._key
-            )
-            kept = sql.SQL(" AND NOT EXISTS (SELECT 1 FROM ({}) AS staged WHERE {})").format(source, same)
+            kept = sql.SQL(" AND NOT EXISTS (SELECT 1 FROM ({}) AS staged WHERE {})").format(source, self._same("t"))
         delete = self._statements.sql(
             "DELETE FROM {table} AS t WHERE t.{batch_time} = %(time)s{kept}", {"time": attempt.batch_time}, kept=kept
         )
@@ -151,13 +149,9 @@ class TargetTable:
         attempt: OutputAttempt,
         refused: RefusedRows,
     ) -> int:
-        from psycopg2 import errors, sql  # noqa: PLC0415
+        from psycopg2 import sql  # noqa: PLC0415
 
         names, pieces = [column.name for column in columns], [Piece(table) for table in staged]
-        several = SinkError(
-            f"{attempt.name} has several rows of one key ({', '.join(self._key)}), of which one can be kept: group by "
-            "the key, or drop all but one"
-        )
         conflict = sql.SQL("")
         if self._key:
             # A replay of an older batch does not change rows of a newer one.
@@ -170,8 +164,8 @@ class TargetTable:
                 ),
             )
 
-        def insert(some: Sequence[Piece]) -> int:
-            statement = self._statements.sql(
+        def statement(some: Sequence[Piece]) -> Any:  # noqa: ANN401
+            return self._statements.sql(
                 "INSERT INTO {table} AS t ({names}, {batch_time}) "
                 "SELECT {names}, %(time)s FROM ({source}) AS staged{conflict}",
                 {"time": attempt.batch_time},
@@ -179,27 +173,42 @@ class TargetTable:
                 source=self._source(columns, some),
                 conflict=conflict,
             )
-            try:
-                cursor.execute(statement)
-            except errors.CardinalityViolation:
-                # Else it is a trigger's.
-                if self._key:
-                    raise several from None
-                raise
-            return int(cursor.rowcount)
 
-        def check_keys() -> None:
-            """Find two rows of a key, which several statements would not: the later one would replace the other."""
-            if self._key:
-                twice = "SELECT FROM ({source}) AS staged GROUP BY {key} HAVING count(*) > 1 LIMIT 1"
-                cursor.execute(
-                    self._statements.sql(twice, source=self._source(columns, pieces), key=names_of(self._key))
-                )
-                if cursor.rowcount:
-                    raise several
+        def repeated() -> list[Piece]:
+            return self._repeated(cursor, columns, pieces) if self._key else []
 
-        merges = bool(self._key)
-        return Insertion(cursor, self._statements, columns, insert, refused, merges=merges).run(pieces, check_keys)
+        return Insertion(cursor, self._statements, columns, statement, refused, key=self._key, repeated=repeated).run(
+            pieces
+        )
+
+    def _repeated(self, cursor: Any, columns: list[Column], pieces: Sequence[Piece]) -> list[Piece]:  # noqa: ANN401
+        """Return staged rows of which another one has the key, as the table compares keys."""
+        from psycopg2 import sql  # noqa: PLC0415
+
+        twice = self._statements.sql(
+            "SELECT {key} FROM ({source}) AS staged GROUP BY {key} HAVING count(*) > 1",
+            source=self._source(columns, pieces),
+            key=names_of(self._key),
+        )
+        found = []
+        for piece in pieces:
+            statement = sql.SQL(
+                "SELECT s.ctid::text FROM {} AS s WHERE EXISTS (SELECT FROM ({}) AS staged WHERE {}) ORDER BY s.ctid "
+                "LIMIT {}"
+            )
+            table = sql.Identifier(self._statements.schema, piece.table)
+            cursor.execute(statement.format(table, twice, self._same("s"), sql.Literal(MOST_REFUSED)))
+            found += [Piece.of_place(piece.table, place) for (place,) in cursor.fetchall()]
+        return found
+
+    def _same(self, table: str) -> Any:  # noqa: ANN401
+        """Return the condition that a row has the key of `staged`."""
+        from psycopg2 import sql  # noqa: PLC0415
+
+        return sql.SQL(" AND ").join(
+            sql.SQL("staged.{0} = {1}.{0}").format(sql.Identifier(column), sql.Identifier(table))
+            for column in self._key
+        )
 
     def check_stored(self, stored: int, rows: int, attempt: OutputAttempt) -> None:
         """Raise SinkError if the table did not take each row that was inserted: a trigger may leave rows out."""

@@ -10,22 +10,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from receiver_runtime.block_store.frames.errors import BlockStoreError
+from receiver_runtime.block_store.object_urls import TRUTHS, url_fault
 from receiver_runtime.block_store.roots import without_secrets
 from receiver_runtime.block_store.secret_url import SecretUrl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 _CONNECT_SECONDS = 5.0
 _REQUEST_SECONDS = 20.0
-_TRUTHS = {"true": True, "1": True, "false": False, "0": False}
-_S3_OPTIONS: dict[str, Callable[[str], object]] = {
-    "endpoint_override": str,
-    "force_virtual_addressing": lambda value: _TRUTHS[value.lower()],
-    "region": str,
-    "scheme": str,
-    "tls_ca_file_path": str,
-}
 
 
 _REFUSED = "This URL can't be opened as an object store. Correct FOREBAY_BLOCK_STORE."
@@ -117,30 +110,16 @@ def open_objects(url: str) -> Objects:
     Raises:
         BlockStoreError: the URL has no bucket or an unknown option, its login has a slash, or pyarrow refuses it.
     """
-    address = SecretUrl(url)
-    if address.has_unescaped_login:
-        raise BlockStoreError(
-            f"the access key or the secret key of {address.name!r} has a special character: write / as %2F, ? as %3F "
-            "and # as %23"
-        )
+    if (why := url_fault(url)) is not None:
+        raise BlockStoreError(why)
     try:
-        parts = urlsplit(url)
-    except ValueError as error:
-        raise BlockStoreError(f"{without_secrets(url)!r}: {error}. {_REFUSED}") from None
-    if parts.fragment or url.endswith("#"):
-        raise BlockStoreError(
-            f"{without_secrets(url)!r}: what follows '#' would be left out of the key: write %23 for a '#' in it"
-        )
-    if not parts.netloc:
-        raise BlockStoreError(f"{without_secrets(url)!r} names no bucket: write {parts.scheme}://BUCKET/PREFIX")
-    try:
-        if parts.scheme == "s3":
+        if urlsplit(url).scheme == "s3":
             return _open_s3(url)
         from pyarrow.fs import FileSystem  # noqa: PLC0415
 
         return Objects(*FileSystem.from_uri(url))
     except (ValueError, OSError, ImportError, NotImplementedError) as error:
-        said = address.scrub(str(error))
+        said = SecretUrl(url).scrub(str(error))
         # The cause would be printed with the URL in it.
         raise BlockStoreError(f"{without_secrets(url)!r}: {said}. {_REFUSED}") from None
 
@@ -150,20 +129,9 @@ def _open_s3(url: str) -> Objects:
     from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem  # noqa: PLC0415
 
     parts = urlsplit(url)
-    options: dict[str, Any] = {}
-    for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name not in _S3_OPTIONS:
-            raise BlockStoreError(
-                f"the option {name!r} of {without_secrets(url)!r} is not known: known are {', '.join(_S3_OPTIONS)}"
-            )
-        if name in options:
-            raise BlockStoreError(f"{without_secrets(url)!r} has the option {name!r} twice: give it once")
-        try:
-            options[name] = _S3_OPTIONS[name](value)
-        except KeyError:
-            raise BlockStoreError(
-                f"{without_secrets(url)!r}: {name}={value!r} is none of {', '.join(_TRUTHS)}"
-            ) from None
+    options: dict[str, Any] = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if (virtual := options.get("force_virtual_addressing")) is not None:
+        options["force_virtual_addressing"] = TRUTHS[virtual.lower()]
     user, _, host = parts.netloc.rpartition("@")
     if user:
         access_key, _, secret_key = user.partition(":")

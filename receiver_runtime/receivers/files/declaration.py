@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from receiver_runtime.block_store.object_urls import S3_OPTIONS, option_fault
 from receiver_runtime.sources.fields.dialects import FILE_NAMES, FILE_PATHS, PLAIN_PATHS, PLAIN_URLS, READ_FILE_NAMES
 from receiver_runtime.sources.fields.secret import Secret
 from receiver_runtime.sources.fields.text_encoding import TextEncoding  # noqa: TC001  pydantic evaluates it
@@ -27,10 +28,7 @@ Size = Annotated[int, BeforeValidator(parse_bytes)]
 _LARGEST_RECORD = 256 * 2**20
 _OBJECT_SCHEMES = ("s3", "gs", "abfs")
 _SECRET_OPTIONS = frozenset({"access_key", "secret_key"})
-_OPTIONS = (
-    *("access_key", "endpoint_override", "force_virtual_addressing", "region", "scheme", "secret_key"),
-    "tls_ca_file_path",
-)
+_OPTIONS = tuple(sorted({*_SECRET_OPTIONS, *S3_OPTIONS}))
 _URL = re.compile(r"([a-z0-9+.-]+)://")
 #: Names that programs give to a file that they are still writing: browsers, WinSCP, rsync, lftp, Hadoop, editors.
 UNFINISHED = (
@@ -209,8 +207,8 @@ class _ArrivingFiles(_FileSource):
         for name, value in options.items():
             if name not in _OPTIONS:
                 raise ValueError(f"options: {name} is not known: use {', '.join(_OPTIONS)}")
-            if name == "force_virtual_addressing" and value not in ("true", "false"):
-                raise ValueError(f"options: {name}={value!r} must be 'true' or 'false'")
+            if isinstance(value, str) and name not in _SECRET_OPTIONS and (why := option_fault(name, value)):
+                raise ValueError(f"options: {why}")
             # A secret is kept as its reference; a literal is refused.
             checked[name] = Secret.of(value).reference if name in _SECRET_OPTIONS else value
         return checked

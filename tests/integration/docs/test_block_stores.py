@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from receiver_runtime.block_store.stores.objects import _S3_OPTIONS
+from receiver_runtime.block_store.object_urls import S3_OPTIONS
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from tests.support.commands.forked_command import programs
 
@@ -46,4 +46,4 @@ def test_the_options_of_an_s3_url_are_the_program_s() -> None:
     named = {
         name for row in re.findall(r"^\| (`[\w`, ]+`) \|.*$", PAGE, re.MULTILINE) for name in re.findall(r"\w+", row)
     }
-    assert set(_S3_OPTIONS) <= named
+    assert set(S3_OPTIONS) <= named

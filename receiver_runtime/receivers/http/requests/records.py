@@ -111,6 +111,8 @@ def parse_plain(
     kind, charset = media_type(content_type)
     if form == "auto":
         form = _form_of(kind, charset, body)
+        if form == "json" and kind in _DOUBTFUL:
+            return _guessed_json(kind, charset, content_type, body, most_bytes, limits)
     if form == "whole":
         if not body:
             raise _empty()
@@ -132,6 +134,23 @@ def parse_plain(
         content_type = "application/json"
     found = _lines(body, content_type, most_bytes, limits, is_json=is_json, unreadable=unreadable)
     return replace(found, rejected=[*unreadable, *found.rejected]) if unreadable else found
+
+
+def _guessed_json(
+    kind: str, charset: str | None, content_type: str | None, body: bytes, most_bytes: int, limits: ParsingLimits
+) -> Plain:
+    """Return the records of a body that is JSON by its bytes alone; a refusal says how to have it read otherwise."""
+    try:
+        return _whole_json("json", json_text(kind, charset, body), content_type, most_bytes, limits)
+    except PushRefusedError as error:
+        if error.status != HTTPStatus.BAD_REQUEST:
+            raise
+        form = "lines" if kind == "text/plain" else "whole"
+        raise PushRefusedError(
+            error.status,
+            f"{error}. It is {kind or 'of no type'}, and begins as JSON does: if it is none, declare the source with "
+            f'Http(body="{form}")',
+        ) from error
 
 
 def _whole_json(form: str, text: JsonText, content_type: str | None, most_bytes: int, limits: ParsingLimits) -> Plain:

@@ -715,6 +715,18 @@ def test_what_spark_can_not_read_or_tell_apart_is_refused_with_the_column(sessio
     ):
         with pytest.raises(ParsingError, match=f"options: Spark has no {said}"):
             read(frame, "a STRING", options={name: "x"})
+    for read, name, value, said in (
+        (from_json_records, "timeZone", "Mars/Phobos", "form 'area/city', such as 'America/Los_Angeles'"),
+        (from_csv_records, "TIMEZONE", "+25:00", "from -18:00 to .18:00"),
+        (from_csv_records, "timestampFormat", "%Y-%m-%d", "Fail to recognize '%Y-%m-%d' pattern"),
+        (from_json_records, "dateFormat", "yyyy-bb", "Unrecognized datetime pattern: 'yyyy-bb'"),
+        (from_json_records, "allowComments", "maybe", '"maybe"'),
+        (from_json_records, "maxStringLen", "many", '"many"'),
+    ):
+        with pytest.raises(
+            ParsingError, match=rf"(?s)options: Spark takes no {name}='{re.escape(value)}' for .*{said}"
+        ):
+            read(frame, "a TIMESTAMP", options={name: value, "mode": "PERMISSIVE"})
     with pytest.raises(ParsingError, match="timeZone: IST has several meanings"):
         from_json_records(frame, "a TIMESTAMP", options={"timezone": "IST"})
 

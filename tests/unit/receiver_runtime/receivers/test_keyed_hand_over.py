@@ -599,3 +599,17 @@ def test_many_messages_do_not_wait_for_the_next_blocks_time(
         # A request of many rows is one message.
         last = hand_over.submit(batch(*["c"] * 100), None, requests=[100])
         assert [answer(future) for future in [few, *more, last]] == [(1, 0)] * (len(more) + 1) + [(100, 0)]
+
+
+def test_a_key_that_comes_again_with_other_content_is_a_dead_letter(running: Rig, log: KeyedBlockLog) -> None:
+    hand_over = KeyedHandOver(running.attached, content="value")
+    log.away = True
+    first = hand_over.submit(batch("a", "b", "c", "a", "d"), ["1", "2", "2", "1", None])
+    again = hand_over.submit(batch("a", "e", "f", ""), ["1", "1", "3", "3"])
+    log.away = False
+    assert (answer(first), answer(again)) == ((3, 1), (1, 1))
+    hand_over.close()
+    assert running.values() == ["a", "b", "d", "f"]
+    assert {(reason, data) for reason, _, data in running.dead_letters()} == {
+        ("repeated_key", data) for data in (b"c", b"e", b"")
+    }

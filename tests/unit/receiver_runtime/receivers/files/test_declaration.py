@@ -29,6 +29,17 @@ def test_files_are_read_exactly_once(source: type[FollowedFiles | FileLines | Wh
         ({"kind": "file_lines", "path": "ftp://host/in"}, "give a directory, or one of s3, gs, abfs"),
         ({"kind": "file_lines", "path": "s3://k:s@bucket/in"}, "put the rest into options, secrets by reference"),
         ({"kind": "file_lines", "path": "s3://b/in", "options": {"secret": "x"}}, "options: secret is not known: use"),
+        *(
+            ({"kind": "file_lines", "path": "s3://b/in", "options": {"endpoint_override": endpoint}}, said)
+            for endpoint, said in (
+                ("minio:99999", "'minio:99999' is no server"),
+                ("k:s@minio", "access_key and secret_key"),
+            )
+        ),
+        (
+            {"kind": "file_lines", "path": "s3://b/in", "options": {"scheme": "s3"}},
+            "scheme='s3' is none of http, https",
+        ),
         ({"kind": "whole_files", "path": "/in", "options": {"region": "eu"}}, "options are for s3://"),
         ({"kind": "whole_files", "path": "/in", "encoding": "utf-8"}, "whole_files has no such field"),
     ],
