@@ -7,7 +7,7 @@ unless the test moves it.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pytest
 import sqlalchemy as sa
@@ -22,24 +22,14 @@ from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.batches.received_block_tracker import BatchTimes, ReceivedBlockTracker, batch_times
 from tracker_store.batches.retry import LONGEST
 from tracker_store.blocks.segments import open_segment
-from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import AllocationError
 from tracker_store.receivers.processes import register_process
 from tracker_store.receivers.receivers import placements
 from tracker_store.schema.states import BatchState, ProcessKind
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 INTERVAL = timedelta(seconds=10)
 HOUR = timedelta(hours=1)
 SECOND = timedelta(seconds=1)
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as made:
-        yield made
 
 
 def make_clock_settable(connection: sa.Connection) -> None:

@@ -22,22 +22,14 @@ from tests.support.postgres.counted_statements import buffers, counted
 from tracker_store.batches.batches import claim_attempt, complete_batch
 from tracker_store.batches.outputs import commit_output
 from tracker_store.batches.pipelines import apply_pipeline
-from tracker_store.connection.engine import connect
 from tracker_store.reports.batch_statistics import batch_figures, completed_minutes, pipeline_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from datetime import datetime
 
 STREAM = dg.AssetKey(["forebay", "lines"])
 MINUTES = dg.AssetKey(["words", "batches_1m"])
 PROOFS = tuple(DESCRIPTIONS)
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as connection:
-        yield connection
 
 
 @pytest.fixture

@@ -36,7 +36,6 @@ from tests.support.postgres.counted_statements import counted
 from tracker_store.batches import batches
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.batches.received_block_tracker import batch_times
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.leadership import DeposedError, read_leadership, take_leadership
 from tracker_store.receivers.receivers import placements
 from tracker_store.schema.states import AttemptState
@@ -73,12 +72,6 @@ class FakeDagster(DagsterClient):
         assert (sensor.name, pipeline) == ("words_batches", "words")
         self.launched.append(launch.run_key)
         return "the-run"
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as made:
-        yield made
 
 
 @pytest.fixture

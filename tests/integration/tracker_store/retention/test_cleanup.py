@@ -65,12 +65,6 @@ ZERO = timedelta(0)
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        yield make_log(connection)
-
-
-@pytest.fixture
 def receiver_id(log: Log) -> int:
     [receiver_id] = log.receiver_ids
     return receiver_id

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import dagster as dg
 import pytest
@@ -19,18 +18,8 @@ from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tracker_store.batches.batches import claim_attempt, complete_batch, fail_attempt
 from tracker_store.batches.outputs import commit_output
 from tracker_store.batches.pipelines import apply_pipeline
-from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import NotAppliedError
 from tracker_store.reports.status import receiver_status
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as connection:
-        yield connection
 
 
 @pytest.fixture

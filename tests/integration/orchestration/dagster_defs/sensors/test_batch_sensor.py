@@ -48,7 +48,6 @@ from tracker_store.batches.run_queue import (
     run_worker,
     set_batch_driver_state,
 )
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.processes import deregister_process, register_process
 from tracker_store.receivers.receivers import placements
 from tracker_store.retention.cleanup import clean_up_receiver
@@ -75,12 +74,6 @@ def _long_pause_between_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
     with dg.DagsterInstance.ephemeral() as made:
-        yield made
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as made:
         yield made
 
 
