@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.commands.run_program import run_program
 
 ROOT = Path(__file__).parents[3]
 _FILE = re.compile(r"^```python file=(\S+)\.py\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -43,17 +44,14 @@ def test_dagsters_own_command_loads_each_as_a_file_and_as_a_module(option: str, 
             (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
     examples = [name for names in EXAMPLES.values() for name in names]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
-    finished = subprocess.run(
+    finished = run_program(
         [
             *(sys.executable, "-m", "tests.support.dagster.validation", option),
             *(f"{name}.py" if option == "-f" else name for name in examples),
         ],
-        cwd=tmp_path,
         env=environment | {"DAGSTER_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
+        cwd=tmp_path,
         timeout=600,
-        check=False,
     )
     output = finished.stdout + finished.stderr
     assert finished.returncode == 0, output

@@ -761,9 +761,9 @@ def test_o03_output_operations(url: str, log: Log) -> None:
     assert not {"startTime", "endTime", "duration"} & waiting[0].keys()
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
+def test_o03_what_is_unknown_is_404(url: str, log: Log) -> None:
+    busy(log)
+    for path in (
         "/nothing",
         "/api/v1/applications/other",
         "/api/v1/applications/other/streaming/statistics",
@@ -780,13 +780,10 @@ def test_o03_output_operations(url: str, log: Log) -> None:
         f"{STREAMING}/batches/1/operations",
         f"{STREAMING}/batches/{NOON_MS + 10_000}/operations/9",
         f"{STREAMING}/batches/{NOON_MS + 10_000}/operations/first",
-    ],
-)
-def test_o03_what_is_unknown_is_404(url: str, log: Log, path: str) -> None:
-    busy(log)
-    refused = ask(url, path)
-    assert refused.status == 404
-    assert refused.json["error"]
+    ):
+        refused = ask(url, path)
+        assert refused.status == 404, path
+        assert refused.json["error"], path
 
 
 def test_o03_a_removed_pipeline_is_unknown(url: str, log: Log) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -30,6 +29,7 @@ from orchestration.dagster_instance.dagster_client import (
 from orchestration.declarations.apply import apply
 from orchestration.tracker.batch_pusher import BatchPusher
 from tests.integration.orchestration.boundaries import complete_launched, is_in_time
+from tests.support.commands.run_program import run_program
 from tests.support.driver_log.log import Log, oldest_unfinished_batch
 from tests.support.polling import eventually, joined
 from tests.support.postgres.counted_statements import counted
@@ -384,14 +384,10 @@ def test_j08_a_process_without_any_file_goes_on_with_what_was_pending(
     )
 
     def launched_by_another_process() -> str:
-        done = subprocess.run(
+        done = run_program(
             [sys.executable, "-c", _LAUNCHES, database_url],
             env={"PATH": os.environ["PATH"], "FOREBAY_HOME": str(tmp_path)},
             cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
