@@ -16,6 +16,7 @@ from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.batches.batch_schedule import SENSOR_LAUNCHER, BatchRules, next_steps
 from orchestration.declarations.apply import apply
+from tests.support.driver_log.attempts import fail_batch
 from tests.support.driver_log.log import add, block, claim_anew
 from tracker_store.batches import batches
 from tracker_store.batches.pipelines import get_pipeline
@@ -197,14 +198,13 @@ def test_a_failed_batch_is_tried_again_though_the_clock_was_set_back(system: Sys
     system.receive()
     system.pass_time()
     [launch] = next_steps(system.connection, system.rules, launcher=SENSOR_LAUNCHER, runs=None).launches
-    batches.fail_attempt(
+    fail_batch(
         system.connection,
-        pipeline_id=system.pipeline_id,
-        batch_time=datetime.fromisoformat(launch.batch_time),
-        attempt=launch.attempt,
+        system.pipeline_id,
+        datetime.fromisoformat(launch.batch_time),
+        launch.attempt,
         run_id="r",
         error="boom",
-        max_attempts=3,
         retry_after=LONGEST,
     )
 

@@ -33,11 +33,11 @@ from orchestration.declarations.apply import apply
 from orchestration.declarations.project_code import CodeCopies
 from orchestration.declarations.settings import Settings
 from tests.integration.orchestration.boundaries import complete_launched, is_in_time
+from tests.support.driver_log.attempts import commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL as LOG_INTERVAL
 from tests.support.driver_log.log import Log, make_log, oldest_unfinished_batch
 from tests.support.polling import eventually
 from tracker_store.batches import batches, retry
-from tracker_store.batches.outputs import commit_output
 from tracker_store.batches.pipeline_states import start_pipelines, stop_pipelines
 from tracker_store.batches.pipelines import get_pipeline, list_pipelines, list_streams, remove_pipeline
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker, batch_times
@@ -119,6 +119,33 @@ def next_step(connection: sa.Connection, pipeline: Pipeline, instance: dg.Dagste
     return Wait(steps.reason)
 
 
+def waits(connection: sa.Connection, pipeline: Pipeline, instance: dg.DagsterInstance) -> str:
+    """Return what a tick waits for; it launches nothing."""
+    step = next_step(connection, pipeline, instance)
+    assert isinstance(step, Wait)
+    return step.reason
+
+
+def launched(
+    connection: sa.Connection,
+    pipeline: Pipeline,
+    instance: dg.DagsterInstance,
+    status: dg.DagsterRunStatus = dg.DagsterRunStatus.STARTED,
+    *,
+    claimed: bool = True,
+    boundaries: int = 1,
+) -> tuple[Log, list[datetime], Launch, dg.DagsterRun]:
+    """Let a tick launch the oldest of the boundaries due, each with a block; return them, its launch and its run."""
+    log, times = behind(connection, pipeline, boundaries)
+    log.add_at(log.receiver_ids[0], *(time - SECOND for time in times))
+    launch = next_step(connection, pipeline, instance)
+    assert isinstance(launch, Launch)
+    run = add_run(instance, launch, status)
+    if claimed:
+        claim(log, launch, times[0], run.run_id)
+    return log, times, launch, run
+
+
 def add_run(instance: dg.DagsterInstance, launch: Launch, status: dg.DagsterRunStatus) -> dg.DagsterRun:
     run = dg.DagsterRun(
         job_name="words_batch",
@@ -169,17 +196,15 @@ def test_a_stopped_pipeline_makes_no_batch_and_one_that_is_stopping_its_last(
     stop_pipelines(connection)
     assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 1)
     connection.execute(sa.text("UPDATE forebay.pipelines SET state = 'STOPPED'"))
-    step = next_step(connection, pipeline, instance)
-    assert isinstance(step, Wait)
-    assert "run `forebay start --pipeline words`" in step.reason
+    step = waits(connection, pipeline, instance)
+    assert "run `forebay start --pipeline words`" in step
 
 
 def test_nothing_due_says_when_the_next_is(connection: sa.Connection, instance: dg.DagsterInstance) -> None:
     pipeline = declare()
     apply(connection, [pipeline])
-    step = next_step(connection, pipeline, instance)
-    assert isinstance(step, Wait)
-    assert "the next is at" in step.reason
+    step = waits(connection, pipeline, instance)
+    assert "the next is at" in step
 
 
 def test_after_an_outage_each_interval_gets_its_own_batch_in_order(
@@ -217,18 +242,12 @@ def test_merge_makes_one_batch_at_the_newest_boundary(connection: sa.Connection,
 
 def test_the_sensor_waits_for_a_living_run(connection: sa.Connection, instance: dg.DagsterInstance) -> None:
     pipeline = declare()
-    log, [time] = behind(connection, pipeline, 1)
-    log.add_at(log.receiver_ids[0], time - SECOND)
-    launch = next_step(connection, pipeline, instance)
-    assert isinstance(launch, Launch)
-    run = add_run(instance, launch, dg.DagsterRunStatus.STARTING)
-    starting = next_step(connection, pipeline, instance)
-    assert isinstance(starting, Wait)
-    assert f"starting in run {run.run_id}" in starting.reason
+    log, [time], launch, run = launched(connection, pipeline, instance, dg.DagsterRunStatus.STARTING, claimed=False)
+    starting = waits(connection, pipeline, instance)
+    assert f"starting in run {run.run_id}" in starting
     claim(log, launch, time, run.run_id)
-    running = next_step(connection, pipeline, instance)
-    assert isinstance(running, Wait)
-    assert f"running in run {run.run_id}" in running.reason
+    running = waits(connection, pipeline, instance)
+    assert f"running in run {run.run_id}" in running
 
 
 @pytest.mark.parametrize("claimed", [False, True])
@@ -237,13 +256,7 @@ def test_a_run_that_died_silently_is_retried_under_a_new_key(
 ) -> None:
     """Check after `kill -9` of a run's process, before or after its claim: Dagster launches a run key only once."""
     pipeline = declare()
-    log, [time] = behind(connection, pipeline, 1)
-    log.add_at(log.receiver_ids[0], time - SECOND)
-    launch = next_step(connection, pipeline, instance)
-    assert isinstance(launch, Launch)
-    run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
-    if claimed:
-        claim(log, launch, time, run.run_id)
+    log, [time], launch, run = launched(connection, pipeline, instance, claimed=claimed)
     instance.report_run_failed(run)
     again = next_step(connection, pipeline, instance)
     assert again == Launch(time.isoformat(), 2), "at once"
@@ -254,9 +267,8 @@ def test_a_run_that_died_silently_is_retried_under_a_new_key(
     # After the second loss in a row there is a pause.
     run = add_run(instance, again, dg.DagsterRunStatus.STARTED)
     instance.report_run_failed(run)
-    waiting = next_step(connection, pipeline, instance)
-    assert isinstance(waiting, Wait)
-    assert f"attempt 2 was lost (run {run.run_id} ended as FAILURE" in waiting.reason
+    waiting = waits(connection, pipeline, instance)
+    assert f"attempt 2 was lost (run {run.run_id} ended as FAILURE" in waiting
 
 
 def failed_with(data: JobFailureData | EngineEventData, kind: dg.DagsterEventType) -> dg.DagsterEvent:
@@ -327,20 +339,19 @@ def test_a_tick_reports_an_earlier_failure_if_the_newest_attempt_was_lost(
             assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 1)
         claim(log, Launch(time.isoformat(), attempt), time, f"run{attempt}")
         error = f"{failure}: {attempt}"
-        batches.fail_attempt(
+        fail_batch(
             connection,
-            pipeline_id=log.pipeline_id,
-            batch_time=time,
-            attempt=attempt,
+            log.pipeline_id,
+            time,
+            attempt,
             run_id=f"run{attempt}",
             error=error,
+            retry_after=None,
             failure=failure,
-            max_attempts=3,
         )
-    waiting = next_step(connection, pipeline, instance)
-    assert isinstance(waiting, Wait)
-    assert "attempt 3 was lost (LOST: 3); the next starts after" in waiting.reason
-    assert waiting.reason.endswith("; an earlier one said more: FAILED: 1")
+    waiting = waits(connection, pipeline, instance)
+    assert "attempt 3 was lost (LOST: 3); the next starts after" in waiting
+    assert waiting.endswith("; an earlier one said more: FAILED: 1")
 
 
 def test_a_pipeline_created_again_under_its_name_does_not_take_the_old_ones_runs_for_its_own(
@@ -378,12 +389,7 @@ def test_a_pipeline_created_again_under_its_name_does_not_take_the_old_ones_runs
 
 def test_a_deleted_run_is_retried(connection: sa.Connection, instance: dg.DagsterInstance) -> None:
     pipeline = declare()
-    log, [time] = behind(connection, pipeline, 1)
-    log.add_at(log.receiver_ids[0], time - SECOND)
-    launch = next_step(connection, pipeline, instance)
-    assert isinstance(launch, Launch)
-    run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
-    claim(log, launch, time, run.run_id)
+    log, [time], _launch, run = launched(connection, pipeline, instance)
     instance.delete_run(run.run_id)
     assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 2)
     assert "is gone" in newest_attempt(log, time)[1]
@@ -393,36 +399,18 @@ def test_later_batches_wait_while_one_is_in_its_backoff(
     connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
     pipeline = declare()
-    log, times = behind(connection, pipeline, 2)
-    log.add_at(log.receiver_ids[0], *(time - SECOND for time in times))
-    launch = next_step(connection, pipeline, instance)
-    assert isinstance(launch, Launch)
-    run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
-    claim(log, launch, times[0], run.run_id)
-    batches.fail_attempt(
-        connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=times[0],
-        attempt=1,
-        run_id=run.run_id,
-        error="no",
-        max_attempts=3,
-    )
+    log, times, _, run = launched(connection, pipeline, instance, boundaries=2)
+    fail_batch(connection, log.pipeline_id, times[0], run_id=run.run_id, error="no", retry_after=None)
     for _ in range(2):
-        waiting = next_step(connection, pipeline, instance)
-        assert isinstance(waiting, Wait)
-        assert "attempt 1 failed" in waiting.reason
-        assert "1 more interval(s)" in waiting.reason
+        waiting = waits(connection, pipeline, instance)
+        assert "attempt 1 failed" in waiting
+        assert "1 more interval(s)" in waiting
     assert batches.get_batch(connection, log.pipeline_id, times[1]) is None
 
 
 def test_a_quarantined_batch_lets_the_later_ones_go_on(connection: sa.Connection, instance: dg.DagsterInstance) -> None:
     pipeline = declare(max_lost_attempts=1)
-    log, times = behind(connection, pipeline, 2)
-    log.add_at(log.receiver_ids[0], times[0] - SECOND, times[1] - SECOND)
-    launch = next_step(connection, pipeline, instance)
-    assert isinstance(launch, Launch)
-    run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
+    log, times, _, run = launched(connection, pipeline, instance, claimed=False, boundaries=2)
     instance.report_run_failed(run)
     assert next_step(connection, pipeline, instance) == Launch(times[1].isoformat(), 1)
     first = batches.get_batch(connection, log.pipeline_id, times[0])
@@ -467,15 +455,7 @@ def test_the_next_attempt_is_no_run_of_the_outputs_that_are_committed(
     launch = Launch(time.isoformat(), 1)
     run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
     claim(log, launch, time, run.run_id)
-    commit_output(
-        connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=time,
-        attempt=1,
-        output="counts",
-        location="/out/1",
-        rows=1,
-    )
+    commit_batch(connection, log.pipeline_id, time, "counts", location="/out/1")
     instance.report_run_failed(run)
     [second] = sensor.evaluate_tick(dg.build_sensor_context(instance=instance)).run_requests or []
     assert second.run_key == f"{time.isoformat()}:2"
@@ -510,22 +490,8 @@ def test_a_run_whose_attempt_the_tracker_failed_is_ended_in_dagster_too(
 ) -> None:
     """Check after code server and run were killed together: no process was left to report to Dagster."""
     pipeline = declare()
-    log, [time] = behind(connection, pipeline, 1)
-    log.add_at(log.receiver_ids[0], time - SECOND)
-    launch = next_step(connection, pipeline, instance)
-    assert isinstance(launch, Launch)
-    run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
-    claim(log, launch, time, run.run_id)
-    batches.fail_attempt(
-        connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=time,
-        attempt=1,
-        run_id=run.run_id,
-        error="lost",
-        max_attempts=3,
-        retry_after=timedelta(0),
-    )
+    log, [time], _launch, run = launched(connection, pipeline, instance)
+    fail_batch(connection, log.pipeline_id, time, run_id=run.run_id, error="lost")
     assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 2)
     ended = instance.get_run_by_id(run.run_id)
     assert ended is not None
@@ -538,23 +504,18 @@ def test_a_cancelled_run_ends_only_its_attempt_and_the_tick_reports_it(
     connection: sa.Connection, instance: dg.DagsterInstance, says_so: str
 ) -> None:
     pipeline = declare()
-    log, [time] = behind(connection, pipeline, 1)
-    log.add_at(log.receiver_ids[0], time - SECOND)
-    launch = next_step(connection, pipeline, instance)
-    assert isinstance(launch, Launch)
-    run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
-    claim(log, launch, time, run.run_id)
+    log, [time], _launch, run = launched(connection, pipeline, instance)
     if says_so == "the run":
         # Its Spark job was cancelled, which the user's code saw as an error.
-        batches.fail_attempt(
+        fail_batch(
             connection,
-            pipeline_id=log.pipeline_id,
-            batch_time=time,
-            attempt=1,
+            log.pipeline_id,
+            time,
             run_id=run.run_id,
             error="job cancelled",
-            failure=AttemptFailure.LOST,
             max_attempts=1,
+            retry_after=None,
+            failure=AttemptFailure.LOST,
             least_pause=timedelta(minutes=1),
         )
     instance.report_run_canceled(run)
@@ -582,12 +543,7 @@ def test_a_run_killed_when_its_batch_ended_is_ended_in_dagster_after_a_while(
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     pipeline = declare()
     sensor = batch_sensor(pipeline, batch_job(pipeline), SensorConnections())
-    log, [time] = behind(connection, pipeline, 1)
-    log.add_at(log.receiver_ids[0], time - SECOND)
-    launch = next_step(connection, pipeline, instance)
-    assert isinstance(launch, Launch)
-    run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
-    claim(log, launch, time, run.run_id)
+    log, [time], launch, run = launched(connection, pipeline, instance)
 
     def status() -> dg.DagsterRunStatus:
         assert not sensor.evaluate_tick(dg.build_sensor_context(instance=instance)).run_requests
@@ -602,16 +558,7 @@ def test_a_run_killed_when_its_batch_ended_is_ended_in_dagster_after_a_while(
     if state is BatchState.COMPLETED:
         finish(log, launch, time)
     else:
-        batches.fail_attempt(
-            connection,
-            pipeline_id=log.pipeline_id,
-            batch_time=time,
-            attempt=1,
-            run_id=run.run_id,
-            error="lost",
-            max_attempts=1,
-            retry_after=timedelta(0),
-        )
+        fail_batch(connection, log.pipeline_id, time, run_id=run.run_id, error="lost", max_attempts=1)
     assert status() is dg.DagsterRunStatus.STARTED, "it may be about to say so itself"
     later("batch_attempts")
     assert status() is dg.DagsterRunStatus.STARTED, "its process lives, as far as is known"
@@ -656,9 +603,8 @@ def test_a_batch_that_halts_the_pipeline_holds_those_beside_it_and_none_is_lost(
     instance.report_run_failed(runs[0])
     # This tick gives the first batch up. The next tick does not launch what this one finds due beside it.
     tick(connection, pipeline, instance)
-    halted = next_step(connection, pipeline, instance)
-    assert isinstance(halted, Wait)
-    assert f"forebay batches replay words {times[0].isoformat()}" in halted.reason
+    halted = waits(connection, pipeline, instance)
+    assert f"forebay batches replay words {times[0].isoformat()}" in halted
     finish(log, second, times[1])
     assert isinstance(next_step(connection, pipeline, instance), Wait)
     found = [batches.get_batch(connection, log.pipeline_id, time) for time in times[:3]]
@@ -920,17 +866,12 @@ def test_the_sensor_ends_a_run_whose_driver_died_before_it_began(
 ) -> None:
     """Check this because Dagster's run monitoring, if enabled, checks the health only of runs that have begun."""
     pipeline = declare()
-    log, [time] = behind(connection, pipeline, 1)
-    log.add_at(log.receiver_ids[0], time - SECOND)
-    launch = next_step(connection, pipeline, instance)
-    assert isinstance(launch, Launch)
-    run = add_run(instance, launch, dg.DagsterRunStatus.STARTING)
+    log, [time], _launch, run = launched(connection, pipeline, instance, dg.DagsterRunStatus.STARTING, claimed=False)
     process_id = driver(connection)
     assert enqueue_run(connection, run_id=run.run_id, location="forebay")
     assert claim_run(connection, process_id=process_id, location="forebay") == run.run_id
-    waiting = next_step(connection, pipeline, instance)
-    assert isinstance(waiting, Wait)
-    assert f"starting in run {run.run_id}" in waiting.reason
+    waiting = waits(connection, pipeline, instance)
+    assert f"starting in run {run.run_id}" in waiting
     deregister_process(connection, process_id, "killed by SIGKILL")
     assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 2)
     state, said = newest_attempt(log, time)
@@ -945,17 +886,12 @@ def test_the_sensor_gives_up_a_run_without_a_driver_after_a_while(
     connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
     pipeline = declare()
-    log, [time] = behind(connection, pipeline, 1)
-    log.add_at(log.receiver_ids[0], time - SECOND)
-    launch = next_step(connection, pipeline, instance)
-    assert isinstance(launch, Launch)
-    run = add_run(instance, launch, dg.DagsterRunStatus.STARTING)
+    log, [time], _launch, run = launched(connection, pipeline, instance, dg.DagsterRunStatus.STARTING, claimed=False)
     process_id = driver(connection)
     enqueue_run(connection, run_id=run.run_id, location="forebay")
     deregister_process(connection, process_id)
-    waiting = next_step(connection, pipeline, instance)
-    assert isinstance(waiting, Wait)
-    assert "starting in run" in waiting.reason, "one may be starting"
+    waiting = waits(connection, pipeline, instance)
+    assert "starting in run" in waiting, "one may be starting"
     connection.execute(sa.text("UPDATE forebay.run_queue SET enqueued_at = enqueued_at - interval '2 minutes'"))
     assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 2)
     assert "no batch driver" in newest_attempt(log, time)[1]
@@ -970,11 +906,7 @@ def test_a_run_that_was_never_submitted_is_given_up_after_a_while(
 ) -> None:
     """Check a run whose webserver, for example, was killed before it submitted it: nothing would ever start the run."""
     pipeline = declare()
-    log, [time] = behind(connection, pipeline, 1)
-    log.add_at(log.receiver_ids[0], time - SECOND)
-    launch = next_step(connection, pipeline, instance)
-    assert isinstance(launch, Launch)
-    run = add_run(instance, launch, status)
+    log, [time], _launch, run = launched(connection, pipeline, instance, status, claimed=False)
     assert isinstance(next_step(connection, pipeline, instance), Wait), "it may be submitted just now"
     connection.execute(sa.text("UPDATE forebay.batches SET launched_at = launched_at - interval '2 minutes'"))
     step = next_step(connection, pipeline, instance)
@@ -1001,9 +933,8 @@ def test_the_sensor_waits_for_the_living_one_of_two_runs_of_an_attempt(
     assert isinstance(launch, Launch)
     lives = add_run(instance, launch, dg.DagsterRunStatus.STARTING)
     instance.report_run_failed(add_run(instance, launch, dg.DagsterRunStatus.STARTING))
-    waiting = next_step(connection, pipeline, instance)
-    assert isinstance(waiting, Wait)
-    assert f"starting in run {lives.run_id}" in waiting.reason
+    waiting = waits(connection, pipeline, instance)
+    assert f"starting in run {lives.run_id}" in waiting
 
 
 def test_a_launch_is_not_forgotten_if_another_batch_has_just_changed(
