@@ -122,12 +122,6 @@ def log(engine: sa.Engine, database_url: str, tmp_path: Path) -> Log:
     return Log(engine, database_url, tmp_path)
 
 
-def test_a_published_commit_is_not_left_to_publish(log: Log) -> None:
-    log.run(0, "old")
-    assert log.seen() == ["0:old"]
-    assert log.to_publish() == []
-
-
 @pytest.mark.parametrize("step", [COMMITTED, Step.STAGED])
 def test_w10_a_replay_killed_between_commit_and_publish_is_published_by_the_next_batch(log: Log, step: str) -> None:
     time = log.run(0, "old")
