@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from forebay.testing.postgres import TestServer
     from tests.integration.orchestration.target_database import Target
+    from tests.support.driver_log.log import Log
     from tests.support.spark.shared_session import SharedSession
 
 
@@ -89,6 +90,22 @@ def engine(database_url: str) -> Iterator[sa.Engine]:
     made = tracker_store.connection.engine.create_engine(database_url, application_name="tests", pool_size=10)
     yield made
     made.dispose()
+
+
+@pytest.fixture
+def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
+    from tracker_store.connection.engine import connect  # noqa: PLC0415 - as above
+
+    with connect(engine) as made:
+        yield made
+
+
+@pytest.fixture
+def log(connection: sa.Connection) -> Log:
+    """Make a driver log with one pipeline, one stream and one receiver."""
+    from tests.support.driver_log.log import make_log  # noqa: PLC0415 - as above
+
+    return make_log(connection)
 
 
 @pytest.fixture

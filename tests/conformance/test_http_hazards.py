@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
-import socket
-import struct
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -109,35 +106,3 @@ def test_salvage_registers_answered_records_and_leaves_the_others_to_the_sender(
         assert bodies(rig) == [b'"before"', b'"held"']
     assert rig.failed_checks() == []
     stop(second)
-
-
-def test_who_goes_before_the_answer_is_stored_once_and_its_repeat_is_left_out(
-    make_rig: Callable[..., SourceRig], database_url: str
-) -> None:
-    """Close the connection by a reset, in order, or in one direction only, as a proxy that awaits the answer does."""
-    rig = make_rig(Http(listen="127.0.0.1:0"))
-    with proxied(database_url) as (proxy, url), contextlib.ExitStack() as stack:
-        process = rig.start(database_url=url)
-        port = port_of(rig)
-        assert post(port, b'"before"')[0] == 200
-        proxy.away = True
-        proxy.cut()
-        for number, end in enumerate(("reset", "closed", "half"), start=2):
-            gone = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_SECONDS))
-            body = json.dumps(end)
-            head = f"POST /v1/s0 HTTP/1.1\r\nHost: x\r\nIdempotency-Key: {end}\r\nContent-Length: {len(body)}\r\n\r\n"
-            gone.sendall(f"{head}{body}".encode())
-            eventually(lambda number=number: rig.stored_frames() == number, "its block")  # type: ignore[misc]
-            if end == "half":
-                gone.shutdown(socket.SHUT_WR)
-                continue
-            if end == "reset":
-                gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            gone.close()
-        proxy.away = False
-        assert gone.recv(65536).startswith(b"HTTP/1.1 200 ")
-        for end in ("reset", "closed", "half"):
-            assert post(port, json.dumps(end).encode(), idempotency_key=end) == (200, {"records": 0, "duplicates": 1})
-        stop(process)
-    assert bodies(rig) == [b'"before"', b'"closed"', b'"half"', b'"reset"']
-    assert rig.failed_checks() == []

@@ -10,7 +10,6 @@ import http.client
 import json
 import re
 import socket
-import subprocess
 import sys
 import threading
 from dataclasses import dataclass
@@ -34,9 +33,11 @@ from forebay.testing.receiver_processes import eventually
 from forebay.testing.sources import stop
 from receiver_runtime.receivers.http.declaration import Http
 from tests.conformance.source_rig import SourceRig
+from tests.support.commands.run_program import run_program
 from tests.support.machine.held_ports import held_port
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator, Sequence
 
     from opentelemetry.sdk._logs import ReadableLogRecord
@@ -89,13 +90,7 @@ def listens(port: int) -> bool:
 
 
 def shell(command: str, port: int) -> str:
-    done = subprocess.run(
-        ["/bin/bash", "-ec", command.replace("127.0.0.1:8080", f"127.0.0.1:{port}")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = run_program(["/bin/bash", "-ec", command.replace("127.0.0.1:8080", f"127.0.0.1:{port}")])
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from forebay.cli.instance.dagster_home import DATABASE_VARIABLE, dagster_database_url
+from tests.support.commands.run_program import run_program
 from tracker_store.connection.engine import connect
 from tracker_store.reports import status
 from tracker_store.server.embedded_postgres import EmbeddedPostgres
@@ -109,16 +109,13 @@ def test_a_failed_batch_is_a_failed_run_with_its_reason_and_tags(pages: Pages, s
 
 def test_a_replay_is_a_run_of_its_own(pages: Pages, system: RunningSystem) -> None:
     batch = newest(system, "numbered", "COMPLETED")
-    done = subprocess.run(
+    done = run_program(
         [
             *(sys.executable, "-m", "forebay.cli", "batches", "replay", "numbered"),
             *("--from", batch.batch_time.isoformat(), "--to", batch.batch_time.isoformat()),
         ],
         env=os.environ | {"FOREBAY_HOME": str(system.home)},
-        capture_output=True,
-        text=True,
         timeout=300,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     pages.open("/runs?q=job%3Anumbered_replay")

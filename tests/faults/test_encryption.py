@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, Self
@@ -15,6 +14,7 @@ import psutil
 import pyarrow.dataset as ds
 import pytest
 
+from tests.support.commands.run_program import run_program
 from tests.support.machine.state_directory import state_directory
 from tests.support.receivers.block_keys import dump, files_with, new_key, spellings
 from tests.support.systems.running_system import running_system
@@ -64,13 +64,10 @@ class PrivateSource:
 def forebay(home: Path, *words: str, **settings: str) -> tuple[int, str]:
     """Run a command in the home; return its exit code and everything that it prints."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-m", "forebay.cli", *words],
         env=environment | {"FOREBAY_HOME": str(home)} | settings,
-        capture_output=True,
-        text=True,
         timeout=450,
-        check=False,
     )
     return done.returncode, done.stdout + done.stderr
 

@@ -13,17 +13,15 @@ import dagster as dg
 import pytest
 
 from tests.faults import event_listener
-from tests.support.driver_log.log import Log, make_log
 from tests.support.polling import eventually
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.receivers import report_event
 from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    import sqlalchemy as sa
+    from tests.support.driver_log.log import Log
+
 
 KILLS = 3
 EVENTS_PER_KILL = 2
@@ -63,12 +61,6 @@ class Daemon:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(60)
-
-
-@pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        yield make_log(connection)
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from forebay.cli.instance.dagster_home import DATABASE_VARIABLE, dagster_database_url
+from tests.support.commands.run_program import run_program
 from tests.support.machine.state_directory import state_directory
 from tests.support.systems.numbered_source import NumberedSource
 from tests.support.systems.running_system import running_system
@@ -22,6 +22,7 @@ from tracker_store.connection.engine import connect
 from tracker_store.server.embedded_postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Sequence
     from datetime import datetime
 
@@ -168,13 +169,10 @@ def are_replayed(system: RunningSystem, home: Path, times: Sequence[datetime]) -
 def forebay(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command as an operator of this home does."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
-    return subprocess.run(
+    return run_program(
         [sys.executable, "-m", "forebay.cli", *arguments],
         env=environment | {"FOREBAY_HOME": str(home), "COLUMNS": "300"},
-        capture_output=True,
-        text=True,
         timeout=600,
-        check=False,
     )
 
 

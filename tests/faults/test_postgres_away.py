@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from contextlib import ExitStack
 from datetime import timedelta
@@ -26,6 +25,7 @@ from orchestration.batches.batch_run import run_batch
 from orchestration.declarations.settings import Settings
 from orchestration.declarations.sink import OutputAttempt, Written, unchecked
 from orchestration.tracker.tracker import Tracker
+from tests.support.commands.run_program import run_program
 from tests.support.driver_log.log import INTERVAL, NOON, make_log
 from tests.support.machine.state_directory import state_directory
 from tests.support.pages.runbook import blocks, page, page_environment, run_commands, runnable, sections
@@ -88,14 +88,7 @@ def host(server: DriverLogServer, home: Path) -> Iterator[ReceivingHost]:
 def status(host: ReceivingHost, *, within: float = 60) -> tuple[int, str]:
     """Run `forebay status` as an operator does, with time for a loaded machine; return exit code and all output."""
     environment = {**os.environ, "FOREBAY_DATABASE_URL": host.database_url, "COLUMNS": "200"}
-    done = subprocess.run(
-        [sys.executable, "-m", "forebay.cli", "status", "--within", str(within)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = run_program([sys.executable, "-m", "forebay.cli", "status", "--within", str(within)], env=environment)
     return done.returncode, " ".join((done.stdout + done.stderr).split())
 
 

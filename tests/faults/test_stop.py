@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.dataset as ds
 import pytest
 
+from tests.support.commands.run_program import run_program
 from tests.support.machine.state_directory import state_directory
 from tests.support.machine.unread_bytes import unread_bytes
 from tests.support.systems.numbered_source import NumberedSource
@@ -34,13 +34,10 @@ IN_FLIGHT = 10_000
 def forebay(system: RunningSystem, *arguments: str) -> dict[str, Any]:
     """Run a command to its end; return its JSON. Its exit code must be 0."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-m", "forebay.cli", *arguments, "--json"],
         env=environment | {"FOREBAY_HOME": str(system.home)},
-        capture_output=True,
-        text=True,
         timeout=450,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)

@@ -23,16 +23,9 @@ from tracker_store.reports import status
 from tracker_store.schema.states import ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from datetime import datetime
 
 SECOND = timedelta(seconds=1)
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as connection:
-        yield connection
 
 
 def everything(connection: sa.Connection) -> list[tuple[object, ...]]:

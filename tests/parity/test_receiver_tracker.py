@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 import sqlalchemy as sa
 
 from orchestration.tracker.tracker import Tracker
 from tests.support.driver_log.log import add, block, claim_anew, make_log
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.leadership import read_leadership
 from tracker_store.receivers.processes import heartbeat, register_process
 from tracker_store.receivers.rates import set_rate_limits
@@ -17,15 +15,7 @@ from tracker_store.receivers.receivers import placements, set_receiver_state
 from tracker_store.schema.states import DesiredState, ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.support.driver_log.log import Log
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as connection:
-        yield connection
 
 
 def tracker(engine: sa.Engine, name: str) -> Tracker:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.support.commands.run_program import run_program
+
+if TYPE_CHECKING:
+    import subprocess
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -27,14 +32,10 @@ def environment(tmp_path: Path) -> Path:
 def make(environment: Path, *arguments: str, target: str = "setup") -> subprocess.CompletedProcess[str]:
     # This suite may itself be run by `make test PYTHON=…`.
     outer = ("MAKE", "PYTHON", "VENV", "MINUTES")
-    return subprocess.run(
+    return run_program(
         ["make", "--no-print-directory", *arguments, target, f"VENV={environment}"],
-        cwd=ROOT,
         env={name: value for name, value in os.environ.items() if not name.startswith(outer)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
+        cwd=ROOT,
     )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import pytest
 
+from tests.support.commands.run_program import run_program
 from tests.support.polling import joined
 from tracker_store.host.process_output import UnfailingOutput, open_child_log, unfailing_log
 
@@ -147,9 +148,7 @@ def test_a_service_keeps_its_exit_code_when_nothing_can_be_written() -> None:
 
 
 def test_everything_that_a_service_writes_comes_out() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", _SERVICE], capture_output=True, text=True, check=False, timeout=60, encoding="utf-8"
-    )
+    ended = run_program([sys.executable, "-c", _SERVICE])
     assert ended.stdout == "a line\n"
     assert "a line" in ended.stderr
     assert "another\n" in ended.stderr
@@ -198,13 +197,8 @@ except ValueError:
 
 @pytest.mark.parametrize("configure", ["configure_log", "keep_log_from_failing"])
 def test_a_traceback_in_the_log_has_no_local_variables(configure: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _TRACEBACK.format(configure=configure)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-        cwd=Path(__file__).parents[2],
+    done = run_program(
+        [sys.executable, "-c", _TRACEBACK.format(configure=configure)], cwd=Path(__file__).parents[2], check=True
     )
     log = done.stdout + done.stderr
     assert "in handle" in log

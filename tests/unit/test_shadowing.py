@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from forebay import shadowing
+from tests.support.commands.run_program import run_program
+
+if TYPE_CHECKING:
+    import subprocess
 
 _ROOT = Path(__file__).parents[2]
 
@@ -24,14 +28,10 @@ def _run(directory: Path) -> subprocess.CompletedProcess[str]:
         "module.check()\n"
     )
     path = os.pathsep.join([str(directory), str(_ROOT)])
-    return subprocess.run(
+    return run_program(
         [sys.executable, "-c", program, str(_ROOT / "forebay" / "shadowing.py")],
-        capture_output=True,
-        text=True,
-        check=False,
         env={**os.environ, "PYTHONPATH": path},
         cwd=directory,
-        timeout=30,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from forebay.cli.main import app
 from forebay.cli.terminal import confirmation
 from orchestration.declarations.apply import apply
 from orchestration.declarations.modules import load_pipelines
+from tests.support.commands.run_program import run_program
 from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
@@ -155,13 +155,10 @@ def test_a_quarantined_batch_is_seen_bisected_and_replayed(
 def test_a_process_of_its_own_prints_progress_and_result_and_names_the_file_that_has_the_rest(
     quarantined: tuple[Pipeline, datetime], tmp_path: Path
 ) -> None:
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-m", "forebay.cli", "batches", "replay", "words", "--failed-outputs-only"],
         cwd=ROOT,
-        capture_output=True,
-        text=True,
         timeout=600,
-        check=False,
     )
     assert done.returncode == 1, done.stdout + done.stderr
     path = tmp_path / "logs" / "replay-words.log"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 from typing import TYPE_CHECKING
 
 from tests.support.commands.forked_command import programs
+from tests.support.commands.run_program import run_program
 from tests.support.driver_log.log import INTERVAL, NOON, make_log
 from tests.support.polling import eventually
 from tracker_store.connection.engine import connect
@@ -25,13 +25,10 @@ _COMPLETE = """
 
 def offered(line: str, *, home: Path, database_url: str) -> set[str]:
     """Return what bash offers for the last word of a command line."""
-    done = subprocess.run(
+    done = run_program(
         ["bash", "--norc", "-c", _COMPLETE, "bash", line],
         env={**programs(), "FOREBAY_HOME": str(home), "FOREBAY_DATABASE_URL": database_url},
-        capture_output=True,
-        text=True,
         check=True,
-        timeout=60,
     )
     assert done.stderr == ""
     return set(done.stdout.split())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,6 +13,7 @@ import sqlalchemy as sa
 
 from orchestration.declarations.apply import apply
 from orchestration.declarations.settings import Settings
+from tests.support.commands.run_program import run_program
 from tests.support.driver_log.stored_lines import LineReceiver
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
@@ -61,7 +61,7 @@ class AllocatedBatch:
         environment: Mapping[str, str] | None = None,
     ) -> list[int]:
         """Run `program`, a file in this folder, in its own process; return what it prints: the rows of each output."""
-        done = subprocess.run(
+        done = run_program(
             [
                 sys.executable,
                 str(ROOT / "tests" / "integration" / "cluster" / program),
@@ -79,9 +79,6 @@ class AllocatedBatch:
                 **({} if self._block_key is None else {"FOREBAY_BLOCK_KEY": self._block_key}),
             },
             cwd=self._directory,
-            capture_output=True,
-            text=True,
-            check=False,
             timeout=400,
         )
         assert done.returncode == 0, done.stderr

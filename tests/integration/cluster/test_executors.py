@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.commands.run_program import run_program
 from tests.support.spark.cluster import standalone_cluster
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.parametrize(("when", "found"), [("start", "1"), ("warm", "2,1,2")])
 def test_o04_a_session_has_the_wanted_number_of_executors(master: str, tmp_path: Path, when: str, found: str) -> None:
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, str(PROGRAM), when],
         env={
             **os.environ,
@@ -46,9 +46,6 @@ def test_o04_a_session_has_the_wanted_number_of_executors(master: str, tmp_path:
             "FOREBAY_SPARK_CONFIGURATION": json.dumps(CONFIGURATION),
         },
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr

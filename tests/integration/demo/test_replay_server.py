@@ -95,16 +95,6 @@ def test_x01_the_cursor_is_kept_across_connections() -> None:
     assert numbers[-1] == 7_999
 
 
-def test_nothing_is_served_without_a_reader() -> None:
-    with ReplayServer(numbered(1_000), rate=100_000) as server:
-        time_before = time.monotonic()
-        while time.monotonic() < time_before + 0.5:
-            assert server.progress().lines == 0
-            time.sleep(0.01)
-        with connect(server) as reader:
-            assert len(read_to_end(reader).split()) == 1_000
-
-
 def test_the_rate_holds() -> None:
     lines, rate = 2_000, 1_000
     with ReplayServer(numbered(lines), rate=rate) as server:
@@ -175,20 +165,6 @@ def test_the_process_serves_all_flights_and_ends_with_its_standard_input() -> No
             assert process.wait(timeout=20) == 0
         finally:
             process.kill()
-
-
-def test_the_process_names_a_port_in_use() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        result = subprocess.run(
-            [sys.executable, "-m", "forebay.demo.replay_server", "--port", str(port)],
-            check=False,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=60,
-        )
-    assert result.returncode == 1
-    assert json.loads(result.stdout)["event"] == "failed"
 
 
 def test_the_process_stops_on_sigterm() -> None:

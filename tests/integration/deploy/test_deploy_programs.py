@@ -15,6 +15,7 @@ import yaml
 from dagster import DagsterInstance
 
 from orchestration.run_launcher.launcher import BatchRunLauncher
+from tests.support.commands.run_program import run_program
 
 pytestmark = pytest.mark.deploy
 
@@ -37,13 +38,8 @@ def installed(tmp_path: Path) -> list[str]:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="asks systemd itself")
 def test_systemd_accepts_the_units(installed: list[str]) -> None:
-    done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", *installed],
-        env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
+    done = run_program(
+        ["systemd-analyze", "verify", "--man=no", *installed], env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"}
     )
     said = "\n".join(line for line in done.stderr.splitlines() if "forebay" in line)
     assert (done.returncode, said) == (0, "")
@@ -53,13 +49,7 @@ def test_systemd_accepts_the_units(installed: list[str]) -> None:
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
 def test_a_unit_is_hardened(path: Path) -> None:
     """Systemd's own scale: 10 is unprotected, and a threshold is tenfold."""
-    done = subprocess.run(
-        ["systemd-analyze", "security", "--offline=true", "--threshold=25", "--no-pager", str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = run_program(["systemd-analyze", "security", "--offline=true", "--threshold=25", "--no-pager", str(path)])
     assert done.returncode == 0, done.stdout[-300:] + done.stderr
 
 
@@ -94,7 +84,5 @@ def test_a_command_of_the_page(database_url: str, tmp_path: Path, command: str) 
         "FOREBAY_HOME": str(tmp_path),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
-    done = subprocess.run(
-        ["sh", "-euc", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
-    )
+    done = run_program(["sh", "-euc", command], env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

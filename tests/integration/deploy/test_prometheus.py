@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
 from orchestration.tracker.http.http import TrackerHttpServer, TrackerView
 from orchestration.tracker.http.listen_address import ListenAddress
+from tests.support.commands.run_program import run_program
 from tests.support.driver_log.eventful_log import make_eventful_log
 from tests.support.polling import eventually
 from tests.support.servers.prometheus import ALERTS, DASHBOARD, ask, has_scraped, has_series, prometheus, queries
@@ -28,9 +28,7 @@ pytestmark = pytest.mark.deploy
 
 def test_promtool_accepts_the_rules_and_passes_their_tests() -> None:
     for arguments in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts.test.yml"]):
-        done = subprocess.run(
-            ["promtool", *arguments], cwd=ALERTS.parent, capture_output=True, text=True, check=False, timeout=120
-        )
+        done = run_program(["promtool", *arguments], cwd=ALERTS.parent)
         assert done.returncode == 0, done.stdout + done.stderr
 
 

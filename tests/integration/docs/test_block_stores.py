@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from receiver_runtime.block_store.object_urls import S3_OPTIONS
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from tests.support.commands.forked_command import programs
+from tests.support.commands.run_program import run_program
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "block-stores.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^```sh runnable\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -25,9 +25,7 @@ def test_a_command(engine: object, database_url: str, tmp_path: Path, command: s
         "FOREBAY_HOME": str(tmp_path),
         **programs(),
     }
-    done = subprocess.run(
-        ["sh", "-euc", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
-    )
+    done = run_program(["sh", "-euc", command], env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -22,10 +21,12 @@ from receiver_runtime.block_store.stores.local import LocalBlockStore
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, exit_code
 from tests.support.commands.forked_command import programs
+from tests.support.commands.run_program import run_program
 from tests.support.driver_log.log import make_log
 from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
 
     import pyarrow as pa
@@ -222,12 +223,4 @@ def test_the_pages_commands(package: Path) -> None:
 
 
 def run(command: str, directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["sh", "-euc", command],
-        cwd=directory,
-        env={**os.environ, **environment, **programs()},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    return run_program(["sh", "-euc", command], env={**os.environ, **environment, **programs()}, cwd=directory)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import subprocess
 import sys
 import tomllib
 from datetime import timedelta
@@ -23,6 +22,7 @@ from orchestration.dagster_defs.build_definitions import build_definitions
 from orchestration.dagster_defs.component import PipelineComponent
 from orchestration.dagster_defs.own_definitions import with_own_definitions
 from orchestration.declarations.apply import apply
+from tests.support.commands.run_program import run_program
 from tracker_store.batches.batches import claim_attempt, fail_attempt
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.connection.engine import connect
@@ -88,13 +88,8 @@ def test_own_assets_stand_beside_the_pipelines_and_their_sensor_is_on(project: P
 
 
 def test_both_locations_of_the_workspace_load(project: Path) -> None:
-    finished = subprocess.run(
-        [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"],
-        cwd=project,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    finished = run_program(
+        [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"], cwd=project
     )
     output = finished.stdout + finished.stderr
     assert finished.returncode == 0, output

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
+
+from tests.support.commands.run_program import run_program
 
 ROOT = Path(__file__).parents[3]
 _FILE = re.compile(r"^```python file=(\S+)\.py\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -40,14 +41,11 @@ def test_dagsters_own_command_loads_each_as_a_file_and_as_a_module(tmp_path: Pat
             (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
     examples = [name for names in EXAMPLES.values() for name in names]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
-    finished = subprocess.run(
+    finished = run_program(
         [sys.executable, "-m", "tests.support.dagster.validation", *examples],
-        cwd=tmp_path,
         env=environment | {"DAGSTER_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
+        cwd=tmp_path,
         timeout=600,
-        check=False,
     )
     output = finished.stdout + finished.stderr
     assert finished.returncode == 0, output

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import textwrap
 from pathlib import Path
 
 from orchestration.declarations.settings import Settings
 from receiver_runtime.block_store.frames.encryption import KEY_SETTING, READING_SETTING
 from tests.support.commands.forked_command import programs
+from tests.support.commands.run_program import run_program
 from tests.support.receivers.block_keys import key_id
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "encryption.md").read_text(encoding="utf-8")
@@ -30,15 +30,7 @@ def test_the_commands_switch_encryption_on_and_rotate_the_key(
         "FOREBAY_HOME": str(tmp_path),
         **programs(),
     }
-    done = subprocess.run(
-        ["sh", "-euc", "\n".join(COMMANDS)],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = run_program(["sh", "-euc", "\n".join(COMMANDS)], env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     first = f"file:{tmp_path}/secrets/blocks-1"
     assert f"FOREBAY_BLOCK_KEY: {first} is key {key_id(first)}, which encrypts blocks" in done.stdout

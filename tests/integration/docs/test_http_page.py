@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from forebay import Stream
 from receiver_runtime.receivers.http.declaration import Http
+from tests.support.commands.run_program import run_program
 from tests.support.driver_log.log import make_log
 from tests.unit.receiver_runtime.receivers.http.http_client import listening
 from tracker_store.connection.engine import connect
@@ -48,14 +49,8 @@ def declared(example: str, folder: Path) -> Stream:
 
 def run(command: str, folder: Path, **environment: str) -> list[dict[str, object]]:
     """Run a command and return its answers."""
-    made = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
+    made = run_program(
+        ["bash", "-euo", "pipefail", "-c", command], env={**os.environ, **environment}, cwd=folder, check=True
     )
     return [json.loads(text) for text in re.findall(r"\{.*?\}", made.stdout)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
+from tests.support.commands.run_program import run_program
 from tests.support.pages.kubernetes import ROOT, TEMPLATE, documented_configuration
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -31,14 +31,7 @@ def executor_pod(**more: str) -> dict[str, Any]:
     del configuration["spark.kubernetes.driver.pod.name"]
     # Spark draws a secret when it starts, in the driver.
     configuration["spark.authenticate"] = "false"
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), json.dumps(configuration)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
+    done = run_program([sys.executable, str(PROGRAM), json.dumps(configuration)], cwd=ROOT, timeout=200)
     assert done.returncode == 0, done.stderr
     pod: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return pod

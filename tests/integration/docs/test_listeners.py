@@ -6,7 +6,6 @@ import importlib
 import inspect
 import os
 import re
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -17,6 +16,7 @@ import pyspark
 
 from forebay.dagster import EventKind, event_sensor
 from tests.support.commands.forked_command import programs
+from tests.support.commands.run_program import run_program
 from tests.support.driver_log.log import make_log, wait_until_told
 from tracker_store.connection.engine import connect
 
@@ -36,7 +36,7 @@ def test_commands_run(engine: sa.Engine, database_url: str, tmp_path: Path) -> N
         make_log(connection)
         wait_until_told(connection)
     [commands] = [text for language, text in BLOCKS if language == "sh"]
-    done = subprocess.run(
+    done = run_program(
         ["sh", "-euc", commands],
         env={
             **os.environ,
@@ -44,10 +44,6 @@ def test_commands_run(engine: sa.Engine, database_url: str, tmp_path: Path) -> N
             "FOREBAY_HOME": str(tmp_path),
             **programs(),
         },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("pipeline_started") == 2, "the newest events, and all as JSON"

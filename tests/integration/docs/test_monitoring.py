@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from orchestration.tracker.http.http import PageContent, TrackerHttpServer, Trac
 from orchestration.tracker.http.http_writes import ReplayDagster
 from orchestration.tracker.http.listen_address import ListenAddress
 from orchestration.tracker.http.streaming_api import STATUS
+from tests.support.commands.run_program import run_program
 from tests.support.dagster.replaying_webserver import replaying_dagster
 from tests.support.driver_log.log import INTERVAL, NOON, make_log
 from tests.support.polling import eventually
@@ -61,14 +61,10 @@ def test_commands(engine: sa.Engine, tmp_path: Path, commands: str) -> None:
         ),
     ):
         eventually(address_file.exists, "the file with the address")
-        done = subprocess.run(
+        done = run_program(
             ["sh", "-euc", commands],
             env={"PATH": os.environ["PATH"], "FOREBAY_TRACKER_WRITE_TOKEN": "secret"},
             cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
         )
     assert done.returncode == 0, done.stderr
     assert done.stdout

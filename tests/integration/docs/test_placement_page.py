@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from orchestration.policies.scheduling_policy import MOST_SETTLES
 from orchestration.tracker.rebalancing import OFFER_SECONDS
 from receiver_runtime.sources.fields.units import parse_duration
 from tests.support.commands.forked_command import programs
+from tests.support.commands.run_program import run_program
 from tests.support.driver_log.log import make_log
 from tracker_store.connection.engine import connect
 
@@ -54,9 +54,7 @@ def test_a_command(engine: sa.Engine, database_url: str, tmp_path: Path, command
         "FOREBAY_HOME": str(tmp_path),
         **programs(),
     }
-    done = subprocess.run(
-        ["sh", "-euc", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
-    )
+    done = run_program(["sh", "-euc", command], env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

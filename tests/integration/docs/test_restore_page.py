@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from forebay.testing.receiver_processes import eventually
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
 from tests.support.commands.forked_command import programs
+from tests.support.commands.run_program import run_program
 from tests.support.pages.runbook import blocks, page
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.reports.checks import check_data
@@ -73,14 +73,10 @@ class Restored:
 
     def run(self, commands: str, *, database_url: str | None = None) -> str:
         """Run commands, which must succeed; return their output. `database_url`: on this database."""
-        done = subprocess.run(
+        done = run_program(
             ["sh", "-euc", commands.replace("forebay_restored", self._name)],
             env=self._environment | {"FOREBAY_DATABASE_URL": database_url or self.url},
             cwd=self._home,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

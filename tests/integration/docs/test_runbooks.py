@@ -7,13 +7,13 @@ its own test.
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from orchestration.tracker.http import metrics
+from tests.support.commands.run_program import run_program
 from tests.support.driver_log.log import make_log
 from tests.support.pages.runbook import HEADINGS, RUNBOOKS, blocks, commands_in, fences, inline_commands, page, sections
 from tests.support.pages.runbook_states import STATES
@@ -142,11 +142,5 @@ def test_postgres_accepts_the_settings_that_prevent_a_loss(postgres_server: Test
     tmp_path.chmod(0o700)
     for name, value in re.findall(r"^(\w+) = (.+)$", settings, re.MULTILINE):
         # Print a setting of the file, without a server; -C comes first, or root is refused. An invalid file fails.
-        done = subprocess.run(
-            [postgres_server.process.server.binaries / "postgres", "-C", name, "-D", tmp_path],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        done = run_program([postgres_server.process.server.binaries / "postgres", "-C", name, "-D", tmp_path])
         assert (done.returncode, done.stdout.strip()) == (0, value.strip("'")), done.stderr

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.commands.run_program import run_program
 from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
@@ -26,20 +26,10 @@ def blocks(language: str) -> list[str]:
 
 @pytest.mark.parametrize("command", blocks("sh runnable"))
 def test_a_command(environment: dict[str, str], tmp_path: Path, command: str) -> None:
-    done = subprocess.run(
-        ["sh", "-euc", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
-    )
+    done = run_program(["sh", "-euc", command], env=environment, cwd=tmp_path)
     if command == "forebay doctor\n":
         # The tests' own server has no fsync, which is what doctor must find, and all that it may.
-        shown = subprocess.run(
-            ["forebay", "doctor", "--json"],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        shown = run_program(["forebay", "doctor", "--json"], env=environment, cwd=tmp_path)
         failed = [found["check"] for found in json.loads(shown.stdout)["findings"] if found["health"] == "failed"]
         assert (done.returncode, failed) == (1, ["commits"]), done.stdout
     else:

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from orchestration.declarations.settings import Settings
 from tests.support.commands.forked_command import programs
+from tests.support.commands.run_program import run_program
 from tests.support.polling import eventually
 from tracker_store.blocks.block_stores import UnsharedBlockStoreError, attach_block_store, unshared_way_out
 from tracker_store.connection.engine import connect
@@ -41,9 +42,7 @@ def environment(database_url: str, tmp_path: Path) -> Mapping[str, str]:
 
 @pytest.mark.parametrize("command", blocks("sh runnable"))
 def test_a_command(environment: Mapping[str, str], tmp_path: Path, command: str) -> None:
-    done = subprocess.run(
-        ["sh", "-euc", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
-    )
+    done = run_program(["sh", "-euc", command], env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

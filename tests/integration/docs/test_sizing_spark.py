@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestration.declarations.pipeline_settings import PipelineSettings
 from tests.support.commands.forked_command import programs
+from tests.support.commands.run_program import run_program
 from tests.support.driver_log.log import make_log
 from tracker_store.connection.engine import connect
 
@@ -36,15 +36,7 @@ def test_statements_and_commands_run(engine: sa.Engine, database_url: str, tmp_p
         **programs(),
     }
     for command in blocks("sh"):
-        done = subprocess.run(
-            ["sh", "-euc", command],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        done = run_program(["sh", "-euc", command], env=environment, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     assert (len(blocks("sql")), len(blocks("sh"))) == (1, 1)
 

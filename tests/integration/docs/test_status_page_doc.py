@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from orchestration.status_page.requests import PAGE_ROWS, WINDOW
 from orchestration.status_page.routes import CHARTED
 from orchestration.tracker.http.http import TrackerHttpServer, TrackerView
 from orchestration.tracker.http.listen_address import ListenAddress
+from tests.support.commands.run_program import run_program
 from tests.support.driver_log.log import make_log
 from tests.support.polling import eventually
 from tracker_store.connection.engine import connect
@@ -35,15 +35,7 @@ def test_the_command_runs(engine: sa.Engine, tmp_path: Path) -> None:
     view = TrackerView("host:1", lambda: 1, dict)
     with TrackerHttpServer(engine, view, ListenAddress("127.0.0.1", 0), address_file=address_file):
         eventually(address_file.exists, "the file with the address")
-        done = subprocess.run(
-            ["sh", "-euc", command],
-            env={"PATH": os.environ["PATH"]},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        done = run_program(["sh", "-euc", command], env={"PATH": os.environ["PATH"]}, cwd=tmp_path)
     assert done.stdout == "<h1>Overview</h1>\n", done.stderr
 
 

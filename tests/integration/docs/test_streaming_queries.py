@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ import sqlalchemy as sa
 
 from orchestration.spark.reading import stream_reader
 from tests.integration.docs.streaming_program import StreamingProgram
+from tests.support.commands.run_program import run_program
 from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
@@ -79,9 +79,7 @@ def test_each_record_comes_out_once_even_if_the_query_is_killed(
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command(engine: sa.Engine, environment: dict[str, str], tmp_path: Path, command: str) -> None:
-    done = subprocess.run(
-        ["sh", "-euc", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
-    )
+    done = run_program(["sh", "-euc", command], env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -7,7 +7,7 @@ unless the test moves it.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pytest
 import sqlalchemy as sa
@@ -16,30 +16,21 @@ from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.batches.batch_schedule import SENSOR_LAUNCHER, BatchRules, next_steps
 from orchestration.declarations.apply import apply
+from tests.support.driver_log.attempts import fail_batch
 from tests.support.driver_log.log import add, block, claim_anew
 from tracker_store.batches import batches
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.batches.received_block_tracker import BatchTimes, ReceivedBlockTracker, batch_times
 from tracker_store.batches.retry import LONGEST
 from tracker_store.blocks.segments import open_segment
-from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import DriverLogError
 from tracker_store.receivers.processes import register_process
 from tracker_store.receivers.receivers import placements
 from tracker_store.schema.states import BatchState, ProcessKind
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 INTERVAL = timedelta(seconds=10)
 HOUR = timedelta(hours=1)
 SECOND = timedelta(seconds=1)
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as made:
-        yield made
 
 
 def make_clock_settable(connection: sa.Connection) -> None:
@@ -207,14 +198,13 @@ def test_a_failed_batch_is_tried_again_though_the_clock_was_set_back(system: Sys
     system.receive()
     system.pass_time()
     [launch] = next_steps(system.connection, system.rules, launcher=SENSOR_LAUNCHER, runs=None).launches
-    batches.fail_attempt(
+    fail_batch(
         system.connection,
-        pipeline_id=system.pipeline_id,
-        batch_time=datetime.fromisoformat(launch.batch_time),
-        attempt=launch.attempt,
+        system.pipeline_id,
+        datetime.fromisoformat(launch.batch_time),
+        launch.attempt,
         run_id="r",
         error="boom",
-        max_attempts=3,
         retry_after=LONGEST,
     )
 

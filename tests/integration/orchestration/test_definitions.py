@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +18,7 @@ from forebay.dagster import build_definitions
 from forebay.sources import SocketText
 from orchestration.batches.attempt_outputs import OutputResult
 from orchestration.dagster_defs.assets.committed_outputs import result_metadata
+from tests.support.commands.run_program import run_program
 
 ROOT = Path(__file__).parents[3]
 
@@ -102,14 +102,10 @@ def test_it_merges_with_a_projects_own_spark_resource_executor_and_jobs(pipeline
 def test_dagsters_own_command_loads_the_workspace_without_a_warning_of_ours(tmp_path: Path) -> None:
     """Check as in the repository's root, without an installation: the working directory alone makes it importable."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
-    finished = subprocess.run(
+    finished = run_program(
         [sys.executable, "-W", "default", "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"],
-        cwd=ROOT,
         env=environment | {"DAGSTER_HOME": str(tmp_path), "FOREBAY_MODULE": "forebay.demo.pipeline"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+        cwd=ROOT,
     )
     output = finished.stdout + finished.stderr
     assert finished.returncode == 0, output
@@ -124,14 +120,10 @@ def test_dagsters_own_command_loads_the_workspace_without_a_warning_of_ours(tmp_
 
 def test_a_code_location_without_a_module_has_no_pipeline_of_the_demo(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
-    finished = subprocess.run(
+    finished = run_program(
         [sys.executable, "-c", "import orchestration.definitions"],
-        cwd=ROOT,
         env=environment | {"DAGSTER_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+        cwd=ROOT,
     )
     assert finished.returncode == 1
     assert "ModuleMissingError: No module of pipelines is named" in finished.stderr

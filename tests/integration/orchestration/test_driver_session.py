@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ import pytest
 from orchestration.declarations.apply import apply
 from orchestration.declarations.modules import load_pipelines
 from tests.integration.orchestration import driver_program
+from tests.support.commands.run_program import run_program
 from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def test_a_driver_has_the_resources_configuration_and_is_replaced_when_it_change
     with connect(engine) as connection:
         apply(connection, load_pipelines("definitions.py"))
     sys.modules.pop("definitions", None)
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, str(Path(driver_program.__file__)), "spark.executor.memory"],
         env={
             **os.environ,
@@ -65,9 +65,6 @@ def test_a_driver_has_the_resources_configuration_and_is_replaced_when_it_change
             "FOREBAY_SPARK_CONFIGURATION": '{"spark.executor.memory": "999m"}',
         },
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=280,
     )
     assert done.returncode == 0, done.stderr

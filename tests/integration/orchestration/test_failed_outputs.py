@@ -15,6 +15,7 @@ from forebay.sources import SocketText
 from orchestration.batches.attempt_outputs import OutputResult, OutputsFailedError, running_outputs
 from orchestration.batches.batch_run import replay_batch, run_batch
 from orchestration.declarations.apply import apply
+from tests.support.driver_log.attempts import fail_batch
 from tests.support.polling import eventually
 from tracker_store.batches import batches
 from tracker_store.batches.outputs import commits_of_batch
@@ -118,15 +119,16 @@ class Outputs:
     def bury(self) -> None:
         """Fail the attempt that runs as the tracker does when its process's heartbeat has stopped."""
         [lost] = batches.attempts_of_ended_processes(self.system.connection)
-        batches.fail_attempt(
+        fail_batch(
             self.system.connection,
-            pipeline_id=lost.pipeline_id,
-            batch_time=lost.batch_time,
-            attempt=lost.attempt,
+            lost.pipeline_id,
+            lost.batch_time,
+            lost.attempt,
             run_id=lost.run_id,
             error="the process ended",
-            failure=AttemptFailure.LOST,
             max_attempts=1,
+            retry_after=None,
+            failure=AttemptFailure.LOST,
         )
 
 
@@ -262,15 +264,14 @@ def test_an_attempt_that_was_superseded_runs_no_other_output(system: System) -> 
     outputs = Outputs(system, "counts", "totals")
 
     def superseded(_: DataFrame) -> None:
-        batches.fail_attempt(
+        fail_batch(
             system.connection,
-            pipeline_id=get_pipeline(system.connection, "words").pipeline_id,
-            batch_time=at,
-            attempt=1,
+            get_pipeline(system.connection, "words").pipeline_id,
+            at,
             run_id="run1",
             error="lost",
+            retry_after=None,
             failure=AttemptFailure.LOST,
-            max_attempts=3,
         )
 
     outputs.before["counts"] = superseded

@@ -17,11 +17,10 @@ from receiver_runtime.agent import receiver_processes
 from tests.integration.receiver_runtime.host_rig import HostRig, host_rig
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource
 from tests.support.polling import eventually
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.receivers import restart_receiver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     import sqlalchemy as sa
@@ -33,12 +32,6 @@ CRASHES = 3
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receiver_processes, "MAX_CRASHES", CRASHES)
     monkeypatch.setattr(receiver_sensor, "FIRST_PAUSE", timedelta(0))
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as made:
-        yield made
 
 
 class Leader:

@@ -19,6 +19,7 @@ from orchestration.declarations.settings import Settings
 from orchestration.declarations.sink import Step
 from orchestration.tracker.tracker import Tracker
 from tests.integration.orchestration import killed_batch_run
+from tests.support.driver_log.attempts import fail_batch
 from tests.support.machine.forked_processes import run
 from tracker_store.batches import batches
 from tracker_store.batches.outputs import commits_of_batch
@@ -72,15 +73,16 @@ class Log:
         [(number, run)] = self.connection.execute(
             sa.text("SELECT attempt, run_id FROM forebay.batch_attempts WHERE state = 'RUNNING'")
         ).all()
-        batches.fail_attempt(
+        fail_batch(
             self.connection,
-            pipeline_id=self.pipeline_id,
-            batch_time=self.time,
-            attempt=number,
+            self.pipeline_id,
+            self.time,
+            number,
             run_id=run,
             error="killed",
-            failure=AttemptFailure.LOST,
             max_attempts=1,
+            retry_after=None,
+            failure=AttemptFailure.LOST,
             max_lost_attempts=max_lost_attempts,
         )
 

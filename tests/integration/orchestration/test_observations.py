@@ -17,27 +17,19 @@ from orchestration.dagster_defs.checks.checks import DESCRIPTIONS
 from orchestration.dagster_defs.sensors import observation_sensor
 from orchestration.dagster_defs.sensors.observation_sensor import ObservationCursor, observe
 from orchestration.dagster_defs.shared.batch_plots import batch_metadata
+from tests.support.driver_log.attempts import commit_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.postgres.counted_statements import buffers, counted
 from tracker_store.batches.batches import claim_attempt, complete_batch
-from tracker_store.batches.outputs import commit_output
 from tracker_store.batches.pipelines import apply_pipeline
-from tracker_store.connection.engine import connect
 from tracker_store.reports.batch_statistics import batch_figures, completed_minutes, pipeline_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from datetime import datetime
 
 STREAM = dg.AssetKey(["forebay", "lines"])
 MINUTES = dg.AssetKey(["words", "batches_1m"])
 PROOFS = tuple(DESCRIPTIONS)
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as connection:
-        yield connection
 
 
 @pytest.fixture
@@ -64,15 +56,7 @@ def complete(log: Log, batch_time: datetime, *, records: int, started: float, se
     log.tracker.allocate_blocks_to_batch(batch_time)
     this = log.pipeline_id
     claim_attempt(log.connection, pipeline_id=this, batch_time=batch_time, attempt=1, run_id="run", process_id=1)
-    commit_output(
-        log.connection,
-        pipeline_id=this,
-        batch_time=batch_time,
-        attempt=1,
-        output="counts",
-        location="somewhere",
-        rows=records,
-    )
+    commit_batch(log.connection, this, batch_time, "counts", rows=records)
     complete_batch(log.connection, pipeline_id=this, batch_time=batch_time, attempt=1, outputs=["counts"])
     for statement, after in (
         ("UPDATE forebay.batches SET completed_at = batch_time + make_interval(secs => :after)", seconds),

@@ -22,6 +22,7 @@ from dagster_postgres import PostgresRunStorage
 from forebay.testing.cutting_proxy import CuttingProxy, through
 from orchestration.declarations.apply import apply
 from orchestration.declarations.modules import load_pipelines
+from tests.support.commands.run_program import run_program
 from tests.support.polling import eventually
 from tests.support.spark.batch_rig import System
 from tracker_store.connection.engine import connect
@@ -139,12 +140,9 @@ def test_a_batch_runs_in_an_instance_on_postgres_and_an_asset_below_it_uses_its_
         with daemon(project):
             eventually(lambda: states() == ["COMPLETED"], "the batch has completed", seconds=400, step=0.2)
             eventually(lambda: runs() == ["SUCCESS"], "Dagster has recorded its run", seconds=60, step=0.2)
-        done = subprocess.run(
+        done = run_program(
             [sys.executable, "-m", "dagster", "asset", "materialize", "--select", "word_total", "-f", "project.py"],
             cwd=project,
-            capture_output=True,
-            text=True,
-            check=False,
             timeout=300,
         )
         assert done.returncode == 0, done.stdout + done.stderr

@@ -146,14 +146,6 @@ def test_k03_three_listeners_are_not_all_bound_to_the_agent_that_starts_first(fl
     assert sorted(str(placement.host) for placement in fleet.all()) == ["a", "b", "c"]
 
 
-def test_k03_one_agent_of_one_that_is_expected_is_not_held_up(fleet: Fleet) -> None:
-    fleet.follow(PlacementRules(min_agents=1, settle_seconds=5.0))
-    fleet.agent("a")
-    fleet.stream("lines", 2)
-    fleet.tick()
-    assert fleet.where() == ["a", "a"]
-
-
 def test_k03_an_agent_that_registers_again_and_again_does_not_hold_receivers_up_for_ever(fleet: Fleet) -> None:
     fleet.follow(PlacementRules(settle_seconds=5.0))
     fleet.agent("a")

@@ -181,7 +181,7 @@ def test_merge_names_the_key_that_has_several_rows(target: Target) -> None:
     assert target.staging() == []
 
 
-@pytest.mark.parametrize("mode", ["append", "overwrite", "merge"])
+@pytest.mark.parametrize("mode", ["overwrite", "merge"])
 @pytest.mark.parametrize("step", list(Step))
 def test_an_attempt_that_dies_at_any_step_leaves_each_row_once(target: Target, step: Step, mode: Mode) -> None:
     sink = Dying(EnvVar("TARGET_URL"), "counts", mode=mode, key="word" if mode == "merge" else None)
@@ -392,22 +392,6 @@ def test_two_outputs_on_one_table_are_refused(target: Target) -> None:
     with pytest.raises(SinkError, match=r"'other'.*is written by output 'counts'.*give it a table of its own"):
         PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(("b", 1)), attempt(output="other"))
     assert target.counts() == [("a", 1)]
-
-
-def test_readers_never_see_half(target: Target) -> None:
-    """Check that a reader in the middle of the transaction sees the batch as it was, without waiting."""
-    seen: list[list[tuple[Any, ...]]] = []
-
-    class Looked(PostgresSink):
-        def reached(self, step: Step) -> None:
-            if step is Step.IN_TRANSACTION and target.rows("SELECT to_regclass('counts')::text") != [(None,)]:
-                seen.append(target.counts())
-
-    sink = Looked(EnvVar("TARGET_URL"), "counts", mode="overwrite")
-    sink.write(words(("a", 1), ("b", 1)), attempt())
-    sink.write(words(("c", 2), ("d", 2)), attempt(2))
-    assert seen == [[("a", 1), ("b", 1)]]
-    assert target.counts() == [("c", 2), ("d", 2)]
 
 
 def test_a_staging_table_names_its_attempt(target: Target) -> None:

@@ -19,7 +19,6 @@ from forebay import EnvVar, PostgresSink
 from orchestration.declarations.sink import SinkError
 from orchestration.sinks.postgres.postgres_columns import columns_of, fitted
 from orchestration.sinks.postgres.postgres_rows import columns_of_table
-from orchestration.sinks.refused_rows import RefusedRowsError
 from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark
 from tests.integration.orchestration.target_database import Target, attempt
 
@@ -175,17 +174,6 @@ def test_a_date_that_python_lacks_is_kept_and_a_row_with_one_put_aside(
     assert cursor.fetchall() == [(-719_163,), (2_932_897,)]
     cursor.execute("SELECT refused_row FROM forebay_refused_rows")
     assert json.loads(cursor.fetchone()[0]) == {"word": "\0", "at": "10000-01-01"}
-
-
-def test_a_map_with_a_key_twice_is_refused_with_its_column(target: Target) -> None:
-    map_type = types.MapType(types.StringType(), types.IntegerType())
-    schema = StructType([StructField("n", LongType()), StructField("m", map_type)])
-    frame = cast("DataFrame", FrameWithoutSpark([(1, [("k", 1)]), (2, [("k", 1), ("k", 2)])], schema=schema))
-    with pytest.raises(RefusedRowsError, match=r"1 row\(s\) can't be stored: column m is .*its key 'k' is there twice"):
-        PostgresSink(EnvVar("TARGET_URL"), "counts").write(frame, attempt())
-    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", on_bad_rows="dead_letter")
-    assert sink.write(frame, attempt(2)).refused == 1
-    assert target.rows("SELECT n, m FROM counts") == [(1, {"k": 1})]
 
 
 @pytest.mark.parametrize("key", [types.ArrayType(types.StringType()), types.NullType()])

@@ -18,7 +18,7 @@ from tests.integration.orchestration.test_tracker_http import SECOND, ask, busy,
 from tests.support.driver_log.eventful_log import COMPLETED, make_eventful_log
 from tests.support.driver_log.filled_log import Size, fill, reading
 from tests.support.driver_log.log import INTERVAL, NOON
-from tracker_store.connection.engine import connect, create_engine
+from tracker_store.connection.engine import create_engine
 from tracker_store.receivers.agents import list_agents
 from tracker_store.receivers.processes import register_process
 from tracker_store.receivers.receivers import report_event
@@ -28,7 +28,6 @@ from tracker_store.reports.status import batch_stats, pipeline_status, receiver_
 from tracker_store.schema.states import ProcessKind, ReceiverEventKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.driver_log.log import Log
@@ -36,12 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["log", "url"]
 PLANTED = "<script>alert('x')</script>"
 WORDS = "/status/pipelines/words"
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as connection:
-        yield connection
 
 
 def text_of(page: str) -> str:

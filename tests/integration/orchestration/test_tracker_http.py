@@ -21,12 +21,13 @@ from hypothesis import strategies as st
 from orchestration.tracker.http.http import STATEMENT_TIMEOUT, PageContent, TrackerHttpServer, TrackerView
 from orchestration.tracker.http.listen_address import ListenAddress
 from orchestration.tracker.tracker import Tracker
+from tests.support.driver_log.attempts import commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.machine.held_ports import held_port
 from tests.support.polling import eventually
 from tests.support.searches import examples
 from tests.support.servers.tracker_answers import Answer, answer_to, served
-from tracker_store.batches import batches, outputs
+from tracker_store.batches import batches
 from tracker_store.batches.batch_outputs import fail_output
 from tracker_store.batches.pipelines import apply_pipeline
 from tracker_store.batches.readers import attach_reader, move_reader
@@ -130,14 +131,8 @@ def claim(log: Log, batch: int, attempt: int = 1) -> None:
 
 
 def commit(log: Log, batch: int, output: str, attempt: int = 1) -> None:
-    outputs.commit_output(
-        log.connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=NOON + batch * INTERVAL,
-        attempt=attempt,
-        output=output,
-        location=f"/{output}/{batch}",
-        rows=1,
+    commit_batch(
+        log.connection, log.pipeline_id, NOON + batch * INTERVAL, output, attempt, location=f"/{output}/{batch}"
     )
 
 
@@ -170,16 +165,7 @@ def fail(log: Log, batch: int, max_attempts: int) -> None:
         failure=AttemptFailure.FAILED,
         error="no number: 'x'",
     )
-    batches.fail_attempt(
-        log.connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=time,
-        attempt=1,
-        run_id=f"run-{batch}-1",
-        error="boom",
-        max_attempts=max_attempts,
-        retry_after=timedelta(0),
-    )
+    fail_batch(log.connection, log.pipeline_id, time, run_id=f"run-{batch}-1", error="boom", max_attempts=max_attempts)
     log.connection.execute(
         sa.text("UPDATE forebay.batch_attempts SET ended_at = :at WHERE batch_time = :time"),
         {"at": time + 3 * SECOND, "time": time},
@@ -761,9 +747,9 @@ def test_o03_output_operations(url: str, log: Log) -> None:
     assert not {"startTime", "endTime", "duration"} & waiting[0].keys()
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
+def test_o03_what_is_unknown_is_404(url: str, log: Log) -> None:
+    busy(log)
+    for path in (
         "/nothing",
         "/api/v1/applications/other",
         "/api/v1/applications/other/streaming/statistics",
@@ -780,13 +766,10 @@ def test_o03_output_operations(url: str, log: Log) -> None:
         f"{STREAMING}/batches/1/operations",
         f"{STREAMING}/batches/{NOON_MS + 10_000}/operations/9",
         f"{STREAMING}/batches/{NOON_MS + 10_000}/operations/first",
-    ],
-)
-def test_o03_what_is_unknown_is_404(url: str, log: Log, path: str) -> None:
-    busy(log)
-    refused = ask(url, path)
-    assert refused.status == 404
-    assert refused.json["error"]
+    ):
+        refused = ask(url, path)
+        assert refused.status == 404, path
+        assert refused.json["error"], path
 
 
 def test_o03_a_removed_pipeline_is_unknown(url: str, log: Log) -> None:

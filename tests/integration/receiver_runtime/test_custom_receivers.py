@@ -201,25 +201,19 @@ def test_h05_a_block_without_records_is_refused_by_name_and_receiving_goes_on(da
         rig.close()
 
 
-def test_r01_the_host_that_it_asks_for_shows_in_its_row(database_url: str, work: Path) -> None:
-    rig = rig_for("Told", database_url, work)
-    try:
-        rig.start()
-        eventually(lambda: rig.state()[0] == "ACTIVE", "ACTIVE")
-        assert rig.execute("SELECT preferred_location FROM forebay.receivers") == [("near-the-feed",)]
-    finally:
-        rig.close()
-
-
 @pytest.mark.parametrize(("name", "bound"), [("Told", True), ("Free", False)])
-def test_its_row_has_whether_it_is_bound_to_its_host(database_url: str, work: Path, name: str, *, bound: bool) -> None:
+def test_r01_its_row_has_the_host_that_it_asks_for_and_whether_it_is_bound_to_its_host(
+    database_url: str, work: Path, name: str, *, bound: bool
+) -> None:
     rig = rig_for(name, database_url, work)
     try:
         # As a stream that was declared otherwise before has left it.
         rig.execute("UPDATE forebay.receivers SET bound_to_host = :other", other=not bound)
         rig.start()
         eventually(lambda: rig.state()[0] == "ACTIVE", "ACTIVE")
-        assert rig.execute("SELECT bound_to_host FROM forebay.receivers") == [(bound,)]
+        assert rig.execute("SELECT preferred_location, bound_to_host FROM forebay.receivers") == [
+            ("near-the-feed", bound)
+        ]
     finally:
         rig.close()
 

@@ -127,21 +127,3 @@ def test_s09_w01_two_receivers_of_one_partition_store_each_record_once(database_
         assert_each_once(rig, end)
     finally:
         rig.close()
-
-
-def test_a_paused_receiver_reads_on_where_it_was(database_url: str, work: Path) -> None:
-    rig = rig_for(database_url, work)
-    try:
-        process = rig.start()
-        eventually(reaches(rig.registered, 500), "the first records")
-        rig.execute("UPDATE forebay.receivers SET desired_state = 'paused'")
-        eventually(lambda: rig.states() == ["PAUSED"], "the pause")
-        set_end(work, 600)
-        calls = len(said(work, process.pid))
-        rig.execute("UPDATE forebay.receivers SET desired_state = 'running'")
-        eventually(reaches(rig.registered, 600), "the records after it")
-        assert said(work, process.pid)[calls] == [500, 500]
-        stop(process)
-        assert_each_once(rig, 600)
-    finally:
-        rig.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -12,16 +12,7 @@ from tests.support.driver_log.log import make_log
 from tracker_store.batches.pipelines import apply_stream, list_streams
 from tracker_store.connection.engine import connect
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 SOURCE: dict[str, Any] = {"source": {}, "settings": {}}
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as made:
-        yield made
 
 
 def receivers(connection: sa.Connection) -> list[tuple[int, int, bool]]:

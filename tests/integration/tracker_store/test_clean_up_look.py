@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from tests.support.driver_log.filled_log import Size, fill
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.searches import examples
-from tracker_store.connection.engine import connect
 from tracker_store.retention.cleanup import (
     Slice,
     clean_up_keys,
@@ -47,12 +46,6 @@ ZERO = timedelta(0)
 #: Batches of a pipeline, an hour apart; the last one is an hour old.
 SLOTS = 6
 UNFINISHED = [BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED, BatchState.BLOCKED]
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as made:
-        yield made
 
 
 def look(

@@ -16,8 +16,9 @@ import sqlalchemy as sa
 
 from orchestration.tracker.clean_up.cleaner import Cleaner
 from orchestration.tracker.clean_up.link_cleaner import LinkCleaner, LinksReport
+from tests.support.driver_log.attempts import fail_batch
 from tests.support.driver_log.filled_log import Read, Size, fill, reading
-from tracker_store.batches.batches import claim_attempt, discard_batch, fail_attempt
+from tracker_store.batches.batches import claim_attempt, discard_batch
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.reports import status
 from tracker_store.reports.checks import check_data
@@ -173,16 +174,7 @@ def quarantined(connection: sa.Connection, length: int) -> datetime:
 
 
 def quarantine(connection: sa.Connection, time: datetime) -> None:
-    state = fail_attempt(
-        connection,
-        pipeline_id=1,
-        batch_time=time,
-        attempt=1,
-        run_id="run",
-        error="boom",
-        max_attempts=1,
-        retry_after=timedelta(0),
-    )
+    state = fail_batch(connection, 1, time, run_id="run", error="boom", max_attempts=1)
     assert state is BatchState.QUARANTINED
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
@@ -17,9 +16,6 @@ from tests.support.postgres.statement_cost import NestedStatement, buffers, node
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.receivers import placements_on_agent
 from tracker_store.reports.status import pipeline_status, pipeline_status_with, processing_times, stream_lag
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LOOKS = ("receiver_status", "stream_lag", "pipeline_status", "storage_usage", "reader_lag")
 # The history that is added between two looks: a year of some tables, for a few receivers.
@@ -57,12 +53,6 @@ HISTORY = (
     FROM forebay.receivers r, generate_series(1, 500) AS n
     """,
 )
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as connection:
-        yield connection
 
 
 def add_history(connection: sa.Connection) -> None:

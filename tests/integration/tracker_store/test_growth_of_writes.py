@@ -12,17 +12,10 @@ from tests.support.driver_log.filled_receivers import fill
 from tests.support.driver_log.log import INTERVAL, NOON, block, claim_anew, give_segments, make_log
 from tests.support.postgres.statement_cost import NestedStatement, visited_rows
 from tracker_store.blocks.blocks import ORIGIN, OffsetLink, add_blocks
-from tracker_store.connection.engine import connect
 from tracker_store.schema.states import LinkKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as connection:
-        yield connection
+    from collections.abc import Iterable
 
 
 @pytest.mark.parametrize("limit", ["NULL", "3000"], ids=["whole", "limited"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import sqlalchemy as sa
 
@@ -14,15 +12,6 @@ from tracker_store.connection.engine import connect
 from tracker_store.receivers.processes import ProcessExpiredError, deregister_process, heartbeat, register_process
 from tracker_store.reports.streaming_statistics import receiver_counters
 from tracker_store.schema.states import DesiredState, ProcessKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as connection:
-        yield connection
 
 
 def registered(connection: sa.Connection) -> int:

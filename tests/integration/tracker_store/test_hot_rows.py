@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
-import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.filled_receivers import fill
 from tests.support.driver_log.log import NOON, make_log
 from tracker_store.blocks.segments import open_segment, seal_segment
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.processes import heartbeat, register_process
 from tracker_store.retention.cleanup import clean_up_receiver
 from tracker_store.schema.states import ProcessKind
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 ROWS = 150
 ROUNDS = 8
 SECOND = timedelta(seconds=1)
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as connection:
-        yield connection
 
 
 def share_of_hot_updates(connection: sa.Connection, table: str) -> float:

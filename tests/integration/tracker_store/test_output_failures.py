@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
+from tests.support.driver_log.attempts import commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
-from tracker_store.batches import batches, outputs
+from tracker_store.batches import batches
 from tracker_store.batches.batch_outputs import (
     OutputState,
     fail_output,
@@ -70,17 +71,16 @@ def fail_attempt(
     failure: AttemptFailure = AttemptFailure.FAILED,
     time: datetime = T1,
 ) -> None:
-    batches.fail_attempt(
+    fail_batch(
         log.connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=time,
-        attempt=attempt,
+        log.pipeline_id,
+        time,
+        attempt,
         run_id=f"run{attempt}",
         error="totals: boom",
-        failure=failure,
         max_attempts=max_attempts,
+        failure=failure,
         max_lost_attempts=max_attempts,
-        retry_after=timedelta(0),
     )
 
 
@@ -97,15 +97,7 @@ def fail(log: Log, attempt: int, output: str = "totals", error: str = "boom") ->
 
 
 def commit(log: Log, attempt: int, output: str = "counts", *, time: datetime = T1) -> None:
-    outputs.commit_output(
-        log.connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=time,
-        attempt=attempt,
-        output=output,
-        location=f"/attempt={attempt}",
-        rows=7,
-    )
+    commit_batch(log.connection, log.pipeline_id, time, output, attempt, location=f"/attempt={attempt}", rows=7)
 
 
 def found(log: Log) -> list[BatchOutput]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
 
-from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log, wait_until_blocked
+from tests.support.driver_log.log import INTERVAL, NOON, Log, wait_until_blocked
 from tracker_store.batches import batches
 from tracker_store.batches.input_metadata import input_metadata
 from tracker_store.connection.engine import connect
@@ -20,21 +19,12 @@ from tracker_store.reports.checks import check_data
 from tracker_store.retention.cleanup import clean_up_receiver
 from tracker_store.schema.states import ProcessKind
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 T1, T2, T3, T4 = (NOON + n * INTERVAL for n in (1, 2, 3, 4))
 SECOND = timedelta(seconds=1)
 INSERT = sa.text(
     "INSERT INTO forebay.batch_allocations (pipeline_id, batch_time, receiver_id, sequences, records, bytes) "
     "VALUES (1, :t, 1, int8range(:a, :b), 0, 0)"
 )
-
-
-@pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        yield make_log(connection)
 
 
 def run(log: Log, time: datetime, *, fails: bool = False) -> None:

@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from orchestration.tracker.tracker import Tracker
+from tests.support.driver_log.attempts import commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log, oldest_unfinished_batch, wait_until_blocked
 from tests.support.polling import eventually
 from tracker_store.batches import batches, outputs
@@ -84,29 +85,20 @@ def fail(
     max_attempts: int = 1,
     failure: AttemptFailure = AttemptFailure.FAILED,
 ) -> BatchState | None:
-    return batches.fail_attempt(
+    return fail_batch(
         log.connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=time,
-        attempt=attempt,
+        log.pipeline_id,
+        time,
+        attempt,
         run_id=f"run{attempt}",
         error="boom",
         max_attempts=max_attempts,
-        retry_after=timedelta(0),
         failure=failure,
     )
 
 
 def commit(log: Log, attempt: int, time: datetime = T1, output: str = "counts") -> None:
-    outputs.commit_output(
-        log.connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=time,
-        attempt=attempt,
-        output=output,
-        location=f"/attempt={attempt}",
-        rows=attempt,
-    )
+    commit_batch(log.connection, log.pipeline_id, time, output, attempt, location=f"/attempt={attempt}", rows=attempt)
 
 
 def complete(log: Log, attempt: int = 1, time: datetime = T1) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
+from tests.support.driver_log.attempts import fail_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.driver_log.placing import schedule_receiver
 from tests.support.driver_log.state_moves import MACHINES, RECORDER, SEEN, illegal_moves
@@ -105,17 +106,16 @@ class Batches:
     def fail(
         self, time: datetime, attempt: int, failure: AttemptFailure = AttemptFailure.FAILED, *, most: int = 9
     ) -> BatchState | None:
-        return batches.fail_attempt(
+        return fail_batch(
             self.log.connection,
-            pipeline_id=self.log.pipeline_id,
-            batch_time=time,
-            attempt=attempt,
+            self.log.pipeline_id,
+            time,
+            attempt,
             run_id=f"run {attempt}",
             error="a test",
-            failure=failure,
             max_attempts=most,
+            failure=failure,
             max_lost_attempts=most,
-            retry_after=INTERVAL * 0,
         )
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import sqlalchemy as sa
 
-from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew
 from tests.support.driver_log.placing import schedule_receiver
 from tracker_store.batches.batches import claim_attempt, complete_batch
 from tracker_store.batches.pipeline_states import (
@@ -20,7 +18,6 @@ from tracker_store.batches.pipeline_states import (
 from tracker_store.batches.pipelines import apply_pipeline, get_pipeline
 from tracker_store.batches.readers import attach_reader
 from tracker_store.batches.received_block_tracker import batch_times
-from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import DriverLogError, NotAppliedError
 from tracker_store.receivers.changes import read_changes
 from tracker_store.receivers.leadership import read_leadership, take_leadership
@@ -45,15 +42,6 @@ from tracker_store.schema.states import (
     ReceiverEventKind,
     ReceiverState,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        yield make_log(connection)
 
 
 @pytest.fixture

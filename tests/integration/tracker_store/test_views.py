@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
@@ -14,23 +13,13 @@ from tracker_store.batches.outputs import commit_output
 from tracker_store.blocks.blocks import ORIGIN, OffsetLink, open_partition
 from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
 from tracker_store.blocks.segments import CodecSum, left_segments, open_segment, seal_segment
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.receivers import report_event
 from tracker_store.reports.streaming_statistics import StreamCodec, stream_codecs
 from tracker_store.retention.cleanup import clean_up_receiver
 from tracker_store.schema.states import LinkKind, ReceiverEventKind
 from tracker_store.views import VIEWS
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 SECOND = timedelta(seconds=1)
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as connection:
-        yield connection
 
 
 def rows(connection: sa.Connection, query: str, **values: object) -> list[sa.RowMapping]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from tests.support.commands.run_program import run_program
 from tests.support.machine.held_ports import held_ports
 from tests.support.polling import eventually
 
@@ -204,12 +205,8 @@ class KafkaBroker:
         }
         self._properties = directory / "kraft.properties"
         self._properties.write_text("".join(f"{key}={value}\n" for key, value in properties.items()), encoding="utf-8")
-        said = subprocess.run(
-            self._java("kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(self._properties)),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
+        said = run_program(
+            self._java("kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(self._properties))
         )
         assert said.returncode == 0, f"Kafka's storage could not be formatted: {said.stdout}{said.stderr}"
 

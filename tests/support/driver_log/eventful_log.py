@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from tests.support.driver_log.attempts import commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tests.support.driver_log.placing import schedule_receiver
 from tracker_store.batches import batches
 from tracker_store.batches.batch_outputs import fail_output
 from tracker_store.batches.input_metadata import record_input_metadata
-from tracker_store.batches.outputs import commit_output
 from tracker_store.batches.pipelines import apply_pipeline
 from tracker_store.batches.readers import attach_reader
 from tracker_store.blocks.blocks import BlockHandle, OffsetLink, open_partition
@@ -144,15 +144,7 @@ def _complete(connection: sa.Connection, log: Log, process_id: int) -> None:
         process_id=process_id,
     )
     record_input_metadata(connection, log.pipeline_id, COMPLETED)
-    commit_output(
-        connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=COMPLETED,
-        attempt=1,
-        output="counts",
-        location="data/counts/attempt=1",
-        rows=4,
-    )
+    commit_batch(connection, log.pipeline_id, COMPLETED, "counts", location="data/counts/attempt=1", rows=4)
     batches.complete_batch(connection, pipeline_id=log.pipeline_id, batch_time=COMPLETED, attempt=1, outputs=["counts"])
     backdate_completion(connection, log.pipeline_id, COMPLETED)
 
@@ -178,15 +170,7 @@ def _quarantine(connection: sa.Connection, log: Log, process_id: int) -> None:
         failure=AttemptFailure.FAILED,
         error=error,
     )
-    batches.fail_attempt(
-        connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=QUARANTINED,
-        attempt=1,
-        run_id="run-2",
-        error=error,
-        max_attempts=1,
-    )
+    fail_batch(connection, log.pipeline_id, QUARANTINED, run_id="run-2", error=error, max_attempts=1, retry_after=None)
 
 
 def _backdate(connection: sa.Connection, receiver_id: int, sequence: int, time: datetime) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import pwd
-import subprocess
 import sys
 
 import pytest
+
+from tests.support.commands.run_program import run_program
 
 # The program gives up root itself, because another account may not be able to reach this interpreter. So modules are
 # loaded before: `socket` needs the codec for names of hosts.
@@ -36,8 +37,6 @@ def as_nobody(program: str, *arguments: str) -> list[str]:
 
 def run_as_nobody(program: str, *arguments: str) -> str:
     """Run a program as `nobody`; return what it prints. Fails the test if the program fails."""
-    done = subprocess.run(
-        as_nobody(program, *arguments), capture_output=True, text=True, timeout=60, check=False, cwd="/"
-    )
+    done = run_program(as_nobody(program, *arguments), cwd="/")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -16,12 +16,12 @@ from receiver_runtime.block_store.frames.errors import BlockCorruptError
 from receiver_runtime.block_store.stores.identity import make_identity
 from receiver_runtime.block_store.stores.stores import open_block_store, replicas_of
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
+from tests.support.driver_log.attempts import commit_batch, fail_batch
 from tests.support.driver_log.eventful_log import COMPLETED, QUARANTINED, backdate_completion, make_eventful_log
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tests.support.driver_log.placing import schedule_receiver
 from tests.support.driver_log.stored_lines import LineReceiver
 from tracker_store.batches import batches
-from tracker_store.batches.outputs import commit_output
 from tracker_store.batches.pipeline_states import stop_pipelines
 from tracker_store.batches.pipelines import apply_pipeline, apply_stream
 from tracker_store.batches.readers import attach_reader
@@ -127,14 +127,14 @@ def _block_corrupt(connection: sa.Connection, log: Log, home: Path) -> None:
         process_id=process_id,
     )
     error = BlockCorruptError(str(segment), len(content) // 3, "crc32c 1", "crc32c 2", "its checksum differs")
-    batches.fail_attempt(
+    fail_batch(
         connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=NOON + INTERVAL,
-        attempt=1,
+        log.pipeline_id,
+        NOON + INTERVAL,
         run_id="run-1",
         error=f"BlockCorruptError: {error}",
         max_attempts=1,
+        retry_after=None,
     )
 
 
@@ -380,12 +380,12 @@ def _replay(connection: sa.Connection, log: Log, batch_time: datetime, outputs: 
         reach=timedelta(0),
     )
     for output in outputs:
-        commit_output(
+        commit_batch(
             connection,
-            pipeline_id=log.pipeline_id,
-            batch_time=batch_time,
-            attempt=attempt,
-            output=output,
+            log.pipeline_id,
+            batch_time,
+            output,
+            attempt,
             location=f"data/{output}/attempt={attempt}",
             rows=4,
         )

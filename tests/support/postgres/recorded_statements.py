@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ import sqlalchemy as sa
 
 import tracker_store.blocks.blocks
 import tracker_store.receivers.processes
+from tests.support.commands.run_program import run_program
 from tracker_store.connection.engine import Prepared
 
 if TYPE_CHECKING:
@@ -79,14 +79,7 @@ class _Recorder:
             prepared = [each.preparation for each in vars(module).values() if isinstance(each, Prepared)]
             for role in roles:
                 found[role] += prepared
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            check=True,
-            capture_output=True,
-            cwd=_ROOT,
-            text=True,
-            timeout=60,
-        ).stdout.strip()
+        commit = run_program(["git", "rev-parse", "HEAD"], cwd=_ROOT, check=True).stdout.strip()
         text = json.dumps({"commit": commit, "statements": found}, indent=1)
         STATEMENTS.write_text(f"{text}\n", encoding="utf-8")
 

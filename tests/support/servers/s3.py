@@ -13,6 +13,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from tests.support.commands.run_program import run_program
 from tests.support.machine.held_ports import held_ports
 
 VERSION = "v1.8.0"
@@ -41,13 +42,9 @@ def program() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         # The build downloads a hundred modules and may fail; a retry downloads none of them again.
         for _ in range(_ATTEMPTS):
-            built = subprocess.run(
+            built = run_program(
                 [go, "install", f"github.com/versity/versitygw/cmd/versitygw@{VERSION}"],
                 env={**os.environ, "GOBIN": str(folder)},
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=120,
             )
             if built.returncode == 0:
                 return made

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 import tracker_store.install.migrate
 from forebay.testing.postgres import PostgresProcess
+from tests.support.commands.run_program import run_program
 from tests.support.polling import eventually
 from tests.support.postgres.server import TcpPostgres
 from tracker_store.server.data_directory import EmbeddedPostgresError
@@ -238,13 +239,7 @@ class MountRefusedError(Exception):
 def small_file_system(path: Path, size: str) -> Iterator[Path]:
     """Mount a file system in memory at `path`. Raises MountRefusedError."""
     path.mkdir(parents=True)
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0711", "tmpfs", str(path)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    made = run_program(["mount", "-t", "tmpfs", "-o", f"size={size},mode=0711", "tmpfs", str(path)])
     if made.returncode != 0:
         raise MountRefusedError(f"{made.stderr.strip()}. {MountRefusedError.__doc__}")
     try:

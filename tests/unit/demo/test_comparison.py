@@ -63,15 +63,6 @@ def test_batches_add_up_exactly(table: pa.Table, expected: dict[GroupKey, Flight
     assert result.total.published.delay_mean == pytest.approx(4_152_200 / 328_521, abs=1e-9)
 
 
-def test_unpublished_attempts_are_not_read(
-    table: pa.Table, expected: dict[GroupKey, FlightTotals], tmp_path: Path
-) -> None:
-    as_published(table, tmp_path, batches=2)
-    as_published(table.slice(0, 100), tmp_path / "_attempts" / "1", batches=1)
-    assert comparison.published_totals(comparison.read_published(tmp_path)).keys() == expected.keys()
-    assert comparison.compare(comparison.published_totals(comparison.read_published(tmp_path)), expected).same
-
-
 def test_nothing_published_differs(expected: dict[GroupKey, FlightTotals], tmp_path: Path) -> None:
     published = comparison.read_published(tmp_path / "nothing")
     assert published.num_rows == 0

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from orchestration.declarations.modules import load_pipelines
+from tests.support.commands.run_program import run_program
 from tests.support.machine.held_ports import held_port
 from tests.support.polling import eventually
 
@@ -107,9 +108,7 @@ def test_the_published_counts_can_be_read_as_the_how_to_says(tmp_path: Path) -> 
     attempt.mkdir(parents=True)
     pq.write_table(pa.table({"word": ["zombie"], "count": [1]}), attempt / "part-0.parquet")
 
-    result = subprocess.run(
-        [sys.executable, "-c", reader], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60
-    )
+    result = run_program([sys.executable, "-c", reader], cwd=tmp_path, check=True)
     assert result.stdout.splitlines() == ["be 7", "or 2"]
     [find] = re.findall(r"^find .*$", HOW_TO.read_text(encoding="utf-8"), re.MULTILINE)
     listed = subprocess.run(find, shell=True, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from io import StringIO
@@ -61,14 +60,6 @@ def test_a_wrong_count_is_different_with_its_group(expected: dict[GroupKey, Flig
     assert report.verdict(result).startswith("DIFFERENT")
     assert "58,664 flights published, the known answer is 58,665" in report.verdict(result)
     assert report.as_json(result, TIMINGS)["same"] is False
-
-
-def test_the_result_is_json(expected: dict[GroupKey, FlightTotals]) -> None:
-    again = json.loads(json.dumps(report.as_json(comparison.compare(expected, expected), TIMINGS)))
-    assert again["same"] is True
-    assert again["flights"] == again["known_flights"] == 336_776
-    assert len(again["carriers"]) == 16
-    assert again["timings"]["batches"] == 7
 
 
 def test_the_timings_have_units(expected: dict[GroupKey, FlightTotals]) -> None:

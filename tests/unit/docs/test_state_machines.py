@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[3]
 STORE = ROOT / "tracker_store"
@@ -34,16 +31,22 @@ def _tables_moved_by(sql: str) -> set[str]:
     return {found["table"] for found in _UPDATE.finditer(sql) if _STATE.search(found["assignments"])}
 
 
-def _statements() -> Iterator[tuple[str, str]]:
-    """Give (function, SQL) for everything that `tracker_store` sends or installs."""
-    for file in (STORE / "functions").rglob("*.sql"):
-        yield file.stem, re.sub(r"--[^\n]*", "", file.read_text(encoding="utf-8"))
+@cache
+def _statements() -> list[tuple[str, str]]:
+    """Return (function, SQL) for everything that `tracker_store` sends or installs."""
+    found = [
+        (file.stem, re.sub(r"--[^\n]*", "", file.read_text(encoding="utf-8")))
+        for file in (STORE / "functions").rglob("*.sql")
+    ]
     for file in STORE.rglob("*.py"):
         for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(function, ast.FunctionDef):
-                for node in ast.walk(function):
-                    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                        yield function.name, node.value
+                found += [
+                    (function.name, node.value)
+                    for node in ast.walk(function)
+                    if isinstance(node, ast.Constant) and isinstance(node.value, str)
+                ]
+    return found
 
 
 def _named(machine: str) -> set[str]:

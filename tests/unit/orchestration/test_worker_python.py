@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from orchestration.spark.session import python_daemon
 from orchestration.spark.session.python_daemon import load_modules
 from orchestration.spark.session.worker_python import worker_python
+from tests.support.commands.run_program import run_program
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -40,14 +41,7 @@ def test_a_worker_uses_the_installed_package_and_is_otherwise_unchanged(tmp_path
     assert command != sys.executable
     own = tmp_path / "a folder * of mine"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path_as_spark_sets_it(), str(own), "/another.zip"])}
-    shown = subprocess.run(
-        [command, "-c", SHOWN, "an argument", "*"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+    shown = run_program([command, "-c", SHOWN, "an argument", "*"], env=environment, check=True)
     file, path, arguments, executable = json.loads(shown.stdout)
     assert Path(file).parent == PACKAGE
     assert str(own) in path
@@ -81,9 +75,7 @@ def test_a_link_to_the_installed_package_is_recognized(tmp_path: Path, monkeypat
     monkeypatch.setenv("SPARK_HOME", str(link))
     command = worker_python(tmp_path)
     environment = {**os.environ, "PYTHONPATH": f"{link}/python/lib/pyspark.zip"}
-    shown = subprocess.run(
-        [command, "-c", SHOWN], env=environment, capture_output=True, text=True, check=True, timeout=120
-    )
+    shown = run_program([command, "-c", SHOWN], env=environment, check=True)
     assert Path(json.loads(shown.stdout)[0]).parent == PACKAGE
 
 

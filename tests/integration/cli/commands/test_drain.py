@@ -19,16 +19,16 @@ from forebay.cli.main import app
 from forebay.cli.services.child import Child, RestartPolicy
 from forebay.cli.services.supervisor import StopReason
 from orchestration.declarations.settings import Settings
-from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log
 from tests.support.machine.held_ports import held_port
 from tracker_store.batches.pipeline_states import advance_stops, all_ended, start_pipelines, stop_pipelines
 from tracker_store.batches.pipelines import get_pipeline
-from tracker_store.connection.engine import connect, create_engine
+from tracker_store.connection.engine import create_engine
 from tracker_store.receivers.leadership import read_leadership, take_leadership
 from tracker_store.schema.states import PipelineState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from forebay.cli.commands.up import _Running
@@ -36,12 +36,6 @@ if TYPE_CHECKING:
 
 # Longer than any of these tests may take.
 LONG = 250.0
-
-
-@pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        yield make_log(connection)
 
 
 @pytest.fixture

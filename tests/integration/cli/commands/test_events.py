@@ -16,9 +16,8 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log, wait_until_told
+from tests.support.driver_log.log import INTERVAL, NOON, Log, wait_until_told
 from tests.support.polling import eventually, joined
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.receivers import report_event
 from tracker_store.schema.states import ReceiverEventKind
 
@@ -32,12 +31,6 @@ if TYPE_CHECKING:
 def _environment(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     monkeypatch.setenv("COLUMNS", "200")
-
-
-@pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        yield make_log(connection)
 
 
 def forebay(*arguments: str) -> Result:

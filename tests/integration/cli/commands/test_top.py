@@ -20,9 +20,8 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from tests.support.driver_log.log import NOON, Log, make_log
+from tests.support.driver_log.log import NOON, Log
 from tests.support.polling import eventually
-from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,12 +31,6 @@ if TYPE_CHECKING:
 def _environment(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     monkeypatch.setenv("COLUMNS", "80")
-
-
-@pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        yield make_log(connection)
 
 
 class Terminal:

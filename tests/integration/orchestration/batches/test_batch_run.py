@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from orchestration.declarations.sink import unchecked
 from receiver_runtime.block_store.frames.errors import StoreUnavailableError
 from receiver_runtime.block_store.stores.identity import make_identity
 from receiver_runtime.block_store.stores.local import LocalBlockStore
+from tests.support.driver_log.attempts import fail_batch
 from tests.support.machine.mounts import Mount
 from tests.support.spark.batch_rig import System
 from tracker_store.batches import batches
@@ -229,15 +229,12 @@ def test_a_zombie_attempt_neither_commits_nor_publishes(system: System) -> None:
 
     def output(lines: DataFrame, batch: Batch) -> DataFrame:
         if batch.attempt == 1:
-            batches.fail_attempt(
+            fail_batch(
                 system.connection,
-                pipeline_id=get_pipeline(system.connection, "words").pipeline_id,
-                batch_time=batch.time,
-                attempt=1,
+                get_pipeline(system.connection, "words").pipeline_id,
+                batch.time,
                 run_id="run1",
                 error="lost",
-                max_attempts=3,
-                retry_after=timedelta(0),
             )
             system.run(pipeline, batch.time, 2)
         return lines.selectExpr(f"concat(value, '-of-{batch.attempt}') AS value")

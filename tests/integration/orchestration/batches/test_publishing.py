@@ -28,9 +28,9 @@ from orchestration.declarations.sink import Step
 from tests.integration.orchestration import killed_publishing
 from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
 from tests.integration.orchestration.killed_publishing import COMMITTED, COMPACT, REPLAY, RUN, act, declare
+from tests.support.driver_log.attempts import fail_batch
 from tests.support.machine.forked_processes import run
 from tests.support.polling import eventually
-from tracker_store.batches import batches
 from tracker_store.batches.outputs import commits_of_batch, commits_to_publish, note_published
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.connection.engine import connect
@@ -102,16 +102,7 @@ class Log:
             [(attempt, run)] = connection.execute(
                 sa.text("SELECT attempt, run_id FROM forebay.batch_attempts WHERE state = 'RUNNING'")
             ).all()
-            batches.fail_attempt(
-                connection,
-                pipeline_id=self.pipeline_id,
-                batch_time=time,
-                attempt=attempt,
-                run_id=run,
-                error="killed",
-                max_attempts=3,
-                retry_after=timedelta(0),
-            )
+            fail_batch(connection, self.pipeline_id, time, attempt, run_id=run, error="killed")
 
     def seen(self) -> list[str]:
         """Return what a reader sees: each row with its batch, in minutes."""
@@ -129,12 +120,6 @@ class Log:
 @pytest.fixture
 def log(engine: sa.Engine, database_url: str, tmp_path: Path) -> Log:
     return Log(engine, database_url, tmp_path)
-
-
-def test_a_published_commit_is_not_left_to_publish(log: Log) -> None:
-    log.run(0, "old")
-    assert log.seen() == ["0:old"]
-    assert log.to_publish() == []
 
 
 @pytest.mark.parametrize("step", [COMMITTED, Step.STAGED])

@@ -16,21 +16,12 @@ from tests.support.driver_log.log import NOON, Log
 from tracker_store.batches.pipelines import get_pipeline, list_pipelines, list_streams, waiting_records
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker, batch_times
 from tracker_store.batches.streams import UnreadStream, unread_streams
-from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import DriverLogUnavailableError, SharedPlaceError, StrandingChangeError
 from tracker_store.receivers.receivers import placements
 from tracker_store.schema.states import ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from orchestration.declarations.sink import Sink
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as made:
-        yield made
 
 
 def declare(

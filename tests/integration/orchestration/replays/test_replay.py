@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from forebay import Batch, ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.declarations.apply import apply
 from orchestration.declarations.sink import unchecked
+from tests.support.driver_log.attempts import fail_batch
 from tests.support.driver_log.log import oldest_unfinished_batch
 from tracker_store.batches import batches
 from tracker_store.batches.outputs import commits_of_batch
@@ -258,15 +258,16 @@ def test_a_replay_that_is_killed_at_any_step_leaves_a_whole_output_and_the_next_
     # The tracker does this when the process's heartbeat has stopped.
     [lost] = batches.attempts_of_ended_processes(system.connection)
     assert (
-        batches.fail_attempt(
+        fail_batch(
             system.connection,
-            pipeline_id=lost.pipeline_id,
-            batch_time=lost.batch_time,
-            attempt=lost.attempt,
+            lost.pipeline_id,
+            lost.batch_time,
+            lost.attempt,
             run_id=lost.run_id,
             error="the process ended",
-            failure=AttemptFailure.LOST,
             max_attempts=1,
+            retry_after=None,
+            failure=AttemptFailure.LOST,
         )
         is BatchState.COMPLETED
     )
@@ -298,16 +299,7 @@ def test_a_zombie_replay_is_refused_when_a_newer_attempt_holds_the_batch(system:
 
     def output(lines: DataFrame, batch: Batch) -> DataFrame:
         if batch.attempt == 2:
-            batches.fail_attempt(
-                system.connection,
-                pipeline_id=pipeline_id(system),
-                batch_time=batch.time,
-                attempt=2,
-                run_id="zombie",
-                error="lost",
-                max_attempts=3,
-                retry_after=timedelta(0),
-            )
+            fail_batch(system.connection, pipeline_id(system), batch.time, 2, run_id="zombie", error="lost")
             system.replay(pipeline, batch.time, run_id="newer")
         return inner(lines) if batch.attempt == 3 else says(lines)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -28,13 +27,14 @@ from orchestration.dagster_instance.dagster_client import (
 from orchestration.declarations.apply import apply
 from orchestration.tracker.batch_pusher import BatchPusher
 from tests.integration.orchestration.boundaries import complete_launched, is_in_time
+from tests.support.commands.run_program import run_program
+from tests.support.driver_log.attempts import fail_batch
 from tests.support.driver_log.log import Log, oldest_unfinished_batch
 from tests.support.polling import eventually, joined
 from tests.support.postgres.counted_statements import counted
 from tracker_store.batches import batches
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.batches.received_block_tracker import batch_times
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.leadership import DeposedError, read_leadership, take_leadership
 from tracker_store.receivers.receivers import placements
 from tracker_store.schema.states import AttemptState
@@ -74,12 +74,6 @@ class FakeDagster(DagsterClient):
 
 
 @pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as made:
-        yield made
-
-
-@pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
     with dg.DagsterInstance.ephemeral() as made:
         yield made
@@ -112,6 +106,13 @@ def behind(connection: sa.Connection, pipeline: Pipeline, boundaries: int = 1) -
     return times
 
 
+def one_due(connection: sa.Connection) -> tuple[Pipeline, datetime, FakeDagster]:
+    """Return a pipeline, its one batch time that is due, and a Dagster that runs its sensor."""
+    pipeline = declare()
+    [time] = behind(connection, pipeline)
+    return pipeline, time, FakeDagster(pipeline)
+
+
 def lead(connection: sa.Connection, holder: str = "a") -> int:
     term = take_leadership(connection, seen=read_leadership(connection), holder=holder)
     assert term is not None
@@ -125,9 +126,7 @@ def pusher(engine: sa.Engine, dagster: FakeDagster, name: str = "a") -> BatchPus
 def test_a_batch_that_is_due_is_pushed_once_and_the_sensor_waits_for_its_run(
     engine: sa.Engine, connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
-    pipeline = declare()
-    [time] = behind(connection, pipeline)
-    dagster = FakeDagster(pipeline)
+    pipeline, time, dagster = one_due(connection)
     pushing, term = pusher(engine, dagster), lead(connection)
     pushing.turn(connection, term)
     pushing.turn(connection, term)
@@ -140,9 +139,7 @@ def test_a_batch_that_is_due_is_pushed_once_and_the_sensor_waits_for_its_run(
 def test_a_batch_that_the_sensor_launched_first_is_not_pushed(
     engine: sa.Engine, connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
-    pipeline = declare()
-    behind(connection, pipeline)
-    dagster = FakeDagster(pipeline)
+    pipeline, _time, dagster = one_due(connection)
     assert tick(connection, pipeline, instance).launches
     pusher(engine, dagster).turn(connection, lead(connection))
     assert dagster.launched == []
@@ -167,9 +164,7 @@ def test_the_next_batch_is_pushed_when_the_one_before_completes(engine: sa.Engin
 
 def test_a_deposed_tracker_launches_nothing(engine: sa.Engine, connection: sa.Connection) -> None:
     """Check a tracker that still believes that it leads: two trackers that take the same turn launch one run."""
-    pipeline = declare()
-    behind(connection, pipeline)
-    dagster = FakeDagster(pipeline)
+    _pipeline, _time, dagster = one_due(connection)
     old = lead(connection, "a")
     new = lead(connection, "b")
     with pytest.raises(DeposedError):
@@ -182,9 +177,7 @@ def test_a_deposed_tracker_launches_nothing(engine: sa.Engine, connection: sa.Co
 def test_a_tracker_deposed_between_its_launch_and_the_answer_makes_no_second_run(
     engine: sa.Engine, connection: sa.Connection
 ) -> None:
-    pipeline = declare()
-    behind(connection, pipeline)
-    dagster = FakeDagster(pipeline)
+    _pipeline, _time, dagster = one_due(connection)
     pusher(engine, dagster, "a").turn(connection, lead(connection, "a"))
     pusher(engine, dagster, "b").turn(connection, lead(connection, "b"))
     assert len(dagster.launched) == 1
@@ -193,9 +186,7 @@ def test_a_tracker_deposed_between_its_launch_and_the_answer_makes_no_second_run
 def test_a_webserver_that_is_away_leaves_the_batch_to_the_sensor_at_once(
     engine: sa.Engine, connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
-    pipeline = declare()
-    [time] = behind(connection, pipeline)
-    dagster = FakeDagster(pipeline)
+    pipeline, time, dagster = one_due(connection)
     dagster.error = DagsterError("refused")
     pushing, term = pusher(engine, dagster), lead(connection)
     pushing.turn(connection, term)
@@ -210,9 +201,7 @@ def test_a_webserver_that_is_away_leaves_the_batch_to_the_sensor_at_once(
 def test_a_run_that_dagster_could_not_start_costs_its_attempt_and_no_time(
     engine: sa.Engine, connection: sa.Connection
 ) -> None:
-    pipeline = declare()
-    [time] = behind(connection, pipeline)
-    dagster = FakeDagster(pipeline)
+    _pipeline, time, dagster = one_due(connection)
     dagster.error = RunNotStartedError("PythonError: the server closed the connection", "r9")
     pushing, term = pusher(engine, dagster), lead(connection)
     pushing.turn(connection, term)
@@ -226,9 +215,7 @@ def test_a_run_that_dagster_could_not_start_costs_its_attempt_and_no_time(
 def test_without_an_answer_the_sensor_looks_before_it_launches_and_not_before_the_lease_is_over(
     engine: sa.Engine, connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
-    pipeline = declare()
-    [time] = behind(connection, pipeline)
-    dagster = FakeDagster(pipeline)
+    pipeline, time, dagster = one_due(connection)
     dagster.error = DagsterUnansweredError("timed out")
     pusher(engine, dagster).turn(connection, lead(connection))
     assert not tick(connection, pipeline, instance).launches
@@ -270,22 +257,11 @@ def test_nothing_is_pushed_if_the_sensor_does_not_run_the_applied_code(
 def test_the_next_attempt_at_a_batch_is_pushed_once_when_it_is_due(
     engine: sa.Engine, connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
-    pipeline = declare()
-    [time] = behind(connection, pipeline)
-    dagster = FakeDagster(pipeline)
+    pipeline, time, dagster = one_due(connection)
     pushing, term = pusher(engine, dagster), lead(connection)
     pushing.turn(connection, term)
     row = get_pipeline(connection, pipeline.name)
-    batches.fail_attempt(
-        connection,
-        pipeline_id=row.pipeline_id,
-        batch_time=time,
-        attempt=1,
-        run_id="the-run",
-        error="x",
-        max_attempts=3,
-        retry_after=timedelta(minutes=4),
-    )
+    fail_batch(connection, row.pipeline_id, time, run_id="the-run", error="x", retry_after=timedelta(minutes=4))
     pushing.turn(connection, term)
     assert dagster.launched == [f"{time.isoformat()}:1"], "it is not due"
     connection.execute(sa.text("UPDATE forebay.batches SET retry_at = clock_timestamp()"))
@@ -302,16 +278,7 @@ def test_an_attempt_that_the_sensor_has_launched_is_not_pushed(
     [time] = behind(connection, pipeline)
     assert tick(connection, pipeline, instance).launches
     row = get_pipeline(connection, pipeline.name)
-    batches.fail_attempt(
-        connection,
-        pipeline_id=row.pipeline_id,
-        batch_time=time,
-        attempt=1,
-        run_id="the-run",
-        error="x",
-        max_attempts=3,
-        retry_after=timedelta(0),
-    )
+    fail_batch(connection, row.pipeline_id, time, run_id="the-run", error="x")
     assert [launch.attempt for launch in tick(connection, pipeline, instance).launches] == [2]
     # Whatever happened to that run: looking for it in Dagster is the sensor's task.
     connection.execute(sa.text("UPDATE forebay.batches SET launched_at = launched_at - interval '1 hour'"))
@@ -377,26 +344,13 @@ def test_j08_a_process_without_any_file_goes_on_with_what_was_pending(
     batches.claim_attempt(
         connection, pipeline_id=pipeline_id, batch_time=first, attempt=1, run_id="the-run", process_id=1
     )
-    batches.fail_attempt(
-        connection,
-        pipeline_id=pipeline_id,
-        batch_time=first,
-        attempt=1,
-        run_id="the-run",
-        error="x",
-        max_attempts=3,
-        retry_after=timedelta(0),
-    )
+    fail_batch(connection, pipeline_id, first, run_id="the-run", error="x")
 
     def launched_by_another_process() -> str:
-        done = subprocess.run(
+        done = run_program(
             [sys.executable, "-c", _LAUNCHES, database_url],
             env={"PATH": os.environ["PATH"], "FOREBAY_HOME": str(tmp_path)},
             cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
@@ -422,9 +376,7 @@ with connect(create_engine(sys.argv[1], application_name="another process")) as 
 
 
 def test_a_tracker_without_leadership_pushes_nothing(engine: sa.Engine, connection: sa.Connection) -> None:
-    pipeline = declare()
-    behind(connection, pipeline)
-    dagster = FakeDagster(pipeline)
+    _pipeline, _time, dagster = one_due(connection)
     asked, stop = threading.Event(), threading.Event()
 
     def term() -> None:
@@ -472,9 +424,7 @@ def test_requests_to_a_dagster_that_refuses_back_off(
     engine: sa.Engine, connection: sa.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check with a read-only webserver, for example: it reports which sensors run, and launches nothing."""
-    pipeline = declare()
-    behind(connection, pipeline)
-    dagster = FakeDagster(pipeline)
+    _pipeline, _time, dagster = one_due(connection)
     now = 0.0
     refused: list[float] = []
 

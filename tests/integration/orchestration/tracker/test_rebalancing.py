@@ -61,23 +61,6 @@ def test_w15_agents_that_come_later_get_their_share_one_receiver_at_a_time(fleet
     assert fleet.rebalance_all(5.0) == 0
 
 
-def test_w15_three_agents_that_are_restarted_one_after_the_other_end_with_the_same_number_each(fleet: Fleet) -> None:
-    agents = {"a": next(iter(fleet.names)), "b": fleet.agent("b"), "c": fleet.agent("c")}
-    fleet.rebalance_all(5.0)
-    for host in "abc":
-        for placement in fleet.all():
-            if placement.agent_id == agents[host]:
-                deregister_process(fleet.connection, fleet.processes[placement.receiver_id])
-        fleet.stop(agents[host])
-        fleet.tick()
-        fleet.start_all()
-        agents[host] = fleet.agent(host)
-        fleet.tick()
-    assert spread(fleet) != [2, 2, 2], "otherwise this test shows nothing"
-    fleet.rebalance_all(5.0)
-    assert spread(fleet) == [2, 2, 2]
-
-
 def test_moves_keep_their_interval_and_wait_for_the_host(fleet: Fleet) -> None:
     fleet.rebalance(1.0)
     fleet.agent("b")
@@ -89,14 +72,6 @@ def test_moves_keep_their_interval_and_wait_for_the_host(fleet: Fleet) -> None:
     assert fleet.rebalance(1.0) == []
     assert fleet.rebalance(INTERVAL - 2) == []
     assert len(fleet.rebalance(2.0)) == 1
-
-
-def test_a_host_that_comes_and_goes_gets_nothing(fleet: Fleet) -> None:
-    for _ in range(5):
-        flapping = fleet.agent("b")
-        for _ in range(5):
-            assert fleet.rebalance(HOST_AGE / 6) == []
-        fleet.stop(flapping)
 
 
 def test_the_receiver_runs_where_it_is_until_the_other_agent_has_a_process(fleet: Fleet) -> None:
@@ -335,23 +310,6 @@ def test_a_receiver_that_reads_what_its_host_has_is_moved_on_request_alone(engin
         fleet.stop(lost)
         fleet.tick()
         assert fleet.where() == ["a"] * 4
-
-
-def test_r01_a_receiver_goes_home_when_its_preferred_host_comes(engine: sa.Engine) -> None:
-    with connect(engine) as connection:
-        fleet = Fleet(connection)
-        fleet.follow(ON)
-        fleet.agent("a")
-        fleet.stream("lines", 1, preferred_host="gateway")
-        fleet.tick()
-        fleet.start_all()
-        assert fleet.where() == ["a"]
-        fleet.agent("gateway")
-        assert fleet.rebalance_all(HOST_AGE / 2) == 1
-        assert fleet.where() == ["gateway"]
-        fleet.agent("b")
-        fleet.stream("words", 1)
-        assert fleet.rebalance_all(HOST_AGE / 2) == 0
 
 
 # -- the command -----------------------------------------------------------------------------------------------------

@@ -6,28 +6,20 @@ import random
 import resource
 import signal
 import socket
-import threading
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from forebay.testing.cutting_proxy import CuttingProxy, through
-from forebay.testing.receiver_processes import DEADLINE_SECONDS, eventually
+from forebay.testing.receiver_processes import eventually
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
-from tests.support.machine.unread_bytes import unread_bytes
-from tests.support.polling import joined
 from tracker_store.schema.states import ReceiverEventKind
 
 
 def numbers(values: list[str]) -> list[int]:
     return [int(value) for value in values]
-
-
-def has_segments(rig: ReceiverRig, least: int) -> bool:
-    return len(rig.segments()) >= least
 
 
 def assert_each_once_in_order(values: list[str]) -> None:
@@ -66,70 +58,6 @@ def test_a_receiver_that_registers_records_has_not_loaded_pandas(rig: ReceiverRi
     assert "/pandas/" not in mapped
 
 
-@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="asks Linux what the receiver has read")
-def test_s04_k12_a_stop_under_load_loses_no_whole_line_that_was_read(
-    database_url: str, tmp_path: Path, source: NumberedSource
-) -> None:
-    rig = ReceiverRig.on_socket(database_url, tmp_path / "receiver", source.port)
-    rig.execute(
-        "UPDATE forebay.streams SET declaration = jsonb_set(declaration, '{settings,block_interval}', '\"30s\"')"
-    )
-    try:
-        process = rig.start()
-        eventually(lambda: rig.state()[1].startswith("connected"), "a connection")
-        # Everything stays in the block generator's buffer for the next 30 seconds.
-        eventually(lambda: source.sent > 500, "500 lines")
-        source.pause()
-        eventually(lambda: unread_bytes(source.port) == 0, "the receiver's reading")
-        source.sending.set()
-        assert rig.records() == 0
-        process.send_signal(signal.SIGTERM)
-        assert exit_code(process) == ExitCode.STOPPED
-        assert numbers(rig.values())[:500] == list(range(500))
-    finally:
-        rig.close()
-
-
-def test_kill_9_and_a_restart_neither_lose_nor_duplicate_registered_records(
-    rig: ReceiverRig, source: NumberedSource
-) -> None:
-    registered: set[str] = set()
-    for round_number in range(1, 4):
-        process = rig.start()
-        before = rig.records()
-        eventually(partial(rig.has_records, before + 50), "50 more records")
-        # All of those may be salvaged records.
-        eventually(partial(has_segments, rig, round_number), "a segment of its own")
-        process.kill()
-        process.wait(60)
-        values = rig.values()
-        assert registered <= set(values)
-        registered = set(values)
-        assert len(rig.epochs()) == round_number
-    assert_each_once_in_order(rig.values())
-    assert rig.epochs() == sorted(set(rig.epochs()))
-    # No two epochs share a file.
-    paths = [path for path, _, _ in rig.segments()]
-    assert len(paths) == len(set(paths)) >= 3
-
-
-def test_w21_the_process_that_was_taken_over_is_fenced_and_says_so(rig: ReceiverRig, source: NumberedSource) -> None:
-    first = rig.start()
-    eventually(lambda: rig.records() > 20, "20 records")
-    first.send_signal(signal.SIGSTOP)
-    second = rig.start()
-    eventually(lambda: len(rig.epochs()) == 2, "the second claim")
-    first.send_signal(signal.SIGCONT)
-    assert exit_code(first) == ExitCode.FENCED
-    assert ReceiverEventKind.FENCED in rig.events()
-    # The source serves one connection at a time, so the second process is served only now.
-    before = rig.records()
-    eventually(lambda: rig.records() > before + 20, "20 records of the second")
-    second.send_signal(signal.SIGTERM)
-    assert exit_code(second) == ExitCode.STOPPED
-    assert_each_once_in_order(rig.values())
-
-
 # Runs in a receiver process: it reads the assignment that was in force a moment before.
 _READS_AN_OLD_ASSIGNMENT = """
 from dataclasses import replace
@@ -149,18 +77,6 @@ def test_s02_a_process_whose_claim_is_refused_reads_nothing(rig: ReceiverRig, so
     assert rig.state()[0] == "SCHEDULED"
     rig.start(assignment=5)
     eventually(lambda: source.sent, "lines that are read under the assignment in force")
-
-
-def test_a_newer_assignment_makes_it_drain_and_go(rig: ReceiverRig, source: NumberedSource) -> None:
-    process = rig.start()
-    eventually(lambda: rig.records() > 20, "20 records")
-    rig.assign(2)
-    assert exit_code(process) == ExitCode.FENCED
-    assert rig.state()[0] == "SCHEDULED"
-    assert_each_once_in_order(rig.values())
-    rig.start(assignment=2)
-    before = rig.records()
-    eventually(lambda: rig.records() > before + 20, "20 records of the next")
 
 
 def test_a_receiver_ends_when_its_parent_has_ended(rig: ReceiverRig, source: NumberedSource) -> None:
@@ -208,33 +124,6 @@ def test_a_receiver_shows_that_it_waits_for_a_missing_source(database_url: str, 
                 eventually(lambda: rig.values() == ["at last"] and rig.dead_letters(), "the line")
             assert rig.dead_letters() == [("invalid_encoding", b"\xff")]
             eventually(lambda: ReceiverEventKind.BAD_RECORD in rig.events(), "the event")
-        finally:
-            rig.close()
-
-
-def test_an_invalid_declaration_fails_the_receiver_with_the_reason(database_url: str, tmp_path: Path) -> None:
-    rig = ReceiverRig.make(database_url, tmp_path / "receiver", {"kind": "carrier_pigeon"})
-    try:
-        assert exit_code(rig.start()) == ExitCode.FAILED
-        state, reason = rig.state()
-        assert state == "FAILED"
-        assert "carrier_pigeon" in reason
-        assert rig.events() == [ReceiverEventKind.FAILED]
-        assert rig.epochs() == []
-    finally:
-        rig.close()
-
-
-def test_a_receiver_without_restarts_left_fails(database_url: str, tmp_path: Path) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        rig = ReceiverRig.on_socket(
-            database_url, tmp_path / "receiver", unused.getsockname()[1], receiver_max_restarts=2
-        )
-        try:
-            assert exit_code(rig.start()) == ExitCode.FAILED
-            assert rig.state()[0] == "FAILED"
-            assert "2 restarts in a row did not help" in rig.state()[1]
         finally:
             rig.close()
 
@@ -294,30 +183,6 @@ def test_a_second_signal_ends_a_receiver_at_once(rig: ReceiverRig, source: Numbe
     finally:
         proxy.close()
     assert_each_once_in_order(rig.values())
-
-
-def test_many_connections_of_one_source_keep_every_line(database_url: str, tmp_path: Path) -> None:
-    """Check with a sender that closes the connection after each 1000 lines: nothing between two connections is lost."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    listener.settimeout(DEADLINE_SECONDS)
-
-    def serve() -> None:
-        for start in range(0, 10_000, 1000):
-            connection, _ = listener.accept()
-            with connection:
-                connection.sendall(b"\n".join(b"%d" % n for n in range(start, start + 1000)))
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    rig = ReceiverRig.on_socket(database_url, tmp_path / "receiver", listener.getsockname()[1])
-    try:
-        rig.start()
-        eventually(lambda: rig.records() == 10_000, "all lines")
-        assert numbers(rig.values()) == list(range(10_000))
-    finally:
-        joined(thread)
-        listener.close()
-        rig.close()
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="asks Linux for another process's limit")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
+from tests.support.driver_log.attempts import commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log, oldest_unfinished_batch
 from tracker_store.batches import batches, outputs
 from tracker_store.batches.retry import FIRST, LONGEST, LONGEST_UNCOUNTED, PAUSES
@@ -58,27 +59,27 @@ def fail(
     max_attempts: int = 3,
     retry_after: float | None = 0,
 ) -> BatchState | None:
-    return batches.fail_attempt(
+    return fail_batch(
         log.connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=T1,
-        attempt=attempt,
+        log.pipeline_id,
+        T1,
+        attempt,
         run_id=f"run{attempt}",
         error=error,
-        failure=failure,
         max_attempts=max_attempts,
-        max_lost_attempts=MAX_LOST,
         retry_after=None if retry_after is None else timedelta(seconds=retry_after),
+        failure=failure,
+        max_lost_attempts=MAX_LOST,
     )
 
 
 def commit(log: Log, attempt: int, time: datetime = T1) -> None:
-    outputs.commit_output(
+    commit_batch(
         log.connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=time,
-        attempt=attempt,
-        output="counts",
+        log.pipeline_id,
+        time,
+        "counts",
+        attempt,
         location=f"/attempt={attempt}",
         rows=attempt,
         code_version=f"code {attempt}",
@@ -281,15 +282,15 @@ def test_the_first_loss_is_retried_at_once_and_later_ones_after_growing_pauses(l
 
 def test_an_interrupted_run_has_a_pause_before_the_next_attempt(log: Log) -> None:
     claim(log, 1, "run1")
-    batches.fail_attempt(
+    fail_batch(
         log.connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=T1,
-        attempt=1,
+        log.pipeline_id,
+        T1,
         run_id="run1",
         error="interrupted",
-        failure=LOST,
         max_attempts=1,
+        retry_after=None,
+        failure=LOST,
         least_pause=timedelta(minutes=1),
     )
     assert not batch_of(log).retry_due

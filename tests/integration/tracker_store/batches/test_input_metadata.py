@@ -6,7 +6,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
@@ -14,23 +13,15 @@ from tracker_store.batches import batches
 from tracker_store.batches.input_metadata import InputRange, input_metadata, record_input_metadata
 from tracker_store.batches.outputs import commit_output
 from tracker_store.blocks.blocks import ORIGIN, AddOutcome, Claim, OffsetLink, open_partition
-from tracker_store.connection.engine import connect
 from tracker_store.retention.cleanup import clean_up_offsets, clean_up_receiver
 from tracker_store.retention.history import clean_up_history
 from tracker_store.schema.states import LinkKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from datetime import datetime
 
 SECOND = timedelta(seconds=1)
 T1, T2, T3 = (NOON + n * INTERVAL for n in (1, 2, 3))
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as made:
-        yield made
 
 
 class Source:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
+from tests.support.driver_log.attempts import fail_batch
 from tests.support.driver_log.log import NOON, Log, make_log
 from tests.support.polling import joined
 from tracker_store.batches import batches
@@ -100,16 +101,7 @@ def test_an_attempt_that_is_not_the_next_is_not_launched(log: Log) -> None:
 
 def test_the_next_attempt_is_a_separate_launch(log: Log) -> None:
     take(log, "a")
-    batches.fail_attempt(
-        log.connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=TIME,
-        attempt=1,
-        run_id="r",
-        error="x",
-        max_attempts=3,
-        retry_after=timedelta(0),
-    )
+    fail_batch(log.connection, log.pipeline_id, TIME, run_id="r", error="x")
     assert take(log, "b", attempt=2).outcome is LaunchOutcome.FIRST
 
 

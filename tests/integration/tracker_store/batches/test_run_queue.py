@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
@@ -36,16 +35,7 @@ from tracker_store.connection.engine import connect
 from tracker_store.receivers.processes import deregister_process, end_processes_of_pid, register_process
 from tracker_store.schema.states import BatchDriverState, ProcessKind
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 LOCATION = "forebay"
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as made:
-        yield made
 
 
 def driver(

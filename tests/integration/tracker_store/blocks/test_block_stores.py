@@ -21,15 +21,7 @@ from tracker_store.receivers.processes import deregister_process, register_proce
 from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import sqlalchemy as sa
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as made:
-        yield made
 
 
 def start(connection: sa.Connection, host: str, *roots: str, slots: int = 4) -> int:

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.support.driver_log.log import Log, make_log
 from tests.support.driver_log.placing import schedule_receiver
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.leadership import raise_counter, read_leadership, resign, take_leadership
 from tracker_store.receivers.processes import (
     ProcessExpiredError,
@@ -24,13 +22,7 @@ from tracker_store.receivers.receivers import placements, receiver_events, set_r
 from tracker_store.schema.states import RECEIVER_TRANSITIONS, ProcessKind, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        yield make_log(connection)
+    from tests.support.driver_log.log import Log
 
 
 def lead(log: Log, holder: str = "me") -> int:

@@ -43,12 +43,6 @@ if TYPE_CHECKING:
 SECOND = timedelta(seconds=1)
 
 
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as made:
-        yield made
-
-
 def told(connection: sa.Connection, after: EventPosition = START) -> Sequence[ListenerEvent]:
     """Return every event after a position, once none can be missing."""
     wait_until_told(connection)

@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
+from tests.support.driver_log.attempts import fail_batch
 from tests.support.driver_log.log import (
     INTERVAL,
     NOON,
@@ -65,12 +66,6 @@ ZERO = timedelta(0)
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        yield make_log(connection)
-
-
-@pytest.fixture
 def receiver_id(log: Log) -> int:
     [receiver_id] = log.receiver_ids
     return receiver_id
@@ -105,15 +100,8 @@ def start(log: Log, time: datetime, attempt: int = 1, pipeline_id: int | None = 
 
 def fail(log: Log, time: datetime, *, attempt: int = 1, max_attempts: int = 3) -> None:
     start(log, time, attempt)
-    batches.fail_attempt(
-        log.connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=time,
-        attempt=attempt,
-        run_id=f"run{attempt}",
-        error="boom",
-        max_attempts=max_attempts,
-        retry_after=ZERO,
+    fail_batch(
+        log.connection, log.pipeline_id, time, attempt, run_id=f"run{attempt}", error="boom", max_attempts=max_attempts
     )
 
 

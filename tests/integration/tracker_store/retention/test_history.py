@@ -13,7 +13,6 @@ from tracker_store.batches import batches
 from tracker_store.batches.received_block_tracker import batch_times
 from tracker_store.blocks.blocks import BlockHandle
 from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
-from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import BatchHeldError, BlocksNotRetainedError, DriverLogError
 from tracker_store.receivers.leadership import DeposedError, read_leadership, take_leadership
 from tracker_store.receivers.processes import deregister_process, register_process
@@ -24,18 +23,10 @@ from tracker_store.retention.history import clean_up_events, clean_up_history, p
 from tracker_store.schema.states import ProcessKind, ReceiverEventKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tracker_store.retention.history import Forgotten
 
 DAY = timedelta(days=1)
 YEARS = 10_000 * DAY
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as made:
-        yield made
 
 
 def made(connection: sa.Connection, count: int) -> tuple[Log, list[datetime]]:

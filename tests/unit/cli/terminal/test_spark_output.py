@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from forebay.cli.terminal.spark_output import without_stack
+from tests.support.commands.run_program import run_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,9 +51,7 @@ def test_a_process_shows_its_console_and_its_answer_and_the_file_has_all_else(tm
     path = tmp_path / "logs" / "bisect-words.log"
     path.parent.mkdir()
     path.write_text("of the time before\n")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(path), stream], capture_output=True, text=True, check=True, timeout=120
-    )
+    done = run_program([sys.executable, "-c", PROGRAM, str(path), stream], check=True)
     shown = {"stdout": ("progress\nthe answer\n", ""), "stderr": ("the answer\n", "progress\n")}
     assert (done.stdout, done.stderr) == shown[stream]
     lines = path.read_text(encoding="utf-8").splitlines()

@@ -51,16 +51,6 @@ def test_the_layout_is_by_date_hour_and_batch_time() -> None:
     assert batch_directory(TIME.replace(microsecond=500_000)).endswith("batch_time=20260101T120010.500000Z")
 
 
-def test_publishing_again_changes_nothing(sink: ParquetSink) -> None:
-    location = attempt(sink, 1, [1])
-    sink.publish(location, batch_time=TIME)
-    [before] = sink.path.glob("date=*/hour=*/batch_time=*")
-    inode = before.stat().st_ino
-    sink.publish(location, batch_time=TIME)
-    assert before.stat().st_ino == inode
-    assert visible(sink) == [1]
-
-
 def test_output_written_before_attempts_had_tokens_is_published_and_replaced(sink: ParquetSink) -> None:
     """Check an upgrade between a commit and its publishing."""
     location = attempt(sink, 1, [1, 2])
@@ -71,14 +61,6 @@ def test_output_written_before_attempts_had_tokens_is_published_and_replaced(sin
     sink.publish(attempt(sink, 2, [7]), batch_time=TIME)
     assert visible(sink) == [7]
     assert not Path(before).exists()
-
-
-def test_another_attempt_replaces_the_published_one_and_adds_nothing(sink: ParquetSink) -> None:
-    sink.publish(attempt(sink, 1, [1], [2]), batch_time=TIME)
-    sink.publish(attempt(sink, 2, [7]), batch_time=TIME)
-    assert visible(sink) == [7]
-    [hour] = sink.path.glob("date=*/hour=*")
-    assert [entry.name for entry in hour.iterdir() if entry.name[0] != "."] == ["batch_time=20260101T120010Z"]
 
 
 def test_a_directory_that_is_replaced_while_it_is_listed_is_listed_again(

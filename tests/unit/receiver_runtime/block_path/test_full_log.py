@@ -141,18 +141,6 @@ def test_a_full_disk_is_waited_out_and_then_everything_is_registered(tmp_path: P
         assert made.values() == ["x"]
 
 
-def test_a_dead_thread_ends_the_receiver_for_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def die(_: object) -> None:
-        raise SystemExit
-
-    with rig(tmp_path, HandReceiver(), reporter=FailingReporter()) as made:
-        monkeypatch.setattr(made.supervisor.block_path.pusher, "push", die)
-        made.supervisor.block_path.push_single("x")
-        ending = made.end()
-        assert (ending.exit_code, ending.again) == (ExitCode.FAILED, True)
-        assert "the block generator failed: SystemExit" in ending.reason
-
-
 def test_the_end_comes_even_if_it_can_not_be_reported(tmp_path: Path) -> None:
     with rig(tmp_path, HandReceiver(), reporter=FailingReporter()) as made:
         eventually(made.attached.is_started)

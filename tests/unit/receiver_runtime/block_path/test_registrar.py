@@ -67,13 +67,6 @@ def submit(registration: Registration, item: NewBlock) -> Future[NewBlock]:
     return registration.submit(item)
 
 
-def test_a_block_is_registered_and_its_future_is_resolved(registrar: Registrar, log: MemoryBlockLog) -> None:
-    lane = attach(registrar)
-    assert submit(lane, block(1)).result(20) == block(1)
-    assert lane.registered_through == 1
-    assert log.chain(1) == [block(1)]
-
-
 def test_waiting_blocks_of_all_receivers_go_in_one_call_in_order(
     registrar: Registrar, log: MemoryBlockLog, clock: ManualClock
 ) -> None:
@@ -108,16 +101,6 @@ def test_a_group_that_was_sent_is_sent_again_identically(
         future.result(60)
     assert [[item.sequence for item in call] for call in log.calls] == [[1], [1], [2, 3]]
     assert [item.sequence for item in log.chain(1)] == [1, 2, 3]
-
-
-def test_w02_lost_answers_add_nothing_twice(registrar: Registrar, log: MemoryBlockLog, clock: ManualClock) -> None:
-    lane = attach(registrar)
-    for sequence in range(1, 30):
-        log.lose_answers = sequence % 3
-        future = submit(lane, block(sequence))
-        advance_until(clock, future.done)
-        future.result(60)
-    assert [item.sequence for item in log.chain(1)] == list(range(1, 30))
 
 
 @pytest.mark.parametrize("error", [DriverLogUnavailableError("53300"), OutcomeUnknownError("cut")])

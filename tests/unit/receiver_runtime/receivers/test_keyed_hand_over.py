@@ -123,14 +123,6 @@ def test_what_is_answered_is_registered_with_its_keys(running: Rig, log: KeyedBl
     assert log.keys == {"1", "3"}
 
 
-def test_rows_with_known_keys_are_left_out_and_counted(running: Rig, log: KeyedBlockLog) -> None:
-    log.keys |= {"2", "4"}
-    hand_over = KeyedHandOver(running.attached)
-    assert answer(hand_over.submit(batch("a", "b", "c", "d"), ["1", "2", None, "4"])) == (2, 2)
-    assert answer(hand_over.submit(batch("e", "f"), ["1", "2"])) == (0, 2)
-    assert running.values() == ["a", "c"]
-
-
 def test_a_refusal_drops_later_blocks_in_flight_and_all_are_stored_without_known_rows(
     running: Rig, log: KeyedBlockLog
 ) -> None:
@@ -171,16 +163,6 @@ def test_a_key_forgotten_by_the_driver_log_is_new(running: Rig, log: KeyedBlockL
     log.keys.clear()
     assert answer(hand_over.submit(batch("b"), ["k"])) == (1, 0)
     assert running.values() == ["a", "b"]
-
-
-def test_a_key_repeated_in_one_submit_is_stored_once_and_counted(running: Rig, log: KeyedBlockLog) -> None:
-    """This happens if a publisher got no confirmation, and both of its messages are read at once."""
-    hand_over = KeyedHandOver(running.attached)
-    rows = batch("a", "b", "a again", "c", "d", "a once more", "c again")
-    assert answer(hand_over.submit(rows, ["1", None, "1", "2", None, "1", "2"])) == (4, 3)
-    assert running.values() == ["a", "b", "c", "d"]
-    assert log.keys == {"1", "2"}
-    assert answer(hand_over.submit(batch("e", "f"), ["2", "2"])) == (0, 2)
 
 
 def test_rows_that_share_a_key_in_one_submit_stay_in_one_block(tmp_path: Path, log: KeyedBlockLog) -> None:
@@ -422,14 +404,6 @@ def test_blocks_without_keys_are_never_refused_together_with_blocks_with_keys(ru
         for path in running.rows.paths.values()
     ]
     assert set().union(*kinds) == {SourceRule.SENT_AGAIN, SourceRule.NOT_SENT_AGAIN}
-
-
-def test_a_full_disk_is_waited_out(running: Rig, log: KeyedBlockLog) -> None:
-    hand_over = KeyedHandOver(running.attached)
-    running.files.write_faults = ["error"] * 4
-    assert answer(hand_over.submit(batch("a"), ["a"])) == (1, 0)
-    assert running.values() == ["a"]
-    assert any("could not be stored" in message for _, message, _ in running.reporter.events)
 
 
 def test_a_rate_limit_applies_once(tmp_path: Path, log: KeyedBlockLog) -> None:

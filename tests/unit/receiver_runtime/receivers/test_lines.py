@@ -140,6 +140,31 @@ ENCODINGS = ("utf-8", "ascii", "iso8859-1", "cp1252", "cp866", "koi8-r", "cp932"
 @example(stream=b"ababa", cuts=[3], clean=False, delimiter=b"aba", encoding="utf-8")
 @example(stream=b"x" * 10 + b"ab", cuts=[11], clean=False, delimiter=b"aba", encoding="utf-8")
 @example(stream=b"y" * 25 + b"ab" + b"aok", cuts=[26], clean=True, delimiter=b"aba", encoding="utf-8")
+@example(stream=b"a\r\nb\r\r\nc\rd\n\r\n", cuts=[], clean=True, delimiter=b"\n", encoding="utf-8")
+@example(stream=b"a\r\nb\n", cuts=[2], clean=True, delimiter=b"\n", encoding="utf-8")
+@example(stream=b"a\r;b\n;", cuts=[], clean=True, delimiter=b";", encoding="utf-8")
+@example(stream=b"\x00a\x00\n\x00\n\n", cuts=[], clean=True, delimiter=b"\n", encoding="utf-8")
+@example(stream=b"", cuts=[], clean=False, delimiter=b"\n", encoding="utf-8")
+@example(stream=b"good\nb\xffd\r\nfine\n\xc3\nend\n", cuts=[], clean=True, delimiter=b"\n", encoding="utf-8")
+@example(stream=b"\xe2\x82\xac\n", cuts=[2], clean=True, delimiter=b"\n", encoding="utf-8")
+@example(
+    stream=b"x" * 10 + b"\n" + b"y" * 11 + b"\n" + b"z" * 10 + b"\r\n",
+    cuts=[],
+    clean=True,
+    delimiter=b"\n",
+    encoding="utf-8",
+)
+@example(stream=b"a\nlast\r", cuts=[], clean=True, delimiter=b"\n", encoding="utf-8")
+@example(stream=b"a\n\xff", cuts=[], clean=True, delimiter=b"\n", encoding="utf-8")
+@example(stream=b"y" * 11, cuts=[], clean=True, delimiter=b"\n", encoding="utf-8")
+@example(stream=b"a\nbroken", cuts=[], clean=False, delimiter=b"\n", encoding="utf-8")
+@example(stream=b"y" * 20, cuts=[], clean=False, delimiter=b"\n", encoding="utf-8")
+@example(stream="fünf\nça\n".encode("cp1252"), cuts=[], clean=True, delimiter=b"\n", encoding="cp1252")
+@example(stream=b"a\n\xc3\xbc\n", cuts=[], clean=True, delimiter=b"\n", encoding="ascii")
+@example(
+    stream="fünf".encode() + b"\xffd\xc3\xa7\xff\xc3\xff", cuts=[], clean=True, delimiter=b"\xff", encoding="utf-8"
+)
+@example(stream="日本\nソ表\n".encode("shift_jis"), cuts=[], clean=True, delimiter=b"\n", encoding="cp932")
 def test_a_stream_cut_in_any_way_gives_the_same(
     stream: bytes, cuts: list[int], clean: bool, delimiter: bytes, encoding: str
 ) -> None:
@@ -182,53 +207,12 @@ def test_connections_that_are_cut_together_give_the_same_as_each_alone(
     )
 
 
-def test_only_one_cr_directly_before_the_newline_is_removed() -> None:
-    assert run([b"a\r\nb\r\r\nc\rd\n\r\n"]) == (["a", "b\r", "c\rd", ""], [])
-
-
-def test_crlf_split_between_two_reads() -> None:
-    assert run([b"a\r", b"\nb\n"]) == (["a", "b"], [])
-
-
-def test_cr_belongs_to_the_record_with_another_delimiter() -> None:
-    assert run([b"a\r;b\n;"], delimiter=";") == (["a\r", "b\n"], [])
-
-
-def test_nul_bytes_are_kept() -> None:
-    assert run([b"\x00a\x00\n\x00\n"]) == (["\x00a\x00", "\x00"], [])
-
-
-def test_an_empty_line_is_a_record() -> None:
-    assert run([b"\n\na\n\n"]) == (["", "", "a", ""], [])
-
-
-def test_an_empty_stream_gives_nothing() -> None:
-    assert run([]) == ([], [])
-    assert run([b""], clean=False) == ([], [])
-
-
-def test_a_line_of_invalid_utf8_becomes_a_dead_letter_without_effect_on_others() -> None:
-    lines, letters = run([b"good\nb\xffd\r\nfine\n\xc3\nend\n"])
-    assert lines == ["good", "fine", "end"]
-    assert letters == [DeadLetter(ENCODING, b"b\xffd\r"), DeadLetter(ENCODING, b"\xc3")]
-
-
-def test_a_character_split_between_two_reads_is_decoded_whole() -> None:
-    assert run([b"\xe2\x82", b"\xac\n"]) == (["€"], [])
-
-
 def test_many_bad_lines_in_one_chunk() -> None:
     stream = b"".join(b"%d\n\xff%d\n" % (n, n) for n in range(1000))
     framing = LineFraming()
     lines, letters = records(framing, feed(framing.open(), stream))
     assert lines == [str(n) for n in range(1000)]
     assert [letter.data for letter in letters] == [b"\xff%d" % n for n in range(1000)]
-
-
-def test_a_line_at_the_limit_is_a_record_and_one_byte_more_is_too_large() -> None:
-    lines, letters = run([b"x" * 10 + b"\n" + b"y" * 11 + b"\n" + b"z" * 10 + b"\r\n"])
-    assert lines == ["x" * 10, "z" * 10]
-    assert letters == [too_large(b"y" * 11)]
 
 
 def test_of_an_endless_line_the_beginning_is_kept_and_the_rest_is_counted() -> None:
@@ -257,47 +241,9 @@ def test_a_mark_at_a_streams_beginning_belongs_to_no_record(read: int) -> None:
         assert records(framing, takens)[0] == expected
 
 
-def test_a_last_line_without_newline_is_a_record_after_a_normal_end() -> None:
-    assert run([b"a\nlast"]) == (["a", "last"], [])
-    assert run([b"last\r"]) == (["last\r"], [])
-
-
-def test_a_last_line_is_checked_like_any_other() -> None:
-    assert run([b"\xff"]) == ([], [DeadLetter(ENCODING, b"\xff")])
-    assert run([b"y" * 11]) == ([], [too_large(b"y" * 11)])
-
-
-def test_a_truncated_line_is_a_dead_letter() -> None:
-    assert run([b"a\nbroken"], clean=False) == (["a"], [DeadLetter(TRUNCATED, b"broken")])
-
-
-def test_a_truncated_line_that_was_too_large_stays_too_large() -> None:
-    assert run([b"y" * 20], clean=False)[1] == [too_large(b"y" * 20)]
-
-
 def test_a_splitter_is_reusable_after_a_break() -> None:
     framing = framing_of()
     splitter = framing.open()
     list(feed(splitter, b"y" * 30))
     splitter.finish(clean=False)
     assert records(framing, feed(splitter, b"a\n")) == (["a"], [])
-
-
-@pytest.mark.parametrize("encoding", ["iso8859-1", "cp1252"])
-def test_other_encodings_become_utf8(encoding: str) -> None:
-    assert run(["fünf\nça\n".encode(encoding)], encoding=encoding) == (["fünf", "ça"], [])
-
-
-def test_with_ascii_other_bytes_become_dead_letters() -> None:
-    assert run([b"a\n\xc3\xbc\n"], encoding="ascii") == (["a"], [DeadLetter(ENCODING, b"\xc3\xbc")])
-
-
-def test_a_delimiter_that_is_not_text_does_not_affect_decoding() -> None:
-    assert run(["fünf".encode() + b"\xffd\xc3\xa7\xff\xc3\xff"], delimiter=b"\xff") == (
-        ["fünf", "dç"],
-        [DeadLetter(ENCODING, b"\xc3")],
-    )
-
-
-def test_text_in_japanese_becomes_utf8() -> None:
-    assert run(["日本\nソ表\n".encode("shift_jis")], encoding="shift_jis") == (["日本", "ソ表"], [])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import tomllib
 from importlib.metadata import files
@@ -22,9 +21,11 @@ from receiver_runtime.block_path.records import schema_of
 from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.sources.source import SourceRule
 from receiver_runtime.sources.source_registry import parse_source, source_class, source_kinds
+from tests.support.commands.run_program import run_program
 from tests.unit.receiver_runtime.sources.least_declarations import LEAST
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Mapping
 
 ROOT = Path(__file__).parents[4]
@@ -83,9 +84,7 @@ print(json.dumps(said))
 
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, cwd=ROOT, timeout=60
-    )
+    return run_program([sys.executable, "-c", program, *arguments], cwd=ROOT)
 
 
 def test_each_registered_kind_is_in_these_tests_and_everywhere_else() -> None:

@@ -1,19 +1,14 @@
 from __future__ import annotations
 
-import random
 import re
 import threading
 import time
 from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_path.generator_state import GeneratorState, GeneratorStateError
@@ -25,12 +20,10 @@ from receiver_runtime.reporting.unfailing_reporter import UnfailingReporter
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.supervisor.ending import Ending
 from receiver_runtime.supervisor.lifecycle import TRANSITIONS, SupervisorState
-from receiver_runtime.supervisor.receiver import Receiver
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.unit.receiver_runtime.rig import HandReceiver, Rig, batch, in_thread, rig
 from tests.unit.receiver_runtime.support import (
     ManualClock,
-    MemoryBlockLog,
     PaidClock,
     advance_until,
     block,
@@ -50,6 +43,9 @@ from tracker_store.schema.states import DesiredState, ReceiverEventKind, Receive
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
+    from pathlib import Path
+
+    from receiver_runtime.supervisor.receiver import Receiver
 
 
 @pytest.fixture
@@ -899,20 +895,6 @@ def test_w05_a_full_disk_is_a_state_and_no_end(receiver: HandReceiver, tmp_path:
         assert "short write" in errors[0][2]
 
 
-def test_w02_randomly_lost_answers_neither_lose_nor_double_records(receiver: HandReceiver, tmp_path: Path) -> None:
-    source = random.Random(3)
-    with rig(tmp_path, receiver, block_interval="1ms") as made:
-        eventually(receiver.is_started)
-        for n in range(300):
-            if source.random() < 0.03:
-                made.log.lose_answers = 1
-            receiver.store(str(n))
-            if n % 30 == 0:
-                time.sleep(0.002)
-        made.stop()
-        assert made.values() == [str(n) for n in range(300)]
-
-
 def test_blocks_are_stored_while_earlier_ones_wait_to_be_registered(receiver: HandReceiver, tmp_path: Path) -> None:
     with rig(tmp_path, receiver, block_queue_size=4) as made:
         eventually(receiver.is_started)
@@ -959,68 +941,9 @@ def test_many_dead_letters_take_few_syncs_and_statements_and_keep_their_order(
         assert (made.files.syncs, made.rows.dead_letter_calls, len(made.rows.dead_letters)) == (1, 1, 1)
 
 
-COMMANDS = st.lists(
-    st.sampled_from(["store", "bulk", "restart", "paused", "running", "rate", "lost"]), min_size=1, max_size=12
-)
-
-
-class Watched(Receiver):
-    """Checks that starts and stops alternate and never overlap."""
-
-    columns = (("value", "string"),)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.running = False
-        self.faults: list[str] = []
-
-    def on_start(self) -> None:
-        if self.running:
-            self.faults.append("started twice")
-        self.running = True
-
-    def on_stop(self) -> None:
-        if not self.running:
-            self.faults.append("stopped twice")
-        self.running = False
-
-
-def carry_out(command: str, n: int, receiver: Receiver, log: MemoryBlockLog) -> list[str]:
-    """Carry out a command; return the records that it stored."""
-    match command:
-        case "store":
-            receiver.store(f"s{n}")
-            return [f"s{n}"]
-        case "bulk":
-            receiver.store([f"b{n}", f"c{n}"])
-            return [f"b{n}", f"c{n}"]
-        case "restart":
-            receiver.restart("again")
-        case "rate":
-            log.rates[1] = 1e6
-        case "lost":
-            log.lose_answers = 1
-        case desired:
-            log.desired[1] = DesiredState(desired)
-    return []
-
-
 def _store_fifty(receiver: Receiver, times: int) -> None:
     for _ in range(times):
         receiver.store(["x"] * 50)
-
-
-@given(commands=COMMANDS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_any_order_of_store_restart_and_pause_keeps_states_legal_and_loses_nothing(commands: list[str]) -> None:
-    receiver = Watched()
-    with TemporaryDirectory() as directory, rig(Path(directory), receiver) as made:
-        stored = [value for n, command in enumerate(commands) for value in carry_out(command, n, receiver, made.log)]
-        assert made.stop().drained
-        assert receiver.faults == []
-        assert not receiver.running
-        assert sorted(made.values()) == sorted(stored)
-        assert [item.sequence for item in made.log.chain(1)] == list(range(2, 2 + len(made.log.chain(1))))
 
 
 def test_the_table_of_transitions_has_every_state() -> None:

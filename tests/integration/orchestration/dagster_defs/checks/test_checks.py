@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import dagster as dg
 import pytest
@@ -15,22 +14,12 @@ from forebay.sources import SocketText
 from orchestration.dagster_defs.checks.batch_checks import DESCRIPTIONS as BATCH_CHECKS
 from orchestration.dagster_defs.checks.batch_checks import check_batches
 from orchestration.dagster_defs.checks.checks import DESCRIPTIONS, RECEIVERS_ACTIVE, check_pipeline, check_receivers
+from tests.support.driver_log.attempts import commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
-from tracker_store.batches.batches import claim_attempt, complete_batch, fail_attempt
-from tracker_store.batches.outputs import commit_output
+from tracker_store.batches.batches import claim_attempt, complete_batch
 from tracker_store.batches.pipelines import apply_pipeline
-from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import NotAppliedError
 from tracker_store.reports.status import receiver_status
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as connection:
-        yield connection
 
 
 @pytest.fixture
@@ -64,15 +53,7 @@ def log(connection: sa.Connection, pipeline: Pipeline) -> Log:
         process_id=1,
     )
     for output in ("counts", "raw"):
-        commit_output(
-            connection,
-            pipeline_id=log.pipeline_id,
-            batch_time=NOON + INTERVAL,
-            attempt=1,
-            output=output,
-            location=output,
-            rows=1,
-        )
+        commit_batch(connection, log.pipeline_id, NOON + INTERVAL, output, location=output)
     complete_batch(
         connection, pipeline_id=log.pipeline_id, batch_time=NOON + INTERVAL, attempt=1, outputs=["counts", "raw"]
     )
@@ -174,15 +155,8 @@ def test_a_batch_that_was_given_up_fails_a_check_until_it_is_handled(
 ) -> None:
     log.add_at(log.receiver_ids[0], NOON + INTERVAL + timedelta(seconds=1))
     log.tracker.allocate_blocks_to_batch(NOON + 2 * INTERVAL)
-    fail_attempt(
-        connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=NOON + 2 * INTERVAL,
-        attempt=1,
-        run_id="run-2",
-        error="a division by zero",
-        max_attempts=1,
-        retry_after=timedelta(0),
+    fail_batch(
+        connection, log.pipeline_id, NOON + 2 * INTERVAL, run_id="run-2", error="a division by zero", max_attempts=1
     )
     keep_up(connection)
     [failed] = [result for result in check_batches(connection, pipeline) if not result.passed]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,8 +10,9 @@ import sqlalchemy as sa
 from dagster._core.storage.tags import PARENT_RUN_ID_TAG
 
 from forebay.dagster import is_given_up
+from tests.support.driver_log.attempts import fail_batch
 from tests.support.driver_log.log import NOON, make_log
-from tracker_store.batches.batches import claim_attempt, fail_attempt
+from tracker_store.batches.batches import claim_attempt
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.processes import register_process
 from tracker_store.schema.states import BatchState, ProcessKind
@@ -51,16 +51,7 @@ def log(engine: sa.Engine, database_url: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def bury(log: Log, *, max_attempts: int) -> BatchState | None:
-    return fail_attempt(
-        log.connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=NOON,
-        attempt=1,
-        run_id="run",
-        error="killed",
-        max_attempts=max_attempts,
-        retry_after=timedelta(0),
-    )
+    return fail_batch(log.connection, log.pipeline_id, NOON, run_id="run", error="killed", max_attempts=max_attempts)
 
 
 @pytest.mark.parametrize(("max_attempts", "given_up"), [(1, True), (2, False)])

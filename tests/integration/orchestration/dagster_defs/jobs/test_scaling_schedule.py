@@ -19,22 +19,15 @@ from tests.support.driver_log.log import INTERVAL, NOON
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.batches.run_queue import register_batch_driver
 from tracker_store.batches.scaling import record_scaling, scaling_decision, scaling_decisions, wanted_batch_drivers
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.processes import deregister_process, register_process
 from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from datetime import datetime
 
 CLUSTER = "spark://master:7077"
 LOCAL = "local[2]"
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as made:
-        yield made
 
 
 def declare(name: str = "words", **settings: Any) -> Pipeline:  # noqa: ANN401  as Pipeline takes them

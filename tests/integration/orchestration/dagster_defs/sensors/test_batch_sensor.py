@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -33,11 +34,11 @@ from orchestration.declarations.apply import apply
 from orchestration.declarations.project_code import CodeCopies
 from orchestration.declarations.settings import Settings
 from tests.integration.orchestration.boundaries import complete_launched, is_in_time
+from tests.support.driver_log.attempts import commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL as LOG_INTERVAL
 from tests.support.driver_log.log import Log, make_log, oldest_unfinished_batch
 from tests.support.polling import eventually
 from tracker_store.batches import batches, retry
-from tracker_store.batches.outputs import commit_output
 from tracker_store.batches.pipeline_states import start_pipelines, stop_pipelines
 from tracker_store.batches.pipelines import get_pipeline, list_pipelines, list_streams, remove_pipeline
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker, batch_times
@@ -48,7 +49,6 @@ from tracker_store.batches.run_queue import (
     run_worker,
     set_batch_driver_state,
 )
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.processes import deregister_process, register_process
 from tracker_store.receivers.receivers import placements
 from tracker_store.retention.cleanup import clean_up_receiver
@@ -75,12 +75,6 @@ def _long_pause_between_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
     with dg.DagsterInstance.ephemeral() as made:
-        yield made
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as made:
         yield made
 
 
@@ -117,13 +111,49 @@ def sensor_with_one_due(connection: sa.Connection) -> tuple[dg.SensorDefinition,
     return batch_sensor(pipeline, batch_job(pipeline), SensorConnections()), time
 
 
-def next_step(connection: sa.Connection, pipeline: Pipeline, instance: dg.DagsterInstance) -> Launch | Wait:
-    """Return the only launch of a tick, or what it waits for."""
-    steps = tick(connection, pipeline, instance)
-    if steps.launches:
-        [launch] = steps.launches
-        return launch
-    return Wait(steps.reason)
+@dataclass(frozen=True)
+class Ticking:
+    """Lets a pipeline's sensor tick, on a driver log and in an instance of Dagster."""
+
+    connection: sa.Connection
+    instance: dg.DagsterInstance
+
+    def next_step(self, pipeline: Pipeline) -> Launch | Wait:
+        """Return the only launch of a tick, or what it waits for."""
+        steps = tick(self.connection, pipeline, self.instance)
+        if steps.launches:
+            [launch] = steps.launches
+            return launch
+        return Wait(steps.reason)
+
+    def waits(self, pipeline: Pipeline) -> str:
+        """Return what a tick waits for; it launches nothing."""
+        step = self.next_step(pipeline)
+        assert isinstance(step, Wait)
+        return step.reason
+
+    def launched(
+        self,
+        pipeline: Pipeline,
+        status: dg.DagsterRunStatus = dg.DagsterRunStatus.STARTED,
+        *,
+        claimed: bool = True,
+        boundaries: int = 1,
+    ) -> tuple[Log, list[datetime], Launch, dg.DagsterRun]:
+        """Launch the oldest of the boundaries due, each with a block; return them, its launch and its run."""
+        log, times = behind(self.connection, pipeline, boundaries)
+        log.add_at(log.receiver_ids[0], *(time - SECOND for time in times))
+        launch = self.next_step(pipeline)
+        assert isinstance(launch, Launch)
+        run = add_run(self.instance, launch, status)
+        if claimed:
+            claim(log, launch, times[0], run.run_id)
+        return log, times, launch, run
+
+
+@pytest.fixture
+def ticking(connection: sa.Connection, instance: dg.DagsterInstance) -> Ticking:
+    return Ticking(connection, instance)
 
 
 def add_run(instance: dg.DagsterInstance, launch: Launch, status: dg.DagsterRunStatus) -> dg.DagsterRun:
@@ -159,111 +189,86 @@ def finish(log: Log, launch: Launch, time: datetime) -> None:
     )
 
 
-def test_a_pipeline_that_is_not_applied_waits_for_apply(
-    connection: sa.Connection, instance: dg.DagsterInstance
-) -> None:
-    step = next_step(connection, declare(), instance)
-    assert isinstance(step, Wait)
-    assert "run `forebay apply`" in step.reason
+def test_a_pipeline_that_is_not_applied_waits_for_apply(ticking: Ticking) -> None:
+    assert "run `forebay apply`" in ticking.waits(declare())
 
 
-def test_a_stopped_pipeline_makes_no_batch_and_one_that_is_stopping_its_last(
-    connection: sa.Connection, instance: dg.DagsterInstance
-) -> None:
+def test_a_stopped_pipeline_makes_no_batch_and_one_that_is_stopping_its_last(ticking: Ticking) -> None:
     pipeline = declare()
-    log, [time] = behind(connection, pipeline, 1)
+    log, [time] = behind(ticking.connection, pipeline, 1)
     log.add_at(log.receiver_ids[0], time - SECOND)
-    stop_pipelines(connection)
-    assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 1)
-    connection.execute(sa.text("UPDATE forebay.pipelines SET state = 'STOPPED'"))
-    step = next_step(connection, pipeline, instance)
-    assert isinstance(step, Wait)
-    assert "run `forebay start --pipeline words`" in step.reason
+    stop_pipelines(ticking.connection)
+    assert ticking.next_step(pipeline) == Launch(time.isoformat(), 1)
+    ticking.connection.execute(sa.text("UPDATE forebay.pipelines SET state = 'STOPPED'"))
+    step = ticking.waits(pipeline)
+    assert "run `forebay start --pipeline words`" in step
 
 
-def test_nothing_due_says_when_the_next_is(connection: sa.Connection, instance: dg.DagsterInstance) -> None:
+def test_nothing_due_says_when_the_next_is(ticking: Ticking) -> None:
     pipeline = declare()
-    apply(connection, [pipeline])
-    step = next_step(connection, pipeline, instance)
-    assert isinstance(step, Wait)
-    assert "the next is at" in step.reason
+    apply(ticking.connection, [pipeline])
+    step = ticking.waits(pipeline)
+    assert "the next is at" in step
 
 
-def test_after_an_outage_each_interval_gets_its_own_batch_in_order(
-    connection: sa.Connection, instance: dg.DagsterInstance
-) -> None:
+def test_after_an_outage_each_interval_gets_its_own_batch_in_order(ticking: Ticking) -> None:
     """Check after Dagster was down for five intervals, two of which had records."""
     pipeline = declare()
-    log, times = behind(connection, pipeline, 5)
+    log, times = behind(ticking.connection, pipeline, 5)
     [receiver] = log.receiver_ids
     log.add_at(receiver, times[1] - SECOND, times[3] - 2 * SECOND, times[3] - SECOND)
     launched = []
     for time in (times[1], times[3]):
-        step = next_step(connection, pipeline, instance)
+        step = ticking.next_step(pipeline)
         assert step == Launch(time.isoformat(), 1)
         launched.append(step)
-        run = add_run(instance, step, dg.DagsterRunStatus.STARTED)
+        run = add_run(ticking.instance, step, dg.DagsterRunStatus.STARTED)
         claim(log, step, time, run.run_id)
         finish(log, step, time)
-    assert isinstance(next_step(connection, pipeline, instance), Wait)
-    found = [batches.get_batch(connection, log.pipeline_id, time) for time in times]
+    assert isinstance(ticking.next_step(pipeline), Wait)
+    found = [batches.get_batch(ticking.connection, log.pipeline_id, time) for time in times]
     assert [(batch.state, batch.records) for batch in found if batch] == [
         (BatchState.COMPLETED, records) for records in (0, 10, 0, 20, 0)
     ]
 
 
-def test_merge_makes_one_batch_at_the_newest_boundary(connection: sa.Connection, instance: dg.DagsterInstance) -> None:
+def test_merge_makes_one_batch_at_the_newest_boundary(ticking: Ticking) -> None:
     pipeline = declare(catch_up="merge")
-    log, times = behind(connection, pipeline, 5)
+    log, times = behind(ticking.connection, pipeline, 5)
     log.add_at(log.receiver_ids[0], times[1] - SECOND, times[3] - SECOND)
-    assert next_step(connection, pipeline, instance) == Launch(times[-1].isoformat(), 1)
-    batch = batches.get_batch(connection, log.pipeline_id, times[-1])
+    assert ticking.next_step(pipeline) == Launch(times[-1].isoformat(), 1)
+    batch = batches.get_batch(ticking.connection, log.pipeline_id, times[-1])
     assert batch is not None
     assert (batch.records, batch.oldest_time) == (20, times[0])
 
 
-def test_the_sensor_waits_for_a_living_run(connection: sa.Connection, instance: dg.DagsterInstance) -> None:
+def test_the_sensor_waits_for_a_living_run(ticking: Ticking) -> None:
     pipeline = declare()
-    log, [time] = behind(connection, pipeline, 1)
-    log.add_at(log.receiver_ids[0], time - SECOND)
-    launch = next_step(connection, pipeline, instance)
-    assert isinstance(launch, Launch)
-    run = add_run(instance, launch, dg.DagsterRunStatus.STARTING)
-    starting = next_step(connection, pipeline, instance)
-    assert isinstance(starting, Wait)
-    assert f"starting in run {run.run_id}" in starting.reason
+    log, [time], launch, run = ticking.launched(pipeline, dg.DagsterRunStatus.STARTING, claimed=False)
+    starting = ticking.waits(pipeline)
+    assert f"starting in run {run.run_id}" in starting
     claim(log, launch, time, run.run_id)
-    running = next_step(connection, pipeline, instance)
-    assert isinstance(running, Wait)
-    assert f"running in run {run.run_id}" in running.reason
+    running = ticking.waits(pipeline)
+    assert f"running in run {run.run_id}" in running
 
 
 @pytest.mark.parametrize("claimed", [False, True])
-def test_a_run_that_died_silently_is_retried_under_a_new_key(
-    connection: sa.Connection, instance: dg.DagsterInstance, *, claimed: bool
-) -> None:
+def test_a_run_that_died_silently_is_retried_under_a_new_key(ticking: Ticking, *, claimed: bool) -> None:
     """Check after `kill -9` of a run's process, before or after its claim: Dagster launches a run key only once."""
     pipeline = declare()
-    log, [time] = behind(connection, pipeline, 1)
-    log.add_at(log.receiver_ids[0], time - SECOND)
-    launch = next_step(connection, pipeline, instance)
-    assert isinstance(launch, Launch)
-    run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
-    if claimed:
-        claim(log, launch, time, run.run_id)
-    instance.report_run_failed(run)
-    again = next_step(connection, pipeline, instance)
+    log, [time], launch, run = ticking.launched(pipeline, claimed=claimed)
+    ticking.instance.report_run_failed(run)
+    again = ticking.next_step(pipeline)
     assert again == Launch(time.isoformat(), 2), "at once"
     assert again.run_key != launch.run_key
     state, said = newest_attempt(log, time)
     assert state is AttemptState.LOST
     assert "ended as FAILURE" in said
     # After the second loss in a row there is a pause.
-    run = add_run(instance, again, dg.DagsterRunStatus.STARTED)
-    instance.report_run_failed(run)
-    waiting = next_step(connection, pipeline, instance)
-    assert isinstance(waiting, Wait)
-    assert f"attempt 2 was lost (run {run.run_id} ended as FAILURE" in waiting.reason
+    run = add_run(ticking.instance, again, dg.DagsterRunStatus.STARTED)
+    ticking.instance.report_run_failed(run)
+    waiting = ticking.waits(pipeline)
+    assert f"attempt 2 was lost (run {run.run_id} ended as FAILURE" in waiting
 
 
 def failed_with(data: JobFailureData | EngineEventData, kind: dg.DagsterEventType) -> dg.DagsterEvent:
@@ -276,12 +281,10 @@ def raised(at: str) -> SerializableErrorInfo:
     return SerializableErrorInfo(f"DagsterUserCodeLoadError: {at}\n", [], "DagsterUserCodeLoadError", cause=error)
 
 
-def test_the_reason_of_a_batch_given_up_says_why_its_runs_died_at_their_start(
-    connection: sa.Connection, instance: dg.DagsterInstance
-) -> None:
+def test_the_reason_of_a_batch_given_up_says_why_its_runs_died_at_their_start(ticking: Ticking) -> None:
     """Check with a module that can't be loaded: each run ends before it claims, and only Dagster knows the reason."""
     pipeline = declare(max_lost_attempts=3)
-    log, [time] = behind(connection, pipeline, 1)
+    log, [time] = behind(ticking.connection, pipeline, 1)
     log.add_at(log.receiver_ids[0], time - SECOND)
     for events in (
         [failed_with(JobFailureData(raised("at its end")), dg.DagsterEventType.RUN_FAILURE)],
@@ -303,151 +306,121 @@ def test_the_reason_of_a_batch_given_up_says_why_its_runs_died_at_their_start(
             )
         ],
     ):
-        launch = next_step(connection, pipeline, instance)
+        launch = ticking.next_step(pipeline)
         assert isinstance(launch, Launch)
-        run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
+        run = add_run(ticking.instance, launch, dg.DagsterRunStatus.STARTED)
         for event in events:
-            instance.report_dagster_event(event, run.run_id)
-        next_step(connection, pipeline, instance)
-        ended = instance.get_run_by_id(run.run_id)
+            ticking.instance.report_dagster_event(event, run.run_id)
+        ticking.next_step(pipeline)
+        ended = ticking.instance.get_run_by_id(run.run_id)
         assert ended is not None
         assert ended.tags["forebay/failed_because"] == "ModuleNotFoundError: No module named 'lookup'"
         state, said = newest_attempt(log, time)
         assert state is AttemptState.LOST
         assert "(ModuleNotFoundError: No module named 'lookup')" in said
-        connection.execute(sa.text("UPDATE forebay.batches SET retry_at = NULL"))
-    batch = batches.get_batch(connection, log.pipeline_id, time)
+        ticking.connection.execute(sa.text("UPDATE forebay.batches SET retry_at = NULL"))
+    batch = batches.get_batch(ticking.connection, log.pipeline_id, time)
     assert batch is not None
     assert batch.state is BatchState.QUARANTINED
     assert batch.reason.startswith("3 attempts were lost (max_lost_attempts=3), the last one: run ")
     assert "No module named 'lookup'" in batch.reason
 
 
-def test_a_tick_reports_an_earlier_failure_if_the_newest_attempt_was_lost(
-    connection: sa.Connection, instance: dg.DagsterInstance
-) -> None:
+def test_a_tick_reports_an_earlier_failure_if_the_newest_attempt_was_lost(ticking: Ticking) -> None:
     pipeline = declare()
-    log, [time] = behind(connection, pipeline, 1)
+    log, [time] = behind(ticking.connection, pipeline, 1)
     log.add_at(log.receiver_ids[0], time - SECOND)
     for attempt, failure in enumerate((AttemptFailure.FAILED, AttemptFailure.LOST, AttemptFailure.LOST), start=1):
         if attempt == 1:
-            assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 1)
+            assert ticking.next_step(pipeline) == Launch(time.isoformat(), 1)
         claim(log, Launch(time.isoformat(), attempt), time, f"run{attempt}")
         error = f"{failure}: {attempt}"
-        batches.fail_attempt(
-            connection,
-            pipeline_id=log.pipeline_id,
-            batch_time=time,
-            attempt=attempt,
+        fail_batch(
+            ticking.connection,
+            log.pipeline_id,
+            time,
+            attempt,
             run_id=f"run{attempt}",
             error=error,
+            retry_after=None,
             failure=failure,
-            max_attempts=3,
         )
-    waiting = next_step(connection, pipeline, instance)
-    assert isinstance(waiting, Wait)
-    assert "attempt 3 was lost (LOST: 3); the next starts after" in waiting.reason
-    assert waiting.reason.endswith("; an earlier one said more: FAILED: 1")
+    waiting = ticking.waits(pipeline)
+    assert "attempt 3 was lost (LOST: 3); the next starts after" in waiting
+    assert waiting.endswith("; an earlier one said more: FAILED: 1")
 
 
-def test_a_pipeline_created_again_under_its_name_does_not_take_the_old_ones_runs_for_its_own(
-    connection: sa.Connection, instance: dg.DagsterInstance
-) -> None:
+def test_a_pipeline_created_again_under_its_name_does_not_take_the_old_ones_runs_for_its_own(ticking: Ticking) -> None:
     """Check that its batch times are later than the old one's.
 
     If a clock that was set back makes them coincide, the pipeline tries again.
     """
     pipeline = declare()
-    log, times = behind(connection, pipeline, 2)
+    log, times = behind(ticking.connection, pipeline, 2)
     log.add_at(log.receiver_ids[0], *(time - SECOND for time in times))
     for time in times:
-        launch = next_step(connection, pipeline, instance)
+        launch = ticking.next_step(pipeline)
         assert isinstance(launch, Launch)
-        claim(log, launch, time, add_run(instance, launch, dg.DagsterRunStatus.SUCCESS).run_id)
+        claim(log, launch, time, add_run(ticking.instance, launch, dg.DagsterRunStatus.SUCCESS).run_id)
         finish(log, launch, time)
-    stop_pipelines(connection)
-    connection.execute(sa.text("UPDATE forebay.pipelines SET state = 'STOPPED'"))
-    remove_pipeline(connection, "words")
-    apply(connection, [pipeline])
-    row = get_pipeline(connection, "words")
+    stop_pipelines(ticking.connection)
+    ticking.connection.execute(sa.text("UPDATE forebay.pipelines SET state = 'STOPPED'"))
+    remove_pipeline(ticking.connection, "words")
+    apply(ticking.connection, [pipeline])
+    row = get_pipeline(ticking.connection, "words")
     assert row.pipeline_id != log.pipeline_id
-    assert batch_times(connection, row.pipeline_id).next_due > times[-1]
+    assert batch_times(ticking.connection, row.pipeline_id).next_due > times[-1]
     # As if the clock had been set back between the two.
-    connection.execute(
+    ticking.connection.execute(
         sa.text("UPDATE forebay.pipelines SET last_batch_time = :at WHERE id = :id"),
         {"at": times[0], "id": row.pipeline_id},
     )
-    assert next_step(connection, pipeline, instance) == Launch(times[1].isoformat(), 2)
-    found = batches.get_batch(connection, row.pipeline_id, times[1])
+    assert ticking.next_step(pipeline) == Launch(times[1].isoformat(), 2)
+    found = batches.get_batch(ticking.connection, row.pipeline_id, times[1])
     assert found is not None
     assert "ended as SUCCESS before the batch was complete" in found.attempt_error
 
 
-def test_a_deleted_run_is_retried(connection: sa.Connection, instance: dg.DagsterInstance) -> None:
+def test_a_deleted_run_is_retried(ticking: Ticking) -> None:
     pipeline = declare()
-    log, [time] = behind(connection, pipeline, 1)
-    log.add_at(log.receiver_ids[0], time - SECOND)
-    launch = next_step(connection, pipeline, instance)
-    assert isinstance(launch, Launch)
-    run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
-    claim(log, launch, time, run.run_id)
-    instance.delete_run(run.run_id)
-    assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 2)
+    log, [time], _launch, run = ticking.launched(pipeline)
+    ticking.instance.delete_run(run.run_id)
+    assert ticking.next_step(pipeline) == Launch(time.isoformat(), 2)
     assert "is gone" in newest_attempt(log, time)[1]
 
 
-def test_later_batches_wait_while_one_is_in_its_backoff(
-    connection: sa.Connection, instance: dg.DagsterInstance
-) -> None:
+def test_later_batches_wait_while_one_is_in_its_backoff(ticking: Ticking) -> None:
     pipeline = declare()
-    log, times = behind(connection, pipeline, 2)
-    log.add_at(log.receiver_ids[0], *(time - SECOND for time in times))
-    launch = next_step(connection, pipeline, instance)
-    assert isinstance(launch, Launch)
-    run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
-    claim(log, launch, times[0], run.run_id)
-    batches.fail_attempt(
-        connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=times[0],
-        attempt=1,
-        run_id=run.run_id,
-        error="no",
-        max_attempts=3,
-    )
+    log, times, _, run = ticking.launched(pipeline, boundaries=2)
+    fail_batch(ticking.connection, log.pipeline_id, times[0], run_id=run.run_id, error="no", retry_after=None)
     for _ in range(2):
-        waiting = next_step(connection, pipeline, instance)
-        assert isinstance(waiting, Wait)
-        assert "attempt 1 failed" in waiting.reason
-        assert "1 more interval(s)" in waiting.reason
-    assert batches.get_batch(connection, log.pipeline_id, times[1]) is None
+        waiting = ticking.waits(pipeline)
+        assert "attempt 1 failed" in waiting
+        assert "1 more interval(s)" in waiting
+    assert batches.get_batch(ticking.connection, log.pipeline_id, times[1]) is None
 
 
-def test_a_quarantined_batch_lets_the_later_ones_go_on(connection: sa.Connection, instance: dg.DagsterInstance) -> None:
+def test_a_quarantined_batch_lets_the_later_ones_go_on(ticking: Ticking) -> None:
     pipeline = declare(max_lost_attempts=1)
-    log, times = behind(connection, pipeline, 2)
-    log.add_at(log.receiver_ids[0], times[0] - SECOND, times[1] - SECOND)
-    launch = next_step(connection, pipeline, instance)
-    assert isinstance(launch, Launch)
-    run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
-    instance.report_run_failed(run)
-    assert next_step(connection, pipeline, instance) == Launch(times[1].isoformat(), 1)
-    first = batches.get_batch(connection, log.pipeline_id, times[0])
+    log, times, _, run = ticking.launched(pipeline, claimed=False, boundaries=2)
+    ticking.instance.report_run_failed(run)
+    assert ticking.next_step(pipeline) == Launch(times[1].isoformat(), 1)
+    first = batches.get_batch(ticking.connection, log.pipeline_id, times[0])
     assert first is not None
     assert first.state is BatchState.QUARANTINED
 
 
 def test_the_sensor_yields_one_request_per_attempt(
-    connection: sa.Connection, database_url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    ticking: Ticking, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
-    sensor, time = sensor_with_one_due(connection)
-    [request] = sensor.evaluate_tick(dg.build_sensor_context(instance=instance)).run_requests or []
+    sensor, time = sensor_with_one_due(ticking.connection)
+    [request] = sensor.evaluate_tick(dg.build_sensor_context(instance=ticking.instance)).run_requests or []
     assert request.run_key == f"{time.isoformat()}:1"
     assert request.tags[PIPELINE_TAG] == "words"
     assert request.run_config["ops"]["words__outputs"]["config"] == {"batch_time": time.isoformat(), "attempt": 1}
     # No run claimed it: the next tick requests the same key, which Dagster launches once.
-    [same] = sensor.evaluate_tick(dg.build_sensor_context(instance=instance)).run_requests or []
+    [same] = sensor.evaluate_tick(dg.build_sensor_context(instance=ticking.instance)).run_requests or []
     assert same.run_key == request.run_key
 
 
@@ -461,30 +434,22 @@ def test_an_instance_with_run_retries_repeats_no_run_of_a_batch() -> None:
 
 
 def test_the_next_attempt_is_no_run_of_the_outputs_that_are_committed(
-    connection: sa.Connection, database_url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    ticking: Ticking, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     pipeline = declare()
     pipeline.output(inputs=[*pipeline.outputs["counts"].streams], sink=ParquetSink("/more"), name="more")(lambda x: x)
-    log, [time] = behind(connection, pipeline, 1)
+    log, [time] = behind(ticking.connection, pipeline, 1)
     log.add_at(log.receiver_ids[0], time - SECOND)
     sensor = batch_sensor(pipeline, batch_job(pipeline), SensorConnections())
-    [first] = sensor.evaluate_tick(dg.build_sensor_context(instance=instance)).run_requests or []
+    [first] = sensor.evaluate_tick(dg.build_sensor_context(instance=ticking.instance)).run_requests or []
     assert first.asset_selection is None
     launch = Launch(time.isoformat(), 1)
-    run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
+    run = add_run(ticking.instance, launch, dg.DagsterRunStatus.STARTED)
     claim(log, launch, time, run.run_id)
-    commit_output(
-        connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=time,
-        attempt=1,
-        output="counts",
-        location="/out/1",
-        rows=1,
-    )
-    instance.report_run_failed(run)
-    [second] = sensor.evaluate_tick(dg.build_sensor_context(instance=instance)).run_requests or []
+    commit_batch(ticking.connection, log.pipeline_id, time, "counts", location="/out/1")
+    ticking.instance.report_run_failed(run)
+    [second] = sensor.evaluate_tick(dg.build_sensor_context(instance=ticking.instance)).run_requests or []
     assert second.run_key == f"{time.isoformat()}:2"
     assert (second.asset_selection, second.asset_check_keys) == ([dg.AssetKey(["words", "more"])], [])
 
@@ -512,179 +477,133 @@ def test_without_a_driver_log_the_skip_names_the_command(
     assert "run `forebay up`" in (data.skip_message or "")
 
 
-def test_a_run_whose_attempt_the_tracker_failed_is_ended_in_dagster_too(
-    connection: sa.Connection, instance: dg.DagsterInstance
-) -> None:
+def test_a_run_whose_attempt_the_tracker_failed_is_ended_in_dagster_too(ticking: Ticking) -> None:
     """Check after code server and run were killed together: no process was left to report to Dagster."""
     pipeline = declare()
-    log, [time] = behind(connection, pipeline, 1)
-    log.add_at(log.receiver_ids[0], time - SECOND)
-    launch = next_step(connection, pipeline, instance)
-    assert isinstance(launch, Launch)
-    run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
-    claim(log, launch, time, run.run_id)
-    batches.fail_attempt(
-        connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=time,
-        attempt=1,
-        run_id=run.run_id,
-        error="lost",
-        max_attempts=3,
-        retry_after=timedelta(0),
-    )
-    assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 2)
-    ended = instance.get_run_by_id(run.run_id)
+    log, [time], _launch, run = ticking.launched(pipeline)
+    fail_batch(ticking.connection, log.pipeline_id, time, run_id=run.run_id, error="lost")
+    assert ticking.next_step(pipeline) == Launch(time.isoformat(), 2)
+    ended = ticking.instance.get_run_by_id(run.run_id)
     assert ended is not None
     assert ended.status is dg.DagsterRunStatus.FAILURE
     assert ended.tags["forebay/failed_because"] == "lost", "where Dagster lists runs, it shows their tags"
 
 
 @pytest.mark.parametrize("says_so", ["the run", "nobody"])
-def test_a_cancelled_run_ends_only_its_attempt_and_the_tick_reports_it(
-    connection: sa.Connection, instance: dg.DagsterInstance, says_so: str
-) -> None:
+def test_a_cancelled_run_ends_only_its_attempt_and_the_tick_reports_it(ticking: Ticking, says_so: str) -> None:
     pipeline = declare()
-    log, [time] = behind(connection, pipeline, 1)
-    log.add_at(log.receiver_ids[0], time - SECOND)
-    launch = next_step(connection, pipeline, instance)
-    assert isinstance(launch, Launch)
-    run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
-    claim(log, launch, time, run.run_id)
+    log, [time], _launch, run = ticking.launched(pipeline)
     if says_so == "the run":
         # Its Spark job was cancelled, which the user's code saw as an error.
-        batches.fail_attempt(
-            connection,
-            pipeline_id=log.pipeline_id,
-            batch_time=time,
-            attempt=1,
+        fail_batch(
+            ticking.connection,
+            log.pipeline_id,
+            time,
             run_id=run.run_id,
             error="job cancelled",
-            failure=AttemptFailure.LOST,
             max_attempts=1,
+            retry_after=None,
+            failure=AttemptFailure.LOST,
             least_pause=timedelta(minutes=1),
         )
-    instance.report_run_canceled(run)
-    step = next_step(connection, pipeline, instance)
-    row = batches.get_batch(connection, log.pipeline_id, time)
+    ticking.instance.report_run_canceled(run)
+    step = ticking.next_step(pipeline)
+    row = batches.get_batch(ticking.connection, log.pipeline_id, time)
     assert row is not None
     assert (row.state, row.attempt, row.attempt_state) == (BatchState.FAILED, 1, AttemptState.LOST)
     if says_so == "the run":
         assert isinstance(step, Wait)
         assert "attempt 1 was cancelled in Dagster, which uses up none of max_attempts (job cancelled)" in step.reason
-        connection.execute(sa.text("UPDATE forebay.batches SET retry_at = clock_timestamp()"))
-        step = next_step(connection, pipeline, instance)
+        ticking.connection.execute(sa.text("UPDATE forebay.batches SET retry_at = clock_timestamp()"))
+        step = ticking.next_step(pipeline)
     assert step == Launch(time.isoformat(), 2)
 
 
 @pytest.mark.parametrize("state", [BatchState.QUARANTINED, BatchState.COMPLETED])
 def test_a_run_killed_when_its_batch_ended_is_ended_in_dagster_after_a_while(
-    connection: sa.Connection,
-    instance: dg.DagsterInstance,
-    database_url: str,
-    monkeypatch: pytest.MonkeyPatch,
-    state: BatchState,
+    ticking: Ticking, database_url: str, monkeypatch: pytest.MonkeyPatch, state: BatchState
 ) -> None:
     """Check this because no further attempt is requested, which would have ended the run."""
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     pipeline = declare()
     sensor = batch_sensor(pipeline, batch_job(pipeline), SensorConnections())
-    log, [time] = behind(connection, pipeline, 1)
-    log.add_at(log.receiver_ids[0], time - SECOND)
-    launch = next_step(connection, pipeline, instance)
-    assert isinstance(launch, Launch)
-    run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
-    claim(log, launch, time, run.run_id)
+    log, [time], launch, run = ticking.launched(pipeline)
 
     def status() -> dg.DagsterRunStatus:
-        assert not sensor.evaluate_tick(dg.build_sensor_context(instance=instance)).run_requests
-        found = instance.get_run_by_id(run.run_id)
+        assert not sensor.evaluate_tick(dg.build_sensor_context(instance=ticking.instance)).run_requests
+        found = ticking.instance.get_run_by_id(run.run_id)
         assert found is not None
         return found.status
 
     def later(table: str) -> None:
-        connection.execute(sa.text(f"UPDATE forebay.{table} SET ended_at = clock_timestamp() - interval '3 minutes'"))
+        ticking.connection.execute(
+            sa.text(f"UPDATE forebay.{table} SET ended_at = clock_timestamp() - interval '3 minutes'")
+        )
 
     assert status() is dg.DagsterRunStatus.STARTED
     if state is BatchState.COMPLETED:
         finish(log, launch, time)
     else:
-        batches.fail_attempt(
-            connection,
-            pipeline_id=log.pipeline_id,
-            batch_time=time,
-            attempt=1,
-            run_id=run.run_id,
-            error="lost",
-            max_attempts=1,
-            retry_after=timedelta(0),
-        )
+        fail_batch(ticking.connection, log.pipeline_id, time, run_id=run.run_id, error="lost", max_attempts=1)
     assert status() is dg.DagsterRunStatus.STARTED, "it may be about to say so itself"
     later("batch_attempts")
     assert status() is dg.DagsterRunStatus.STARTED, "its process lives, as far as is known"
     later("processes")
     assert status() is dg.DagsterRunStatus.FAILURE
-    row = batches.get_batch(connection, log.pipeline_id, time)
+    row = batches.get_batch(ticking.connection, log.pipeline_id, time)
     assert row is not None
     assert row.state is state
 
 
-def test_m01_concurrent_batches_are_made_in_order_and_no_more_of_them(
-    connection: sa.Connection, instance: dg.DagsterInstance
-) -> None:
+def test_m01_concurrent_batches_are_made_in_order_and_no_more_of_them(ticking: Ticking) -> None:
     """Check that it works as concurrentJobs does: a slow batch delays none of the others, up to the limit."""
     pipeline = declare(concurrent_batches=2)
-    log, times = behind(connection, pipeline, 3)
+    log, times = behind(ticking.connection, pipeline, 3)
     log.add_at(log.receiver_ids[0], *(time - SECOND for time in times))
-    steps = tick(connection, pipeline, instance)
+    steps = tick(ticking.connection, pipeline, ticking.instance)
     first, second = steps.launches
     assert [first, second] == [Launch(time.isoformat(), 1) for time in times[:2]]
     assert "1 more interval(s)" in steps.reason
-    assert batches.get_batch(connection, log.pipeline_id, times[2]) is None, "not made before it can run"
+    assert batches.get_batch(ticking.connection, log.pipeline_id, times[2]) is None, "not made before it can run"
     for launch, time in zip((first, second), times, strict=False):
-        claim(log, launch, time, add_run(instance, launch, dg.DagsterRunStatus.STARTED).run_id)
-    assert not tick(connection, pipeline, instance).launches
+        claim(log, launch, time, add_run(ticking.instance, launch, dg.DagsterRunStatus.STARTED).run_id)
+    assert not tick(ticking.connection, pipeline, ticking.instance).launches
     # The later one completes first: the third runs beside the first.
     finish(log, second, times[1])
-    assert tick(connection, pipeline, instance).launches == (Launch(times[2].isoformat(), 1),)
+    assert tick(ticking.connection, pipeline, ticking.instance).launches == (Launch(times[2].isoformat(), 1),)
 
 
-def test_a_batch_that_halts_the_pipeline_holds_those_beside_it_and_none_is_lost(
-    connection: sa.Connection, instance: dg.DagsterInstance
-) -> None:
+def test_a_batch_that_halts_the_pipeline_holds_those_beside_it_and_none_is_lost(ticking: Ticking) -> None:
     """Check three batches at a time: the first is given up, the second completes, and the third has not begun."""
     pipeline = declare(concurrent_batches=3, on_failure="halt", max_lost_attempts=1)
-    log, times = behind(connection, pipeline, 4)
+    log, times = behind(ticking.connection, pipeline, 4)
     log.add_at(log.receiver_ids[0], *(time - SECOND for time in times))
-    first, second, third = tick(connection, pipeline, instance).launches
-    runs = [add_run(instance, launch, dg.DagsterRunStatus.STARTED) for launch in (first, second)]
+    first, second, third = tick(ticking.connection, pipeline, ticking.instance).launches
+    runs = [add_run(ticking.instance, launch, dg.DagsterRunStatus.STARTED) for launch in (first, second)]
     for launch, time, run in zip((first, second), times, runs, strict=False):
         claim(log, launch, time, run.run_id)
-    instance.report_run_failed(runs[0])
+    ticking.instance.report_run_failed(runs[0])
     # This tick gives the first batch up. The next tick does not launch what this one finds due beside it.
-    tick(connection, pipeline, instance)
-    halted = next_step(connection, pipeline, instance)
-    assert isinstance(halted, Wait)
-    assert f"forebay batches replay words {times[0].isoformat()}" in halted.reason
+    tick(ticking.connection, pipeline, ticking.instance)
+    halted = ticking.waits(pipeline)
+    assert f"forebay batches replay words {times[0].isoformat()}" in halted
     finish(log, second, times[1])
-    assert isinstance(next_step(connection, pipeline, instance), Wait)
-    found = [batches.get_batch(connection, log.pipeline_id, time) for time in times[:3]]
+    assert isinstance(ticking.next_step(pipeline), Wait)
+    found = [batches.get_batch(ticking.connection, log.pipeline_id, time) for time in times[:3]]
     assert [batch.state for batch in found if batch] == [
         BatchState.QUARANTINED,
         BatchState.COMPLETED,
         BatchState.ALLOCATED,
     ]
-    start_pipelines(connection, names=["words"])
+    start_pipelines(ticking.connection, names=["words"])
     # The lease of the tick that first launched it is this sensor's own.
-    launches = tick(connection, pipeline, instance).launches
+    launches = tick(ticking.connection, pipeline, ticking.instance).launches
     assert third in launches
     assert [launch.batch_time for launch in launches] == [time.isoformat() for time in times[2:]]
     assert [entry.records for time in times for entry in log.tracker.get_ranges_of_batch(time)] == [10] * 4
 
 
-def test_merge_leaves_no_block_of_any_input_out_of_a_window_that_is_due_later(
-    connection: sa.Connection, instance: dg.DagsterInstance
-) -> None:
+def test_merge_leaves_no_block_of_any_input_out_of_a_window_that_is_due_later(ticking: Ticking) -> None:
     """Check two inputs after an outage of five intervals; one is a window that is not due at the newest boundary."""
     lines, others = (Stream(name, SocketText(host="127.0.0.1", port=9999)) for name in ("lines", "others"))
     pipeline = Pipeline("words", interval=INTERVAL, catch_up="merge")
@@ -693,19 +612,21 @@ def test_merge_leaves_no_block_of_any_input_out_of_a_window_that_is_due_later(
     windowed = pipeline.output(inputs=[others.window(slide, slide=slide)], sink=ParquetSink("/others"), name="late")(
         lambda frame: frame
     )
-    apply(connection, [pipeline])
-    row = get_pipeline(connection, "words")
+    apply(ticking.connection, [pipeline])
+    row = get_pipeline(ticking.connection, "words")
     # The newest boundary is one interval after the window's, and five are due.
-    newest = connection.execute(
+    newest = ticking.connection.execute(
         sa.text("SELECT date_bin(:slide, clock_timestamp() - :slide, timestamptz 'epoch')"), {"slide": slide}
     ).scalar_one()
     newest += INTERVAL
-    connection.execute(sa.text("UPDATE forebay.pipelines SET last_batch_time = :at"), {"at": newest - 5 * INTERVAL})
-    streams = {stream.name: stream.stream_id for stream in list_streams(connection)}
-    for placement in placements(connection):
-        log = Log(connection, placement.stream_id, row.pipeline_id, [placement.receiver_id])
+    ticking.connection.execute(
+        sa.text("UPDATE forebay.pipelines SET last_batch_time = :at"), {"at": newest - 5 * INTERVAL}
+    )
+    streams = {stream.name: stream.stream_id for stream in list_streams(ticking.connection)}
+    for placement in placements(ticking.connection):
+        log = Log(ticking.connection, placement.stream_id, row.pipeline_id, [placement.receiver_id])
         log.add_at(placement.receiver_id, newest - 4 * INTERVAL - SECOND, newest - SECOND, newest + SECOND)
-    tracker = ReceivedBlockTracker(connection, row.pipeline_id)
+    tracker = ReceivedBlockTracker(ticking.connection, row.pipeline_id)
     # As the sensor would do at that time.
     tracker.allocate_blocks_to_batch(newest, oldest_time=newest - 4 * INTERVAL, run_empty=True)
     assert not windowed.is_due(newest)
@@ -718,20 +639,16 @@ def test_merge_leaves_no_block_of_any_input_out_of_a_window_that_is_due_later(
 
 
 def test_a_skip_says_what_is_said_of_changed_code(
-    connection: sa.Connection,
-    database_url: str,
-    instance: dg.DagsterInstance,
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    ticking: Ticking, database_url: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     monkeypatch.setenv("FOREBAY_HOME", str(home))
     pipeline = declare()
-    apply(connection, [pipeline])
+    apply(ticking.connection, [pipeline])
     sensor = batch_sensor(pipeline, batch_job(pipeline), SensorConnections())
 
     def skipped() -> str:
-        return sensor.evaluate_tick(dg.build_sensor_context(instance=instance)).skip_message or ""
+        return sensor.evaluate_tick(dg.build_sensor_context(instance=ticking.instance)).skip_message or ""
 
     assert "forebay apply" not in skipped()
     (home / "code").mkdir()
@@ -740,14 +657,14 @@ def test_a_skip_says_what_is_said_of_changed_code(
 
 
 def test_of_two_locations_with_one_pipeline_one_asks_for_its_run(
-    connection: sa.Connection, database_url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    ticking: Ticking, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check two sensors that tick at once, in an instance with sensor threads: a second run would fail for nothing."""
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
-    sensor, _ = sensor_with_one_due(connection)
+    sensor, _ = sensor_with_one_due(ticking.connection)
 
     def asked(location: str) -> tuple[int, str | None]:
-        context = dg.build_sensor_context(instance=instance)
+        context = dg.build_sensor_context(instance=ticking.instance)
         monkeypatch.setattr(
             type(context), "code_location_origin", SimpleNamespace(location_name=location), raising=True
         )
@@ -761,92 +678,84 @@ def test_of_two_locations_with_one_pipeline_one_asks_for_its_run(
     assert asked("forebay") == (1, None), "a repeated look requests the same run key"
 
 
-def test_a_batch_that_waits_while_the_interval_is_changed_is_run_with_its_blocks(
-    connection: sa.Connection, instance: dg.DagsterInstance
-) -> None:
+def test_a_batch_that_waits_while_the_interval_is_changed_is_run_with_its_blocks(ticking: Ticking) -> None:
     pipeline = declare()
-    log, times = behind(connection, pipeline, 3)
+    log, times = behind(ticking.connection, pipeline, 3)
     # The second block is more than one new interval old, so that one new boundary after it has already passed.
     log.add_at(log.receiver_ids[0], *(time - SECOND for time in times[:2]))
-    launch = next_step(connection, pipeline, instance)
+    launch = ticking.next_step(pipeline)
     assert isinstance(launch, Launch)
     changed = declare(interval=timedelta(hours=3))
-    apply(connection, [changed])
+    apply(ticking.connection, [changed])
     [counts] = changed.outputs.values()
     assert counts.is_due(times[0])
-    assert next_step(connection, changed, instance) == launch
-    claim(log, launch, times[0], add_run(instance, launch, dg.DagsterRunStatus.STARTED).run_id)
+    assert ticking.next_step(changed) == launch
+    claim(log, launch, times[0], add_run(ticking.instance, launch, dg.DagsterRunStatus.STARTED).run_id)
     finish(log, launch, times[0])
-    rest = next_step(connection, changed, instance)
+    rest = ticking.next_step(changed)
     while isinstance(rest, Launch):
         time = datetime.fromisoformat(rest.batch_time)
-        claim(log, rest, time, add_run(instance, rest, dg.DagsterRunStatus.STARTED).run_id)
+        claim(log, rest, time, add_run(ticking.instance, rest, dg.DagsterRunStatus.STARTED).run_id)
         finish(log, rest, time)
-        rest = next_step(connection, changed, instance)
-    held = connection.execute(sa.text("SELECT records FROM forebay.batch_allocations ORDER BY batch_time")).scalars()
+        rest = ticking.next_step(changed)
+    held = ticking.connection.execute(
+        sa.text("SELECT records FROM forebay.batch_allocations ORDER BY batch_time")
+    ).scalars()
     assert sum(held) == 20
 
 
-def test_concurrent_batches_have_their_own_blocks_whatever_the_order_in_which_they_end(
-    connection: sa.Connection, instance: dg.DagsterInstance
-) -> None:
+def test_concurrent_batches_have_their_own_blocks_whatever_the_order_in_which_they_end(ticking: Ticking) -> None:
     """Check this because a window and clean-up go by what was allocated (in order) and by what is unfinished."""
     pipeline = declare(concurrent_batches=2)
-    log, times = behind(connection, pipeline, 2)
+    log, times = behind(ticking.connection, pipeline, 2)
     log.add_at(log.receiver_ids[0], times[0] - SECOND, times[1] - SECOND)
-    first, second = tick(connection, pipeline, instance).launches
+    first, second = tick(ticking.connection, pipeline, ticking.instance).launches
     for launch, time in zip((first, second), times, strict=True):
-        claim(log, launch, time, add_run(instance, launch, dg.DagsterRunStatus.STARTED).run_id)
+        claim(log, launch, time, add_run(ticking.instance, launch, dg.DagsterRunStatus.STARTED).run_id)
     finish(log, second, times[1])
     ranges = [log.tracker.get_ranges_of_batch(time)[0] for time in times]
     assert ranges[0].last + 1 == ranges[1].first
     window = log.tracker.get_blocks_of_window_and_stream(times[1], 2 * INTERVAL, log.stream_id)
     assert len(window) == 2, "the window has the blocks of the batch that still runs"
-    connection.execute(sa.text("UPDATE forebay.pipelines SET retention = interval '0'"))
+    ticking.connection.execute(sa.text("UPDATE forebay.pipelines SET retention = interval '0'"))
     cleaned = clean_up_receiver(
-        connection, receiver_id=log.receiver_ids[0], threshold=times[1] + INTERVAL, max_rows=100
+        ticking.connection, receiver_id=log.receiver_ids[0], threshold=times[1] + INTERVAL, max_rows=100
     )
     assert cleaned.blocks <= ranges[0].first - 1, "nothing of the batch that still runs has gone"
     finish(log, first, times[0])
-    assert oldest_unfinished_batch(connection, log.pipeline_id) is None
+    assert oldest_unfinished_batch(ticking.connection, log.pipeline_id) is None
 
 
-def test_an_interval_without_records_runs_if_configured(
-    connection: sa.Connection, instance: dg.DagsterInstance
-) -> None:
+def test_an_interval_without_records_runs_if_configured(ticking: Ticking) -> None:
     pipeline = declare(run_empty_batches=True)
-    _, [time] = behind(connection, pipeline, 1)
-    assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 1)
+    _, [time] = behind(ticking.connection, pipeline, 1)
+    assert ticking.next_step(pipeline) == Launch(time.isoformat(), 1)
 
 
-def test_empty_intervals_of_a_window_run_only_when_its_content_changes(
-    connection: sa.Connection, instance: dg.DagsterInstance
-) -> None:
+def test_empty_intervals_of_a_window_run_only_when_its_content_changes(ticking: Ticking) -> None:
     """Check a pipeline that was down while nothing came: it catches up at once, and its result is emptied once."""
     pipeline = Pipeline("words", interval=INTERVAL)
     lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
     pipeline.output(inputs=[lines.window(2 * INTERVAL)], sink=ParquetSink("/out"), name="counts")(lambda frame: frame)
-    log, times = behind(connection, pipeline, 6)
+    log, times = behind(ticking.connection, pipeline, 6)
     log.add_at(log.receiver_ids[0], times[0] - SECOND)
     launched = []
-    while isinstance(step := next_step(connection, pipeline, instance), Launch):
+    while isinstance(step := ticking.next_step(pipeline), Launch):
         time = datetime.fromisoformat(step.batch_time)
-        claim(log, step, time, add_run(instance, step, dg.DagsterRunStatus.STARTED).run_id)
+        claim(log, step, time, add_run(ticking.instance, step, dg.DagsterRunStatus.STARTED).run_id)
         finish(log, step, time)
         launched.append(time)
     assert launched == [times[0], times[2]], "the batch with the record, and the one whose window has lost it"
     assert "no batch due" in step.reason
 
 
-def test_a_tick_waits_for_a_boundary_that_is_near_and_for_no_other(
-    connection: sa.Connection, instance: dg.DagsterInstance
-) -> None:
+def test_a_tick_waits_for_a_boundary_that_is_near_and_for_no_other(ticking: Ticking) -> None:
     """Check what docs/how-to/intervals.md says: under 0.2 s late, in the median of nine batches."""
     pipeline = declare(run_empty_batches=True)
-    behind(connection, pipeline, 0)
-    assert not tick(connection, pipeline, instance, wait_seconds=1).launches
+    behind(ticking.connection, pipeline, 0)
+    assert not tick(ticking.connection, pipeline, ticking.instance, wait_seconds=1).launches
     # Ticks wait for boundaries of any interval; only the sensor's own setting excludes short ones.
-    connection.execute(
+    ticking.connection.execute(
         sa.text(
             "UPDATE forebay.pipelines SET batch_interval = interval '1 s', "
             "last_batch_time = date_trunc('second', clock_timestamp())"
@@ -855,10 +764,10 @@ def test_a_tick_waits_for_a_boundary_that_is_near_and_for_no_other(
 
     def are_launched_in_time() -> bool:
         # A tick has one boundary to wait for, which is at most a second away.
-        [_] = tick(connection, pipeline, instance, wait_seconds=60).launches
-        complete_launched(connection)
+        [_] = tick(ticking.connection, pipeline, ticking.instance, wait_seconds=60).launches
+        complete_launched(ticking.connection)
         # While this machine is busy with something else, later batches are looked at.
-        return is_in_time(connection, "allocated_at")
+        return is_in_time(ticking.connection, "allocated_at")
 
     eventually(are_launched_in_time, "nine batches launched at their boundaries", seconds=120)
 
@@ -877,18 +786,18 @@ def test_a_tick_waits_only_in_forebays_own_instance_and_only_if_the_tracker_does
     assert (wait_seconds(Pipeline("words", interval=interval), Settings()) > 0) is waits
 
 
-def test_each_state_has_its_reason_to_wait(connection: sa.Connection, instance: dg.DagsterInstance) -> None:
+def test_each_state_has_its_reason_to_wait(ticking: Ticking) -> None:
     pipeline = declare(catch_up="merge")
-    log, times = behind(connection, pipeline, 2)
+    log, times = behind(ticking.connection, pipeline, 2)
     log.add_at(log.receiver_ids[0], times[0] - SECOND)
-    launch = next_step(connection, pipeline, instance)
+    launch = ticking.next_step(pipeline)
     assert isinstance(launch, Launch)
-    run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
+    run = add_run(ticking.instance, launch, dg.DagsterRunStatus.STARTED)
     claim(log, launch, times[1], run.run_id)
-    connection.execute(
+    ticking.connection.execute(
         sa.text("UPDATE forebay.pipelines SET last_batch_time = last_batch_time - :i * 2"), {"i": INTERVAL}
     )
-    reason = tick(connection, pipeline, instance).reason
+    reason = tick(ticking.connection, pipeline, ticking.instance).reason
     assert f"attempt 1 is running in run {run.run_id}" in reason
     assert "2 more interval(s)" in reason
     assert "in one batch, and wait for the batch before to finish" in reason
@@ -922,69 +831,51 @@ def driver(connection: sa.Connection) -> int:
     return process_id
 
 
-def test_the_sensor_ends_a_run_whose_driver_died_before_it_began(
-    connection: sa.Connection, instance: dg.DagsterInstance
-) -> None:
+def test_the_sensor_ends_a_run_whose_driver_died_before_it_began(ticking: Ticking) -> None:
     """Check this because Dagster's run monitoring, if enabled, checks the health only of runs that have begun."""
     pipeline = declare()
-    log, [time] = behind(connection, pipeline, 1)
-    log.add_at(log.receiver_ids[0], time - SECOND)
-    launch = next_step(connection, pipeline, instance)
-    assert isinstance(launch, Launch)
-    run = add_run(instance, launch, dg.DagsterRunStatus.STARTING)
-    process_id = driver(connection)
-    assert enqueue_run(connection, run_id=run.run_id, location="forebay")
-    assert claim_run(connection, process_id=process_id, location="forebay") == run.run_id
-    waiting = next_step(connection, pipeline, instance)
-    assert isinstance(waiting, Wait)
-    assert f"starting in run {run.run_id}" in waiting.reason
-    deregister_process(connection, process_id, "killed by SIGKILL")
-    assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 2)
+    log, [time], _launch, run = ticking.launched(pipeline, dg.DagsterRunStatus.STARTING, claimed=False)
+    process_id = driver(ticking.connection)
+    assert enqueue_run(ticking.connection, run_id=run.run_id, location="forebay")
+    assert claim_run(ticking.connection, process_id=process_id, location="forebay") == run.run_id
+    waiting = ticking.waits(pipeline)
+    assert f"starting in run {run.run_id}" in waiting
+    deregister_process(ticking.connection, process_id, "killed by SIGKILL")
+    assert ticking.next_step(pipeline) == Launch(time.isoformat(), 2)
     state, said = newest_attempt(log, time)
     assert state is AttemptState.LOST
     assert "killed by SIGKILL" in said
-    ended = instance.get_run_by_id(run.run_id)
+    ended = ticking.instance.get_run_by_id(run.run_id)
     assert ended is not None
     assert ended.status is dg.DagsterRunStatus.FAILURE
 
 
-def test_the_sensor_gives_up_a_run_without_a_driver_after_a_while(
-    connection: sa.Connection, instance: dg.DagsterInstance
-) -> None:
+def test_the_sensor_gives_up_a_run_without_a_driver_after_a_while(ticking: Ticking) -> None:
     pipeline = declare()
-    log, [time] = behind(connection, pipeline, 1)
-    log.add_at(log.receiver_ids[0], time - SECOND)
-    launch = next_step(connection, pipeline, instance)
-    assert isinstance(launch, Launch)
-    run = add_run(instance, launch, dg.DagsterRunStatus.STARTING)
-    process_id = driver(connection)
-    enqueue_run(connection, run_id=run.run_id, location="forebay")
-    deregister_process(connection, process_id)
-    waiting = next_step(connection, pipeline, instance)
-    assert isinstance(waiting, Wait)
-    assert "starting in run" in waiting.reason, "one may be starting"
-    connection.execute(sa.text("UPDATE forebay.run_queue SET enqueued_at = enqueued_at - interval '2 minutes'"))
-    assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 2)
+    log, [time], _launch, run = ticking.launched(pipeline, dg.DagsterRunStatus.STARTING, claimed=False)
+    process_id = driver(ticking.connection)
+    enqueue_run(ticking.connection, run_id=run.run_id, location="forebay")
+    deregister_process(ticking.connection, process_id)
+    waiting = ticking.waits(pipeline)
+    assert "starting in run" in waiting, "one may be starting"
+    ticking.connection.execute(sa.text("UPDATE forebay.run_queue SET enqueued_at = enqueued_at - interval '2 minutes'"))
+    assert ticking.next_step(pipeline) == Launch(time.isoformat(), 2)
     assert "no batch driver" in newest_attempt(log, time)[1]
-    assert run_worker(connection, run.run_id) is None, (
+    assert run_worker(ticking.connection, run.run_id) is None, (
         "a driver that starts later would run it although it was given up"
     )
 
 
 @pytest.mark.parametrize("status", [dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTING])
 def test_a_run_that_was_never_submitted_is_given_up_after_a_while(
-    connection: sa.Connection, instance: dg.DagsterInstance, status: dg.DagsterRunStatus
+    ticking: Ticking, status: dg.DagsterRunStatus
 ) -> None:
     """Check a run whose webserver, for example, was killed before it submitted it: nothing would ever start the run."""
     pipeline = declare()
-    log, [time] = behind(connection, pipeline, 1)
-    log.add_at(log.receiver_ids[0], time - SECOND)
-    launch = next_step(connection, pipeline, instance)
-    assert isinstance(launch, Launch)
-    run = add_run(instance, launch, status)
-    assert isinstance(next_step(connection, pipeline, instance), Wait), "it may be submitted just now"
-    connection.execute(sa.text("UPDATE forebay.batches SET launched_at = launched_at - interval '2 minutes'"))
-    step = next_step(connection, pipeline, instance)
+    log, [time], _launch, run = ticking.launched(pipeline, status, claimed=False)
+    assert isinstance(ticking.next_step(pipeline), Wait), "it may be submitted just now"
+    ticking.connection.execute(sa.text("UPDATE forebay.batches SET launched_at = launched_at - interval '2 minutes'"))
+    step = ticking.next_step(pipeline)
     if status is dg.DagsterRunStatus.STARTING:
         assert isinstance(step, Wait), "the launcher looks after a submitted run"
         return
@@ -992,25 +883,22 @@ def test_a_run_that_was_never_submitted_is_given_up_after_a_while(
     state, said = newest_attempt(log, time)
     assert state is AttemptState.LOST
     assert "never submitted" in said
-    ended = instance.get_run_by_id(run.run_id)
+    ended = ticking.instance.get_run_by_id(run.run_id)
     assert ended is not None
     assert ended.status is dg.DagsterRunStatus.FAILURE
 
 
-def test_the_sensor_waits_for_the_living_one_of_two_runs_of_an_attempt(
-    connection: sa.Connection, instance: dg.DagsterInstance
-) -> None:
+def test_the_sensor_waits_for_the_living_one_of_two_runs_of_an_attempt(ticking: Ticking) -> None:
     """Check after a webserver took longer than the lease and made a second run, which could not be started."""
     pipeline = declare()
-    log, [time] = behind(connection, pipeline, 1)
+    log, [time] = behind(ticking.connection, pipeline, 1)
     log.add_at(log.receiver_ids[0], time - SECOND)
-    launch = next_step(connection, pipeline, instance)
+    launch = ticking.next_step(pipeline)
     assert isinstance(launch, Launch)
-    lives = add_run(instance, launch, dg.DagsterRunStatus.STARTING)
-    instance.report_run_failed(add_run(instance, launch, dg.DagsterRunStatus.STARTING))
-    waiting = next_step(connection, pipeline, instance)
-    assert isinstance(waiting, Wait)
-    assert f"starting in run {lives.run_id}" in waiting.reason
+    lives = add_run(ticking.instance, launch, dg.DagsterRunStatus.STARTING)
+    ticking.instance.report_run_failed(add_run(ticking.instance, launch, dg.DagsterRunStatus.STARTING))
+    waiting = ticking.waits(pipeline)
+    assert f"starting in run {lives.run_id}" in waiting
 
 
 def test_a_launch_is_not_forgotten_if_another_batch_has_just_changed(

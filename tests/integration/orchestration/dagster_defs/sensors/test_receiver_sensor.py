@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import dagster as dg
 import pytest
@@ -23,20 +22,10 @@ from orchestration.dagster_defs.sensors.receiver_sensor import (
     restart_op_name,
 )
 from orchestration.declarations.apply import apply
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.receivers import placements, receiver_events
 from tracker_store.schema.states import ReceiverEventKind, ReceiverState
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 SECOND = timedelta(seconds=1)
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as made:
-        yield made
 
 
 def declare(name: str, *streams: Stream) -> Pipeline:

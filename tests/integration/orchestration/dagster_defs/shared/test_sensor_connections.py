@@ -10,7 +10,6 @@ import sqlalchemy as sa
 
 from orchestration.dagster_defs.shared.sensor_connections import SensorConnections
 from tests.support.polling import eventually
-from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import DriverLogUnavailableError
 
 if TYPE_CHECKING:
@@ -23,12 +22,6 @@ if TYPE_CHECKING:
 def other_database_url(postgres_server: TestServer) -> Iterator[str]:
     with postgres_server.database() as url:
         yield url
-
-
-@pytest.fixture
-def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as made:
-        yield made
 
 
 def tick(connections: SensorConnections, url: str) -> tuple[int, str]:

@@ -17,6 +17,7 @@ from orchestration.spark.session import class_archive
 from orchestration.spark.session.class_archive import make
 from orchestration.spark.session.class_archive_file import archive_file, options_to_use
 from orchestration.spark.session.java import find_java_home
+from tests.support.commands.run_program import run_program
 from tests.support.machine.state_directory import state_directory
 from tests.support.spark.class_archive import VARIABLE
 
@@ -153,14 +154,7 @@ def test_a_session_starts_from_the_archive_and_without_it_if_it_is_damaged(home:
     assert make(settings) == file, "it is there already"
 
     def says() -> str:
-        answer = subprocess.run(
-            [sys.executable, "-c", _SESSION, file.name],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        answer = run_program([sys.executable, "-c", _SESSION, file.name], env=environment)
         assert answer.returncode == 0, answer.stderr
         return answer.stdout.splitlines()[-1]
 

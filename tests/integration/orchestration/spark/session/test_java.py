@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from orchestration.spark.session.java import JavaOrigin, find_java, find_java_home
+from tests.support.commands.run_program import run_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,15 +34,7 @@ def test_spark_counts_on_the_packaged_jre(tmp_path: Path) -> None:
     home = find_java_home(tmp_path / "state directory", nothing)
 
     environment = {**os.environ, "JAVA_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
-    answer = subprocess.run(
-        [sys.executable, "-c", _PROGRAM],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=150,
-    )
+    answer = run_program([sys.executable, "-c", _PROGRAM], env=environment, cwd=tmp_path, timeout=150)
     assert answer.returncode == 0, answer.stderr
     told = next(line for line in answer.stdout.splitlines() if "counted" in line)
     assert told.split("counted ")[1] == f"1000 {found.executable.parents[1]}"

@@ -15,23 +15,15 @@ from orchestration.tracker.clean_up.cleaner import Cleaner
 from receiver_runtime.block_store.frames.errors import StoreUnavailableError
 from receiver_runtime.block_store.stores.identity import make_identity
 from receiver_runtime.block_store.stores.local import LocalBlockStore
-from tests.support.driver_log.log import NOON, Log, make_log
+from tests.support.driver_log.log import NOON, Log
 from tests.support.machine.mounts import Mount
 from tracker_store.blocks.block_stores import attach_block_store
 from tracker_store.blocks.segments import seal_segment
-from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 SECOND = timedelta(seconds=1)
-
-
-@pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        yield make_log(connection)
 
 
 @pytest.fixture

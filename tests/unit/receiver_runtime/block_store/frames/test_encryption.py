@@ -6,7 +6,6 @@ import base64
 import itertools
 import os
 import pickle
-import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,6 +51,7 @@ from receiver_runtime.block_store.stores.local import LocalBlockStore
 from receiver_runtime.block_store.stores.object_store import ObjectBlockStore
 from receiver_runtime.block_store.stores.replicated import ReplicatedBlockStore
 from receiver_runtime.sources.fields.secret import Secret, SecretError
+from tests.support.commands.run_program import run_program
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tests.unit.receiver_runtime.support import MemoryDriverLog, frame, make_log, whole
 
@@ -348,14 +348,10 @@ except BlockKeyError as error:
     path = tmp_path / "one.segment"
     path.write_bytes(whole(made))
     assert key.text is not None
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-c", program, str(path), str(made.length), str(made.crc32c)],
         env={**os.environ, "BLOCKS": key.text},
         cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     assert "pip install cryptography" in done.stdout

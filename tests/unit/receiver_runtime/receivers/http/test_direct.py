@@ -225,16 +225,3 @@ def test_a_stop_answers_what_waits(tmp_path: Path) -> None:
         assert b"connection: close\r\n" in answer
         assert asking.socket.recv(1) == b""
         made.log.away = False
-
-
-@pytest.mark.usefixtures("only_direct")
-def test_a_sender_that_left_finds_its_record_stored_once(made: Listening) -> None:
-    made.log.away = True
-    with Connection(made) as asking:
-        asking.socket.sendall(request(b"1", _JSON + b"Idempotency-Key: a\r\n"))
-        eventually(lambda: made.log.calls, "a stored block")
-    made.log.away = False
-    with Connection(made) as asking:
-        again = asking.ask(request(b"1", _JSON + b"Idempotency-Key: a\r\n"))
-    assert again.endswith(b'{"records": 0, "duplicates": 1}')
-    assert made.bodies() == [b"1"]

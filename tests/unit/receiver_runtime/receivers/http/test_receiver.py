@@ -13,7 +13,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import zstandard
@@ -94,17 +94,6 @@ def test_rows_have_all_columns(tmp_path: Path) -> None:
         assert all(before < each < datetime.now(UTC) + timedelta(seconds=1) for each in times)
 
 
-def test_an_answer_waits_for_the_registration(tmp_path: Path) -> None:
-    with listening(tmp_path) as made, ThreadPoolExecutor(1) as pool:
-        made.log.away = True
-        answer = pool.submit(made.post, b"1")
-        eventually(lambda: len(made.log.calls) > 2, "calls that are not answered")
-        assert not answer.done()
-        made.log.away = False
-        assert answer.result(30).status == 200
-        assert made.bodies() == [b"1"]
-
-
 def test_many_requests_share_a_block_and_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handed_in = HandedIn(monkeypatch)
     with listening(tmp_path) as made, ThreadPoolExecutor(40) as pool:
@@ -171,17 +160,6 @@ def test_405_names_the_allowed_method(one: Listening) -> None:
         assert "POST" in answer.headers["allow"]
 
 
-def test_a_connection_stays_open_after_refusals(one: Listening) -> None:
-    connection = one.connect()
-    port = None
-    for body, status in ((b"1", 200), (b"{", 400), (b"", 400), (b"2", 200)):
-        assert one.post(body, on=connection).status == status
-        assert connection.sock is not None
-        port = port or connection.sock.getsockname()[1]
-        assert connection.sock.getsockname()[1] == port
-    connection.close()
-
-
 def test_an_idle_timeout_below_a_second_still_keeps_connections(tmp_path: Path) -> None:
     with listening(tmp_path, idle_timeout="900ms") as made:
 
@@ -213,13 +191,6 @@ def test_bad_lines_become_dead_letters_and_are_counted(tmp_path: Path) -> None:
         assert sorted(letters) == sorted(
             [("record_too_large", b'"' + b"x" * 200 + b'"'), *(("unparsable", line) for line in unparsable)]
         )
-
-
-def test_each_line_is_one_object(one: Listening) -> None:
-    """Check lines that a parser without lines would accept: it would find as many objects as there are lines."""
-    answer = one.post(b'{"a":\n{}}\n{}{}\n{"b": 1}', LINES)
-    assert answer.json()["records"] == 1
-    assert newest(one, answer) == [b'{"b": 1}']
 
 
 def test_refused_requests_are_counted_by_reason_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,10 +359,6 @@ class TestLimits:
                 assert made.post(b"1", on=connection).status == 200
                 connection.close()
 
-    def test_nonsense_is_400_without_harm_to_others(self, one: Listening) -> None:
-        assert one.raw(b"\x16\x03\x01\x02\x00nonsense\r\n\r\n").startswith(b"HTTP/1.1 400 ")
-        assert one.post(b"1").status == 200
-
 
 class TestBackPressure:
     """Check 429 and 503 with Retry-After."""
@@ -490,19 +457,6 @@ class TestIdempotency:
             assert sum(answer.json()["duplicates"] for answer in answers) == 95
             assert made.bodies() == [b"1"] * 5
 
-    def test_a_request_with_an_unregistered_key_is_stored_once(self, tmp_path: Path) -> None:
-        with listening(tmp_path, acknowledgement_timeout="300ms") as made:
-            made.log.away = True
-            assert made.post(b"1", JSON | {"Idempotency-Key": "a"}).status == 503
-            made.log.away = False
-
-            def again() -> dict[str, Any]:
-                answer = made.post(b"1", JSON | {"Idempotency-Key": "a"})
-                return answer.json() if answer.status == 200 else {}
-
-            eventually(lambda: again().get("duplicates") == 1, "the repeat")
-            assert made.bodies() == [b"1"]
-
 
 def test_a_failed_hand_over_answers_503_and_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with listening(tmp_path) as made:
@@ -546,26 +500,6 @@ class TestBuffered:
                 (SourceRule.NOT_SENT_AGAIN, 2),
                 (SourceRule.SENT_AGAIN, 1),
             ]
-
-    def test_429_when_the_buffer_is_full(self, tmp_path: Path) -> None:
-        settings = {"max_block_bytes": 65536, "block_queue_size": 1, "block_interval": "20ms"}
-        with listening(tmp_path, settings=settings) as made, ThreadPoolExecutor(8) as pool:
-            made.log.away = True
-            body = b'"' + b"x" * 50_000 + b'"'
-            posts = [pool.submit(made.post, body, path="/v1/orders?ack=buffered") for _ in range(30)]
-            eventually(lambda: any(post.done() and post.result(60).status == 429 for post in posts), "429")
-            made.log.away = False
-            answers = [post.result(30) for post in posts]
-            assert {answer.status for answer in answers} <= {202, 429}
-            taken = sum(answer.status == 202 for answer in answers)
-            eventually(lambda: len(made.rows()) == taken, "what was taken")
-
-    def test_a_stop_drains_the_buffer(self, tmp_path: Path) -> None:
-        with listening(tmp_path, settings={"block_interval": "10s"}) as made:
-            assert made.post(b"1", path="/v1/orders?ack=buffered").status == 202
-            assert made.rows() == []
-            made.rig.stop()
-            assert made.bodies() == [b"1"]
 
 
 def frames(made: Listening) -> list[IntactFrame]:

@@ -59,32 +59,10 @@ def receiver_of(server: Server, **fields: object) -> SocketTextReceiver:
     return receiver
 
 
-def send_until_it_stalls(connection: socket.socket, line: bytes, *, most: int) -> int:
-    """Send the line repeatedly; return how many bytes were taken before the other side stopped reading."""
-    sent = 0
-    while sent < most:
-        try:
-            sent += connection.send((line * 655)[sent % len(line) :])
-        except TimeoutError:
-            break
-    return sent
-
-
 def reset(connection: socket.socket) -> None:
     """Close so that the other side sees an error."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
-
-
-def test_x01_lines_arrive_in_order(server: Server, tmp_path: Path) -> None:
-    with rig(tmp_path, receiver_of(server)) as made:
-        connection = server.accept()
-        for n in range(500):
-            connection.sendall(b"line %d\n" % n)
-        eventually(lambda: len(made.values()) == 500)
-        assert made.values() == [f"line {n}" for n in range(500)]
-        assert made.reporter.reasons[-1] == f"connected to 127.0.0.1:{server.port}"
-        assert ReceiverEventKind.CONNECTED in made.reporter.kinds()
 
 
 def test_x01_a_sender_that_hangs_up_is_called_again_and_its_last_line_counts(server: Server, tmp_path: Path) -> None:
@@ -180,24 +158,6 @@ def test_bad_input_becomes_dead_letters_and_the_rest_of_the_stream_is_kept(serve
             ("record_too_large", 0, large),
         ]
         assert all(receiver_event[0] is not ReceiverEventKind.ERROR for receiver_event in made.reporter.events)
-
-
-def test_w05_a_receiver_that_can_not_store_stops_reading(server: Server, tmp_path: Path) -> None:
-    receiver = receiver_of(server)
-    with rig(tmp_path, receiver, block_queue_size=2, max_block_bytes="64KiB") as made:
-        made.log.away = True
-        connection = server.accept()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
-        connection.settimeout(1.0)
-        line = b"x" * 99 + b"\n"
-        sent = send_until_it_stalls(connection, line, most=200_000_000)
-        # The kernel's buffers, one read and the bounded buffers take some: far less than was offered.
-        assert sent < 60_000_000
-        made.log.away = False
-        connection.settimeout(20)
-        missing = -sent % len(line)
-        connection.sendall(line[len(line) - missing :] if missing else b"")
-        eventually(lambda: sum(item.records for item in made.log.chain(1)) == (sent + missing) // len(line))
 
 
 def test_w16_small_blocks_bound_what_is_held_though_one_read_is_many_of_them(server: Server, tmp_path: Path) -> None:

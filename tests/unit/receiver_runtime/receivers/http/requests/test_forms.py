@@ -127,6 +127,10 @@ DOCUMENTS = [
     b'{"a": 1, "b":\nfoo',
     b"[1,\n2\n",
     b'[\n{"a": 1},\n{"b": 2}',
+    b'{"a": 1\n "b": 2\n}',
+    b'[\n["a"],\n["b"]\n',
+    b"[1,\n2,\n3",
+    b'{"a": [1,\n2\n}',
 ]
 TEXTS = [
     b"{\n server\n",
@@ -138,6 +142,9 @@ TEXTS = [
     b'["x"] y\nz',
     b'{"a": 1, }\nx',
     b'{"a": "cut short\n{"b": 1}',
+    b'["a", "b"\n["c", "d"]\n["e", "f"]',
+    b'{"a": 1\nERROR something\nmore',
+    b'{"a": 1\n{"b": 2}',
 ]
 
 
@@ -183,27 +190,6 @@ def test_an_unknown_charset_is_refused_and_never_guessed(kind: str, charset: str
         bodies(b'{"a": 1}', f"{kind}; charset={charset}")
     assert raised.value.status == 415
     assert bodies(b'{"a": 1}', f"{kind}; charset={charset}", form="whole") == [b'{"a": 1}']
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'["a", "b"\n["c", "d"]\n["e", "f"]',
-        b'{"a": 1\nERROR something\nmore',
-        b'{"a": 1\n{"b": 2}',
-    ],
-)
-def test_lines_that_only_look_like_a_document_are_lines(body: bytes) -> None:
-    assert bodies(body, "text/plain") == body.splitlines()
-
-
-@pytest.mark.parametrize(
-    "body", [b'{\n "a": 1,\n}', b'{"a": 1\n "b": 2\n}', b'[\n["a"],\n["b"]\n', b"[1,\n2,\n3", b'{"a": [1,\n2\n}']
-)
-def test_a_document_with_a_fault_is_refused_as_one(body: bytes) -> None:
-    with pytest.raises(PushRefusedError) as raised:
-        bodies(body, "text/plain")
-    assert raised.value.status == 400
 
 
 def test_what_is_cut_short_or_wrong_in_a_sequence_refuses_no_other() -> None:
