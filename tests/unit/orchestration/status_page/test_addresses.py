@@ -19,7 +19,7 @@ _SECRETS = ("pl4nted", "x7k9q", "AKIAPL")
 @pytest.fixture
 def settings(monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", "postgresql://me:pl4nted@h/db?sslpassword=x7k9q")
-    monkeypatch.setenv("FOREBAY_BLOCK_STORE", "s3://AKIAPL:pl4nted/x7k9q@bucket/a, /data")
+    monkeypatch.setenv("FOREBAY_BLOCK_STORE", "s3://AKIAPL:pl4nted%2Fx7k9q@bucket/a, /data")
     monkeypatch.setenv("FOREBAY_DAGSTER_URL", "http://me:pl4nted@127.0.0.1:3000")
     return Settings()
 
@@ -32,7 +32,7 @@ def test_no_form_of_the_settings_shows_a_secret(settings: Settings) -> None:
 
 def test_what_connects_gets_the_whole_address(settings: Settings) -> None:
     assert settings.require_database_url() == "postgresql://me:pl4nted@h/db?sslpassword=x7k9q"
-    assert settings.block_store_roots == "s3://AKIAPL:pl4nted/x7k9q@bucket/a,/data"
+    assert settings.block_store_roots == "s3://AKIAPL:pl4nted%2Fx7k9q@bucket/a,/data"
     assert settings.dagster_url is not None
     assert settings.dagster_url.reveal() == "http://me:pl4nted@127.0.0.1:3000"
     other = settings.with_database_url("postgresql://elsewhere:pl4nted@h/db")
