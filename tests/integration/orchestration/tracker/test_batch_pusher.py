@@ -23,6 +23,8 @@ from orchestration.dagster_instance.dagster_client import (
     DagsterClient,
     DagsterError,
     DagsterUnansweredError,
+    DagsterUnreachableError,
+    LaunchRefusedError,
     RunNotStartedError,
 )
 from orchestration.declarations.apply import apply
@@ -196,7 +198,7 @@ def test_a_webserver_that_is_away_leaves_the_batch_to_the_sensor_at_once(
     pipeline = declare()
     [time] = behind(connection, pipeline)
     dagster = FakeDagster(pipeline)
-    dagster.error = DagsterError("refused")
+    dagster.error = DagsterUnreachableError("refused")
     pushing, term = pusher(engine, dagster), lead(connection)
     pushing.turn(connection, term)
     [launch] = tick(connection, pipeline, instance).launches
@@ -480,7 +482,7 @@ def test_requests_to_a_dagster_that_refuses_back_off(
 
     def refuse(*_: object) -> str:
         refused.append(now)
-        raise DagsterError("UnauthorizedError")
+        raise LaunchRefusedError("UnauthorizedError")
 
     monkeypatch.setattr(dagster, "launch", refuse)
     pushing, term = BatchPusher(engine, dagster, name="a", clock=lambda: now), lead(connection)
