@@ -40,7 +40,7 @@ from orchestration.sinks.postgres.postgres_columns import (
 from orchestration.sinks.postgres.postgres_commits import Commits
 from orchestration.sinks.postgres.postgres_leftovers import STAGING, comment_of, drop, left_over
 from orchestration.sinks.postgres.postgres_place import table_place
-from orchestration.sinks.postgres.postgres_rows import Mode, TargetTable, columns_of_table
+from orchestration.sinks.postgres.postgres_rows import Mode, StagedRows, TargetTable, columns_of_table
 from orchestration.sinks.postgres.postgres_staging import ANSWER, REFUSED, Address, Staging, TargetError, is_away
 from orchestration.sinks.postgres.postgres_statements import COMMITS, Statements, quoted
 from orchestration.sinks.refused_rows import (
@@ -284,14 +284,15 @@ class PostgresSink(Sink):
             self._rows.make(cursor, columns)
             if self.totals is not None:
                 self.totals.make(cursor, self.schema, self.table, where=attempt.name)
-            self._rows.check_staged(cursor, columns, staged, attempt)
             late = RefusedRows(keeps=self.on_bad_rows == "dead_letter", way_out=_WAY_OUT)
+            of_attempt = StagedRows(columns, staged, attempt, late)
+            self._rows.check_staged(cursor, of_attempt)
             if self.mode == "merge":
-                self._rows.replace_batch(cursor, columns, [*staged], attempt, late)
+                self._rows.replace_batch(cursor, of_attempt)
             # Else the table shows a later batch (this is a replay of an older one): record it, and keep the table.
             elif self.mode == "append" or newest is None or newest <= (attempt.pipeline_id, attempt.batch_time):
                 replace = self._rows.replace_batch if self.mode == "append" else self._rows.replace_all
-                stored = replace(cursor, columns, [*staged], attempt, late)
+                stored = replace(cursor, of_attempt)
                 self._rows.check_stored(stored, rows - len(late.rows), attempt)
             late.end()
             if late.rows:

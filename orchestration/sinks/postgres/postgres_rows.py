@@ -5,6 +5,7 @@ This module owns what each mode does to the table. It must never decide whether 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestration.declarations.sink import OutputAttempt, SinkError
@@ -34,6 +35,23 @@ def columns_of_table(cursor: Any, schema: str, table: str) -> list[TableColumn]:
         (quoted(schema, table),),
     )
     return [TableColumn(*row) for row in cursor.fetchall()]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRows:
+    """Hold the rows of an attempt: their columns, the staging tables of its valid tasks with their numbers of rows.
+
+    `refused` takes those that the table refuses.
+    """
+
+    columns: list[Column]
+    tables: dict[str, int]
+    attempt: OutputAttempt
+    refused: RefusedRows
+
+    def pieces(self) -> list[Piece]:
+        """Return every staging table as a whole."""
+        return [Piece(table) for table in self.tables]
 
 
 class TargetTable:
@@ -72,15 +90,15 @@ class TargetTable:
         if self._mode != "overwrite":
             cursor.execute(self._statements.sql("CREATE INDEX ON {table} ({batch_time})"))
 
-    def check_staged(self, cursor: Any, columns: list[Column], staged: dict[str, int], attempt: OutputAttempt) -> None:  # noqa: ANN401
+    def check_staged(self, cursor: Any, staged: StagedRows) -> None:  # noqa: ANN401
         """Raise SinkError if any rows of the valid tasks are missing."""
-        source = self._source(columns, [Piece(table) for table in staged])
+        source = self._source(staged.columns, staged.pieces())
         cursor.execute(self._statements.sql("SELECT count(*) FROM ({source}) AS staged", source=source))
-        found, rows = cursor.fetchone()[0], sum(staged.values())
+        found, rows = cursor.fetchone()[0], sum(staged.tables.values())
         if found != rows:
             raise SinkError(
-                f"{attempt.name}: {found} of {rows} staged rows are there (did the target's server crash, or fail "
-                "over?): nothing was committed, the next attempt stages them again"
+                f"{staged.attempt.name}: {found} of {rows} staged rows are there (did the target's server crash, or "
+                "fail over?): nothing was committed, the next attempt stages them again"
             )
 
     def _source(self, columns: list[Column], pieces: Sequence[Piece]) -> Any:  # noqa: ANN401
@@ -101,62 +119,44 @@ class TargetTable:
             ]
         )
 
-    def replace_batch(
-        self,
-        cursor: Any,  # noqa: ANN401
-        columns: list[Column],
-        staged: Sequence[str],
-        attempt: OutputAttempt,
-        refused: RefusedRows,
-    ) -> int:
+    def replace_batch(self, cursor: Any, staged: StagedRows) -> int:  # noqa: ANN401
         """Replace the rows of an earlier attempt at the batch by these rows; return how many the table took."""
         from psycopg2 import sql  # noqa: PLC0415
 
-        pieces = [Piece(table) for table in staged]
-        source = self._source(columns, pieces)
         kept = sql.SQL("")
         if self._key:
             same = sql.SQL(" AND ").join(
                 sql.SQL("staged.{0} = t.{0}").format(sql.Identifier(column)) for column in self._key
             )
+            source = self._source(staged.columns, staged.pieces())
             kept = sql.SQL(" AND NOT EXISTS (SELECT 1 FROM ({}) AS staged WHERE {})").format(source, same)
         delete = self._statements.sql(
-            "DELETE FROM {table} AS t WHERE t.{batch_time} = %(time)s{kept}", {"time": attempt.batch_time}, kept=kept
+            "DELETE FROM {table} AS t WHERE t.{batch_time} = %(time)s{kept}",
+            {"time": staged.attempt.batch_time},
+            kept=kept,
         )
         cursor.execute(delete)
-        before = len(refused.rows)
-        stored = self.insert(cursor, columns, staged, attempt, refused)
-        if self._key and len(refused.rows) > before:
+        before = len(staged.refused.rows)
+        stored = self.insert(cursor, staged)
+        if self._key and len(staged.refused.rows) > before:
             # A refused row was still staged above, and does not take the place of an earlier attempt's.
             cursor.execute(delete)
         return stored
 
-    def replace_all(
-        self,
-        cursor: Any,  # noqa: ANN401
-        columns: list[Column],
-        staged: Sequence[str],
-        attempt: OutputAttempt,
-        refused: RefusedRows,
-    ) -> int:
+    def replace_all(self, cursor: Any, staged: StagedRows) -> int:  # noqa: ANN401
         """Replace all rows of the table by these rows; return how many the table took."""
         cursor.execute(self._statements.sql("DELETE FROM {table}"))
-        return self.insert(cursor, columns, staged, attempt, refused)
+        return self.insert(cursor, staged)
 
-    def insert(
-        self,
-        cursor: Any,  # noqa: ANN401
-        columns: list[Column],
-        staged: Sequence[str],
-        attempt: OutputAttempt,
-        refused: RefusedRows,
-    ) -> int:
+    def insert(self, cursor: Any, staged: StagedRows) -> int:  # noqa: ANN401
+        """Insert these rows; return how many the table took."""
         from psycopg2 import errors, sql  # noqa: PLC0415
 
-        names, pieces = [column.name for column in columns], [Piece(table) for table in staged]
+        columns, pieces = staged.columns, staged.pieces()
+        names = [column.name for column in columns]
         several = SinkError(
-            f"{attempt.name} has several rows of one key ({', '.join(self._key)}), of which one can be kept: group by "
-            "the key, or drop all but one"
+            f"{staged.attempt.name} has several rows of one key ({', '.join(self._key)}), of which one can be kept: "
+            "group by the key, or drop all but one"
         )
         conflict = sql.SQL("")
         if self._key:
@@ -174,7 +174,7 @@ class TargetTable:
             statement = self._statements.sql(
                 "INSERT INTO {table} AS t ({names}, {batch_time}) "
                 "SELECT {names}, %(time)s FROM ({source}) AS staged{conflict}",
-                {"time": attempt.batch_time},
+                {"time": staged.attempt.batch_time},
                 names=names_of(names),
                 source=self._source(columns, some),
                 conflict=conflict,
@@ -199,7 +199,9 @@ class TargetTable:
                     raise several
 
         merges = bool(self._key)
-        return Insertion(cursor, self._statements, columns, insert, refused, merges=merges).run(pieces, check_keys)
+        return Insertion(cursor, self._statements, columns, insert, staged.refused, merges=merges).run(
+            pieces, check_keys
+        )
 
     def check_stored(self, stored: int, rows: int, attempt: OutputAttempt) -> None:
         """Raise SinkError if the table did not take each row that was inserted: a trigger may leave rows out."""
