@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from orchestration.declarations.sink import OutputAttempt, SinkError
 from orchestration.sinks.batch_column import BATCH_TIME
-from orchestration.sinks.postgres.postgres_columns import Column, TableColumn
+from orchestration.sinks.postgres.postgres_columns import Column, TableColumn, columns_of
 from orchestration.sinks.postgres.postgres_insertion import MADE_BY_MERGE, Insertion, Piece
 from orchestration.sinks.postgres.postgres_statements import Statements, names_of, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from pyspark.sql.types import StructType
 
     from orchestration.sinks.refused_rows import RefusedRows
 
@@ -212,9 +214,12 @@ class TargetTable:
                 "trigger"
             )
 
-    def check_key(self, columns: list[Column], where: str) -> None:
+    def checked_columns(self, schema: StructType, where: str) -> list[Column]:
+        """Return the columns of a result. Raises SinkError if the key is not among them."""
+        columns = columns_of(schema, where)
         missing = [column for column in self._key if column not in {found.name for found in columns}]
         if missing:
             raise SinkError(
                 f"{where} has no column {', '.join(missing)}, which its sink has as key: add it, or name others"
             )
+        return columns
