@@ -6,8 +6,8 @@ the recorded one changes nothing. A newer one replaces the rows of an earlier at
 `_batch_time`. An attempt that finds its batch recorded in the target only has to write the row in the driver log.
 
 `postgres_commits`, `postgres_rows` and `postgres_refused` have the statements on a table each; this module owns the
-order of steps. All SQL runs on the target; this module never touches the driver log. Locks: an advisory lock per table, held by the
-transaction that changes it, so that attempts and batches run one after the other; readers never wait.
+order of steps. All SQL runs on the target; this module never touches the driver log. Locks: an advisory lock per table,
+held by the transaction that changes it, so that attempts and batches run one after the other; readers never wait.
 """
 
 from __future__ import annotations
