@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from orchestration.spark.parsing import (
     CORRUPT,
-    ParsingError,
     corrupt,
     from_csv_records,
     from_json_records,
@@ -14,7 +13,6 @@ from orchestration.spark.parsing import (
 
 __all__ = [
     "CORRUPT",
-    "ParsingError",
     "corrupt",
     "from_csv_records",
     "from_json_records",

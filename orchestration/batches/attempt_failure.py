@@ -21,12 +21,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestration.batches.unavailable_store import unavailable_store
+from orchestration.batches.unavailable_store import causes, unavailable_store
 from tracker_store.connection.errors import TRANSIENT, AttemptSupersededError
 from tracker_store.schema.states import AttemptFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 LONGEST = 2000  # how many characters of an error the driver log keeps
 _ENDED = "Spark, or a process of it, ended"
@@ -69,9 +69,9 @@ def failure_of(error: BaseException, spark_ended: Callable[[], str | None]) -> F
     if (away := unavailable_store(error)) is not None:
         return Failure(AttemptFailure.BLOCKED, away[:LONGEST])
     message = _headed(error)
-    if any(isinstance(cause, TRANSIENT) for cause in _chain(error)):
+    if any(isinstance(cause, TRANSIENT) for cause in causes(error)):
         return _lost("the driver log was unavailable", message, ends_attempt=True)
-    of_spark = [cause for cause in _chain(error) if type(cause).__module__.partition(".")[0] in ("pyspark", "py4j")]
+    of_spark = [cause for cause in causes(error) if type(cause).__module__.partition(".")[0] in ("pyspark", "py4j")]
     if any(_spark_ended(cause) for cause in of_spark):
         return _lost(_ENDED, message, ends_attempt=True)
     if of_spark and (how := spark_ended()) is not None:
@@ -88,7 +88,7 @@ def _headed(error: BaseException) -> str:
     first, _, rest = text.partition("\n")
     root = _root_of_text(rest)
     if root is None:
-        *_, deepest = _chain(error)
+        *_, deepest = causes(error)
         root = f"{type(deepest).__name__}: {deepest}".partition("\n")[0]
     # A cause that the message repeats says nothing more.
     if (root.partition(": ")[2] or root) in first:
@@ -117,11 +117,3 @@ def _spark_ended(error: BaseException) -> bool:
         or (name == "Py4JError" and _NO_ANSWER.match(text) is not None)
         or _SPARK_ENDED.search(text) is not None
     )
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

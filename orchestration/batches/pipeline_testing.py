@@ -31,10 +31,6 @@ _TEXT = ("string", "large_string")
 _NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-class GivenRecordsError(ValueError):
-    """Records that were given don't fit the pipeline; the message says what would."""
-
-
 def run_batch(
     pipeline: Pipeline,
     records: Mapping[Stream | str, Records],
@@ -56,7 +52,7 @@ def run_batch(
         session: the Spark session; default: the active one, or a new local one.
 
     Raises:
-        GivenRecordsError: a stream is missing or unknown, or its records have other columns.
+        ValueError: a stream is missing or unknown, or its records have other columns.
         SinkError: an output's function returned no DataFrame, as it is in a batch.
     """
     streams = {stream.name: stream for stream in pipeline.streams}
@@ -64,7 +60,7 @@ def run_batch(
     chosen = _chosen(pipeline, outputs)
     missing = sorted({stream.name for output in chosen for stream in output.streams} - given[-1].keys())
     if missing:
-        raise GivenRecordsError(
+        raise ValueError(
             f"pipeline {pipeline.name!r} reads {', '.join(missing)}, of which no records are given: "
             f"give some, or none: {{{missing[0]}: []}}"
         )
@@ -109,7 +105,7 @@ def _chosen(pipeline: Pipeline, names: Sequence[str] | None) -> list[Output]:
         return list(pipeline.outputs.values())
     unknown = sorted(set(names) - pipeline.outputs.keys())
     if unknown:
-        raise GivenRecordsError(
+        raise ValueError(
             f"pipeline {pipeline.name!r} has no output {unknown[0]!r}: it has {', '.join(pipeline.outputs)}"
         )
     return [output for name, output in pipeline.outputs.items() if name in names]
@@ -121,7 +117,7 @@ def _by_name(
     named = {entry.name if isinstance(entry, Stream) else entry: records for entry, records in given.items()}
     unknown = sorted(named.keys() - streams.keys())
     if unknown:
-        raise GivenRecordsError(
+        raise ValueError(
             f"pipeline {pipeline.name!r} reads no stream {unknown[0]!r}: it reads {', '.join(streams) or 'none'}"
         )
     return named
@@ -142,7 +138,7 @@ def _table(stream: Stream, records: Records) -> pa.Table:
     table = _as_table(records, schema, columns, where)
     unknown = [name for name in table.column_names if name not in schema.names]
     if unknown:
-        raise GivenRecordsError(f"{where}: it has no column {unknown[0]!r}")
+        raise ValueError(f"{where}: it has no column {unknown[0]!r}")
     arrays = []
     for field in schema:
         if field.name not in table.column_names:
@@ -151,7 +147,7 @@ def _table(stream: Stream, records: Records) -> pa.Table:
         try:
             arrays.append(table[field.name].cast(field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise GivenRecordsError(f"{where}: column {field.name!r}: {error}") from error
+            raise ValueError(f"{where}: column {field.name!r}: {error}") from error
     return pa.table(arrays, schema=schema)
 
 
@@ -163,20 +159,18 @@ def _as_table(records: Records, schema: pa.Schema, columns: Sequence[tuple[str, 
         if not rows:
             return schema.empty_table()
         if len(columns) != 1 or columns[0][1] not in _TEXT:
-            raise GivenRecordsError(
-                f"{where}: lines are for a stream with one column of text; give rows, as {{name: value}}"
-            )
+            raise ValueError(f"{where}: lines are for a stream with one column of text; give rows, as {{name: value}}")
         return pa.table({columns[0][0]: rows})
     if not all(isinstance(row, Mapping) for row in rows):
-        raise GivenRecordsError(f"{where}: give lines (str), rows (dict) or an Arrow table, and not a mixture")
+        raise ValueError(f"{where}: give lines (str), rows (dict) or an Arrow table, and not a mixture")
     names = {name for row in rows for name in row}
     unknown = sorted(names - set(schema.names))
     if unknown:
-        raise GivenRecordsError(f"{where}: it has no column {unknown[0]!r}")
+        raise ValueError(f"{where}: it has no column {unknown[0]!r}")
     try:
         return pa.Table.from_pylist(rows, schema=schema)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise GivenRecordsError(f"{where}: {error}") from error
+        raise ValueError(f"{where}: {error}") from error
 
 
 def _result(

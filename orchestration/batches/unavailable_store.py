@@ -23,7 +23,7 @@ _IN_TEXT = re.compile(rf"\b(?:{'|'.join(kind.__name__ for kind in _KINDS)}): (?P
 
 def unavailable_store(error: BaseException) -> str | None:
     """Return the error if the store or a target could not be reached, or a key is missing; None: another reason."""
-    for cause in _chain(error):
+    for cause in causes(error, hidden=True):
         if isinstance(cause, _KINDS):
             return str(cause)
         if type(cause).__module__.partition(".")[0] in ("pyspark", "py4j") and (found := _IN_TEXT.search(str(cause))):
@@ -31,9 +31,10 @@ def unavailable_store(error: BaseException) -> str | None:
     return None
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def causes(error: BaseException | None, *, hidden: bool = False) -> Iterator[BaseException]:
+    """Yield the error and what it came from; `hidden`: also what `raise … from None` hides from people."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield error
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or (None if error.__suppress_context__ and not hidden else error.__context__)

@@ -85,7 +85,11 @@ _NOT_STARTED = "NOT_STARTED"
 
 
 class DagsterError(Exception):
-    """Dagster's webserver did not do what it was asked: there is no run, unless a subclass says otherwise."""
+    """Dagster's webserver did not do what it was asked."""
+
+
+class DagsterUnreachableError(DagsterError):
+    """There was no connection: nothing has happened. Is the webserver running at FOREBAY_DAGSTER_URL?"""
 
 
 class DagsterUnansweredError(DagsterError):
@@ -94,6 +98,10 @@ class DagsterUnansweredError(DagsterError):
 
 class LaunchFailedError(DagsterUnansweredError):
     """Dagster ended the launch with an error, and may have made a run before."""
+
+
+class LaunchRefusedError(DagsterError):
+    """Dagster refused: there is no run."""
 
 
 class RunNotStartedError(DagsterError):
@@ -175,7 +183,7 @@ class DagsterClient:
         wanted = [{"key": key, "value": value} for key, value in tags.items()]
         try:
             answer = self._ask(_RUNS, {"tags": wanted})["runsOrError"]
-        except DagsterError as error:
+        except DagsterUnreachableError as error:
             raise DagsterUnansweredError(str(error)) from error
         if "results" not in answer:
             raise DagsterUnansweredError(f"{answer['__typename']}: {answer.get('message', '')}")
@@ -186,14 +194,14 @@ class DagsterClient:
         wanted = [{"key": key, "value": value} for key, value in tags.items()]
         answer = self._ask(_UNFINISHED, {"tags": wanted, "statuses": _UNFINISHED_STATUSES})["runsOrError"]
         if "results" not in answer:
-            raise DagsterError(f"{answer['__typename']}: {answer.get('message', '')}")
+            raise LaunchRefusedError(f"{answer['__typename']}: {answer.get('message', '')}")
         return next((run["runId"] for run in answer["results"]), None)
 
     def run_status(self, run_id: str) -> str:
         """Return a run's status in Dagster, such as STARTED or SUCCESS. Raises DagsterError."""
         answer = self._ask(_STATUS, {"runId": run_id})["runOrError"]
         if "status" not in answer:
-            raise DagsterError(f"{answer['__typename']}: {answer.get('message', '')}")
+            raise LaunchRefusedError(f"{answer['__typename']}: {answer.get('message', '')}")
         status: str = answer["status"]
         return status
 
@@ -208,7 +216,7 @@ class DagsterClient:
     ) -> str:
         """Launch a run of a job in the repository of `sensor`, and return its id; of all its assets if none is named.
 
-        Raises DagsterError if there is no run, RunNotStartedError if there is one
+        Raises DagsterUnreachableError and LaunchRefusedError if there is no run, RunNotStartedError if there is one
         that will never start, DagsterUnansweredError if there may be one.
         """
         params = {
@@ -230,7 +238,7 @@ class DagsterClient:
         said = f"{answer['__typename']}: {answer.get('message', '')}"
         if answer["__typename"] == "PythonError":
             raise self._failed_launch(said, tags)
-        raise DagsterError(said)
+        raise LaunchRefusedError(said)
 
     def _failed_launch(self, said: str, tags: Mapping[str, str]) -> DagsterError:
         """Return what is left of a launch that ended with an error; end a run that it made and did not start.
@@ -240,7 +248,7 @@ class DagsterClient:
         """
         run_id, status = self._newest(tags)
         if run_id is None:
-            return DagsterError(f"{said}; there is no run")
+            return LaunchRefusedError(f"{said}; there is no run")
         if status != _NOT_STARTED:
             return LaunchFailedError(said)
         # Nothing waits for it, whether Dagster shows its end now or the batch sensor's next look does.
@@ -255,7 +263,7 @@ class DagsterClient:
             try:
                 connection.connect()
             except OSError as error:
-                raise DagsterError(f"{self._host}:{self._port}: {error}") from error
+                raise DagsterUnreachableError(f"{self._host}:{self._port}: {error}") from error
             try:
                 connection.request(
                     "POST",
@@ -266,7 +274,7 @@ class DagsterClient:
                 answer = connection.getresponse()
                 body = answer.read()
                 if answer.status in _REFUSED:
-                    raise DagsterError(
+                    raise LaunchRefusedError(
                         f"HTTP {answer.status}: {body[:300].decode(errors='replace').strip()}; is "
                         "FOREBAY_DAGSTER_TOKEN the webserver's token?"
                     )

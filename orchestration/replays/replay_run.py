@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestration.batches.batch_schedule import sensor_name
-from orchestration.replays.replay_choice import ReplayError
+from orchestration.replays.replay_choice import ReplayChoice, ReplayError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from datetime import datetime
 
     from orchestration.dagster_instance.dagster_client import DagsterClient
 
@@ -27,24 +26,20 @@ REQUEST_TAG = "forebay/replay_request"
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """Ask for a replay of the batches from `first` to `last`; without `outputs`: of all outputs."""
+    """Ask for a replay of a pipeline's batches; without `outputs`: of all outputs."""
 
     pipeline: str
-    first: datetime
-    last: datetime
+    choice: ReplayChoice
     outputs: tuple[str, ...] = ()
-    failed_outputs_only: bool = False
-    #: Only those that are quarantined.
-    quarantined: bool = False
 
     def config(self) -> dict[str, object]:
         """Return the configuration of the replay job's op."""
+        times = {"from_time": self.choice.from_time, "to_time": self.choice.to_time}
         return {
-            "from_time": self.first.isoformat(),
-            "to_time": self.last.isoformat(),
+            **{name: "" if time is None else time.isoformat() for name, time in times.items()},
             "outputs": list(self.outputs),
-            "failed_outputs_only": self.failed_outputs_only,
-            "quarantined": self.quarantined,
+            "failed_outputs_only": self.choice.failed_outputs_only,
+            "quarantined": self.choice.quarantined,
         }
 
     def tags(self) -> dict[str, str]:

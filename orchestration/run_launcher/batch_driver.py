@@ -160,7 +160,7 @@ class BatchDriver:
             why = self._take_runs(instance, registration.process_id, recycling, cancellation)
             log.info("batch driver drains", why=why, runs=recycling.runs)
             self._states.move(DriverState.DRAINING, why)
-            if self._is_left.is_set() or not self._has_code_in_force():
+            if self._is_left.is_set() or not _has_code_in_force():
                 # Another driver starts, by another agent or with other code, and takes the runs that are handed over.
                 registration.end(LEFT)
             else:
@@ -232,17 +232,11 @@ class BatchDriver:
 
     def _is_spoilt(self) -> bool:
         """Return whether it must not take another run: its code is not in force any more, or its JVM has ended."""
-        if not self._has_code_in_force():
+        if not _has_code_in_force():
             self._spoilt = self._spoilt or "another version of the code is in force"
         if self._spoilt is None:
             self._spoilt = self._session.ended()
         return self._spoilt is not None
-
-    @staticmethod
-    def _has_code_in_force() -> bool:
-        """Return whether the next run may use the code that this process has; the files' changes: ``LoadedCode``."""
-        copy = loaded_copy()
-        return copy is None or copy.is_in_force()
 
     def _take_remaining(self, instance: dg.DagsterInstance, process_id: int, cancellation: Cancellation) -> None:
         """Execute the runs that were handed over before the driver was DRAINING, if no other driver is ready."""
@@ -356,3 +350,9 @@ def _end_run(instance: dg.DagsterInstance, run_id: str, error: BaseException) ->
         instance.report_run_canceled(run)
     else:
         instance.report_run_failed(run, f"The batch driver could not run it: {error!r}")
+
+
+def _has_code_in_force() -> bool:
+    """Return whether the next run may use the code that this process has; the files' changes: ``LoadedCode``."""
+    copy = loaded_copy()
+    return copy is None or copy.is_in_force()

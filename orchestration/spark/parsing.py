@@ -58,10 +58,6 @@ class _Reading(NamedTuple):
     marked: Callable[[Column], Column] = lambda texts: texts
 
 
-class ParsingError(ValueError):
-    """Records can't be parsed as asked: a schema or column is wrong."""
-
-
 def from_json_records(
     records: DataFrame, schema: str, *, column: str = "value", options: Mapping[str, str] | None = None
 ) -> DataFrame:
@@ -73,7 +69,7 @@ def from_json_records(
         column: the text, or its bytes in UTF-8, such as the ``body`` of ``Http``.
         options: Spark's for JSON, such as ``{"timestampFormat": "…"}``.
 
-    Other columns of `records` are kept, except those that the schema names too, in whatever case. Raises ParsingError.
+    Other columns of `records` are kept, except those that the schema names too, in whatever case. Raises ValueError.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
 
@@ -139,7 +135,7 @@ def from_regex_records(
     _check_depth(pattern)
     fields = _fields(schema)
     if unknown := [name for name in fields.names if name not in numbers]:
-        raise ParsingError(f"the pattern has no group {unknown[0]!r}: its groups are {', '.join(numbers) or 'unnamed'}")
+        raise ValueError(f"the pattern has no group {unknown[0]!r}: its groups are {', '.join(numbers) or 'unnamed'}")
 
     whole = rf"(?s)\A(?:{plain})\r?\n?\z"
     _check_by_java(records, pattern, whole)
@@ -164,27 +160,27 @@ def _groups(pattern: str) -> tuple[dict[str, int], str]:
     try:
         numbers = dict(re.compile(python).groupindex)
     except re.error as error:
-        raise ParsingError(f"pattern {pattern!r}: {error}") from error
+        raise ValueError(f"pattern {pattern!r}: {error}") from error
     plain = re.sub(r"\(\?P=(\w+)\)", lambda found: rf"\{numbers[found[1]]}", python)
     return numbers, re.sub(r"\(\?P<\w+>", "(", plain)
 
 
 def _check_depth(pattern: str) -> None:
-    """Raise ParsingError for a pattern by which a long record would end the stack of Java, and with it the batch.
+    """Raise ValueError for a pattern by which a long record would end the stack of Java, and with it the batch.
 
     Java goes deeper with each turn of a repeated group, unless all turns have one length or none is given back.
     """
     bare = re.sub(r"(?s)\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "a", pattern)
     of_one_length = r"\((?:\?:|\?P?<\w+>)?[^()|*+?{]*\)"
     if re.search(r"\)(?:[*+]|\{\d*,\})(?!\+)", re.sub(of_one_length, "a", bare)):
-        raise ParsingError(
+        raise ValueError(
             f"pattern {pattern!r}: a long record would end the stack of Java, by which Spark matches, in its repeated "
             "group: write ')*+' for ')*', and ')++' for ')+'"
         )
 
 
 def _check_by_java(records: DataFrame, pattern: str, whole: str) -> None:
-    """Raise ParsingError for a pattern that Java does not take, or in which it sees other groups than Python.
+    """Raise ValueError for a pattern that Java does not take, or in which it sees other groups than Python.
 
     Java reads ``[`` within a class as another class, and ``&&`` as an intersection. Each batch would fail by the first,
     and every record be corrupt by the others.
@@ -199,19 +195,19 @@ def _check_by_java(records: DataFrame, pattern: str, whole: str) -> None:
         groups = jvm.java.util.regex.Pattern.compile(whole).matcher("").groupCount()
     except PySparkException as error:
         said = str(error).partition("\n")[0]
-        raise ParsingError(
+        raise ValueError(
             f"pattern {pattern!r}: Java, by which Spark matches, does not take it ({said}): write '[' within a class "
             "as '\\['"
         ) from None
     if groups != re.compile(whole.replace(r"\z", r"\Z")).groups:
-        raise ParsingError(
+        raise ValueError(
             f"pattern {pattern!r}: Java, by which Spark matches, sees {groups} groups in it: write '[', '(' and '&&' "
             "within a class with a backslash each"
         )
 
 
 def _check_options(records: DataFrame, options: Mapping[str, str] | None, form: str) -> None:
-    """Raise ParsingError for an option or a value that Spark does not have for the format.
+    """Raise ValueError for an option or a value that Spark does not have for the format.
 
     It would pass over the option, fail each batch by the value, or call every record corrupt.
     """
@@ -225,13 +221,13 @@ def _check_options(records: DataFrame, options: Mapping[str, str] | None, form: 
     for name in options:
         if name.lower() not in known:
             near = [known[one] for one in get_close_matches(name.lower(), known)]
-            raise ParsingError(
+            raise ValueError(
                 f"options: Spark has no {name!r} for {form.upper()}{': take ' + ' or '.join(near) if near else ''}"
             )
     if _fault(records, options, form) is not None:
         for name, value in options.items():
             if (said := _fault(records, {name: value}, form)) is not None:
-                raise ParsingError(f"options: Spark takes no {name}={value!r} for {form.upper()}: {said}")
+                raise ValueError(f"options: Spark takes no {name}={value!r} for {form.upper()}: {said}")
 
 
 def _fault(records: DataFrame, options: Mapping[str, str], form: str) -> str | None:
@@ -350,24 +346,24 @@ def _parsed(
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
 
     if column not in records.columns:
-        raise ParsingError(f"there is no column {column!r} to parse: there are {', '.join(records.columns)}")
+        raise ValueError(f"there is no column {column!r} to parse: there are {', '.join(records.columns)}")
     if CORRUPT in records.columns:
-        raise ParsingError(f"the records have a column {CORRUPT} already: parse the well_formed() ones of them")
+        raise ValueError(f"the records have a column {CORRUPT} already: parse the well_formed() ones of them")
     fields = _fields(schema)
     if CORRUPT in map(str.lower, fields.names):
-        raise ParsingError(f"the column {CORRUPT} is added to the schema, and can't be in it: {schema!r}")
+        raise ValueError(f"the column {CORRUPT} is added to the schema, and can't be in it: {schema!r}")
     if (kind := unsupported(fields)) is not None:
-        raise ParsingError(f"schema {schema!r}: a {kind.simpleString()} is not parsed: write STRING, and cast it")
+        raise ValueError(f"schema {schema!r}: a {kind.simpleString()} is not parsed: write STRING, and cast it")
     _check_inside(fields, "", folds=records.sparkSession.conf.get("spark.sql.caseSensitive") != "true")
     if not may_nest and (nested := next((one for one in fields if within(one.dataType)), None)) is not None:
-        raise ParsingError(
+        raise ValueError(
             f"column {nested.name} is a {nested.dataType.simpleString()}, which neither CSV nor a pattern has: write "
             "STRING, and take it apart by from_json or split"
         )
     if is_guessed(zone := next((value for name, value in options.items() if name.lower() == "timezone"), "")):
-        raise ParsingError(f"timeZone: {zone} has several meanings: write a region, as 'Asia/Kolkata', or an offset")
+        raise ValueError(f"timeZone: {zone} has several meanings: write a region, as 'Asia/Kolkata', or an offset")
     if not is_comparable(options):
-        raise ParsingError(
+        raise ValueError(
             "timestampFormat: a zone by name (V, v, z) can't be compared: use an offset (XXX, Z), or for a zone that "
             "is always the same its name in quotes ('UTC') and the option timeZone"
         )
@@ -403,14 +399,14 @@ def _parsed(
 
 
 def _check_inside(kind: DataType, of: str, *, folds: bool) -> None:
-    """Raise ParsingError for a column, by its path, that Spark takes for another one, or that JSON can't have.
+    """Raise ValueError for a column, by its path, that Spark takes for another one, or that JSON can't have.
 
     `folds`: names that differ in case alone are one.
     """
     from pyspark.sql.types import MapType, StringType, StructType  # noqa: PLC0415  the light parts load no Spark
 
     if isinstance(kind, MapType) and not isinstance(kind.keyType, StringType):
-        raise ParsingError(
+        raise ValueError(  # noqa: TRY004  the schema is a text
             f"column {of} has a map with keys of the type {kind.keyType.simpleString()}, and JSON's are texts: write "
             "MAP<STRING, …>, and cast them by transform_keys"
         )
@@ -422,7 +418,7 @@ def _check_inside(kind: DataType, of: str, *, folds: bool) -> None:
     for field in kind:
         path, name = f"{of}.{field.name}".lstrip("."), field.name.lower() if folds else field.name
         if name in seen:
-            raise ParsingError(
+            raise ValueError(
                 f"column {path} is there twice, or differs from another in case alone: leave one out, or have Spark "
                 "tell them apart by spark.sql.caseSensitive"
             )
@@ -433,7 +429,7 @@ def _check_inside(kind: DataType, of: str, *, folds: bool) -> None:
 def _text(records: DataFrame, column: str) -> tuple[Column, Column]:
     """Return a column's text, and whether it has one: bytes that are not UTF-8 are shown in hexadecimal.
 
-    Raises ParsingError for a column that is neither text nor bytes.
+    Raises ValueError for a column that is neither text nor bytes.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
 
@@ -441,7 +437,7 @@ def _text(records: DataFrame, column: str) -> tuple[Column, Column]:
     if kind in ("string", "char", "varchar"):
         return found, F.lit(True)  # noqa: FBT003  SQL's literal
     if kind != "binary":
-        raise ParsingError(f"the column {column!r} is a {kind}, and text or its bytes are parsed: cast it to a string")
+        raise ValueError(f"the column {column!r} is a {kind}, and text or its bytes are parsed: cast it to a string")
     text = found.cast("string")
     is_text = F.coalesce(F.is_valid_utf8(text), F.lit(True))  # noqa: FBT003  as above
     return F.when(is_text, text).otherwise(F.concat(F.lit("\\x"), F.lower(F.hex(found)))), is_text
@@ -463,7 +459,7 @@ def _fields(schema: str) -> StructType:
     try:
         found = StructType.fromDDL(schema)
     except Exception as error:
-        raise ParsingError(f"schema {schema!r}: write Spark's DDL, as 'id BIGINT, name STRING' ({error})") from error
+        raise ValueError(f"schema {schema!r}: write Spark's DDL, as 'id BIGINT, name STRING' ({error})") from error
     if not isinstance(found, StructType):
-        raise ParsingError(f"schema {schema!r}: name the columns, as 'id BIGINT, name STRING'")
+        raise ValueError(f"schema {schema!r}: name the columns, as 'id BIGINT, name STRING'")  # noqa: TRY004  as above
     return found

@@ -212,18 +212,9 @@ class _Process:
         # Drained: the driver log may still accept held blocks until another process claims the receiver.
         self._end_all(Ending(ExitCode.FENCED, str(error), drained=True))
 
-    def _queued(self) -> dict[int, int]:
+    def _accepted(self) -> list[ReceiverTask]:
         with self._changed:
-            tasks = list(self._tasks.values())
-        return {task.receiver_id: queued for task in tasks if (queued := task.queued()) is not None}
-
-    def _fetched(self) -> dict[int, int]:
-        return {lag.receiver_id: lag.fetched for lag in self._source_lags() if lag.fetched is not None}
-
-    def _source_lags(self) -> list[SourceLag]:
-        with self._changed:
-            tasks = list(self._tasks.values())
-        return [lag for task in tasks if (lag := task.source_lag()) is not None]
+            return list(self._tasks.values())
 
     def _running(self) -> list[ReceiverTask]:
         """Return the tasks without taking a lock, for the watchdog: a thread that hangs may hold it."""
@@ -267,9 +258,9 @@ class _Process:
         block_log = BlockLog(
             self._engine,
             process_id=process_id,
-            queued=self._queued,
-            fetched=self._fetched,
-            lag_reports=LagReports(self._source_lags, clock=self._clock),
+            queued=lambda: _queued(self._accepted()),
+            fetched=lambda: _fetched(self._accepted()),
+            lag_reports=LagReports(lambda: _source_lags(self._accepted()), clock=self._clock),
         )
         shared = SharedParts(
             process_id=process_id,
@@ -310,6 +301,18 @@ class _Process:
         for task in tasks:
             self._on_ended(task, ending)
         return ending.exit_code
+
+
+def _queued(tasks: Sequence[ReceiverTask]) -> dict[int, int]:
+    return {task.receiver_id: queued for task in tasks if (queued := task.queued()) is not None}
+
+
+def _source_lags(tasks: Sequence[ReceiverTask]) -> list[SourceLag]:
+    return [lag for task in tasks if (lag := task.source_lag()) is not None]
+
+
+def _fetched(tasks: Sequence[ReceiverTask]) -> dict[int, int]:
+    return {lag.receiver_id: lag.fetched for lag in _source_lags(tasks) if lag.fetched is not None}
 
 
 def _name(connection: sa.Connection, receivers: Sequence[tuple[int, int]]) -> str:

@@ -209,37 +209,41 @@ class ReceiverTask:
             return Ending(ExitCode.FAILED, str(error), drained=True)
         ending = supervisor.run()
         if not supervisor.stop_hung:
-            self._sign_off(shared)
+            _sign_off(self, self._driver_log, shared.process_id)
         if ending.exit_code is ExitCode.FENCED:
-            self._report_lost_commits(supervisor)
+            _report_lost_commits(self.receiver_id, supervisor, self._driver_log, self._start)
         return ending
 
-    def _sign_off(self, shared: SharedParts) -> None:
-        """Let the successor begin at once, if there is one: this process may live on, for other receivers."""
-        try:
-            self._driver_log.once(
-                lambda c: sign_off_receiver(
-                    c, receiver_id=self.receiver_id, assignment=self.assignment, process_id=shared.process_id
-                )
-            )
-        except DriverLogError as error:
-            # The successor waits until this process has ended, or its time is over.
-            _log.warning("could not sign the receiver off", receiver_id=self.receiver_id, error=str(error))
 
-    def _report_lost_commits(self, supervisor: ReceiverSupervisor) -> None:
-        """Report acknowledged blocks that the driver log lacks, where another epoch went on without them."""
-        epoch = supervisor.epoch
-        try:
-            end = self._driver_log.once(lambda c: end_of_epoch(c, receiver_id=self.receiver_id, epoch=epoch))
-        except DriverLogError as error:
-            _log.warning("could not compare with the driver log", receiver_id=self.receiver_id, error=str(error))
-            return
-        lost = supervisor.block_path.writer.acknowledged.describe_after(end.sequence)
-        if lost is not None:
-            self._start.report(
-                ReceiverEventKind.ERROR,
-                "the driver log lacks blocks that it had acknowledged, and another process has gone on without them",
-                f"epoch {epoch}: {lost}; its SALVAGED event says which of them are registered again, their "
-                "files stay for an hour at least, and `forebay db check --against-store` lists what no row knows; "
-                "see docs/runbooks/postgres-failover.md",
+def _sign_off(task: ReceiverTask, driver_log: DriverLog, process_id: int) -> None:
+    """Let the successor begin at once, if there is one: this process may live on, for other receivers."""
+    try:
+        driver_log.once(
+            lambda c: sign_off_receiver(
+                c, receiver_id=task.receiver_id, assignment=task.assignment, process_id=process_id
             )
+        )
+    except DriverLogError as error:
+        # The successor waits until this process has ended, or its time is over.
+        _log.warning("could not sign the receiver off", receiver_id=task.receiver_id, error=str(error))
+
+
+def _report_lost_commits(
+    receiver_id: int, supervisor: ReceiverSupervisor, driver_log: DriverLog, start: ReceiverStart
+) -> None:
+    """Report acknowledged blocks that the driver log lacks, where another epoch went on without them."""
+    epoch = supervisor.epoch
+    try:
+        end = driver_log.once(lambda c: end_of_epoch(c, receiver_id=receiver_id, epoch=epoch))
+    except DriverLogError as error:
+        _log.warning("could not compare with the driver log", receiver_id=receiver_id, error=str(error))
+        return
+    lost = supervisor.block_path.writer.acknowledged.describe_after(end.sequence)
+    if lost is not None:
+        start.report(
+            ReceiverEventKind.ERROR,
+            "the driver log lacks blocks that it had acknowledged, and another process has gone on without them",
+            f"epoch {epoch}: {lost}; its SALVAGED event says which of them are registered again, their "
+            "files stay for an hour at least, and `forebay db check --against-store` lists what no row knows; "
+            "see docs/runbooks/postgres-failover.md",
+        )

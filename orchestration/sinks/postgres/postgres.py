@@ -5,9 +5,9 @@ attempt in the target's `forebay_commits`, and inserts the rows of the valid tas
 the recorded one changes nothing. A newer one replaces the rows of an earlier attempt at its batch, found by the column
 `_batch_time`. An attempt that finds its batch recorded in the target only has to write the row in the driver log.
 
-`postgres_commits` and `postgres_rows` have the statements on the two tables; this module owns the order of steps. All
-SQL runs on the target; this module never touches the driver log. Locks: an advisory lock per table, held by the
-transaction that changes it, so that attempts and batches run one after the other; readers never wait.
+`postgres_commits`, `postgres_rows` and `postgres_refused` have the statements on a table each; this module owns the
+order of steps. All SQL runs on the target; this module never touches the driver log. Locks: an advisory lock per table,
+held by the transaction that changes it, so that attempts and batches run one after the other; readers never wait.
 """
 
 from __future__ import annotations
@@ -34,19 +34,18 @@ from orchestration.sinks.postgres.postgres_columns import (
     MOST_NAME_BYTES,
     Column,
     can_be_name,
-    columns_of,
     fitted,
 )
 from orchestration.sinks.postgres.postgres_commits import Commits
 from orchestration.sinks.postgres.postgres_leftovers import STAGING, comment_of, drop, left_over
 from orchestration.sinks.postgres.postgres_place import table_place
-from orchestration.sinks.postgres.postgres_rows import Mode, TargetTable, columns_of_table
+from orchestration.sinks.postgres.postgres_refused import REFUSED_ROWS, RefusedRowsTable
+from orchestration.sinks.postgres.postgres_rows import Mode, StagedRows, TargetTable, columns_of_table
 from orchestration.sinks.postgres.postgres_staging import ANSWER, REFUSED, Address, Staging, TargetError, is_away
-from orchestration.sinks.postgres.postgres_statements import COMMITS, Statements, quoted
+from orchestration.sinks.postgres.postgres_statements import COMMITS, Statements
 from orchestration.sinks.refused_rows import (
     KEEP_WAY_OUT,
     OnBadRows,
-    RefusedRow,
     RefusedRows,
     RefusedRowsError,
     checked_choice,
@@ -67,8 +66,6 @@ if TYPE_CHECKING:
     from orchestration.declarations.sink import Place, TargetCheck
     from orchestration.sinks.postgres.postgres_totals import Totals
 
-#: Rows that the target refused, and their batches.
-REFUSED_ROWS = "forebay_refused_rows"
 _WAY_OUT = f", change what the table demands of them{KEEP_WAY_OUT}"
 
 
@@ -133,6 +130,7 @@ class PostgresSink(Sink):
         self.totals = totals
         self._statements = Statements(self.schema, self.table)
         self._commits = Commits(self._statements)
+        self._refused = RefusedRowsTable(self._statements)
         self._rows = TargetTable(self._statements, mode=self.mode, key=self.key)
 
     @property
@@ -160,11 +158,11 @@ class PostgresSink(Sink):
 
     def check_columns(self, schema: StructType, where: str) -> None:
         """Check for names and types that a table can't have, and for the key."""
-        self._columns(schema, where)
+        self._rows.checked_columns(schema, where)
 
     def check_target(self, schema: StructType | None = None) -> TargetCheck:
         """Ask the target for the login's rights, and for what the table has that this sink does not write."""
-        columns = None if schema is None else self._columns(schema, "the result")
+        columns = None if schema is None else self._rows.checked_columns(schema, "the result")
         return check_access(self.declaration(), columns)
 
     def step_after(self, before: Mapping[str, Any]) -> str | None:
@@ -191,15 +189,12 @@ class PostgresSink(Sink):
                 found = self._commits.find(cursor, attempt)
                 if found is None or not attempt.knows(found[0], found[1]):
                     return None
-                refused = 0
-                if self._has_refused_rows(cursor):
-                    cursor.execute(self._of_refused("SELECT count(*) FROM {refused_rows}", attempt))
-                    refused = cursor.fetchone()[0]
+                refused = self._refused.count(cursor, attempt)
         return Committed(found[0], Written(self.target, found[2], refused))
 
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
         """Let the tasks stage the rows, and commit them in the target in one transaction."""
-        columns = self._columns(result.schema, attempt.name)
+        columns = self._rows.checked_columns(result.schema, attempt.name)
         name = f"{STAGING}{secrets.token_hex(6)}"
         try:
             columns = self._prepare(columns, attempt)
@@ -224,11 +219,6 @@ class PostgresSink(Sink):
             self._sweep(attempt, name)
         self.reached(Step.SWEPT)
         return Written(self.target, rows, sum(refused.values()) + refused_late)
-
-    def _columns(self, schema: StructType, where: str) -> list[Column]:
-        columns = columns_of(schema, where)
-        self._rows.check_key(columns, where)
-        return columns
 
     def _task(self, staging: Staging) -> Any:  # noqa: ANN401  a function on iterators, as Spark takes it
         def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -284,73 +274,23 @@ class PostgresSink(Sink):
             self._rows.make(cursor, columns)
             if self.totals is not None:
                 self.totals.make(cursor, self.schema, self.table, where=attempt.name)
-            self._rows.check_staged(cursor, columns, staged, attempt)
             late = RefusedRows(keeps=self.on_bad_rows == "dead_letter", way_out=_WAY_OUT)
+            of_attempt = StagedRows(columns, staged, attempt, late)
+            self._rows.check_staged(cursor, of_attempt)
             if self.mode == "merge":
-                self._rows.replace_batch(cursor, columns, [*staged], attempt, late)
+                self._rows.replace_batch(cursor, of_attempt)
             # Else the table shows a later batch (this is a replay of an older one): record it, and keep the table.
             elif self.mode == "append" or newest is None or newest <= (attempt.pipeline_id, attempt.batch_time):
                 replace = self._rows.replace_batch if self.mode == "append" else self._rows.replace_all
-                stored = replace(cursor, columns, [*staged], attempt, late)
+                stored = replace(cursor, of_attempt)
                 self._rows.check_stored(stored, rows - len(late.rows), attempt)
             late.end()
             if late.rows:
                 rows -= len(late.rows)
                 self._commits.correct(cursor, attempt, rows)
-            self._keep_refused(cursor, refused, late.rows, attempt)
+            self._refused.keep(cursor, refused, late.rows, attempt)
             self.reached(Step.IN_TRANSACTION)
         return rows, len(late.rows)
-
-    def _has_refused_rows(self, cursor: Any) -> bool:  # noqa: ANN401
-        cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (quoted(self.schema, REFUSED_ROWS),))
-        return bool(cursor.fetchone()[0])
-
-    def _of_refused(self, statement: str, attempt: OutputAttempt) -> Any:  # noqa: ANN401
-        """Return a statement on the batch's refused rows."""
-        from psycopg2 import sql  # noqa: PLC0415
-
-        of_batch = (
-            " WHERE target = %(target)s AND pipeline = %(pipeline)s AND output = %(output)s "
-            "AND batch_time = %(batch_time)s"
-        )
-        table = sql.Identifier(self.schema, REFUSED_ROWS)
-        return self._statements.sql(statement + of_batch, self._statements.key_of(attempt), refused_rows=table)
-
-    def _keep_refused(
-        self,
-        cursor: Any,  # noqa: ANN401
-        refused: dict[str, int],
-        late: Sequence[RefusedRow],
-        attempt: OutputAttempt,
-    ) -> None:
-        """Replace the batch's refused rows by those of this attempt. Raises SinkError if any are missing."""
-        from psycopg2 import sql  # noqa: PLC0415
-
-        table = sql.Identifier(self.schema, REFUSED_ROWS)
-        if self._has_refused_rows(cursor):
-            cursor.execute(self._of_refused("DELETE FROM {refused_rows}", attempt))
-        elif refused or late:
-            cursor.execute(self._statements.sql(_MAKE_REFUSED_ROWS, refused_rows=table))
-        sources = [(sql.Identifier(self.schema, staging), number) for staging, number in refused.items()]
-        if late:
-            rows = [sql.SQL("({}, {})").format(sql.Literal(one.row), sql.Literal(one.reason)) for one in late]
-            values = sql.SQL("(VALUES {}) AS late (refused_row, reason)").format(sql.SQL(", ").join(rows))
-            sources.append((values, len(late)))
-        for source, number in sources:
-            cursor.execute(
-                self._statements.sql(
-                    "INSERT INTO {refused_rows} (target, pipeline, output, batch_time, refused_row, reason) "
-                    "SELECT %(target)s, %(pipeline)s, %(output)s, %(batch_time)s, refused_row, reason FROM {source}",
-                    self._statements.key_of(attempt),
-                    refused_rows=table,
-                    source=source,
-                )
-            )
-            if cursor.rowcount != number:
-                raise SinkError(
-                    f"{attempt.name}: {cursor.rowcount} of {number} refused rows are there (did the target's "
-                    "server crash, or fail over?): nothing was committed, the next attempt stages them again"
-                )
 
     def _sweep(self, attempt: OutputAttempt, name: str) -> None:
         """Drop this write's own staging tables; a later attempt drops those that can't be dropped now."""
@@ -378,21 +318,6 @@ class PostgresSink(Sink):
             raise SinkError(f"{attempt.name}: {error}") from None
         except TargetUnavailableError as error:
             raise TargetUnavailableError(f"{attempt.name}: {error}") from None
-
-
-_MAKE_REFUSED_ROWS = """
-CREATE TABLE {refused_rows} (
-    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    target text NOT NULL,
-    pipeline text NOT NULL,
-    output text NOT NULL,
-    batch_time timestamp with time zone NOT NULL,
-    refused_row text NOT NULL,
-    reason text NOT NULL,
-    refused_at timestamp with time zone NOT NULL DEFAULT clock_timestamp()
-);
-CREATE INDEX ON {refused_rows} (target, batch_time)
-"""
 
 
 class _Failures:

@@ -5,17 +5,20 @@ This module owns what each mode does to the table. It must never decide whether 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestration.declarations.sink import OutputAttempt, SinkError
 from orchestration.sinks.batch_column import BATCH_TIME
-from orchestration.sinks.postgres.postgres_columns import Column, TableColumn
+from orchestration.sinks.postgres.postgres_columns import Column, TableColumn, columns_of
 from orchestration.sinks.postgres.postgres_insertion import MADE_BY_MERGE, Insertion, Piece
 from orchestration.sinks.postgres.postgres_statements import Statements, names_of, quoted
 from orchestration.sinks.refused_rows import MOST_REFUSED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from pyspark.sql.types import StructType
 
     from orchestration.sinks.refused_rows import RefusedRows
 
@@ -35,6 +38,23 @@ def columns_of_table(cursor: Any, schema: str, table: str) -> list[TableColumn]:
         (quoted(schema, table),),
     )
     return [TableColumn(*row) for row in cursor.fetchall()]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRows:
+    """Hold the rows of an attempt: their columns, the staging tables of its valid tasks with their numbers of rows.
+
+    `refused` takes those that the table refuses.
+    """
+
+    columns: list[Column]
+    tables: dict[str, int]
+    attempt: OutputAttempt
+    refused: RefusedRows
+
+    def pieces(self) -> list[Piece]:
+        """Return every staging table as a whole."""
+        return [Piece(table) for table in self.tables]
 
 
 class TargetTable:
@@ -73,15 +93,15 @@ class TargetTable:
         if self._mode != "overwrite":
             cursor.execute(self._statements.sql("CREATE INDEX ON {table} ({batch_time})"))
 
-    def check_staged(self, cursor: Any, columns: list[Column], staged: dict[str, int], attempt: OutputAttempt) -> None:  # noqa: ANN401
+    def check_staged(self, cursor: Any, staged: StagedRows) -> None:  # noqa: ANN401
         """Raise SinkError if any rows of the valid tasks are missing."""
-        source = self._source(columns, [Piece(table) for table in staged])
+        source = self._source(staged.columns, staged.pieces())
         cursor.execute(self._statements.sql("SELECT count(*) FROM ({source}) AS staged", source=source))
-        found, rows = cursor.fetchone()[0], sum(staged.values())
+        found, rows = cursor.fetchone()[0], sum(staged.tables.values())
         if found != rows:
             raise SinkError(
-                f"{attempt.name}: {found} of {rows} staged rows are there (did the target's server crash, or fail "
-                "over?): nothing was committed, the next attempt stages them again"
+                f"{staged.attempt.name}: {found} of {rows} staged rows are there (did the target's server crash, or "
+                "fail over?): nothing was committed, the next attempt stages them again"
             )
 
     def _source(self, columns: list[Column], pieces: Sequence[Piece]) -> Any:  # noqa: ANN401
@@ -102,56 +122,38 @@ class TargetTable:
             ]
         )
 
-    def replace_batch(
-        self,
-        cursor: Any,  # noqa: ANN401
-        columns: list[Column],
-        staged: Sequence[str],
-        attempt: OutputAttempt,
-        refused: RefusedRows,
-    ) -> int:
+    def replace_batch(self, cursor: Any, staged: StagedRows) -> int:  # noqa: ANN401
         """Replace the rows of an earlier attempt at the batch by these rows; return how many the table took."""
         from psycopg2 import sql  # noqa: PLC0415
 
-        pieces = [Piece(table) for table in staged]
-        source = self._source(columns, pieces)
         kept = sql.SQL("")
         if self._key:
+            source = self._source(staged.columns, staged.pieces())
             kept = sql.SQL(" AND NOT EXISTS (SELECT 1 FROM ({}) AS staged WHERE {})").format(source, self._same("t"))
         delete = self._statements.sql(
-            "DELETE FROM {table} AS t WHERE t.{batch_time} = %(time)s{kept}", {"time": attempt.batch_time}, kept=kept
+            "DELETE FROM {table} AS t WHERE t.{batch_time} = %(time)s{kept}",
+            {"time": staged.attempt.batch_time},
+            kept=kept,
         )
         cursor.execute(delete)
-        before = len(refused.rows)
-        stored = self.insert(cursor, columns, staged, attempt, refused)
-        if self._key and len(refused.rows) > before:
+        before = len(staged.refused.rows)
+        stored = self.insert(cursor, staged)
+        if self._key and len(staged.refused.rows) > before:
             # A refused row was still staged above, and does not take the place of an earlier attempt's.
             cursor.execute(delete)
         return stored
 
-    def replace_all(
-        self,
-        cursor: Any,  # noqa: ANN401
-        columns: list[Column],
-        staged: Sequence[str],
-        attempt: OutputAttempt,
-        refused: RefusedRows,
-    ) -> int:
+    def replace_all(self, cursor: Any, staged: StagedRows) -> int:  # noqa: ANN401
         """Replace all rows of the table by these rows; return how many the table took."""
         cursor.execute(self._statements.sql("DELETE FROM {table}"))
-        return self.insert(cursor, columns, staged, attempt, refused)
+        return self.insert(cursor, staged)
 
-    def insert(
-        self,
-        cursor: Any,  # noqa: ANN401
-        columns: list[Column],
-        staged: Sequence[str],
-        attempt: OutputAttempt,
-        refused: RefusedRows,
-    ) -> int:
+    def insert(self, cursor: Any, staged: StagedRows) -> int:  # noqa: ANN401
+        """Insert these rows; return how many the table took."""
         from psycopg2 import sql  # noqa: PLC0415
 
-        names, pieces = [column.name for column in columns], [Piece(table) for table in staged]
+        columns, pieces = staged.columns, staged.pieces()
+        names = [column.name for column in columns]
         conflict = sql.SQL("")
         if self._key:
             # A replay of an older batch does not change rows of a newer one.
@@ -168,7 +170,7 @@ class TargetTable:
             return self._statements.sql(
                 "INSERT INTO {table} AS t ({names}, {batch_time}) "
                 "SELECT {names}, %(time)s FROM ({source}) AS staged{conflict}",
-                {"time": attempt.batch_time},
+                {"time": staged.attempt.batch_time},
                 names=names_of(names),
                 source=self._source(columns, some),
                 conflict=conflict,
@@ -177,9 +179,9 @@ class TargetTable:
         def repeated() -> list[Piece]:
             return self._repeated(cursor, columns, pieces) if self._key else []
 
-        return Insertion(cursor, self._statements, columns, statement, refused, key=self._key, repeated=repeated).run(
-            pieces
-        )
+        return Insertion(
+            cursor, self._statements, columns, statement, staged.refused, key=self._key, repeated=repeated
+        ).run(pieces)
 
     def _repeated(self, cursor: Any, columns: list[Column], pieces: Sequence[Piece]) -> list[Piece]:  # noqa: ANN401
         """Return staged rows of which another one has the key, as the table compares keys."""
@@ -219,9 +221,12 @@ class TargetTable:
                 "trigger"
             )
 
-    def check_key(self, columns: list[Column], where: str) -> None:
+    def checked_columns(self, schema: StructType, where: str) -> list[Column]:
+        """Return the columns of a result. Raises SinkError if the key is not among them."""
+        columns = columns_of(schema, where)
         missing = [column for column in self._key if column not in {found.name for found in columns}]
         if missing:
             raise SinkError(
                 f"{where} has no column {', '.join(missing)}, which its sink has as key: add it, or name others"
             )
+        return columns

@@ -192,7 +192,7 @@ class Writes:
         log.info(
             "replay requested over HTTP",
             pipeline=wanted.pipeline,
-            batch_time=wanted.first.isoformat(),
+            batch_time=wanted.config()["from_time"],
             outputs=list(wanted.outputs),
             run_id=run_id,
             is_new=is_new,
@@ -216,13 +216,13 @@ class Writes:
                 f"forebay batches replay {pipeline.name} {time:%Y-%m-%dT%H:%M:%SZ}"
             )
             raise HTTPException(HTTPStatus.NOT_IMPLEMENTED, message)
+        choice = ReplayChoice(time, time, failed_outputs_only=failed_only)
         try:
             with self._connect() as connection:
-                choice = ReplayChoice(time, time, failed_outputs_only=failed_only)
                 batches_to_replay(connection, pipeline.pipeline_id, choice)
         except ReplayError as error:
             raise HTTPException(HTTPStatus.CONFLICT, str(error)) from error
-        return ReplayRequest(pipeline.name, time, time, outputs, failed_outputs_only=failed_only)
+        return ReplayRequest(pipeline.name, choice, outputs)
 
     def _launch(self, wanted: ReplayRequest, key: str | None) -> tuple[str, bool]:
         """Return the run that does it, and whether it was launched now: a request that is sent again finds it.

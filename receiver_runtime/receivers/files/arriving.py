@@ -32,7 +32,7 @@ from receiver_runtime.watching.clock import Clock
 from tracker_store.receivers.source_lag import Unread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from receiver_runtime.block_path.block_handler import DeadLetter
     from receiver_runtime.receivers.files.archives import Member
@@ -69,33 +69,22 @@ class _Arrived:
     retry_at: float = 0.0
 
 
-class ArrivingCatalog:
-    """See the module, and ``reader.Catalog``."""
+class _PieceReader:
+    """Read the next piece of a file, or of a file in an archive; `on_changed`: one was changed while it was read."""
 
     def __init__(
         self,
         source: FileLines | WholeFiles,
         receiver: Receiver,
-        sharing: Sharing,
-        host: str,
-        *,
         folder: Folder,
-        clock: Clock | None = None,
+        listing: Listing,
+        on_changed: Callable[[], None],
     ) -> None:
-        self.source = source.kind
         self._settings = source
         self._receiver = receiver
-        self._positions = receiver.supervisor.block_path.positions
-        self._sharing = sharing
         self._folder = folder
-        self._listing = Listing(source, receiver, folder)
-        self._remembered = RememberedFiles(
-            self._positions,
-            source=source.kind,
-            prefix="" if source.shared or source.is_object_store else f"{host}/",
-            max_age=source.max_age,
-        )
-        self._clock = clock or Clock()
+        self._listing = listing
+        self._on_changed = on_changed
         self._lines = (
             LineReader(
                 encoding=source.encoding,
@@ -106,186 +95,16 @@ class ArrivingCatalog:
             else None
         )
         # Contents, and archives.
-        self._open: OpenContents[Any] = OpenContents(_MOST_OPEN)
-        # Files that are not read to their end, by partition.
-        self._waiting: dict[str, _Arrived] = {}
-        self._queue: deque[_Arrived] = deque()
-        self._present: dict[str, Found] = {}
-        self._look_at = 0.0
-        self._changed: list[Reading] = []
+        self.open: OpenContents[Any] = OpenContents(_MOST_OPEN)
 
-    # -- the reader's side -------------------------------------------------------------------------------------------
-
-    def reload(self, known: Mapping[str, Position]) -> None:
-        """See ``Catalog``."""
-        self._remembered.learn(known, self._waiting)
-        self._changed = []
-        # Check all present files again: a file that was finished here may not be so in the driver log.
-        self._present = {}
-        for name, file in list(self._waiting.items()):
-            if self._remembered.is_finished(name):
-                self._let_go(name)
-                continue
-            file.ours = self._sharing.is_ours(file.found.path)
-            file.reading.go_to(self._remembered.position(name))
-        self._look_at = 0.0
-
-    def release(self) -> None:
-        """See ``Catalog``."""
-        for file in self._waiting.values():
-            file.ours = file.ours and self._sharing.is_ours(file.found.path)
-
-    def look(self) -> None:
-        """See ``Catalog``."""
-        now = self._clock.monotonic()
-        if now < self._look_at:
-            return
-        self._look_at = now + self._settings.poll_interval
-        present = self._listing.present()
-        if present is None:
-            return
-        new = [found for path, found in present.items() if self._present.get(path) != found]
-        if not self._sharing.is_alone and new:
-            # Other receivers may have read the new files.
-            self._remembered.refresh(self._waiting)
-        self._see(new, now)
-        for name, file in list(self._waiting.items()):
-            if file.found.path not in present:
-                if file.ours and file.ready:
-                    self._lose(file, "is gone")
-                self._let_go(name)
-        self._present = present
-        for file in self._waiting.values():
-            file.ready = file.ready or _is_complete(file, now, self._settings.min_age)
-        self._queue = deque(sorted((file for file in self._waiting.values() if file.ready and file.ours), key=_age))
-        self._remembered.forget(now, present, self._waiting, self._sharing)
-
-    def ready(self) -> Iterable[Reading]:
-        """See ``Catalog``. Files come in the order of time and path; a large one comes alone."""
-        now = self._clock.monotonic()
-        while self._queue and self._queue[0].reading.name not in self._waiting:
-            self._queue.popleft()
-        taken = 0
-        for file in list(islice(self._queue, _MOST_READY)):
-            if file.reading.name not in self._waiting or not file.ours or now < file.retry_at:
-                continue
-            small = file.found.size <= _SMALL_BYTES
-            if small or not taken:
-                taken += 1
-                yield file.reading
-            if not small:
-                return
-
-    def read(self, reading: Reading, limits: Limits) -> Part | None:
-        """See ``Catalog``."""
-        file = self._waiting.get(reading.name)
-        if file is None or not file.ours:
-            return None
-        try:
-            part = self._read(file, reading, limits)
-        except OSError as error:
-            self._open.close(reading.name)
-            file.retry_at = self._clock.monotonic() + min(
-                _LONGEST_RETRY, self._settings.poll_interval * 2**file.failures
-            )
-            file.failures = min(file.failures + 1, 20)
-            is_refused = isinstance(error, UnreadableKindError)
-            file.refused = error if is_refused else None
-            self._show_refused()
-            what = "is not read" if is_refused else "can't be read, it is tried again"
-            self._listing.report_once(file.found.path, what, error)
-            return None
-        if part.hole is not None:
-            self._receiver.report_error(part.hole.words(self._folder.shown(file.found.path)))
-        if not part.more:
-            # The link for the end goes in with its last records, or the next block.
-            reading.end(self.source)
-            self._remembered.finish(reading)
-            self._let_go(reading.name)
-            self._changed.append(reading)
-        return part
-
-    def take_changed(self) -> list[Reading]:
-        """See ``Catalog``."""
-        changed, self._changed = self._changed, []
-        return changed
-
-    def registered(self, links: Sequence[OffsetLink]) -> None:
-        """See ``Catalog``."""
-        del links
-
-    def unread(self) -> Mapping[Place, Unread]:
-        """See ``Catalog``: how many complete files wait, and since when the oldest is as it is."""
-        waiting = [file for file in self._queue if file.reading.name in self._waiting and file.refused is None]
-        oldest = min((file.found.modified_ms for file in waiting), default=None)
-        # Receivers that share the files have a share each.
-        place = (self.source, f"files of receiver {self._positions.receiver_id}")
-        return {place: Unread(len(waiting), "files", oldest_at=None if oldest is None else oldest / 1000)}
-
-    def close(self) -> None:
-        """See ``Catalog``."""
-        self._open.close_all()
-
-    # -- what is present ---------------------------------------------------------------------------------------------
-
-    def _see(self, new: Sequence[Found], now: float) -> None:
-        for found in new:
-            name = self._remembered.name(found)
-            if self._remembered.is_finished(name):
-                continue
-            if name in self._waiting:
-                continue
-            before = self._remembered.versions.get(found.path)
-            if before is not None and before != name and not self._take_changed_file(found, before):
-                continue
-            reading = Reading(name)
-            reading.go_to(self._remembered.position(name))
-            self._remembered.versions[found.path] = name
-            self._waiting[name] = _Arrived(found, reading, self._sharing.is_ours(found.path), now)
-
-    def _take_changed_file(self, found: Found, before: str) -> bool:
-        """Report that a path has another file now; return whether to read it."""
-        waiting = self._waiting.get(before)
-        if waiting is not None:
-            begun = waiting.reading.position > waiting.reading.start
-            if begun and waiting.ours:
-                self._lose(waiting, "was changed while it was read")
-            self._let_go(before)
-            if not begun:
-                return True
-        reads = self._settings.changed == "read"
-        if self._sharing.is_ours(found.path):
-            what = "it is read again" if reads else "the changed file is not read"
-            self._receiver.report_error(f"{self._folder.shown(found.path)} was changed after it was read: {what}")
-        return reads
-
-    def _lose(self, file: _Arrived, what: str) -> None:
-        reading, size = file.reading, file.found.size
-        path = self._folder.shown(file.found.path)
-        if not file.is_plain:
-            self._receiver.report_error(f"{path} {what}, and was not read to its end")
-        elif size > reading.position:
-            self._receiver.report_error(
-                f"{path} {what}: bytes {reading.position} up to {size}, {size - reading.position} of them, are lost"
-            )
-            reading.lose(self.source, size)
-            self._changed.append(reading)
-
-    def _let_go(self, name: str) -> None:
-        gone = self._waiting.pop(name, None)
-        self._open.close(name)
-        if gone is not None and gone.refused is not None:
-            self._show_refused()
-
-    # -- reading -----------------------------------------------------------------------------------------------------
-
-    def _read(self, file: _Arrived, reading: Reading, limits: Limits) -> Part:
+    def read(self, file: _Arrived, reading: Reading, limits: Limits) -> Part:
+        """Return the file's next piece. Raises OSError."""
         found, lines = file.found, self._lines
         shown = self._folder.shown(found.path)
-        content: Any = self._open.get(reading.name)
+        content: Any = self.open.get(reading.name)
         if content is None:
             content = _opened(self._folder, file, unpacks=lines is not None)
-            self._open.put(reading.name, content)
+            self.open.put(reading.name, content)
         at, large = reading.position, reading.large
         if lines is not None and isinstance(content, Archive):
             return self._read_archive(file, reading, content, lines, limits)
@@ -364,7 +183,7 @@ class ArrivingCatalog:
             self._check_unchanged(file)
             why = f"it is {error.what}" if isinstance(error, UnreadableKindError) else str(error)
             self._listing.report_once(name, f"is not read, and the other files in the archive are: {why}", error)
-            reading.lose(self.source, member.end)
+            reading.lose(self._settings.kind, member.end)
             return Part()
         if part.hole is not None:
             self._receiver.report_error(part.hole.words(shown))
@@ -383,8 +202,210 @@ class ArrivingCatalog:
     def _compare(self, content: LocalFile, found: Found) -> None:
         status = content.stat
         if (status.st_size, status.st_mtime_ns // 10**6) != (found.size, found.modified_ms):
-            self._look_at = 0.0
+            self._on_changed()
             raise OSError("it was changed just now")
+
+
+class ArrivingCatalog:
+    """See the module, and ``reader.Catalog``."""
+
+    def __init__(
+        self,
+        source: FileLines | WholeFiles,
+        receiver: Receiver,
+        sharing: Sharing,
+        host: str,
+        *,
+        folder: Folder,
+        clock: Clock | None = None,
+    ) -> None:
+        self.source = source.kind
+        self._settings = source
+        self._receiver = receiver
+        self._positions = receiver.supervisor.block_path.positions
+        self._sharing = sharing
+        self._folder = folder
+        self._listing = Listing(source, receiver, folder)
+        self._remembered = RememberedFiles(
+            self._positions,
+            source=source.kind,
+            prefix="" if source.shared or source.is_object_store else f"{host}/",
+            max_age=source.max_age,
+        )
+        self._clock = clock or Clock()
+        self._pieces = _PieceReader(source, receiver, folder, self._listing, self._look_soon)
+        # Files that are not read to their end, by partition.
+        self._waiting: dict[str, _Arrived] = {}
+        self._queue: deque[_Arrived] = deque()
+        self._present: dict[str, Found] = {}
+        self._look_at = 0.0
+        self._changed: list[Reading] = []
+
+    # -- the reader's side -------------------------------------------------------------------------------------------
+
+    def reload(self, known: Mapping[str, Position]) -> None:
+        """See ``Catalog``."""
+        self._remembered.learn(known, self._waiting)
+        self._changed = []
+        # Check all present files again: a file that was finished here may not be so in the driver log.
+        self._present = {}
+        for name, file in list(self._waiting.items()):
+            if self._remembered.is_finished(name):
+                self._let_go(name)
+                continue
+            file.ours = self._sharing.is_ours(file.found.path)
+            file.reading.go_to(self._remembered.position(name))
+        self._look_at = 0.0
+
+    def release(self) -> None:
+        """See ``Catalog``."""
+        for file in self._waiting.values():
+            file.ours = file.ours and self._sharing.is_ours(file.found.path)
+
+    def look(self) -> None:
+        """See ``Catalog``."""
+        now = self._clock.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + self._settings.poll_interval
+        present = self._listing.present()
+        if present is None:
+            return
+        new = [found for path, found in present.items() if self._present.get(path) != found]
+        if not self._sharing.is_alone and new:
+            # Other receivers may have read the new files.
+            self._remembered.refresh(self._waiting)
+        self._see(new, now)
+        for name, file in list(self._waiting.items()):
+            if file.found.path not in present:
+                if file.ours and file.ready:
+                    self._lose(file, "is gone")
+                self._let_go(name)
+        self._present = present
+        for file in self._waiting.values():
+            file.ready = file.ready or _is_complete(file, now, self._settings.min_age)
+        self._queue = deque(sorted((file for file in self._waiting.values() if file.ready and file.ours), key=_age))
+        self._remembered.forget(now, present, self._waiting, self._sharing)
+
+    def ready(self) -> Iterable[Reading]:
+        """See ``Catalog``. Files come in the order of time and path; a large one comes alone."""
+        now = self._clock.monotonic()
+        while self._queue and self._queue[0].reading.name not in self._waiting:
+            self._queue.popleft()
+        taken = 0
+        for file in list(islice(self._queue, _MOST_READY)):
+            if file.reading.name not in self._waiting or not file.ours or now < file.retry_at:
+                continue
+            small = file.found.size <= _SMALL_BYTES
+            if small or not taken:
+                taken += 1
+                yield file.reading
+            if not small:
+                return
+
+    def read(self, reading: Reading, limits: Limits) -> Part | None:
+        """See ``Catalog``."""
+        file = self._waiting.get(reading.name)
+        if file is None or not file.ours:
+            return None
+        try:
+            part = self._pieces.read(file, reading, limits)
+        except OSError as error:
+            self._pieces.open.close(reading.name)
+            file.retry_at = self._clock.monotonic() + min(
+                _LONGEST_RETRY, self._settings.poll_interval * 2**file.failures
+            )
+            file.failures = min(file.failures + 1, 20)
+            is_refused = isinstance(error, UnreadableKindError)
+            file.refused = error if is_refused else None
+            self._show_refused()
+            what = "is not read" if is_refused else "can't be read, it is tried again"
+            self._listing.report_once(file.found.path, what, error)
+            return None
+        if part.hole is not None:
+            self._receiver.report_error(part.hole.words(self._folder.shown(file.found.path)))
+        if not part.more:
+            # The link for the end goes in with its last records, or the next block.
+            reading.end(self.source)
+            self._remembered.finish(reading)
+            self._let_go(reading.name)
+            self._changed.append(reading)
+        return part
+
+    def take_changed(self) -> list[Reading]:
+        """See ``Catalog``."""
+        changed, self._changed = self._changed, []
+        return changed
+
+    def registered(self, links: Sequence[OffsetLink]) -> None:
+        """See ``Catalog``."""
+        del links
+
+    def unread(self) -> Mapping[Place, Unread]:
+        """See ``Catalog``: how many complete files wait, and since when the oldest is as it is."""
+        waiting = [file for file in self._queue if file.reading.name in self._waiting and file.refused is None]
+        oldest = min((file.found.modified_ms for file in waiting), default=None)
+        # Receivers that share the files have a share each.
+        place = (self.source, f"files of receiver {self._positions.receiver_id}")
+        return {place: Unread(len(waiting), "files", oldest_at=None if oldest is None else oldest / 1000)}
+
+    def close(self) -> None:
+        """See ``Catalog``."""
+        self._pieces.open.close_all()
+
+    def _look_soon(self) -> None:
+        self._look_at = 0.0
+
+    # -- what is present ---------------------------------------------------------------------------------------------
+
+    def _see(self, new: Sequence[Found], now: float) -> None:
+        for found in new:
+            name = self._remembered.name(found)
+            if self._remembered.is_finished(name):
+                continue
+            if name in self._waiting:
+                continue
+            before = self._remembered.versions.get(found.path)
+            if before is not None and before != name and not self._take_changed_file(found, before):
+                continue
+            reading = Reading(name)
+            reading.go_to(self._remembered.position(name))
+            self._remembered.versions[found.path] = name
+            self._waiting[name] = _Arrived(found, reading, self._sharing.is_ours(found.path), now)
+
+    def _take_changed_file(self, found: Found, before: str) -> bool:
+        """Report that a path has another file now; return whether to read it."""
+        waiting = self._waiting.get(before)
+        if waiting is not None:
+            begun = waiting.reading.position > waiting.reading.start
+            if begun and waiting.ours:
+                self._lose(waiting, "was changed while it was read")
+            self._let_go(before)
+            if not begun:
+                return True
+        reads = self._settings.changed == "read"
+        if self._sharing.is_ours(found.path):
+            what = "it is read again" if reads else "the changed file is not read"
+            self._receiver.report_error(f"{self._folder.shown(found.path)} was changed after it was read: {what}")
+        return reads
+
+    def _lose(self, file: _Arrived, what: str) -> None:
+        reading, size = file.reading, file.found.size
+        path = self._folder.shown(file.found.path)
+        if not file.is_plain:
+            self._receiver.report_error(f"{path} {what}, and was not read to its end")
+        elif size > reading.position:
+            self._receiver.report_error(
+                f"{path} {what}: bytes {reading.position} up to {size}, {size - reading.position} of them, are lost"
+            )
+            reading.lose(self.source, size)
+            self._changed.append(reading)
+
+    def _let_go(self, name: str) -> None:
+        gone = self._waiting.pop(name, None)
+        self._pieces.open.close(name)
+        if gone is not None and gone.refused is not None:
+            self._show_refused()
 
     def _show_refused(self) -> None:
         """Show in the receiver's status, for as long as they are there, the files whose kind is not read."""

@@ -221,132 +221,15 @@ def _find_library() -> Library:
     return Library(functions, layout)
 
 
-class ColumnFetcher:
-    """Fetch columns; see the module. Only one thread at a time may use it; call ``close`` once.
+class _Messages:
+    """Read messages of the library, before they are given back, as columns."""
 
-    Args:
-        configuration: as for a consumer of the same group, without callbacks.
-
-    Raises:
-        LibraryError: the library does not accept the configuration.
-    """
-
-    def __init__(self, library: Library, configuration: Mapping[str, str | float | bool]) -> None:
+    def __init__(self, library: Library) -> None:
         self._calls = library.functions
         self._layout = library.layout
-        self._assigned: set[Key] = set()
-        self._buffer = np.zeros(0, np.int64)
-        self._errors: list[Fault] = []
-        # Called only within `fetch`. Referenced here because the library holds only its address.
-        self._note_error = _ErrorCallback(self._on_error)
-        said = ctypes.create_string_buffer(_TEXT_BYTES)
-        settings = self._calls.conf_new()
-        for name, value in configuration.items():
-            text = str(value).lower() if isinstance(value, bool) else str(value)
-            if self._calls.conf_set(settings, name.encode(), text.encode(), said, _TEXT_BYTES):
-                self._calls.conf_destroy(settings)
-                raise LibraryError(f"option {name}: {LibraryError.__doc__}")
-        # Log nothing: the group's consumer logs the same.
-        self._calls.conf_set_log_cb(settings, None)
-        self._calls.conf_set_error_cb(settings, self._note_error)
-        self._client = self._calls.new(_CONSUMER, settings, said, _TEXT_BYTES)
-        if not self._client:
-            self._calls.conf_destroy(settings)
-            raise LibraryError(LibraryError.__doc__)
-        self._calls.poll_set_consumer(self._client)
-        self._queue = self._calls.queue_get_consumer(self._client)
 
-    def close(self) -> None:
-        """Release everything."""
-        self._calls.queue_destroy(self._queue)
-        self._calls.destroy_flags(self._client, _DESTROY_AT_ONCE)
-
-    def read_from(self, positions: Mapping[Key, int]) -> None:
-        """Fetch these partitions from their positions; records of them in the queue are dropped. Others stay."""
-        self.leave(positions)
-        self._call_with_list(self._calls.incremental_assign, positions)
-        self._assigned.update(positions)
-
-    def leave(self, partitions: Mapping[Key, int] | Sequence[Key]) -> None:
-        """Stop fetching these partitions, if they were fetched; records of them in the queue are dropped."""
-        going = dict.fromkeys((key for key in partitions if key in self._assigned), 0)
-        if going:
-            self._call_with_list(self._calls.incremental_unassign, going)
-            self._assigned.difference_update(going)
-
-    def fetch(self, most: int, seconds: float) -> FetchedColumns:
-        """Return the records that come until there are ``most`` of them, or ``seconds`` are over."""
-        if len(self._buffer) < most:
-            self._buffer = np.zeros(most, np.int64)
-        got = self._calls.consume_batch_queue(self._queue, int(seconds * 1000), self._buffer.ctypes.data, most)
-        errors, self._errors = self._errors, []
-        if got <= 0:
-            return FetchedColumns((), (), (), errors)
-        messages = self._buffer[:got]
-        addresses = messages.tolist()
-        try:
-            found = self._columns(messages, addresses)
-        finally:
-            deque(map(self._calls.message_destroy, addresses), maxlen=0)
-        return replace(found, errors=errors) if errors else found
-
-    @property
-    def fetched(self) -> int:
-        """Return how many records wait in the client's queue."""
-        return int(self._calls.queue_length(self._queue))
-
-    def ends(self, partitions: Iterable[Key]) -> dict[Key, int]:
-        """Return the high watermark that the broker said with its last answer to a fetch of each partition.
-
-        A partition without an answer is left out. Asks nobody.
-        """
-        low, high = ctypes.c_int64(), ctypes.c_int64()
-        found: dict[Key, int] = {}
-        for key in partitions:
-            topic, number = key
-            failed = self._calls.get_watermark_offsets(
-                self._client, topic.encode(), number, ctypes.byref(low), ctypes.byref(high)
-            )
-            if not failed and high.value >= 0:
-                found[key] = high.value
-        return found
-
-    def passed(self, partitions: Iterable[Key]) -> dict[Key, int]:
-        """Return the offset after what ``fetch`` has read of each partition, skipped transaction markers included.
-
-        A partition of which nothing came since ``read_from`` is left out.
-        """
-        keys = [key for key in partitions if key in self._assigned]
-        places = self._calls.list_new(len(keys))
-        try:
-            found = [self._calls.list_add(places, topic.encode(), number) for topic, number in keys]
-            if self._calls.position(self._client, places):
-                return {}
-            offsets = [int(place.contents.offset) for place in found]
-        finally:
-            self._calls.list_destroy(places)
-        return {key: offset for key, offset in zip(keys, offsets, strict=True) if offset >= 0}
-
-    def _on_error(self, _: int, code: int, said: bytes | None, __: int) -> None:
-        self._errors.append(Fault("", 0, code, (said or b"").decode(errors="replace")))
-
-    def _call_with_list(self, function: Callable[..., Any], positions: Mapping[Key, int]) -> None:
-        partitions = self._calls.list_new(len(positions))
-        try:
-            for (topic, number), position in positions.items():
-                self._calls.list_add(partitions, topic.encode(), number)
-                self._calls.list_set_offset(partitions, topic.encode(), number, position)
-            error = function(self._client, partitions)
-        finally:
-            self._calls.list_destroy(partitions)
-        if error:
-            said = self._calls.error_string(error)
-            self._calls.error_destroy(error)
-            raise LibraryError(f"{(said or b'').decode(errors='replace')}: {LibraryError.__doc__}")
-
-    # -- columns (before the messages are given back) ----------------------------------------------------------------
-
-    def _columns(self, messages: NDArray[np.int64], addresses: Sequence[int]) -> FetchedColumns:
+    def columns(self, messages: NDArray[np.int64], addresses: Sequence[int]) -> FetchedColumns:
+        """Return the records of messages, by their addresses. Raises LibraryError if their layout is another."""
         words = _gathered(messages, self._layout.words)
         failed = words[_ERROR].astype(np.int32) != 0
         faults: list[Fault] = []
@@ -435,6 +318,130 @@ class ColumnFetcher:
             data = None if value.value is None else ctypes.string_at(value.value, size.value)
             found.append(((name.value or b"").decode(), data))
         return found
+
+
+class ColumnFetcher:
+    """Fetch columns; see the module. Only one thread at a time may use it; call ``close`` once.
+
+    Args:
+        configuration: as for a consumer of the same group, without callbacks.
+
+    Raises:
+        LibraryError: the library does not accept the configuration.
+    """
+
+    def __init__(self, library: Library, configuration: Mapping[str, str | float | bool]) -> None:
+        self._calls = library.functions
+        self._messages = _Messages(library)
+        self._assigned: set[Key] = set()
+        self._buffer = np.zeros(0, np.int64)
+        self._errors: list[Fault] = []
+        # Called only within `fetch`. Referenced here because the library holds only its address.
+        self._note_error = _ErrorCallback(self._on_error)
+        said = ctypes.create_string_buffer(_TEXT_BYTES)
+        settings = self._calls.conf_new()
+        for name, value in configuration.items():
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            if self._calls.conf_set(settings, name.encode(), text.encode(), said, _TEXT_BYTES):
+                self._calls.conf_destroy(settings)
+                raise LibraryError(f"option {name}: {LibraryError.__doc__}")
+        # Log nothing: the group's consumer logs the same.
+        self._calls.conf_set_log_cb(settings, None)
+        self._calls.conf_set_error_cb(settings, self._note_error)
+        self._client = self._calls.new(_CONSUMER, settings, said, _TEXT_BYTES)
+        if not self._client:
+            self._calls.conf_destroy(settings)
+            raise LibraryError(LibraryError.__doc__)
+        self._calls.poll_set_consumer(self._client)
+        self._queue = self._calls.queue_get_consumer(self._client)
+
+    def close(self) -> None:
+        """Release everything."""
+        self._calls.queue_destroy(self._queue)
+        self._calls.destroy_flags(self._client, _DESTROY_AT_ONCE)
+
+    def read_from(self, positions: Mapping[Key, int]) -> None:
+        """Fetch these partitions from their positions; records of them in the queue are dropped. Others stay."""
+        self.leave(positions)
+        self._call_with_list(self._calls.incremental_assign, positions)
+        self._assigned.update(positions)
+
+    def leave(self, partitions: Mapping[Key, int] | Sequence[Key]) -> None:
+        """Stop fetching these partitions, if they were fetched; records of them in the queue are dropped."""
+        going = dict.fromkeys((key for key in partitions if key in self._assigned), 0)
+        if going:
+            self._call_with_list(self._calls.incremental_unassign, going)
+            self._assigned.difference_update(going)
+
+    def fetch(self, most: int, seconds: float) -> FetchedColumns:
+        """Return the records that come until there are ``most`` of them, or ``seconds`` are over."""
+        if len(self._buffer) < most:
+            self._buffer = np.zeros(most, np.int64)
+        got = self._calls.consume_batch_queue(self._queue, int(seconds * 1000), self._buffer.ctypes.data, most)
+        errors, self._errors = self._errors, []
+        if got <= 0:
+            return FetchedColumns((), (), (), errors)
+        messages = self._buffer[:got]
+        addresses = messages.tolist()
+        try:
+            found = self._messages.columns(messages, addresses)
+        finally:
+            deque(map(self._calls.message_destroy, addresses), maxlen=0)
+        return replace(found, errors=errors) if errors else found
+
+    @property
+    def fetched(self) -> int:
+        """Return how many records wait in the client's queue."""
+        return int(self._calls.queue_length(self._queue))
+
+    def ends(self, partitions: Iterable[Key]) -> dict[Key, int]:
+        """Return the high watermark that the broker said with its last answer to a fetch of each partition.
+
+        A partition without an answer is left out. Asks nobody.
+        """
+        low, high = ctypes.c_int64(), ctypes.c_int64()
+        found: dict[Key, int] = {}
+        for key in partitions:
+            topic, number = key
+            failed = self._calls.get_watermark_offsets(
+                self._client, topic.encode(), number, ctypes.byref(low), ctypes.byref(high)
+            )
+            if not failed and high.value >= 0:
+                found[key] = high.value
+        return found
+
+    def passed(self, partitions: Iterable[Key]) -> dict[Key, int]:
+        """Return the offset after what ``fetch`` has read of each partition, skipped transaction markers included.
+
+        A partition of which nothing came since ``read_from`` is left out.
+        """
+        keys = [key for key in partitions if key in self._assigned]
+        places = self._calls.list_new(len(keys))
+        try:
+            found = [self._calls.list_add(places, topic.encode(), number) for topic, number in keys]
+            if self._calls.position(self._client, places):
+                return {}
+            offsets = [int(place.contents.offset) for place in found]
+        finally:
+            self._calls.list_destroy(places)
+        return {key: offset for key, offset in zip(keys, offsets, strict=True) if offset >= 0}
+
+    def _on_error(self, _: int, code: int, said: bytes | None, __: int) -> None:
+        self._errors.append(Fault("", 0, code, (said or b"").decode(errors="replace")))
+
+    def _call_with_list(self, function: Callable[..., Any], positions: Mapping[Key, int]) -> None:
+        partitions = self._calls.list_new(len(positions))
+        try:
+            for (topic, number), position in positions.items():
+                self._calls.list_add(partitions, topic.encode(), number)
+                self._calls.list_set_offset(partitions, topic.encode(), number, position)
+            error = function(self._client, partitions)
+        finally:
+            self._calls.list_destroy(partitions)
+        if error:
+            said = self._calls.error_string(error)
+            self._calls.error_destroy(error)
+            raise LibraryError(f"{(said or b'').decode(errors='replace')}: {LibraryError.__doc__}")
 
 
 def _memory(first: int, end: int, dtype: type[np.generic]) -> NDArray[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -131,14 +132,7 @@ def replay(
             stack.enter_context(spark_output_in(path, console))
             replays = _in_process(declared, times, outputs, failed_outputs_only=failed_outputs_only)
         else:
-            request = ReplayRequest(
-                pipeline,
-                times[0],
-                times[-1],
-                tuple(outputs),
-                failed_outputs_only=failed_outputs_only,
-                quarantined=quarantined,
-            )
+            request = ReplayRequest(pipeline, replace(choice, from_time=times[0], to_time=times[-1]), tuple(outputs))
             token = dagster_token(settings)
             replays = ReplayRun(
                 console, connection, url=url, token=token, pipeline_id=pipeline_id, request=request, times=times

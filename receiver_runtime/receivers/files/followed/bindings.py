@@ -119,7 +119,7 @@ class Bindings:
         self.take_fingerprints(file, reading)
         self._by_name[reading.name] = file
         if not file.done:
-            self._known.add_content(reading.name, file.inode, file.fingerprint)
+            self._known.index.add(reading.name, file.fingerprint, file.inode)
         file.ours = self.is_ours(file)
 
     def take_fingerprints(self, file: FollowedFile, reading: Reading) -> None:
@@ -134,7 +134,8 @@ class Bindings:
         assert reading is not None
         self._open.close(reading.name)
         self._by_name.pop(reading.name, None)
-        self._known.discard_unclaimed(reading.name, file.fingerprint)
+        if not self._known.is_claimed(reading.name):
+            self._known.index.discard(reading.name, file.fingerprint)
         file.clear_identity()
 
     def move(self, content: FollowedFile, file: FollowedFile) -> None:
@@ -177,8 +178,8 @@ class Bindings:
             return
         if reading.logged >= 0:
             self._known.advance(reading.name, reading.generation, reading.logged)
-        else:
-            self._known.discard_unclaimed(reading.name, file.fingerprint)
+        elif not self._known.is_claimed(reading.name):
+            self._known.index.discard(reading.name, file.fingerprint)
 
     def _remove(self, file: FollowedFile) -> None:
         if file.key is not None:

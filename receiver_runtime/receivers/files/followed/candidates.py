@@ -77,7 +77,7 @@ class Candidates:
     def find(self, file: FollowedFile, head: bytes, this_pass: Pass) -> list[str] | None:
         """Return the known contents that begin alike and are in no file; None: the file has one of them, or waits."""
         candidates: list[str] = []
-        names = self._known.beginning_with(head)
+        names = self._known.index.beginning_with(head)
         # Compare with present files first: a copy waits even if a content that is gone begins alike.
         if self._is_waiting_copy(file, head, names, this_pass.now):
             return None

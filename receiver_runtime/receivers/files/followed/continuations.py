@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from receiver_runtime.receivers.files.followed.contents.block_links import BlockLinks
 from receiver_runtime.receivers.files.followed.contents.fingerprints import fingerprint_of
 from receiver_runtime.receivers.files.records import Reading
 
@@ -28,6 +29,7 @@ class Continuations:
         self, known: KnownContents, bindings: Bindings, identity: Identity, changes: ChangeDetector, reports: Reports
     ) -> None:
         self._known = known
+        self._links = BlockLinks(known)
         self._bindings = bindings
         self._identity = identity
         self._changes = changes
@@ -40,9 +42,9 @@ class Continuations:
         """
         end = head.find(b"\n", file.fingerprint[0]) + 1 or len(head)
         line = fingerprint_of(head, end)
-        if self._known.count_continuations(line) and self._take_other_name(file, reading, head):
+        if self._links.is_continued(line) and self._take_other_name(file, reading, head):
             return False
-        self._known.link_continuation(reading, line)
+        self._links.continuation(reading, line)
         return True
 
     def _take_other_name(self, file: FollowedFile, reading: Reading, head: bytes) -> bool:
@@ -71,6 +73,6 @@ class Continuations:
             other = Reading(name)
             other.go_to(at)
             self._bindings.bind(file, other)
-            self._known.link_end(reading.name, file.fingerprint[0] + 1, other)
+            self._links.end(reading.name, file.fingerprint[0] + 1, other)
             return True
         return False

@@ -58,7 +58,7 @@ class Identity:
         """
         if file.codec is not None:
             return None
-        for name in sorted(self._known.begun_in(file.inode), key=copy_number, reverse=True):
+        for name in sorted(self._known.index.begun_in(file.inode), key=copy_number, reverse=True):
             found = self._known.names.fingerprint_in(name)
             at = self._known.at(name)
             if (
@@ -75,7 +75,7 @@ class Identity:
     def had_another(self, file: FollowedFile, head: bytes) -> bool:
         """Return whether this file had another content before that begins like its present one."""
         own = self._known.names.own(file.inode, file.fingerprint)
-        names = self._known.with_fingerprint(file.fingerprint)
+        names = self._known.index.with_fingerprint(file.fingerprint)
         return (
             any(is_name_of(name, own) for name in names) and self.find_last_here(file, head, is_certain=False) is None
         )
@@ -93,7 +93,7 @@ class Identity:
     def find_own(self, file: FollowedFile, head: bytes) -> str | None:
         """Return the name by which a compressed file was read before, if no file has it now."""
         own = self._known.names.own(file.inode, file.fingerprint)
-        for name in sorted(self._known.with_fingerprint(file.fingerprint) - self._bindings.names()):
+        for name in sorted(self._known.index.with_fingerprint(file.fingerprint) - self._bindings.names()):
             at = self._known.at(name)
             if at is not None and is_name_of(name, own) and self._may_be(file, name, at, head, file.fingerprint[0]):
                 return name

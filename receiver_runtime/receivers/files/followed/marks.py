@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from receiver_runtime.receivers.files.followed.contents.block_links import BlockLinks
 from receiver_runtime.receivers.files.followed.contents.comparisons import find_last_line_end, is_unchanged, open_plain
+from receiver_runtime.receivers.files.followed.contents.content_names import second_name
 from receiver_runtime.receivers.files.followed.contents.fingerprints import FINGERPRINT_BYTES, digest, fingerprint_of
 from receiver_runtime.receivers.files.followed.contents.followed_file import key_of
 
@@ -35,6 +37,7 @@ class Marks:
         self, known: KnownContents, bindings: Bindings, continuations: Continuations, reports: Reports
     ) -> None:
         self._known = known
+        self._links = BlockLinks(known)
         self._bindings = bindings
         self._continuations = continuations
         self._reports = reports
@@ -50,10 +53,10 @@ class Marks:
             if not self._continuations.claim(file, reading, head):
                 return False
             file.second = fingerprint_of(head, min(at, FINGERPRINT_BYTES))
-            self._known.link_second(reading, file.second)
+            self._links.second(reading, file.second)
             file.marked = at if at <= FINGERPRINT_BYTES else 0
         if at > length and at >= _MARK_FACTOR * file.marked:
-            self._known.link_second(reading, _mark(file, reading, reread))
+            self._links.second(reading, _mark(file, reading, reread))
         return True
 
     def mark_idle(self, now: float) -> None:
@@ -76,7 +79,7 @@ class Marks:
                     if key_of(content.stat) != file.key or not is_unchanged(file, content, reading.position):
                         continue
                     mark = _mark(file, reading, content.read)
-                self._known.register_mark((reading.name, reading.generation), mark)
+                self._known.register(second_name((reading.name, reading.generation), mark))
 
     def mark_done(self) -> None:
         """Register compressed files that are read to their ends: they are not decompressed again after a start."""
@@ -106,11 +109,15 @@ class Marks:
             return
         here = (name, at.generation)
         if file.fingerprint[0] < FINGERPRINT_BYTES:
-            self._known.register_second(here, fingerprint_of(head, length))
+            second = fingerprint_of(head, length)
+            self._known.seconds.add(here, second, self._known.refreshes)
+            self._known.register(second_name(here, second))
         if at.offset > FINGERPRINT_BYTES:
             with contextlib.closing(open_plain(file)) as content:
                 tail = content.read(at.offset - FINGERPRINT_BYTES, FINGERPRINT_BYTES)
-            self._known.register_skipped(here, (at.offset, digest(tail)))
+            mark = (at.offset, digest(tail))
+            self._known.seconds.add_mark(here, mark)
+            self._known.register(second_name(here, mark))
 
     def report_uncompared(self, file: FollowedFile, reading: Reading) -> None:
         """Report a compressed file that is taken for what was read before, and has no mark of most of that."""

@@ -162,7 +162,7 @@ class Naming:
         return self._new_name(file, head)
 
     def _new_name(self, file: FollowedFile, head: bytes) -> str:
-        alike = self._known.with_fingerprint(file.fingerprint)
+        alike = self._known.index.with_fingerprint(file.fingerprint)
         if alike:
             self._report_same_lines(file, head, alike)
         own = self._known.names.own(file.inode, file.fingerprint)

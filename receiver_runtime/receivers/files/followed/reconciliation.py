@@ -71,7 +71,7 @@ class Reconciliation:
         contents = self._bindings.named_contents()
         for name, file in contents:
             if not file.done:
-                self._known.add_fingerprint(name, file.fingerprint)
+                self._known.index.add(name, file.fingerprint)
         for name, file in contents:
             reading, at = file.reading, self._known.registered(name)
             if at is not None and reading is not None and at.generation >= reading.generation:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forebay.cli.instance.dagster_home import code_server_socket, webserver_token, write_dagster_home
-from orchestration.dagster_instance.dagster_client import DagsterClient, DagsterError
+from orchestration.dagster_instance.dagster_client import DagsterClient, LaunchRefusedError
 from orchestration.dagster_instance.http_connections import MOST_CONNECTIONS
 from orchestration.declarations.settings import Settings
 from tests.support.machine.another_account import run_as_nobody
@@ -127,7 +127,7 @@ def test_the_owner_reaches_the_code_through_both(servers: Servers) -> None:
         {"data": {"repositoriesOrError": {"nodes": [{"name": "__repository__"}]}}},
     )
     assert DagsterClient(f"http://127.0.0.1:{servers.port}", token=servers.token).batch_sensors() == {}
-    with pytest.raises(DagsterError, match=r"HTTP 401.*FOREBAY_DAGSTER_TOKEN"):
+    with pytest.raises(LaunchRefusedError, match=r"HTTP 401.*FOREBAY_DAGSTER_TOKEN"):
         DagsterClient(f"http://127.0.0.1:{servers.port}").batch_sensors()
 
 

@@ -22,6 +22,8 @@ from orchestration.dagster_instance.dagster_client import (
     DagsterClient,
     DagsterError,
     DagsterUnansweredError,
+    DagsterUnreachableError,
+    LaunchRefusedError,
     RunNotStartedError,
 )
 from orchestration.declarations.apply import apply
@@ -187,7 +189,7 @@ def test_a_webserver_that_is_away_leaves_the_batch_to_the_sensor_at_once(
     engine: sa.Engine, connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
     pipeline, time, dagster = one_due(connection)
-    dagster.error = DagsterError("refused")
+    dagster.error = DagsterUnreachableError("refused")
     pushing, term = pusher(engine, dagster), lead(connection)
     pushing.turn(connection, term)
     [launch] = tick(connection, pipeline, instance).launches
@@ -430,7 +432,7 @@ def test_requests_to_a_dagster_that_refuses_back_off(
 
     def refuse(*_: object) -> str:
         refused.append(now)
-        raise DagsterError("UnauthorizedError")
+        raise LaunchRefusedError("UnauthorizedError")
 
     monkeypatch.setattr(dagster, "launch", refuse)
     pushing, term = BatchPusher(engine, dagster, name="a", clock=lambda: now), lead(connection)

@@ -9,7 +9,7 @@ import pytest
 
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
-from forebay.testing import GivenRecordsError, Records, run_batch
+from forebay.testing import Records, run_batch
 from orchestration.batches.pipeline_testing import _table, _time_of_all
 from orchestration.declarations.pipeline import EPOCH
 
@@ -43,7 +43,7 @@ def pipeline() -> Pipeline:
 def test_arguments_that_do_not_fit_are_named(
     records: dict[Stream | str, Records], outputs: list[str] | None, message: str
 ) -> None:
-    with pytest.raises(GivenRecordsError, match=message):
+    with pytest.raises(ValueError, match=message):
         run_batch(pipeline(), records, outputs=outputs)
 
 

@@ -8,25 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from receiver_runtime.receivers.files.followed.contents.content_index import ContentIndex
 from receiver_runtime.receivers.files.followed.contents.content_names import (
     ContentNames,
-    number_of,
     second_in,
-    second_name,
 )
-from receiver_runtime.receivers.files.followed.contents.fingerprints import digest
 from receiver_runtime.receivers.files.followed.contents.name_expiry import NameExpiry
 from receiver_runtime.receivers.files.followed.contents.second_fingerprints import SecondFingerprints
-from tracker_store.blocks.blocks import ORIGIN, OffsetLink, Position
-from tracker_store.schema.states import LinkKind
+from tracker_store.blocks.blocks import ORIGIN, Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from collections.abc import Set as AbstractSet
 
     from receiver_runtime.receivers.files.followed.contents.content_names import At
     from receiver_runtime.receivers.files.followed.contents.fingerprints import Fingerprint
-    from receiver_runtime.receivers.files.records import Reading
     from receiver_runtime.reporting.receiver_driver_log import ReceiverDriverLog
 
 
@@ -49,12 +44,12 @@ class KnownContents:
         self._positions: dict[str, Position] = {}
         # The names of contents that a receiver reads or is about to read; also before anything of them is registered.
         self._claimed: set[str] = set()
-        self._by_fingerprint: dict[Fingerprint, set[str]] = {}
-        self._by_inode: dict[str, list[str]] = {}
+        #: The contents by fingerprint and inode.
+        self.index = ContentIndex()
         #: The second fingerprints and marks.
         self.seconds = SecondFingerprints()
-        # The next number of each continuation.
-        self._continuations: dict[str, int] = {}
+        #: The next number of each continuation; a line is named by its length and digest.
+        self.continuations: dict[str, int] = {}
         self._expiry = NameExpiry(self.names)
         #: How often this was refreshed.
         self.refreshes = 0
@@ -62,9 +57,8 @@ class KnownContents:
     def learn(self, positions: Mapping[str, Position]) -> None:
         """Replace what is known by what the driver log has."""
         self._positions = {name: at for name, at in positions.items() if name.startswith(self._prefix)}
-        self._by_fingerprint = {}
-        self._by_inode = {}
-        self._continuations = {}
+        self.index = ContentIndex()
+        self.continuations = {}
         self._claimed = {
             name for claim, at in self._positions.items() if (name := self.names.claimed_by(claim, at)) is not None
         }
@@ -72,13 +66,12 @@ class KnownContents:
         for name in self._claimed | self._positions.keys():
             if (continuation := self.names.continuation_in(name)) is not None:
                 line, number = continuation
-                self._continuations[line] = max(self._continuations.get(line, 0), number + 1)
+                self.continuations[line] = max(self.continuations.get(line, 0), number + 1)
             elif (second := second_in(name)) is not None:
                 seconds.append(second)
             elif (content := self.names.content_in(name)) is not None:
                 inode, fingerprint = content
-                self.add_fingerprint(name, fingerprint)
-                self._by_inode.setdefault(inode, []).append(name)
+                self.index.add(name, fingerprint, inode)
         self.refreshes += 1
         self.seconds.learn(seconds, self.refreshes)
 
@@ -114,37 +107,7 @@ class KnownContents:
         at = self.at(name)
         return at is not None and self.seconds.has_any(name, at.generation)
 
-    # -- several contents --------------------------------------------------------------------------------------------
-
-    def begun_in(self, inode: str) -> Iterable[str]:
-        """Return the names of contents that began in this inode."""
-        return self._by_inode.get(inode, ())
-
-    def with_fingerprint(self, fingerprint: Fingerprint) -> AbstractSet[str]:
-        """Return the names of contents with this fingerprint."""
-        return self._by_fingerprint.get(fingerprint, set())
-
-    def beginning_with(self, head: bytes) -> set[str]:
-        """Return the names of contents whose fingerprint this beginning has, at any length."""
-        lengths = {length for length, _ in self._by_fingerprint if length <= len(head)}
-        fingerprints = {(length, digest(head[:length])) for length in lengths}
-        return {name for one in fingerprints for name in self._by_fingerprint.get(one, ())}
-
     # -- what this receiver adds -------------------------------------------------------------------------------------
-
-    def add_fingerprint(self, name: str, fingerprint: Fingerprint) -> None:
-        """Note that a content has this fingerprint; the driver log need not have it yet."""
-        self._by_fingerprint.setdefault(fingerprint, set()).add(name)
-
-    def add_content(self, name: str, inode: str, fingerprint: Fingerprint) -> None:
-        """Note that a content is in this inode; the driver log need not have it yet."""
-        self.add_fingerprint(name, fingerprint)
-        self._by_inode.setdefault(inode, []).append(name)
-
-    def discard_unclaimed(self, name: str, fingerprint: Fingerprint) -> None:
-        """Forget the fingerprint of a content that no receiver has claimed."""
-        if not self.is_claimed(name):
-            self._by_fingerprint.get(fingerprint, set()).discard(name)
 
     def advance(self, name: str, generation: int, offset: int) -> None:
         """Note that a content is read up to here, unless another receiver has read it further."""
@@ -173,45 +136,6 @@ class KnownContents:
         """Register, without a block, that a content is read from ``offset``; return where it is read from."""
         at = self._positions[name] = self._driver_log.open_partition(self.source, name, offset)
         return at
-
-    def register_second(self, here: At, second: Fingerprint) -> None:
-        """Register a second fingerprint without a block."""
-        self.seconds.add(here, second, self.refreshes)
-        self.register(second_name(here, second))
-
-    def register_skipped(self, here: At, mark: Fingerprint) -> None:
-        """Register the mark of what is skipped, without a block."""
-        self.seconds.add_mark(here, mark)
-        self.register_mark(here, mark)
-
-    def register_mark(self, here: At, mark: Fingerprint) -> None:
-        """Register a mark without a block."""
-        self.register(second_name(here, mark))
-
-    def link_second(self, reading: Reading, second: Fingerprint) -> None:
-        """Register a second fingerprint, or a mark, with the next block of its content."""
-        self._link(reading, second_name((reading.name, reading.generation), second), 0)
-
-    def count_continuations(self, line: Fingerprint) -> int:
-        """Return how many contents continue with this line behind their fingerprints."""
-        return self._continuations.get(f"{line[0]}-{line[1]}", 0)
-
-    def link_continuation(self, reading: Reading, line: Fingerprint) -> None:
-        """Register with the next block of a content that it continues with this line."""
-        number = self.count_continuations(line)
-        text = f"{line[0]}-{line[1]}"
-        self._continuations[text] = number + 1
-        self._link(reading, self.names.continuation(number, text), number_of(reading.name))
-
-    def link_end(self, name: str, beyond: int, other: Reading) -> None:
-        """End, with the next block of ``other``, a name that the same content had beside that one."""
-        at = self._positions.get(name)
-        generation = 0 if at is None else at.generation + 1
-        other.before.append(OffsetLink(self.source, name, generation, ORIGIN, beyond, LinkKind.ORIGIN))
-
-    def _link(self, reading: Reading, name: str, value: int) -> None:
-        if name not in self._positions:
-            reading.before.append(OffsetLink(self.source, name, 0, ORIGIN, value, LinkKind.ORIGIN))
 
     # -- what is forgotten -------------------------------------------------------------------------------------------
 

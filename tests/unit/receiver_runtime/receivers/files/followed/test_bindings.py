@@ -61,8 +61,8 @@ def test_a_bound_file_has_its_name_and_a_known_fingerprint(rig: Rig) -> None:
     file = rig.add("a.log")
     rig.bind(file)
     assert rig.bindings.named(NAME) is file
-    assert rig.known.with_fingerprint((4, "abc")) == {NAME}
-    assert list(rig.known.begun_in(file.inode)) == [NAME]
+    assert rig.known.index.with_fingerprint((4, "abc")) == {NAME}
+    assert list(rig.known.index.begun_in(file.inode)) == [NAME]
 
 
 def test_an_unbound_file_stays_without_its_content(rig: Rig) -> None:
@@ -72,7 +72,7 @@ def test_an_unbound_file_stays_without_its_content(rig: Rig) -> None:
     assert rig.bindings.files() == [file]
     assert file.reading is None
     assert not rig.bindings.names()
-    assert rig.known.with_fingerprint((4, "abc")) == set()
+    assert rig.known.index.with_fingerprint((4, "abc")) == set()
     assert rig.open.plain(NAME) is None
 
 

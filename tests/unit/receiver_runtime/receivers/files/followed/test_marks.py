@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.receivers.files.followed.contents.known_contents import KnownContents
+from receiver_runtime.receivers.files.followed.contents.second_fingerprints import SecondFingerprints
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log
 from tests.unit.receiver_runtime.receivers.files.followed.followed_rig import follow, write
 
@@ -106,7 +106,7 @@ def test_a_compressed_file_without_a_mark_is_reported(tmp_path: Path, monkeypatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as killed:
-        killed.setattr(KnownContents, "register_skipped", die)
+        killed.setattr(SecondFingerprints, "add_mark", die)
         with pytest.raises(KeyboardInterrupt):
             follow(tmp_path, log, start="latest").run()
     (tmp_path / "a.log").rename(tmp_path / "a")
