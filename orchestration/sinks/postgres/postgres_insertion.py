@@ -50,6 +50,7 @@ WHERE o.condeferred AND o.contype IN ('f', 'p', 'u', 'x') AND o.conrelid IN ({tr
 """
 # Insert the rows of a piece one by one, and keep the places of those that the table does not take.
 _ONE_BY_ONE = """
+#variable_conflict use_column
 <<forebay>>
 DECLARE
     place tid; stored bigint = 0; refused tid[] = '{{}}';
