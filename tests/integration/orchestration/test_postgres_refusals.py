@@ -315,6 +315,13 @@ def test_refused_rows_are_found_by_few_statements_and_not_beyond_a_bound(
     assert len(calls) < 4 * (math.log2(3_000) + 2) + 4 * 10
 
 
+def test_refused_rows_are_found_without_procedures_too(target: Target) -> None:
+    target.rows(f"{_TABLE}; ALTER TABLE counts ADD CHECK (n % 3 <> 0); DROP EXTENSION plpgsql")
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", on_bad_rows="dead_letter")
+    assert sink.write(words(*_ROWS, parts=1), attempt()).refused == 2
+    assert _refused(target) == [3, 6]
+
+
 def test_one_bad_row_before_rows_that_others_refer_to_costs_few_statements_and_is_named_alone(
     target: Target, calls: list[int]
 ) -> None:
