@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import ResourceLogs, ScopeLogs, SeverityNumber
 
-from forebay_contrib.opentelemetry.parting import Level, Message
+from forebay_contrib.opentelemetry.parting import LEGACY, Level, Message
 from receiver_runtime.receivers.http.requests.json_spans import UnknownSpansError, spans_of
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ _AROUND = {
     Level.SCOPE: (b'{"resourceLogs":[{"scopeLogs":[', b"]}]}"),
     Level.RECORD: (b'{"resourceLogs":[{"scopeLogs":[{"logRecords":[', b"]}]}]}"),
 }
+_UNDERSCORE = re.compile(r"_([a-z])")
 _KINDS = {name for field in AnyValue.DESCRIPTOR.fields for name in (field.name, field.json_name)}
 
 
@@ -78,11 +79,15 @@ class Json:
 
 
 def _members(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object. Raises ValueError for a field that is there twice, under whichever of its names."""
     found: dict[str, Any] = {}
     for name, value in members:
         if name in found:
             raise ValueError(f"{name!r:.100} is there twice")
         found[name] = value
+    for name in found:
+        if "_" in name and _UNDERSCORE.sub(lambda letter: letter[1].upper(), name) in found:
+            raise ValueError(f"{name!r:.100} is there twice")
     return found
 
 
@@ -105,6 +110,8 @@ def _with_protobufs_ids(request: Any) -> Any:  # noqa: ANN401  whatever was sent
         # OTLP says to ignore unknown fields. Here that would leave nothing, and the sender would be told of success.
         raise ValueError(f"of its fields, as {min(request)!r:.100}, none is resourceLogs")
     for of_resource in request.get("resourceLogs") or ():
+        if of_resource.get("instrumentationLibraryLogs"):
+            raise ValueError(LEGACY)
         _check_attributes((of_resource.get("resource") or {}).get("attributes"))
         for of_scope in of_resource.get("scopeLogs") or ():
             _check_attributes((of_scope.get("scope") or {}).get("attributes"))

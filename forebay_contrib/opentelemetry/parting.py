@@ -44,6 +44,10 @@ KINDS: Mapping[Level, type[Message]] = {
 Part = TypeVar("Part", ResourceLogs, ScopeLogs, LogRecord)
 
 
+#: Why a resource is refused: what is in a field that OTLP no longer has would be left out without a word.
+LEGACY = "its log records are in instrumentationLibraryLogs, which OTLP 0.20 removed: update the exporter"
+
+
 class Form(Protocol):
     """Read requests of one media type. Each method raises one of the ``wrong`` errors."""
 
@@ -100,6 +104,8 @@ class _Parting:
             return ResourceLogs()
         own, scopes = found
         resource, fault = self._read(own, Level.RESOURCE, ResourceLogs)
+        if fault == LEGACY and not scopes:
+            self._reject(data, f"a resource of log records is none: {fault}")
         for of_scope in scopes:
             scope = self._scope(of_scope, fault)
             if scope.log_records:

@@ -10,9 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.logs.v1.logs_pb2 import ResourceLogs
 
-from forebay_contrib.opentelemetry.parting import KINDS, Level, Message
+from forebay_contrib.opentelemetry.parting import KINDS, LEGACY, Level, Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 # The numbers of the fields that hold the next level: resources of a request, scopes of a resource, records of a scope.
 _NEXT_LEVEL = {Level.REQUEST: 1, Level.RESOURCE: 2, Level.SCOPE: 2}
+_LEGACY_LOGS = 1000
 _MORE, _BITS = 0x80, 0x7F
 _LONGEST_VARINT = 10
 
@@ -34,6 +37,8 @@ class Protobuf:
         if request.ByteSize() != len(body):
             # Something is written in another way than protobuf's own, or is there twice.
             _check_once(request.DESCRIPTOR, body)
+        for one in request.resource_logs:
+            _check_legacy(one)
         return request
 
     def split(self, data: bytes, level: Level, _: Callable[[], None]) -> tuple[bytes, list[bytes]]:
@@ -50,7 +55,14 @@ class Protobuf:
         """Read a message of this level. Raises DecodeError."""
         message: Message = KINDS[level].FromString(data)
         _check_once(message.DESCRIPTOR, data)
+        if isinstance(message, ResourceLogs):
+            _check_legacy(message)
         return message
+
+
+def _check_legacy(resource: ResourceLogs) -> None:
+    if any(field.field_number == _LEGACY_LOGS for field in UnknownFieldSet(resource)):
+        raise DecodeError(LEGACY)
 
 
 def _check_once(kind: Descriptor, data: bytes) -> None:

@@ -16,6 +16,8 @@ from receiver_runtime.block_store.secret_url import SecretUrl
 OBJECT_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
 # A Path has made one slash of two.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_OF_SHELLS = re.compile(r"^~|[$`*]|%\w+%")
+_ODD = re.compile(r"[\x00-\x1f\x7f\\]|^\s|\s$")
 
 
 def split_roots(block_store: str) -> list[str]:
@@ -55,8 +57,10 @@ def not_a_directory(path: str) -> str | None:
         return "it is empty: write a directory"
     if _URL.match(path):
         return "it is a URL that is none here: write a directory"
-    if path.startswith("~") or "$" in path:
-        return "no shell replaces '~' and '$' here: write the directory itself"
+    if _OF_SHELLS.search(path):
+        return "no shell replaces '~', '$', '*' and the like here: write the directory itself"
+    if _ODD.search(path):
+        return "it has a control character, a blank at its end, or a backslash: write a directory, with '/' between"
     return None
 
 

@@ -434,6 +434,26 @@ def test_a_resource_that_does_not_show_its_records_is_kept_as_it_came() -> None:
     assert (len(found.records), [one.data for one in found.rejected]) == (1, [b"[1]", b'{"scopeLogs": 7}'])
 
 
+@pytest.mark.parametrize("kind", [PROTOBUF, JSON])
+def test_log_records_in_a_field_that_otlp_has_no_more_are_kept_aside(kind: bytes) -> None:
+    good = b'{"scopeLogs": [{"logRecords": [{"body": {"stringValue": "a"}}]}]}'
+    old = b'{"instrumentationLibraryLogs": [{"logRecords": [{}]}]}'
+    if kind == PROTOBUF:
+        good, old = request().resource_logs[0].SerializeToString(), b"\xc2\x3e\x02\x12\x00"
+        body = b"".join(b"\x0a" + bytes([len(one) & 127 | 128, len(one) >> 7]) + one for one in (old, good))
+    else:
+        body = b'{"resourceLogs": [%s, %s]}' % (old, good)
+    found = parsed(body, kind)
+    assert (len(found.records), [one.data for one in found.rejected]) == (1, [old])
+    assert "update the exporter" in found.rejected[0].why
+
+
+def test_a_field_by_both_of_its_names_is_there_twice() -> None:
+    odd = b'{"severityText": "WARN", "severity_text": "INFO"}'
+    found = parsed(b'{"resourceLogs": [{"scopeLogs": [{"logRecords": [%s, {"severity_text": "INFO"}]}]}]}' % odd, JSON)
+    assert (len(found.records), [one.data for one in found.rejected]) == (1, [odd])
+
+
 def test_an_odd_resource_refuses_no_other() -> None:
     logs = [{"logRecords": [{"body": {"stringValue": "a"}}]}]
     odd = {"resource": {"attributes": 7}, "scopeLogs": logs}

@@ -382,6 +382,9 @@ def _checked_table(table: str) -> tuple[str, str]:
             f"{MOST_NAME_BYTES} bytes each, without NUL"
         )
         raise DeclarationError(message)
+    if schema.startswith("pg_") or schema == "information_schema":
+        message = f"PostgresSink: table {table!r} is in a schema of Postgres's own: choose another one"
+        raise DeclarationError(message)
     if name in (COMMITS, REFUSED_ROWS) or name.startswith(STAGING):
         message = f"PostgresSink: table {table!r} is the sink's own: choose another name"
         raise DeclarationError(message)

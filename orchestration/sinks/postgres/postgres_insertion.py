@@ -50,6 +50,7 @@ WHERE o.condeferred AND o.contype IN ('f', 'p', 'u', 'x') AND o.conrelid IN ({tr
 """
 # Insert the rows of a piece one by one, and keep the places of those that the table does not take.
 _ONE_BY_ONE = """
+#variable_conflict use_column
 <<forebay>>
 DECLARE
     place tid; stored bigint = 0; refused tid[] = '{{}}';
@@ -302,6 +303,7 @@ class Insertion:
 
     def _insert_one_by_one(self, piece: Piece) -> list[list[Piece]]:
         """Insert the rows of a piece by a statement for each, and return those that the table does not take."""
+        import psycopg2  # noqa: PLC0415
         from psycopg2 import sql  # noqa: PLC0415
 
         body = sql.SQL(_ONE_BY_ONE).format(
@@ -310,8 +312,16 @@ class Insertion:
             insert=self._insert([_EachRow(piece.table)]),
             check=sql.SQL(self._check),
         )
-        self._cursor.execute(sql.SQL("DO {}").format(sql.Literal(body.as_string(self._cursor))))
-        self._cursor.execute(_ONE_BY_ONE_ANSWER)
+        try:
+            self._cursor.execute(sql.SQL("SAVEPOINT page; DO {}").format(sql.Literal(body.as_string(self._cursor))))
+            self._cursor.execute(_ONE_BY_ONE_ANSWER)
+        except psycopg2.Error as error:
+            if error.pgcode is None or not _IN_DOUBT.match(error.pgcode):
+                raise
+            # The database has no PL/pgSQL for this login.
+            places = sql.SQL("SELECT 0, ARRAY(SELECT ctid::text FROM {} WHERE {} ORDER BY ctid)")
+            self._cursor.execute("ROLLBACK TO SAVEPOINT page")
+            self._cursor.execute(places.format(sql.Identifier(self._statements.schema, piece.table), piece.where()))
         stored, refused = self._cursor.fetchone()
         self._stored += stored
         return [[Piece.of_place(piece.table, place)] for place in refused]

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 _MOST_READY = 1000  # files to consider in one round; small ones are read together for one block, a large one alone
 _SMALL_BYTES = 64 * 1024
 _MOST_OPEN = 8
+_SHOWN_FAILURES = 3  # a file may be under way: how often it can't be read before the receiver's status shows it
 _LONGEST_RETRY = 300.0  # seconds, the limit of the backoff for a file that can't be read
 _SKEW_SECONDS = 60.0  # how far the clock of a file's writer may differ from ours
 
@@ -317,7 +318,7 @@ class ArrivingCatalog:
             )
             file.failures = min(file.failures + 1, 20)
             is_refused = isinstance(error, UnreadableKindError)
-            file.refused = error if is_refused else None
+            file.refused = error if is_refused or file.failures >= _SHOWN_FAILURES else None
             self._show_refused()
             what = "is not read" if is_refused else "can't be read, it is tried again"
             self._listing.report_once(file.found.path, what, error)
@@ -408,7 +409,7 @@ class ArrivingCatalog:
             self._show_refused()
 
     def _show_refused(self) -> None:
-        """Show in the receiver's status, for as long as they are there, the files whose kind is not read."""
+        """Show in the receiver's status, for as long as they are there, the files that are not read."""
         refused = [
             (self._folder.shown(file.found.path), file.refused)
             for file in self._waiting.values()

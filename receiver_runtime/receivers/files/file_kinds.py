@@ -153,7 +153,7 @@ def check_decompressed(head: bytes, codec: Codec) -> None:
 
 
 def unread_files(refused: Sequence[tuple[str, OSError]]) -> str | None:
-    """Return what operators are told of files whose kind is not read, each with the reason; None: there are none."""
+    """Return what operators are told of files that are not read, each with the reason; None: there are none."""
     if not refused:
         return None
     path, why = refused[0]

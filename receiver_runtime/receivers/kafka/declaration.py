@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 #: Options that are secrets: accepted only by reference.
 _SECRET_OPTIONS = frozenset(
     {
@@ -56,6 +56,9 @@ _NOT_POSIX = re.compile(
     r"\\[A-Za-z0-9]|\(\?|[*+?}][?+]|\[\^?\]?[^\]]*\\|\[\[?:|\{(?!\d{1,3}(?:,\d{0,3})?\})|\(\||\|\)|\|\||^\||\|$"
 )
 
+# In a pattern, without its classes and counts: what no topic's name has, and a name's begin or end in its middle.
+_IN_NO_TOPIC = re.compile(r"\\[^A-Za-z0-9._-]|[^A-Za-z0-9._\-^$()|*+?\\]|(?<=[^(|])\^|\$(?=[^)|])|^[\^$()|]*$")
+_CLASSES_AND_COUNTS = re.compile(r"\[\^?\]?[^\]]*\]|\{\d+,?\d*\}")
 
 _WHOLE = re.compile(r"\s*-?\d+\s*")
 _WHOLE_NUMBERS = (".ms", ".bytes", ".kbytes", ".messages")
@@ -174,6 +177,11 @@ class Kafka(Source):
                 re.compile(pattern)
             except re.error as error:
                 raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+            if (beyond := _IN_NO_TOPIC.search(_CLASSES_AND_COUNTS.sub("a", pattern))) is not None:
+                raise ValueError(
+                    f"{pattern!r} matches no topic, for its {beyond[0]!r}: a name has letters, digits, '.', '_' and "
+                    "'-' alone, and several names are written a|b"
+                )
         return pattern
 
     @field_validator("start")

@@ -276,6 +276,21 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
+def test_a_column_may_have_a_name_that_the_search_for_refused_rows_has(target: Target, calls: list[int]) -> None:
+    names = ["place", "stored", "refused", "found", "forebay", "staged", "t", "s"]
+    target.rows(f"CREATE TABLE counts ({', '.join(f'{name} bigint' for name in names)}, _batch_time timestamptz)")
+    target.rows("ALTER TABLE counts ADD UNIQUE (place, found), ADD CHECK (place <> 3)")
+    schema = StructType([StructField(name, types.LongType()) for name in names])
+    frame = cast(
+        "DataFrame", FrameWithoutSpark([(number,) * len(names) for number in (*range(1, 10), 5)], schema=schema)
+    )
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", mode="merge", key=["place", "found"], on_bad_rows="dead_letter")
+    assert sink.write(frame, attempt()).refused == 3
+    assert [row for (row,) in target.rows("SELECT place FROM counts ORDER BY 1")] == [1, 2, 4, 6, 7, 8, 9]
+    # Not row by row from here.
+    assert len(calls) < 6
+
+
 def test_refused_rows_are_found_by_few_statements_and_not_beyond_a_bound(
     target: Target, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,6 +313,13 @@ def test_refused_rows_are_found_by_few_statements_and_not_beyond_a_bound(
     with pytest.raises(RefusedRowsError, match=f"{MOST_NAMED} rows, or more, can't be stored.*foreign key"):
         PostgresSink(EnvVar("TARGET_URL"), "counts").write(later, attempt(time=TIME + timedelta(days=1)))
     assert len(calls) < 4 * (math.log2(3_000) + 2) + 4 * 10
+
+
+def test_refused_rows_are_found_without_procedures_too(target: Target) -> None:
+    target.rows(f"{_TABLE}; ALTER TABLE counts ADD CHECK (n % 3 <> 0); DROP EXTENSION plpgsql")
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", on_bad_rows="dead_letter")
+    assert sink.write(words(*_ROWS, parts=1), attempt()).refused == 2
+    assert _refused(target) == [3, 6]
 
 
 def test_one_bad_row_before_rows_that_others_refer_to_costs_few_statements_and_is_named_alone(

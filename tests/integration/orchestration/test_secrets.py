@@ -125,6 +125,7 @@ def test_a_literal_secret_is_refused_where_it_is_declared_and_not_repeated() -> 
         ({"mode": "merge"}, r"mode='merge' needs the columns .*key=\[...\]"),
         ({"key": ["a"]}, "say mode='merge'"),
         ({"table": "a.b.c"}, "write TABLE or SCHEMA.TABLE"),
+        ({"table": "pg_temp.a"}, "a schema of Postgres's own"),
         ({"table": "forebay_commits"}, "choose another name"),
         ({"url": "mysql://db/x"}, "mysql:// is none of Postgres"),
         ({"url": "postgresql://db:99999/x"}, "its port is none"),

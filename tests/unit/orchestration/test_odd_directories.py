@@ -9,14 +9,22 @@ from orchestration.declarations.settings import Settings
 
 
 @pytest.mark.parametrize("name", ["FOREBAY_HOME", "FOREBAY_BLOCK_STORE"])
-@pytest.mark.parametrize("value", ["~/blocks", "$HOME/blocks", "file:/blocks", "s3:/bucket/p"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("~/blocks", "$HOME/blocks", "file:/blocks", "s3:/bucket/p", "%TEMP%/blocks", "`pwd`/b", "/a/*", "C:\\blocks"),
+        *("/a\nb", "/a\tb"),
+    ],
+)
 def test_a_path_that_is_no_directory_is_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(ValidationError, match=r"write (a|the) directory"):
         Settings()
 
 
-@pytest.mark.parametrize("value", ["/a b", "blocks", "/a:b/c", "s3://bucket/p$1", "file:///a", "/a,s3://b/~c"])
+@pytest.mark.parametrize(
+    "value", ["/a b", "blocks", "/a:b/c", "/50%/a?/[b]", "s3://bucket/p$1", "file:///a", "/a,s3://b/~c"]
+)
 def test_others_are_taken(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY_BLOCK_STORE", value)
     assert Settings().block_store

@@ -151,14 +151,17 @@ class FollowedCatalog:
             self._reconciliation.reidentify_unclaimed()
             return None
         try:
-            return self._read(file, reading, limits)
+            part = self._read(file, reading, limits)
+            file.unreadable = None
         except ContentReplacedError:
             self._bindings.replace(file)
         except UnreadableKindError as error:
             self._naming.refuse(file, error)
         except OSError as error:
             self._reports.report_failure(file.path, Failure.UNREADABLE, error)
-            file.note_failure()
+            file.note_failure(error)
+        else:
+            return part
         return None
 
     def _read(self, file: FollowedFile, reading: Reading, limits: Limits) -> Part | None:

@@ -76,7 +76,7 @@ class Naming:
             if file.reading is None and file.gone_since is None and file.refused is None:
                 with self._report_unreadable(file):
                     unknown += self._look_into(file, now)
-        self._reports.show_refused([file for file in self._bindings.files() if file.refused is not None])
+        self._reports.show_unread(self._bindings.files(), now)
         this_pass = Pass(now, unknown, self._bindings.replacements)
         for file, head in sorted(unknown, key=lambda one: (self._identity.had_another(*one), one[0].path)):
             if not self._name_file(file, head, this_pass, at_end=at_end):
@@ -196,7 +196,9 @@ class Naming:
         """Leave a file that can't be compared to the next pass."""
         try:
             yield
+            file.unreadable = None
         except UnreadableKindError as error:
             self.refuse(file, error)
         except OSError as error:
+            file.unreadable = error
             self._reports.report_failure(file.path, Failure.UNREADABLE, error)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from receiver_runtime.receivers.files.file_kinds import unread_files
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from receiver_runtime.receivers.files.followed.contents.followed_file import FollowedFile
     from receiver_runtime.receivers.files.holes import Hole
@@ -52,11 +52,10 @@ class Reports:
         if self._is_first(path, str(error)):
             self._receiver.report_error(f"{path} {failure}", error)
 
-    def show_refused(self, files: Sequence[FollowedFile]) -> None:
-        """Show in the receiver's status, for as long as there are any, the files whose kind is not read."""
-        self._receiver.report_degraded(
-            "kinds of files", unread_files([(file.path, file.refused) for file in files if file.refused is not None])
-        )
+    def show_unread(self, files: Iterable[FollowedFile], now: float) -> None:
+        """Show in the receiver's status, for as long as there are any, the files that are not read."""
+        unread = [(file.path, why) for file in files if (why := file.why_unread(now)) is not None]
+        self._receiver.report_degraded("kinds of files", unread_files(unread))
 
     def report_hole(self, path: str, hole: Hole) -> None:
         """Report that NULs of a file were passed over."""

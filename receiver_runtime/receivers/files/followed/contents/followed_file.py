@@ -43,6 +43,8 @@ class FollowedFile:
     codec: Codec | None = None
     #: Why a file of its kind is not read; None: it is, as far as is known.
     refused: OSError | None = None
+    #: Why it could not be read when that was tried last.
+    unreadable: OSError | None = None
     #: How far the content is read; None: the content is not identified.
     reading: Reading | None = None
     fingerprint: Fingerprint = (0, "")
@@ -99,9 +101,15 @@ class FollowedFile:
         """Return whether the file has not grown for ``after`` seconds; with None no file is complete."""
         return after is not None and now - self.grown_at >= after
 
-    def note_failure(self) -> None:
+    def note_failure(self, error: OSError) -> None:
         """Note that the file can't be read as it is now."""
         self.failed = (self.size, self.mtime_ns)
+        self.unreadable = error
+
+    def why_unread(self, now: float) -> OSError | None:
+        """Return why the file is not read; None: it is, or it may be under way."""
+        is_settled = now - self.grown_at > _GROWING_SECONDS
+        return self.refused or (self.unreadable if is_settled else None)
 
     def clear_identity(self) -> None:
         """Forget which content the file has, so that it is identified again."""

@@ -161,6 +161,11 @@ def test_a_broken_compressed_file_is_reported_and_delays_nothing(tmp_path: Path)
     assert "two" in log.values
     assert len(reader.supervisor.errors) == 1
     assert "a.txt.gz can't be read" in reader.supervisor.errors[0]
+    [reason] = reader.supervisor.degraded.values()
+    assert "a.txt.gz is not read: Truncated" in reason
+    put(tmp_path / "a.txt.gz", data=gzip.compress(b"one\n"), days=3)
+    reader.run(20)
+    assert reader.supervisor.degraded == {}
 
 
 def test_the_bytes_of_a_file_deleted_unread_are_counted_as_lost(tmp_path: Path) -> None:

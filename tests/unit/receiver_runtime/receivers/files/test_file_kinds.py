@@ -150,6 +150,23 @@ def test_an_archive_of_a_file_that_was_read_is_known_by_content(tmp_path: Path, 
     assert log.values == [*lines, "the last one"]
 
 
+def test_a_damaged_file_is_shown_while_it_is_there_and_not_while_it_may_be_under_way(tmp_path: Path) -> None:
+    log = Log()
+    whole = gzip.compress("".join(f"line {number}\n" for number in range(2000)).encode())
+    (tmp_path / "a.log.gz").write_bytes(whole + b"tail")
+    write(tmp_path / "b.log", "good")
+    reader = follow(tmp_path, log)
+    reader.run(5)
+    assert reader.supervisor.degraded == {}
+    reader.run(10)
+    [reason] = reader.supervisor.degraded.values()
+    assert "a.log.gz is not read: " in reason
+    (tmp_path / "a.log.gz").write_bytes(whole)
+    reader.run(20)
+    assert reader.supervisor.degraded == {}
+    assert log.values[-1] == "line 1999"
+
+
 ARCHIVES = [what for what in REFUSED if "tar archive" in what or "zip archive of" in what]
 
 

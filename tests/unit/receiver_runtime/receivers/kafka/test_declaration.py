@@ -80,6 +80,27 @@ def test_a_pattern_of_another_dialect_is_refused_with_what_to_write(pattern: str
         parse_source({**GIVEN, "topics": [], "pattern": pattern})
 
 
+@pytest.mark.parametrize(
+    "pattern", ["orders ", "a\t", "ordérs", "a,b", "a/b", r"a\+b", r"a\$", "a$b", "a^b", "(a)^b", "^$", "", "^()$", "#"]
+)
+def test_a_pattern_that_no_topic_can_match_is_refused(pattern: str) -> None:
+    with pytest.raises(SourceError, match=r"matches no topic, for its"):
+        parse_source({**GIVEN, "topics": [], "pattern": pattern})
+
+
+@pytest.mark.parametrize(
+    "pattern", ["^orders", "orders$", "^a$|^b$", "(^a|b$)", "a{1,3}", "[^,]+", "[ -~]*", r"a\.b", "a.*"]
+)
+def test_a_pattern_of_topics_is_taken(pattern: str) -> None:
+    parse_source({**GIVEN, "topics": [], "pattern": pattern})
+
+
+@pytest.mark.parametrize("topic", [".", "..", "a" * 250])
+def test_a_name_that_kafka_gives_to_no_topic_is_refused(topic: str) -> None:
+    with pytest.raises(SourceError, match="is no topic's name"):
+        parse_source({**GIVEN, "topics": [topic]})
+
+
 class Posix:
     """The C library's extended regular expressions, which librdkafka matches topics by."""
 
