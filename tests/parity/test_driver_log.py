@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
-from tests.support.driver_log.log import INTERVAL, NOON, add, block, claim_anew, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tests.support.driver_log.placing import schedule_receiver
 from tracker_store.batches.pipelines import apply_pipeline, get_pipeline
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
@@ -32,8 +32,7 @@ def everything(connection: sa.Connection) -> list[tuple[object, ...]]:
     return [tuple(row) for row in connection.execute(sa.text("SELECT * FROM forebay.blocks ORDER BY 1, 2"))]
 
 
-def test_t02_an_addition_that_is_refused_changes_nothing(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_t02_an_addition_that_is_refused_changes_nothing(connection: sa.Connection, log: Log) -> None:
     [receiver] = log.receiver_ids
     claimed = log.add_at(receiver, NOON + SECOND)
     before = everything(connection)
@@ -46,8 +45,7 @@ def test_t02_an_addition_that_is_refused_changes_nothing(connection: sa.Connecti
     assert [lag.waiting_blocks for lag in status.stream_lag(connection)] == [2]
 
 
-def test_t02_additions_stand_in_the_order_in_which_they_were_sent(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_t02_additions_stand_in_the_order_in_which_they_were_sent(connection: sa.Connection, log: Log) -> None:
     claimed = claim_anew(connection, log.receiver_ids[0])
     for number in range(2, 30):
         assert add(connection, block(claimed, number)).outcome is AddOutcome.ADDED
@@ -88,9 +86,8 @@ def test_t07_a_tracker_that_comes_new_goes_on_from_the_log_alone(engine: sa.Engi
         assert not tracker.has_unallocated_blocks()
 
 
-def test_t08_allocation_of_100000_blocks(connection: sa.Connection) -> None:
+def test_t08_allocation_of_100000_blocks(connection: sa.Connection, log: Log) -> None:
     """Store two numbers per receiver in a batch: the original's serializer overflowed its stack on a few thousand."""
-    log = make_log(connection)
     [receiver] = log.receiver_ids
     claimed = claim_anew(connection, receiver)
     segment = open_segment(
@@ -143,9 +140,8 @@ def test_k07_a_receiver_that_stops_keeps_why_and_one_that_is_unknown_is_no_one(c
     assert len(status.receiver_status(connection)) == 1
 
 
-def test_k08_an_error_is_reported_with_its_own_time_and_changes_no_state(connection: sa.Connection) -> None:
+def test_k08_an_error_is_reported_with_its_own_time_and_changes_no_state(connection: sa.Connection, log: Log) -> None:
     """Check what the original got wrong: it kept the time of the first error for all that followed."""
-    log = make_log(connection)
     [receiver] = log.receiver_ids
     query = sa.text("SELECT state, last_error, last_error_at FROM forebay.receiver_status")
     before = connection.execute(query).one()
@@ -158,9 +154,8 @@ def test_k08_an_error_is_reported_with_its_own_time_and_changes_no_state(connect
     assert times[0] < times[1]
 
 
-def test_k09_an_addition_needs_the_claim_of_its_sender(connection: sa.Connection) -> None:
+def test_k09_an_addition_needs_the_claim_of_its_sender(connection: sa.Connection, log: Log) -> None:
     """Check what the original did not: it checked neither sender nor registration."""
-    log = make_log(connection)
     [receiver] = log.receiver_ids
     claimed = claim_anew(connection, receiver)
     assert add(connection, block(claimed, 2, epoch=claimed.epoch - 1)).outcome is AddOutcome.FENCED
@@ -168,8 +163,7 @@ def test_k09_an_addition_needs_the_claim_of_its_sender(connection: sa.Connection
     assert add(connection, block(claimed, 2)).outcome is AddOutcome.ADDED
 
 
-def test_m05_a_batch_has_one_report_per_receiver_and_no_negative_count(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_m05_a_batch_has_one_report_per_receiver_and_no_negative_count(connection: sa.Connection, log: Log) -> None:
     [receiver] = log.receiver_ids
     log.add_at(receiver, NOON + SECOND)
     log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
@@ -199,9 +193,8 @@ def test_m06_a_batch_counts_what_its_receivers_report_and_an_empty_one_reads_not
     assert len(log.tracker.get_ranges_of_batch(NOON + INTERVAL)) == 2
 
 
-def test_w06_an_allocation_that_fails_takes_no_block(connection: sa.Connection) -> None:
+def test_w06_an_allocation_that_fails_takes_no_block(connection: sa.Connection, log: Log) -> None:
     """Check what the original got wrong: it emptied the queues first, and then failed to record the allocation."""
-    log = make_log(connection)
     [receiver] = log.receiver_ids
     log.add_at(receiver, NOON + SECOND, NOON + 2 * SECOND)
     # The remains of an imaginary bug: the constraint refuses the ranges after all else was computed.
@@ -219,11 +212,8 @@ def test_w06_an_allocation_that_fails_takes_no_block(connection: sa.Connection) 
     assert [b.sequence for b in log.tracker.get_blocks_of_batch(NOON + INTERVAL)] == [2, 3]
 
 
-def test_w07_what_is_added_while_a_batch_is_allocated_goes_to_the_next(
-    engine: sa.Engine, connection: sa.Connection
-) -> None:
+def test_w07_what_is_added_while_a_batch_is_allocated_goes_to_the_next(engine: sa.Engine, log: Log) -> None:
     """Check what the original got wrong: it cleared the whole queue, with the blocks that had arrived meanwhile."""
-    log = make_log(connection)
     [receiver] = log.receiver_ids
     claimed = log.add_at(receiver, NOON + SECOND)
     with connect(engine) as adder:
@@ -241,9 +231,8 @@ def test_w07_what_is_added_while_a_batch_is_allocated_goes_to_the_next(
     assert not log.tracker.has_unallocated_blocks()
 
 
-def test_w14_a_changed_declaration_goes_on_where_the_old_one_was(connection: sa.Connection) -> None:
+def test_w14_a_changed_declaration_goes_on_where_the_old_one_was(connection: sa.Connection, log: Log) -> None:
     """Check what the original could not do: its checkpoint contained the program, and no changed code could load it."""
-    log = make_log(connection)
     [receiver] = log.receiver_ids
     log.add_at(receiver, NOON + SECOND, NOON + INTERVAL + SECOND)
     log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
@@ -277,9 +266,8 @@ def test_no_function_on_the_path_of_a_block_may_scan(connection: sa.Connection) 
     assert [name for name, given in settings.items() if "enable_seqscan=off" not in given] == []
 
 
-def test_a_pipeline_that_is_removed_and_applied_again_is_a_new_one(connection: sa.Connection) -> None:
+def test_a_pipeline_that_is_removed_and_applied_again_is_a_new_one(connection: sa.Connection, log: Log) -> None:
     """Check that it reads from the earliest block on, under its old name, and that its old ranges do not count."""
-    log = make_log(connection)
     [receiver] = log.receiver_ids
     log.add_at(receiver, NOON + SECOND, NOON + 2 * SECOND)
     log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)

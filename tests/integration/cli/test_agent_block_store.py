@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     import pytest
 
 
-def command(host: str, *more: str) -> list[str]:
-    return [sys.executable, "-m", "forebay.cli", "agent", "--host", host, *more]
-
-
 def refuse(host: str, settings: dict[str, str]) -> str:
     """Run an agent that ends by itself with exit code 1; return its error output."""
     done = forebay("agent", "--host", host, environment=settings)
@@ -51,12 +47,11 @@ def environment(database_url: str, home: Path, block_store: Path | None = None) 
 
 
 @contextmanager
-def running_agent(host: str, settings: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    agent = subprocess.Popen(
-        command(host, "--roles", "receivers", "--parent-pipe"), env=settings, stdin=subprocess.PIPE
-    )
+def running_agent(host: str, settings: dict[str, str], *, role: str = "receivers") -> Iterator[None]:
+    command = [sys.executable, "-m", "forebay.cli", "agent", "--host", host, "--roles", role, "--parent-pipe"]
+    agent = subprocess.Popen(command, env=settings, stdin=subprocess.PIPE)
     try:
-        yield agent
+        yield
     finally:
         agent.send_signal(signal.SIGTERM)
         agent.communicate(timeout=30)
@@ -98,6 +93,10 @@ def test_hosts_on_unshared_directories_are_refused_at_their_start(
             f"and host 'a' runs receivers with {tmp_path / 'a' / 'blocks'}, which is not the same one"
         )
         assert agents(engine) == ["a"]
+        # An agent without receivers may see another store.
+        with running_agent("b", of_b, role="tracker"):
+            eventually(lambda: agents(engine) == ["a", "b"], "the tracker's agent")
+        assert agents(engine) == ["a"]
 
         [found] = findings(monkeypatch, of_b)
         assert (found.health, found.found) == (
@@ -113,21 +112,6 @@ def test_hosts_on_unshared_directories_are_refused_at_their_start(
             eventually(lambda: agents(engine) == ["a", "b"], "the second agent")
             [found] = findings(monkeypatch, shared)
             assert (found.health, found.found) == (Health.OK, "the block store is shared with a, b")
-
-
-def test_an_agent_without_receivers_may_see_another_store(database_url: str, engine: sa.Engine, tmp_path: Path) -> None:
-    of_a = environment(database_url, tmp_path / "a")
-    with running_agent("a", of_a):
-        eventually(lambda: agents(engine) == ["a"], "the first agent")
-        tracker = subprocess.Popen(
-            command("b", "--roles", "tracker", "--parent-pipe"),
-            env=environment(database_url, tmp_path / "b"),
-            stdin=subprocess.PIPE,
-        )
-        try:
-            eventually(lambda: agents(engine) == ["a", "b"], "the tracker's agent")
-        finally:
-            tracker.communicate(timeout=30)
 
 
 def test_an_unwritable_store_is_reported_at_the_start(database_url: str, tmp_path: Path) -> None:

@@ -95,12 +95,6 @@ def commands_without_block(text: str) -> set[str]:
     return inline_commands(text) - commands_in("\n".join([*blocks(text, "sh"), *typed_commands(text)]))
 
 
-def test_a_command_in_a_sentence_that_no_block_runs_is_found() -> None:
-    text = "Run `forebay batches\ndiscard words`, `forebay batches`.\n\n```sh runnable\nforebay batches list\n```\n"
-    assert commands_without_block(text) == {"batches discard"}
-    assert commands_without_block(text.replace("batches list", "batches discard words")) == {"batches"}
-
-
 def test_the_commands_that_no_block_runs_are_run_elsewhere_or_forbidden() -> None:
     for command, rig in LONG_RUNNING.items():
         assert f'"-m", "forebay.cli", "{command}"' in rig.read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-CRASHES = 3
+CRASHES = 4
 
 
 @pytest.fixture
@@ -67,7 +67,14 @@ def test_k04_w20_crashes_end_as_failed_then_dagster_tries_then_a_person_must(
         for episode in (1, 2):
             reason = leader.until_state(poison, "FAILED")
             assert reason == f"crashed {CRASHES} times in a row, the last time: receiver process exited with code 3"
-            assert len(rig.events("EXITED")[poison]) == CRASHES * episode, "each episode has all of its attempts"
+            exits = rig.events("EXITED")[poison]
+            assert len(exits) == CRASHES * episode, "each episode has all of its attempts"
+            waits = []
+            for crash, message in enumerate(exits[-CRASHES:], 1):
+                told, _, wait = message.partition("restart in ")
+                assert told == f"receiver process exited with code 3; crash {crash}, "
+                waits.append(float(wait.removesuffix(" s")))
+            assert (waits[0], waits) == (0, sorted(set(waits))), "at once the first time, and then ever later"
             assert len(rig.events("FAILED")[poison]) == episode
             assert rig.processes() == []
             due, waiting = due_restarts(connection, [stream])
@@ -87,6 +94,11 @@ def test_k04_w20_crashes_end_as_failed_then_dagster_tries_then_a_person_must(
         for _ in range(3):
             leader.until_state(poison, "FAILED")
         assert rig.epochs() == claims
+        [(detail,)] = rig.execute(
+            "SELECT detail FROM forebay.receiver_events WHERE kind = 'EXITED' ORDER BY id LIMIT 1"
+        )
+    assert "receiver state" in detail
+    assert (tmp_path / "logs" / f"receiver-{poison}.log").read_text().startswith(f"{detail}\n")
 
 
 @pytest.mark.usefixtures("quick")

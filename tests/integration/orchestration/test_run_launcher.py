@@ -29,7 +29,6 @@ from tracker_store.schema.states import BatchDriverState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 BATCH = {"forebay/pipeline": "p", "forebay/batch_time": "2026-01-01T00:00:00+00:00"}
 
@@ -44,6 +43,11 @@ class Rig:
         delegate = launcher._delegate
         assert isinstance(delegate, RecordingRunLauncher)
         self.delegate = delegate
+
+    def unpool(self) -> None:
+        """Close the launcher's connections, which may be those of another URL than it has now."""
+        self.launcher.dispose()
+        self.launcher._pool = None
 
     def driver(self, location: str = "forebay") -> int:
         with connect(self.engine) as connection:
@@ -80,25 +84,34 @@ class Rig:
         return found.status
 
 
-@pytest.fixture
-def rig(tmp_path: Path, engine: sa.Engine, database_url: str) -> Iterator[Rig]:
+@pytest.fixture(scope="module")
+def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
+    delegate = {
+        "module": "tests.support.dagster.recording_launcher",
+        "class": "RecordingRunLauncher",
+        "config": {"name": "the delegate"},
+    }
     overrides = {
         "run_launcher": {
             "module": "orchestration.run_launcher.launcher",
             "class": "BatchRunLauncher",
-            "config": {
-                "delegate": {
-                    "module": "tests.support.dagster.recording_launcher",
-                    "class": "RecordingRunLauncher",
-                    "config": {"name": "the delegate"},
-                },
-                "database_url": database_url,
-            },
+            "config": {"delegate": delegate, "database_url": "postgresql://configured"},
         },
         "telemetry": {"enabled": False},
     }
-    with dg.DagsterInstance.local_temp(str(tmp_path), overrides=overrides) as instance:
-        yield Rig(instance, engine)
+    with dg.DagsterInstance.local_temp(str(tmp_path_factory.mktemp("dagster")), overrides=overrides) as made:
+        assert isinstance(made.run_launcher, BatchRunLauncher)
+        assert made.run_launcher._database_url == "postgresql://configured"
+        yield made
+
+
+@pytest.fixture
+def rig(instance: dg.DagsterInstance, engine: sa.Engine, database_url: str) -> Iterator[Rig]:
+    rig = Rig(instance, engine)
+    rig.launcher._database_url = database_url
+    rig.delegate.asked.clear()
+    yield rig
+    rig.unpool()
 
 
 def test_the_delegate_is_dagsters_default_unless_named() -> None:
@@ -190,8 +203,7 @@ def test_a_run_without_a_driver_is_given_up_after_a_while(rig: Rig) -> None:
 
 def test_no_run_is_reported_unhealthy_while_the_driver_log_is_unavailable(rig: Rig) -> None:
     run = rig.launch(BATCH)
-    rig.launcher.dispose()
-    rig.launcher._pool = None
+    rig.unpool()
     rig.launcher._database_url = "postgresql://nobody@127.0.0.1:1/none"
     assert rig.launcher.check_run_worker_health(run).status is WorkerStatus.RUNNING
 

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.driver_log.filled_log import Size, fill
-from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log
 from tests.support.searches import examples
 from tracker_store.retention.cleanup import (
     Slice,
@@ -472,8 +472,7 @@ def test_a_look_goes_through_receivers_and_streams_in_pages(connection: sa.Conne
     assert (rest.stream_ids, rest.last_id) == ([3], None)
 
 
-def test_segments_behind_many_that_are_held_wait_for_the_receivers_turn(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_segments_behind_many_that_are_held_wait_for_the_receivers_turn(connection: sa.Connection, log: Log) -> None:
     [receiver] = log.receiver_ids
     for number in range(3):
         log.add_at(receiver, NOON + number * INTERVAL)

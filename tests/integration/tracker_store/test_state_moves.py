@@ -71,12 +71,6 @@ def test_every_table_with_a_state_has_its_transitions_here() -> None:
     assert len(tables) == len([name for name in vars(states) if name.endswith("_TRANSITIONS")])
 
 
-def test_an_illegal_move_is_found(log: Log) -> None:
-    log.connection.execute(sa.text("UPDATE forebay.pipelines SET state = 'STOPPED'"))
-    moves = [(row.machine, row.old, row.new) for row in log.connection.execute(sa.text(SEEN))]
-    assert illegal_moves(moves) == ["pipelines: RUNNING -> STOPPED"]
-
-
 class Batches:
     """A series of batches, and attempts at them."""
 

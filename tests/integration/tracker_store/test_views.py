@@ -45,8 +45,7 @@ def run_batch(log: Log) -> None:
     complete_batch(log.connection, **at, outputs=["counts"])
 
 
-def test_the_driver_log_tells_all_four_kinds_in_one_order_of_time(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_the_driver_log_tells_all_four_kinds_in_one_order_of_time(connection: sa.Connection, log: Log) -> None:
     [receiver] = log.receiver_ids
     claimed = log.add_at(receiver, NOON + SECOND, NOON + 2 * SECOND, NOON + 3 * SECOND)
     report_event(
@@ -136,8 +135,7 @@ def test_the_cost_of_a_span_depends_on_its_rows_and_not_on_the_length_of_the_log
     assert after["idx_tup_fetch"] - before["idx_tup_fetch"] < 100
 
 
-def test_the_driver_log_of_one_receiver_is_read_by_its_key(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_the_driver_log_of_one_receiver_is_read_by_its_key(connection: sa.Connection, log: Log) -> None:
     [receiver] = log.receiver_ids
     fill(connection, receiver, 20_000)
     nodes = plan(
@@ -149,8 +147,7 @@ def test_the_driver_log_of_one_receiver_is_read_by_its_key(connection: sa.Connec
     assert [node["Node Type"] for node in on_blocks] in (["Index Scan"], ["Bitmap Heap Scan"])
 
 
-def test_the_waiting_blocks_of_each_pipeline(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_the_waiting_blocks_of_each_pipeline(connection: sa.Connection, log: Log) -> None:
     [receiver] = log.receiver_ids
     log.add_at(receiver, NOON + SECOND, NOON + INTERVAL + SECOND, NOON + INTERVAL + 2 * SECOND)
     query = "SELECT pipeline, stream, sequence, records, path FROM forebay.unallocated_blocks ORDER BY sequence"
@@ -190,8 +187,7 @@ def test_the_blocks_of_a_batch_with_their_handles(connection: sa.Connection) -> 
     assert {row["batch_time"] - row["added_at"] > timedelta(0) for row in seen} == {True}
 
 
-def test_a_batch_s_delays_add_up_and_an_empty_one_has_none(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_a_batch_s_delays_add_up_and_an_empty_one_has_none(connection: sa.Connection, log: Log) -> None:
     [receiver] = log.receiver_ids
     log.add_at(receiver, NOON + SECOND)
     log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
@@ -207,8 +203,7 @@ def test_a_batch_s_delays_add_up_and_an_empty_one_has_none(connection: sa.Connec
     assert empty["oldest_time"] == NOON + 2 * INTERVAL
 
 
-def test_the_delay_of_merged_intervals_counts_from_the_oldest(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_the_delay_of_merged_intervals_counts_from_the_oldest(connection: sa.Connection, log: Log) -> None:
     log.add_at(log.receiver_ids[0], NOON + SECOND)
     log.tracker.allocate_blocks_to_batch(NOON + 4 * INTERVAL, oldest_time=NOON + INTERVAL)
     claim_attempt(
@@ -223,8 +218,7 @@ def test_the_delay_of_merged_intervals_counts_from_the_oldest(connection: sa.Con
     assert stats["scheduling_delay"] == stats["processing_started_at"] - (NOON + INTERVAL)
 
 
-def test_the_progress_of_each_source_partition(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_the_progress_of_each_source_partition(connection: sa.Connection, log: Log) -> None:
     [receiver] = log.receiver_ids
     claimed = claim_anew(connection, receiver)
     for partition in ("0", "1"):
@@ -334,8 +328,7 @@ def test_segments_that_no_process_will_salvage_are_reported(connection: sa.Conne
     ]
 
 
-def test_k07_k08_the_last_error_is_kept_with_its_time(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_k07_k08_the_last_error_is_kept_with_its_time(connection: sa.Connection, log: Log) -> None:
     [receiver] = log.receiver_ids
     query = "SELECT last_error, last_error_at FROM forebay.receiver_status"
     [quiet] = rows(connection, query)

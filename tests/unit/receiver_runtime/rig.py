@@ -201,6 +201,14 @@ def rig(
         registrar.stop()
 
 
+@contextmanager
+def running(root: Path, receiver: Receiver, **settings: Any) -> Iterator[Rig]:  # noqa: ANN401  of the rig
+    """Run the receiver as `rig` does, and yield once it is started."""
+    with rig(root, receiver, **settings) as made:
+        eventually(receiver.is_started, "the start")
+        yield made
+
+
 def batch(*values: str) -> pa.RecordBatch:
     return pa.record_batch([pa.array(values, pa.string())], names=["value"])
 

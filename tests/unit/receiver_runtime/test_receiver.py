@@ -9,7 +9,7 @@ import pytest
 
 from receiver_runtime.block_path.records import RecordTypeError
 from receiver_runtime.block_store.frames.columns import FINGERPRINT_KEY, ColumnsError, fingerprint_of
-from tests.unit.receiver_runtime.rig import HandReceiver, Rig, rig
+from tests.unit.receiver_runtime.rig import HandReceiver, Rig, running
 from tests.unit.receiver_runtime.support import eventually
 from tracker_store.connection.errors import EmptyBlockError
 
@@ -61,8 +61,7 @@ def test_r02_serialised_records_are_one_block_that_is_registered_on_return(
     tmp_path: Path, as_bytes: Callable[[pa.Buffer], object]
 ) -> None:
     receiver = Counts()
-    with rig(tmp_path, receiver, block_interval="300s") as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver, block_interval="300s") as made:
         receiver.store(as_bytes(stream_of(TWO, ROWS)))
         assert rows_of(made) == ROWS
 
@@ -70,8 +69,7 @@ def test_r02_serialised_records_are_one_block_that_is_registered_on_return(
 @pytest.mark.parametrize("receiver", [Raw(), HandReceiver()], ids=["binary", "text"])
 def test_r02_bytes_are_one_record_where_the_one_column_takes_them(tmp_path: Path, receiver: Receiver) -> None:
     serialised = stream_of(receiver.record_schema, [{"value": b"of a stream"}])
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         receiver.store(b"alone")
         eventually(lambda: made.log.chain(1), "the block of the buffer")
         # A pyarrow buffer is never taken for a record.
@@ -88,8 +86,7 @@ def test_r02_bytes_are_one_record_where_the_one_column_takes_them(tmp_path: Path
 def test_r02_bytes_that_are_no_stream_of_the_schema_are_refused_and_nothing_is_stored(tmp_path: Path) -> None:
     receiver = Counts()
     whole = stream_of(TWO, ROWS).to_pybytes()
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         for bad in (b"", b"no stream", whole[: len(whole) // 2]):
             with pytest.raises(RecordTypeError, match=f"{len(bad)} bytes are no Arrow IPC stream"):
                 receiver.store(bad)
@@ -107,8 +104,7 @@ def test_r02_bytes_that_are_no_stream_of_the_schema_are_refused_and_nothing_is_s
 def test_h05_many_records_that_are_none_are_refused_and_receiving_goes_on(tmp_path: Path) -> None:
     receiver = Counts()
     no_rows = pa.RecordBatch.from_pylist([], schema=TWO)
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         nothing: list[object] = [[], iter(()), no_rows, pa.Table.from_batches([no_rows]), stream_of(TWO, [])]
         for records in nothing:
             with pytest.raises(EmptyBlockError, match="receiver 1 stored many records as one block, and there were 0"):
@@ -126,8 +122,7 @@ def test_an_arrow_schema_overrides_columns_and_blocks_carry_its_fingerprint(tmp_
         schema = pa.schema([("at", pa.timestamp("us", tz="UTC"))], metadata={"made": "by hand"})
 
     receiver = Declared()
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         receiver.store(pa.record_batch([pa.array([1], pa.timestamp("us", tz="UTC"))], names=["at"]))
         [batch] = batches_of(made)
         assert batch.schema.metadata == {

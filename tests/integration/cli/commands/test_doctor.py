@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import socket
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -353,16 +352,6 @@ def test_where_forebay_up_runs_its_own_port_is_named(home: Path, monkeypatch: py
             found = _findings("ports")
     assert [finding.health for finding in found] == [Health.OK, Health.OK]
     assert f"http://127.0.0.1:{port}" in found[0].found
-
-
-@pytest.mark.parametrize(
-    ("hard", "health"), [(4096, Health.WARNING), (1 << 20, Health.OK), (resource.RLIM_INFINITY, Health.OK)]
-)
-def test_too_few_descriptors_are_a_warning(hard: int, health: Health, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, hard))
-    finding = _finding("descriptors")
-    assert finding.health is health
-    assert ("LimitNOFILE" in finding.way_out) is (health is Health.WARNING)
 
 
 def test_an_invalid_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,8 +146,7 @@ def test_what_was_lost_a_gap_and_a_new_generation_stay_visible(connection: sa.Co
     assert read(log, T1) == expected
 
 
-def test_it_stays_after_clean_up_and_goes_with_the_batch(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_it_stays_after_clean_up_and_goes_with_the_batch(connection: sa.Connection, log: Log) -> None:
     source = Source(log, log.receiver_ids[0])
     for number, time in enumerate((NOON, T1, T2)):
         source.add(time + SECOND, link("0", 10 * number, 10 * number + 10))
@@ -177,8 +176,7 @@ def test_it_stays_after_clean_up_and_goes_with_the_batch(connection: sa.Connecti
     assert list(left) == connection.execute(sa.text("SELECT batch_time FROM forebay.batches")).scalars().all()
 
 
-def test_a_stream_without_positions_is_named(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_a_stream_without_positions_is_named(connection: sa.Connection, log: Log) -> None:
     log.add_at(log.receiver_ids[0], NOON + SECOND)
     log.tracker.allocate_blocks_to_batch(T1)
     log.tracker.allocate_blocks_to_batch(T2)
@@ -192,8 +190,7 @@ def test_a_stream_without_positions_is_named(connection: sa.Connection) -> None:
     assert record_input_metadata(connection, log.pipeline_id, T3) is None
 
 
-def test_it_is_recorded_once(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_it_is_recorded_once(connection: sa.Connection, log: Log) -> None:
     source = Source(log, log.receiver_ids[0])
     source.add(NOON + SECOND, link("0", 0, 10))
     log.tracker.allocate_blocks_to_batch(T1)
@@ -201,8 +198,7 @@ def test_it_is_recorded_once(connection: sa.Connection) -> None:
     assert read(log, T1) == [("0", 0, 0, 10, 0)]
 
 
-def test_it_costs_the_batchs_own_links_however_many_there_are(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_it_costs_the_batchs_own_links_however_many_there_are(connection: sa.Connection, log: Log) -> None:
     [receiver] = log.receiver_ids
     source = Source(log, receiver)
     for number in range(3):

@@ -84,8 +84,7 @@ def fail(log: Log, of_batch: dict[str, Any], attempt: int, failure: AttemptFailu
 # -- what is told ------------------------------------------------------------------------------------------------------
 
 
-def test_m08_each_change_of_a_batch_is_one_event_in_order(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_m08_each_change_of_a_batch_is_one_event_in_order(connection: sa.Connection, log: Log) -> None:
     wait_until_told(connection)
     before = newest_position(connection)
     at = allocated(log)
@@ -117,8 +116,7 @@ def test_m08_each_change_of_a_batch_is_one_event_in_order(connection: sa.Connect
     assert (committed.output, committed.records, committed.message) == ("counts", 7, "/out/3")
 
 
-def test_m08_a_quarantined_batch_its_halt_its_replay_and_its_discard(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_m08_a_quarantined_batch_its_halt_its_replay_and_its_discard(connection: sa.Connection, log: Log) -> None:
     connection.execute(sa.text('UPDATE forebay.pipelines SET declaration = \'{"settings": {"on_failure": "halt"}}\''))
     at = allocated(log)
     batches.claim_attempt(connection, **at, attempt=1, run_id="run-1", process_id=1)
@@ -135,14 +133,12 @@ def test_m08_a_quarantined_batch_its_halt_its_replay_and_its_discard(connection:
     assert sorted(kinds(discarded)) == ["batch_discarded", "pipeline_continued"]
 
 
-def test_a_batch_without_records_is_told_once(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_a_batch_without_records_is_told_once(connection: sa.Connection, log: Log) -> None:
     [event] = since(connection, lambda: log.tracker.allocate_blocks_to_batch(NOON + INTERVAL))
     assert (event.kind, event.records, event.attempt, event.message) == ("batch_completed", 0, 0, "no records")
 
 
-def test_m08_each_change_of_a_receiver_is_one_event(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_m08_each_change_of_a_receiver_is_one_event(connection: sa.Connection, log: Log) -> None:
     [receiver] = log.receiver_ids
     agent = register_process(connection, kind=ProcessKind.AGENT, name="h", host="h", pid=1, slots=4)
     processes = [
@@ -211,8 +207,7 @@ def test_m08_each_change_of_a_receiver_is_one_event(connection: sa.Connection) -
     assert kinds(since(connection, expire)) == ["receiver_stopped", "receiver_lease_expired"]
 
 
-def test_m08_the_lead_clean_up_and_stops_of_pipelines_are_told(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_m08_the_lead_clean_up_and_stops_of_pipelines_are_told(connection: sa.Connection, log: Log) -> None:
     assert kinds(told(connection)) == ["pipeline_started"]
     [event] = since(connection, lambda: take_leadership(connection, seen=read_leadership(connection), holder="h:1"))
     assert (event.kind, event.term, event.message) == ("leader_changed", 1, "h:1")
@@ -236,8 +231,7 @@ def test_m08_the_lead_clean_up_and_stops_of_pipelines_are_told(connection: sa.Co
     ]
 
 
-def test_every_report_of_a_receiver_has_a_kind_or_is_a_change_of_its_state(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_every_report_of_a_receiver_has_a_kind_or_is_a_change_of_its_state(connection: sa.Connection, log: Log) -> None:
     [receiver] = log.receiver_ids
 
     def report() -> None:
@@ -251,8 +245,7 @@ def test_every_report_of_a_receiver_has_a_kind_or_is_a_change_of_its_state(conne
     assert all(EventKind(f"receiver_{kind.lower()}") for kind in untold)
 
 
-def test_a_change_that_is_undone_has_no_event(connection: sa.Connection, engine: sa.Engine) -> None:
-    log = make_log(connection)
+def test_a_change_that_is_undone_has_no_event(connection: sa.Connection, log: Log, engine: sa.Engine) -> None:
     with uncommitted(engine) as writer:
         change(writer, log.receiver_ids[0], "FAILED")
         writer.rollback()
@@ -462,8 +455,8 @@ def test_an_old_report_that_is_kept_as_the_newest_of_its_kind_is_no_event_any_mo
 
 
 def test_after_a_restore_to_an_earlier_time_a_listener_gets_what_happens_then_once(connection: sa.Connection) -> None:
-    """Check the case where transaction ids, and events' ids, begin again below the listener's position."""
     log = make_log(connection)
+    """Check the case where transaction ids, and events' ids, begin again below the listener's position."""
     [receiver] = log.receiver_ids
     report_event(connection, receiver_id=receiver, epoch=1, kind=ReceiverEventKind.ERROR, message="kept")
     kept = told(connection)[-1]
@@ -478,9 +471,8 @@ def test_after_a_restore_to_an_earlier_time_a_listener_gets_what_happens_then_on
     assert told(connection, events[-1].position) == []
 
 
-def test_a_log_from_another_server_is_read_to_its_end_and_on(connection: sa.Connection) -> None:
+def test_a_log_from_another_server_is_read_to_its_end_and_on(connection: sa.Connection, log: Log) -> None:
     """Check a dump that is restored where transaction ids are lower than those of its events."""
-    log = make_log(connection)
     [receiver] = log.receiver_ids
     for message in ("1", "2", "3", "4", "5"):
         report_event(connection, receiver_id=receiver, epoch=1, kind=ReceiverEventKind.ERROR, message=message)
@@ -504,6 +496,5 @@ def test_a_log_from_another_server_is_read_to_its_end_and_on(connection: sa.Conn
     assert messages[-1] == "7"
 
 
-def test_the_claim_of_a_receiver_alone_is_no_event(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_the_claim_of_a_receiver_alone_is_no_event(connection: sa.Connection, log: Log) -> None:
     assert since(connection, lambda: claim_anew(connection, log.receiver_ids[0])) == []

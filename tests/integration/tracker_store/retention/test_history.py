@@ -210,8 +210,7 @@ def test_a_removed_pipeline_is_forgotten_completely(connection: sa.Connection) -
     assert pipelines_with_history(connection, keep=DAY, part=Slice(-1, 2)) == []
 
 
-def test_events_are_forgotten_except_a_receivers_newest_of_each_kind(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_events_are_forgotten_except_a_receivers_newest_of_each_kind(connection: sa.Connection, log: Log) -> None:
     receiver = log.receiver_ids[0]
     for kind in (ReceiverEventKind.STARTED, ReceiverEventKind.ERROR, ReceiverEventKind.ERROR):
         report_event(connection, receiver_id=receiver, epoch=1, kind=kind, message="m")
@@ -247,8 +246,8 @@ def test_events_are_forgotten_except_a_receivers_newest_of_each_kind(connection:
 
 def test_processes_that_ended_long_ago_are_forgotten_unless_they_are_still_needed(
     connection: sa.Connection,
+    log: Log,
 ) -> None:
-    log = make_log(connection)
 
     def ended(kind: ProcessKind, name: str) -> int:
         process_id = register_process(connection, kind=kind, name=name, host="h", pid=1)

@@ -12,60 +12,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from receiver_runtime.block_path.block_generator import BlockGenerator, _head_of
-from receiver_runtime.block_path.block_pusher import BlockPusher
 from receiver_runtime.block_path.generator_state import TRANSITIONS, GeneratorState, GeneratorStateError
 from receiver_runtime.block_path.load.rate_limiter import RateLimiter
 from receiver_runtime.block_path.records import RecordTypeError
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
+from tests.unit.receiver_runtime.block_path.recording_pusher import RecordingPusher
 from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually, reaches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from receiver_runtime.block_path.block import Block
-    from receiver_runtime.block_path.block_handler import EncodedBlock
     from receiver_runtime.watching.clock import Clock
 
 SCHEMA = pa.schema([("value", pa.string())])
-
-
-class RecordingPusher(BlockPusher):
-    """Keeps what it is called with; pushes wait until `gate` is set, and fail while `failures` are left."""
-
-    def __init__(self) -> None:
-        self.pushed: list[Block] = []
-        self.generated: list[int] = []
-        self.errors: list[str] = []
-        self.deaths: list[BaseException] = []
-        self.failures = 0
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def choose_codec(self, block: Block) -> None:
-        self.generated.append(block.number)
-
-    def encode(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock | None:
-        return None
-
-    def push(self, block: Block) -> None:
-        self.gate.wait(30)
-        if self.failures:
-            self.failures -= 1
-            raise OSError("the disk is full")
-        self.pushed.append(block)
-
-    def close_aged_segments(self) -> None:
-        pass
-
-    def report_failure(self, message: str, error: Exception) -> None:
-        self.errors.append(f"{message}: {error}")
-
-    def fail(self, error: BaseException) -> None:
-        self.deaths.append(error)
-
-    @property
-    def values(self) -> list[list[str]]:
-        return [[value for batch in block.batches for value in batch.column(0).to_pylist()] for block in self.pushed]
 
 
 @contextmanager
@@ -209,7 +169,7 @@ def test_b03_what_is_larger_than_a_block_comes_in_pieces_that_fit() -> None:
     with generator(pusher, clock, max_block_bytes=1000) as made:
         made.add_multiple_data(batch(*values))
         made.stop()
-    assert [value for block in pusher.values for value in block] == values
+    assert pusher.all_values == values
     larger = [block for block in pusher.pushed if block.nbytes > 1000]
     assert [block.records for block in larger] == [1, 1]
     # Pieces fill their blocks: there are not many more blocks than the bytes need.
@@ -290,7 +250,7 @@ def test_b05_blocks_are_pushed_in_order() -> None:
         for n in range(2000):
             made.add_data(str(n))
         made.stop()
-    assert [value for values in pusher.values for value in values] == [str(n) for n in range(2000)]
+    assert pusher.all_values == [str(n) for n in range(2000)]
     assert [block.number for block in pusher.pushed] == list(range(1, len(pusher.pushed) + 1))
     assert pusher.generated == [block.number for block in pusher.pushed]
 
@@ -324,7 +284,7 @@ def test_b07_w05_a_failing_push_is_reported_and_tried_again_in_order() -> None:
             made.add_data("later")
         advance_until(clock, reaches(lambda: len(pusher.pushed), 1))
         made.stop()
-    assert [value for values in pusher.values for value in values] == ["a", "later", "later", "later"]
+    assert pusher.all_values == ["a", "later", "later", "later"]
     assert len(pusher.errors) == 3
     assert "the disk is full" in pusher.errors[0]
 
@@ -393,7 +353,7 @@ def test_w05_a_queue_takes_as_many_small_blocks_as_it_is_set_to() -> None:
         eventually(lambda: made.waiting_blocks == 7)
         pusher.gate.set()
         made.stop()
-    assert [int(value) for values in pusher.values for value in values] == list(range(12))
+    assert [int(value) for value in pusher.all_values] == list(range(12))
 
 
 def test_a_block_is_cut_early_when_it_is_full() -> None:
@@ -405,7 +365,7 @@ def test_a_block_is_cut_early_when_it_is_full() -> None:
         eventually(lambda: sum(block.records for block in pusher.pushed) >= 80)
         made.stop()
     assert max(block.nbytes for block in pusher.pushed) <= 1000
-    assert [int(value) for values in pusher.values for value in values] == list(range(100))
+    assert [int(value) for value in pusher.all_values] == list(range(100))
 
 
 def test_an_abort_frees_every_waiting_caller_and_drops_held_data() -> None:
@@ -471,23 +431,6 @@ def test_every_record_needs_a_permit_of_the_limiter() -> None:
     assert pusher.values == [["a", "b", "c", "d", "e"]]
 
 
-def test_a_listener_that_fails_at_a_cut_does_not_lose_the_block() -> None:
-    class Failing(RecordingPusher):
-        def choose_codec(self, block: Block) -> None:
-            raise RuntimeError("no")
-
-        def report_failure(self, message: str, error: Exception) -> None:
-            super().report_failure(message, error)
-            raise RuntimeError("not even this")
-
-    pusher = Failing()
-    with generator(pusher, ManualClock()) as made:
-        made.add_data("x")
-        made.stop()
-    assert pusher.values == [["x"]]
-    assert pusher.errors
-
-
 def test_a_failed_cut_keeps_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     pusher, clock = RecordingPusher(), ManualClock()
     with generator(pusher, clock) as made:
@@ -506,6 +449,10 @@ def test_b03_a_callback_that_fails_is_reported_and_the_data_is_in() -> None:
     class Failing(RecordingPusher):
         def choose_codec(self, block: Block) -> None:
             raise RuntimeError("no")
+
+        def report_failure(self, message: str, error: Exception) -> None:
+            super().report_failure(message, error)
+            raise RuntimeError("not even this")
 
     pusher = Failing()
     with generator(pusher, ManualClock()) as made:
@@ -549,7 +496,7 @@ def test_w16_small_single_records_take_no_more_room_than_their_data() -> None:
         assert held < 2**18
         assert peak < 2**19
         made.stop()
-    assert [value for values in pusher.values for value in values] == [f"{n:05d}" for n in range(100_000)]
+    assert pusher.all_values == [f"{n:05d}" for n in range(100_000)]
 
 
 def _out_of_memory(*_: object) -> pa.RecordBatch:

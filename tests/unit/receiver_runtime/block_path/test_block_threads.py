@@ -10,67 +10,19 @@ import pyarrow as pa
 import pytest
 
 from receiver_runtime.block_path.block_generator import BlockGenerator
-from receiver_runtime.block_path.block_pusher import BlockPusher
 from receiver_runtime.block_path.generator_state import GeneratorState
 from receiver_runtime.block_path.load.block_threads import BlockThreads
 from receiver_runtime.block_path.load.rate_limiter import RateLimiter
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
+from tests.unit.receiver_runtime.block_path.recording_pusher import RecordingPusher
 from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually, reaches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from receiver_runtime.block_path.block import Block
-    from receiver_runtime.block_path.block_handler import EncodedBlock
 
 SCHEMA = pa.schema([("value", pa.string())])
-
-
-class RecordingPusher(BlockPusher):
-    """Keeps the blocks that are pushed; pushes wait until `gate` is set, and fail while `failures` are left."""
-
-    def __init__(self) -> None:
-        self.pushed: list[Block] = []
-        self.begun = 0
-        self.idle = 0
-        self.errors: list[str] = []
-        self.failures = 0
-        self.gate = threading.Event()
-        self.gate.set()
-        self.at_once = 0
-        self.most_at_once = 0
-
-    def choose_codec(self, block: Block) -> None:
-        pass
-
-    def encode(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock | None:
-        return None
-
-    def push(self, block: Block) -> None:
-        self.begun += 1
-        self.at_once += 1
-        self.most_at_once = max(self.most_at_once, self.at_once)
-        try:
-            self.gate.wait(30)
-            if self.failures:
-                self.failures -= 1
-                raise OSError("the disk is full")
-            self.pushed.append(block)
-        finally:
-            self.at_once -= 1
-
-    def close_aged_segments(self) -> None:
-        self.idle += 1
-
-    def report_failure(self, message: str, error: Exception) -> None:
-        self.errors.append(f"{message}: {error}")
-
-    def fail(self, error: BaseException) -> None:
-        self.errors.append(str(error))
-
-    @property
-    def values(self) -> list[str]:
-        return [value for block in self.pushed for batch in block.batches for value in batch.column(0).to_pylist()]
 
 
 @contextmanager
@@ -121,7 +73,7 @@ def test_b02_many_generators_share_one_timer_and_few_push_threads() -> None:
             eventually(reaches(lambda: min(len(pusher.pushed) for _, pusher in made), round_number + 1))
         # Without sharing, there would be 200 threads; here, a slow disk may add a few.
         assert len(set(threading.enumerate()) - before) <= 1 + 16
-        assert [pusher.values for _, pusher in made] == [["0", "1", "2"]] * 100
+        assert [pusher.all_values for _, pusher in made] == [["0", "1", "2"]] * 100
 
 
 def test_b05_blocks_of_each_generator_are_pushed_in_order_and_one_at_a_time() -> None:
@@ -132,7 +84,7 @@ def test_b05_blocks_of_each_generator_are_pushed_in_order_and_one_at_a_time() ->
         for generator, _ in made:
             generator.stop()
         for _, pusher in made:
-            assert pusher.values == [str(n) for n in range(200)]
+            assert pusher.all_values == [str(n) for n in range(200)]
             assert pusher.most_at_once == 1
             assert [block.number for block in pusher.pushed] == list(range(1, len(pusher.pushed) + 1))
 
@@ -146,11 +98,11 @@ def test_w05_pushes_that_hang_hold_up_no_other_receiver() -> None:
         eventually(lambda: sum(pusher.begun for _, pusher in hanging) >= 2)
         for generator, _ in well:
             generator.add_data("x")
-        eventually(lambda: all(pusher.values == ["x"] for _, pusher in well))
+        eventually(lambda: all(pusher.all_values == ["x"] for _, pusher in well))
         assert not any(pusher.pushed for _, pusher in hanging)
         for _, pusher in hanging:
             pusher.gate.set()
-        eventually(lambda: all(pusher.values == ["hangs"] for _, pusher in hanging))
+        eventually(lambda: all(pusher.all_values == ["hangs"] for _, pusher in hanging))
 
 
 def test_w05_a_push_that_is_tried_again_holds_no_thread_meanwhile() -> None:
@@ -164,7 +116,7 @@ def test_w05_a_push_that_is_tried_again_holds_no_thread_meanwhile() -> None:
         # The clock stands still: no push is repeated, and there are two push threads.
         made[3][0].add_data("x")
         made[3][0].stop()
-        assert made[3][1].values == ["x"]
+        assert made[3][1].all_values == ["x"]
         assert push_threads(shared) == 2
 
 
@@ -174,13 +126,13 @@ def test_b06_a_stop_drains_one_generator_and_leaves_the_others_active() -> None:
         for generator, _ in made:
             generator.add_data("x")
         made[0][0].stop()
-        assert made[0][1].values == ["x"]
+        assert made[0][1].all_values == ["x"]
         made[1][0].abort()
         assert made[1][0].state is GeneratorState.STOPPED_ALL
         assert made[2][0].state is GeneratorState.ACTIVE
         clock.advance(0.25)
-        eventually(lambda: made[2][1].values == ["x"])
-        assert made[1][1].values == []
+        eventually(lambda: made[2][1].all_values == ["x"])
+        assert made[1][1].all_values == []
 
 
 def test_a_large_block_is_not_cut_on_the_shared_timer() -> None:
@@ -236,7 +188,7 @@ def test_add_if_free_refuses_data_that_would_have_to_wait() -> None:
         generator.stop()
     finally:
         generator.abort()
-    assert pusher.values == ["x", "x"]
+    assert pusher.all_values == ["x", "x"]
 
 
 class DyingClock(ManualClock):
@@ -316,10 +268,10 @@ def test_a_thread_that_fails_itself_is_counted_and_replaced(role: str) -> None:
                 generator.add_data(str(number))
             advance_until(clock, lambda: clock.failures == 0)
         values = [str(number) for number in range(5)]
-        advance_until(clock, lambda: all(pusher.values == values for _, pusher in made))
+        advance_until(clock, lambda: all(pusher.all_values == values for _, pusher in made))
         # Another failure may still be in progress.
         eventually(reaches(lambda: shared.deaths, 15))
-        assert not any(pusher.errors for _, pusher in made)
+        assert not any(pusher.errors or pusher.deaths for _, pusher in made)
 
 
 def test_a_failed_tick_is_reported_to_its_generator_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,10 +285,10 @@ def test_a_failed_tick_is_reported_to_its_generator_only(monkeypatch: pytest.Mon
         monkeypatch.setattr(first._cutter, "ask_for_cut", die)
         monkeypatch.setattr(first._cutter, "_run", die)
         first.add_data("x")
-        eventually(lambda: told.errors == ["[Errno 28] No space left on device"])
+        eventually(lambda: [str(error) for error in told.deaths] == ["[Errno 28] No space left on device"])
         assert first.state is GeneratorState.STOPPED_ALL
         second.add_data("y")
-        eventually(lambda: pusher.values == ["y"])
+        eventually(lambda: pusher.all_values == ["y"])
 
 
 def test_work_waits_only_until_the_system_can_start_threads_again(monkeypatch: pytest.MonkeyPatch) -> None:

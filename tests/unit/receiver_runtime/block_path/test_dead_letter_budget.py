@@ -9,8 +9,8 @@ import pytest
 from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_path.dead_letter_budget import MOST_BYTES, MOST_LETTERS, WINDOW, DeadLetterBudget
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
-from tests.unit.receiver_runtime.rig import HandReceiver, rig
-from tests.unit.receiver_runtime.support import ManualClock, eventually
+from tests.unit.receiver_runtime.rig import HandReceiver, running
+from tests.unit.receiver_runtime.support import ManualClock
 from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ def receiver() -> HandReceiver:
 def test_what_is_over_is_counted_in_the_next_row_of_the_reason_and_at_the_end(
     receiver: HandReceiver, tmp_path: Path
 ) -> None:
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         receiver.store_dead_letters(letters(MOST_LETTERS + 5, "a", b"\xff1"))
         [row] = made.rows.dead_letters
         assert (row.letters, row.dropped, row.dropped_bytes) == (MOST_LETTERS, 5, 10)

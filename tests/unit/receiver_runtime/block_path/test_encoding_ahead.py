@@ -10,10 +10,10 @@ import pytest
 
 from receiver_runtime.block_path.block_generator import BlockGenerator
 from receiver_runtime.block_path.block_handler import EncodedBlock
-from receiver_runtime.block_path.block_pusher import BlockPusher
 from receiver_runtime.block_path.load.rate_limiter import RateLimiter
 from receiver_runtime.block_store.frames.payload import decode_batches, encode_batches
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
+from tests.unit.receiver_runtime.block_path.recording_pusher import RecordingPusher
 from tests.unit.receiver_runtime.support import ManualClock, eventually
 
 if TYPE_CHECKING:
@@ -24,14 +24,13 @@ if TYPE_CHECKING:
 SCHEMA = pa.schema([("value", pa.string())])
 
 
-class RecordingPusher(BlockPusher):
-    """Keeps the blocks that are pushed; pushes wait until `gate` is set."""
+class EncodingPusher(RecordingPusher):
+    """Encodes as the test says; pushes wait until `gate` is set."""
 
     def __init__(self) -> None:
-        self.pushed: list[Block] = []
-        self.errors: list[str] = []
+        super().__init__()
+        self.gate.clear()
         self.waits = threading.Event()
-        self.gate = threading.Event()
         self.encoder: Callable[[Sequence[pa.RecordBatch]], EncodedBlock] = Encoder()
 
     def encode(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
@@ -42,17 +41,7 @@ class RecordingPusher(BlockPusher):
 
     def push(self, block: Block) -> None:
         self.waits.set()
-        assert self.gate.wait(30)
-        self.pushed.append(block)
-
-    def close_aged_segments(self) -> None:
-        pass
-
-    def report_failure(self, message: str, error: Exception) -> None:
-        self.errors.append(f"{message}: {error}")
-
-    def fail(self, error: BaseException) -> None:
-        self.errors.append(str(error))
+        super().push(block)
 
 
 class Encoder:
@@ -69,7 +58,7 @@ class Encoder:
         return EncodedBlock([encode_batches(SCHEMA, batches)], sum(batch.num_rows for batch in batches))
 
 
-def _generator(pusher: RecordingPusher, encoder: Encoder) -> BlockGenerator:
+def _generator(pusher: EncodingPusher, encoder: Encoder) -> BlockGenerator:
     pusher.encoder = encoder
     settings = ReceiverSettings.model_construct(block_interval=0.001, block_queue_size=3)
     made = BlockGenerator(pusher, SCHEMA, limiter=RateLimiter(), settings=settings, name="test")
@@ -78,7 +67,7 @@ def _generator(pusher: RecordingPusher, encoder: Encoder) -> BlockGenerator:
 
 
 def test_a_block_is_encoded_while_the_one_before_it_is_written() -> None:
-    pusher, encoder = RecordingPusher(), Encoder()
+    pusher, encoder = EncodingPusher(), Encoder()
     made = _generator(pusher, encoder)
     try:
         made.add_multiple_data(pa.record_batch([pa.array(["first"])], schema=SCHEMA))
@@ -102,7 +91,7 @@ def test_a_block_is_encoded_while_the_one_before_it_is_written() -> None:
 
 
 def test_a_block_that_could_not_be_encoded_ahead_is_pushed_unencoded() -> None:
-    pusher, encoder = RecordingPusher(), Encoder()
+    pusher, encoder = EncodingPusher(), Encoder()
     encoder.broken = True
     pusher.gate.set()
     made = _generator(pusher, encoder)
@@ -123,7 +112,7 @@ def _full_block() -> pa.RecordBatch:
 
 
 def test_a_block_says_how_long_it_waited_for_the_encoder_and_not_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    pusher, clock, gate = RecordingPusher(), ManualClock(), threading.Semaphore(0)
+    pusher, clock, gate = EncodingPusher(), ManualClock(), threading.Semaphore(0)
     cut: list[Block] = []
     monkeypatch.setattr(pusher, "choose_codec", cut.append)
 

@@ -25,7 +25,8 @@ from receiver_runtime.reporting.status_reporter import StatusReporter
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.supervisor.reading_loop import ReadingLoop, ReadingLoopClosedError
 from receiver_runtime.watching.exit_codes import ExitCode
-from tests.unit.receiver_runtime.block_path.test_block_generator import SCHEMA, RecordingPusher
+from tests.unit.receiver_runtime.block_path.recording_pusher import RecordingPusher
+from tests.unit.receiver_runtime.block_path.test_block_generator import SCHEMA
 from tests.unit.receiver_runtime.reporting.test_status_reporter import Rows
 from tests.unit.receiver_runtime.rig import HandReceiver, RecordingReporter, batch, rig
 from tests.unit.receiver_runtime.support import (

@@ -22,7 +22,7 @@ from receiver_runtime.sources.source import SourceRule
 from receiver_runtime.supervisor.ending import Ending
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.unit.receiver_runtime.memory_positions import MemoryPositions
-from tests.unit.receiver_runtime.rig import Rig, in_thread, rig
+from tests.unit.receiver_runtime.rig import Rig, in_thread, rig, running
 from tests.unit.receiver_runtime.support import ManualClock, MemoryBlockLog, advance_until, eventually, reaches
 from tracker_store.blocks.blocks import ORIGIN
 from tracker_store.connection.errors import EmptyBlockError, ReceiverFencedError
@@ -104,6 +104,14 @@ def positioned(
         assert all(one.to_offset == two.from_offset for one, two in pairwise(links))
         assert {(link.source, link.kind, link.generation) for link in links} <= {(SOURCE, LinkKind.BLOCK, 0)}
         assert all(len(block.links) == 1 for block in log.chain(1))
+
+
+@contextmanager
+def by_hand(root: Path, **settings: Any) -> Iterator[tuple[ByHand, Rig, MemoryPositions]]:  # noqa: ANN401  of the rig
+    receiver = ByHand()
+    with positioned(root, receiver, **settings) as (made, positions):
+        eventually(lambda: receiver.reads == [0], "the start")
+        yield receiver, made, positions
 
 
 def numbers(made: Rig) -> list[int]:
@@ -243,9 +251,7 @@ def test_records_may_be_arrow_data_with_several_chunks(tmp_path: Path) -> None:
 
 
 def test_s09_b03_buffered_records_are_one_block_with_the_position_behind_them(tmp_path: Path) -> None:
-    receiver = ByHand()
-    with positioned(tmp_path, receiver, block_interval="60s") as (made, positions):
-        eventually(lambda: receiver.reads == [0], "the start")
+    with by_hand(tmp_path, block_interval="60s") as (receiver, made, positions):
         for position in range(1, 5):
             receiver.store_buffered([position - 1], position)
         receiver.store(4, 5)
@@ -258,9 +264,7 @@ def test_s09_b03_buffered_records_are_one_block_with_the_position_behind_them(tm
 
 
 def test_s09_a_block_is_cut_at_each_interval(tmp_path: Path) -> None:
-    receiver = ByHand()
-    with positioned(tmp_path, receiver, block_interval="20ms") as (made, _):
-        eventually(lambda: receiver.reads == [0], "the start")
+    with by_hand(tmp_path, block_interval="20ms") as (receiver, made, _):
         for number in range(3):
             receiver.store_buffered([number], number + 1)
             eventually(reaches(lambda: receiver.registered[-1], number + 1), "the call")
@@ -268,9 +272,7 @@ def test_s09_a_block_is_cut_at_each_interval(tmp_path: Path) -> None:
 
 
 def test_s09_w03_the_callback_comes_when_the_block_is_registered_and_not_before(tmp_path: Path) -> None:
-    receiver = ByHand()
-    with positioned(tmp_path, receiver) as (made, _):
-        eventually(lambda: receiver.reads == [0], "the start")
+    with by_hand(tmp_path) as (receiver, made, _):
         made.log.away = True
         calls = len(made.log.calls)
         receiver.store_buffered([0], 1)
@@ -292,9 +294,7 @@ def test_b03_a_callback_that_fails_is_reported_and_the_data_is_in(tmp_path: Path
 
 
 def test_s09_a_block_of_its_own_has_nothing_before_and_nothing_after_it(tmp_path: Path) -> None:
-    receiver = ByHand()
-    with positioned(tmp_path, receiver, block_interval="60s") as (made, positions):
-        eventually(lambda: receiver.reads == [0], "the start")
+    with by_hand(tmp_path, block_interval="60s") as (receiver, made, positions):
         receiver.may_go_on.clear()
         receiver.store([0], 1)
         # The hand-over thread is in the callback, so what is stored now waits in the buffer.
@@ -314,9 +314,7 @@ def test_s09_a_block_of_its_own_has_nothing_before_and_nothing_after_it(tmp_path
 
 
 def test_s09_a_block_of_its_own_that_is_refused_raises(tmp_path: Path) -> None:
-    receiver = ByHand()
-    with positioned(tmp_path, receiver) as (made, _):
-        eventually(lambda: receiver.reads == [0], "the start")
+    with by_hand(tmp_path) as (receiver, made, _):
         receiver.store([0], 1)
         made.log.fence.add(1)
         with pytest.raises(ReceiverFencedError):
@@ -326,9 +324,7 @@ def test_s09_a_block_of_its_own_that_is_refused_raises(tmp_path: Path) -> None:
 
 
 def test_h05_a_block_without_records_is_refused_and_the_position_alone_goes_on(tmp_path: Path) -> None:
-    receiver = ByHand()
-    with positioned(tmp_path, receiver) as (made, positions):
-        eventually(lambda: receiver.reads == [0], "the start")
+    with by_hand(tmp_path) as (receiver, made, positions):
         kinds: list[object] = [[], iter(()), pa.table({"value": pa.array([], pa.int64())})]
         for nothing in kinds:
             with pytest.raises(
@@ -386,9 +382,7 @@ def test_w01_what_the_disk_does_not_take_is_read_again(tmp_path: Path) -> None:
 
 
 def test_after_a_failure_reading_begins_when_the_blocks_in_flight_are_answered(tmp_path: Path) -> None:
-    receiver = ByHand()
-    with positioned(tmp_path, receiver) as (made, _):
-        eventually(lambda: receiver.reads == [0], "the start")
+    with by_hand(tmp_path) as (receiver, made, _):
         made.log.away = True
         receiver.store_buffered([0], 1)
         eventually(lambda: made.log.calls, "an attempt to register")
@@ -441,9 +435,7 @@ def test_s09_c02_the_rate_limit_holds_reading_up(tmp_path: Path) -> None:
 
 
 def test_s09_s04_a_stop_registers_everything_that_was_stored_and_says_so(tmp_path: Path) -> None:
-    receiver = ByHand()
-    with positioned(tmp_path, receiver, block_interval="60s") as (made, positions):
-        eventually(lambda: receiver.reads == [0], "the start")
+    with by_hand(tmp_path, block_interval="60s") as (receiver, made, positions):
         for number in range(1000):
             receiver.store_buffered([number], number + 1)
         assert made.stop().drained
@@ -487,8 +479,7 @@ def test_a_stop_does_not_wait_for_a_position_that_does_not_come(tmp_path: Path) 
     log = MemoryBlockLog()
     positions = MemoryPositions(log)
     positions.may_answer.clear()
-    with rig(tmp_path, receiver, log=log, positions=positions, receiver_stop_timeout="300s") as made:
-        eventually(receiver.is_started, "the start")
+    with running(tmp_path, receiver, log=log, positions=positions, receiver_stop_timeout="300s") as made:
         assert made.stop().drained
         positions.may_answer.set()
     assert receiver.asked == []
@@ -508,9 +499,7 @@ def test_a_read_that_returns_is_called_again(tmp_path: Path) -> None:
 
 
 def test_threads_that_still_store_after_the_end_are_refused(tmp_path: Path) -> None:
-    receiver = ByHand()
-    with positioned(tmp_path, receiver) as (made, _):
-        eventually(lambda: receiver.reads == [0], "the start")
+    with by_hand(tmp_path) as (receiver, made, _):
         made.stop()
         with pytest.raises(RuntimeError, match="takes no records before `read` is called"):
             receiver.store_buffered([1], 1)

@@ -108,10 +108,6 @@ def test_declarations_do_not_load_installed_clients() -> None:
     assert set(done.stdout.split()) & CLIENTS == set()
 
 
-def test_blocked_modules_can_not_be_imported() -> None:
-    assert "ModuleNotFoundError" in run(_BLOCKED + "import paho.mqtt.client").stderr
-
-
 @pytest.fixture(scope="module")
 def said_without_clients() -> dict[str, str | None]:
     """Return the error of making each kind's receiver without any client installed; None if there is none."""

@@ -21,7 +21,7 @@ from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.supervisor.ending import Ending
 from receiver_runtime.supervisor.lifecycle import TRANSITIONS, SupervisorState
 from receiver_runtime.watching.exit_codes import ExitCode
-from tests.unit.receiver_runtime.rig import HandReceiver, Rig, batch, in_thread, rig
+from tests.unit.receiver_runtime.rig import HandReceiver, Rig, batch, in_thread, rig, running
 from tests.unit.receiver_runtime.support import (
     ManualClock,
     PaidClock,
@@ -81,8 +81,7 @@ def test_r01_a_receiver_prefers_no_host(receiver: HandReceiver) -> None:
 
 
 def test_r02_one_record_is_asynchronous_and_many_return_when_registered(receiver: HandReceiver, tmp_path: Path) -> None:
-    with rig(tmp_path, receiver, block_interval="60s") as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver, block_interval="60s") as made:
         receiver.store("single")
         assert made.values() == []
         receiver.store(batch("a", "b"))
@@ -95,8 +94,7 @@ def test_r02_one_record_is_asynchronous_and_many_return_when_registered(receiver
 
 
 def test_r02_many_records_raise_when_they_can_not_be_registered(receiver: HandReceiver, tmp_path: Path) -> None:
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         receiver.store(["a"])
         made.log.fence.add(1)
         with pytest.raises(ReceiverFencedError):
@@ -106,8 +104,7 @@ def test_r02_many_records_raise_when_they_can_not_be_registered(receiver: HandRe
 
 
 def test_b03_a_buffered_chunk_is_in_one_block(receiver: HandReceiver, tmp_path: Path) -> None:
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         for n in range(20):
             receiver.store_buffered(batch(*[str(n)] * 50))
         made.stop()
@@ -148,8 +145,7 @@ def test_s03_a_receiver_that_fails_to_stop_is_stopped(receiver: HandReceiver, tm
         raise OSError("will not")
 
     receiver.on_stopping = fail
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         receiver.store("x")
         assert made.stop().exit_code is ExitCode.STOPPED
         assert made.values() == ["x"]
@@ -157,8 +153,7 @@ def test_s03_a_receiver_that_fails_to_stop_is_stopped(receiver: HandReceiver, tm
 
 
 def test_s04_k12_a_graceful_stop_registers_all_that_store_accepted(receiver: HandReceiver, tmp_path: Path) -> None:
-    with rig(tmp_path, receiver, block_interval="60s") as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver, block_interval="60s") as made:
         for n in range(10_000):
             receiver.store(str(n))
         assert made.values() == []
@@ -170,15 +165,13 @@ def test_s04_k12_a_graceful_stop_registers_all_that_store_accepted(receiver: Han
 
 def test_s04_records_stored_during_the_stop_are_drained(receiver: HandReceiver, tmp_path: Path) -> None:
     receiver.on_stopping = lambda: receiver.store_buffered(batch("read", "before"))
-    with rig(tmp_path, receiver, block_interval="3s", receiver_max_rate=0.001) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver, block_interval="3s", receiver_max_rate=0.001) as made:
         assert made.stop().drained
         assert made.values() == ["read", "before"]
 
 
 def test_s04_a_stop_while_the_driver_log_is_away_waits_for_it(receiver: HandReceiver, tmp_path: Path) -> None:
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         made.log.away = True
         receiver.store("x")
         made.supervisor.lifecycle.stop("now")
@@ -193,8 +186,7 @@ def test_s04_a_stop_while_the_driver_log_is_away_puts_everything_on_the_disk(
     receiver: HandReceiver, tmp_path: Path
 ) -> None:
     """There are more blocks than may wait: if the process is killed now, salvage finds them."""
-    with rig(tmp_path, receiver, block_queue_size=2, max_block_bytes="1KiB") as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver, block_queue_size=2, max_block_bytes="1KiB") as made:
         made.log.away = True
         # Two blocks wait to be registered, one to be stored, two are in the queue, and one is in the next cut.
         taken = [str(n) * 1024 for n in range(6)]
@@ -220,8 +212,7 @@ def stored(made: Rig) -> list[int]:
 def test_s04_a_receiver_that_hangs_in_on_stop_holds_no_end_up(receiver: HandReceiver, tmp_path: Path) -> None:
     let_go = threading.Event()
     receiver.on_stopping = partial(_hang, let_go)
-    with rig(tmp_path, receiver, block_interval="3s", receiver_stop_timeout="100ms") as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver, block_interval="3s", receiver_stop_timeout="100ms") as made:
         for n in range(1000):
             receiver.store(str(n))
         ending = made.stop()
@@ -246,10 +237,9 @@ def test_s04_a_receiver_that_waits_for_the_driver_log_does_not_hang(receiver: Ha
             receiver.store_buffered(batch(*[f"{n:04d}" * 30] * 10))
 
     clock = ManualClock()
-    with rig(
+    with running(
         tmp_path, receiver, clock=clock, block_queue_size=1, max_block_bytes=2000, receiver_stop_timeout="5s"
     ) as made:
-        eventually(receiver.is_started)
         made.log.away = True
         reader, errors = in_thread(read)
         receiver.on_stopping = reader.join
@@ -279,8 +269,7 @@ def test_s05_a_receiver_that_hangs_in_on_stop_is_started_by_another_process(
 ) -> None:
     let_go = threading.Event()
     receiver.on_stopping = partial(_hang, let_go)
-    with rig(tmp_path, receiver, block_interval="3s", receiver_stop_timeout="50ms") as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver, block_interval="3s", receiver_stop_timeout="50ms") as made:
         receiver.store("kept")
         if wish == "restart":
             receiver.restart("the source went away")
@@ -344,8 +333,7 @@ def test_s02_an_on_start_that_never_ends_can_not_be_started_twice(receiver: Hand
 def test_w05_a_block_generator_that_dies_ends_the_process_for_another(
     receiver: HandReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         monkeypatch.setattr(made.supervisor.block_path.pusher, "push", _exit)
         receiver.store("x")
         ending = made.end()
@@ -362,8 +350,7 @@ def _exit(_: object) -> None:
 def test_w05_a_supervisor_that_fails_in_its_own_code_still_ends(
     receiver: HandReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         receiver.store("x")
         monkeypatch.setattr(made.supervisor, "_pause", _fail)
         made.log.desired[1] = DesiredState.PAUSED
@@ -375,8 +362,7 @@ def test_w05_a_supervisor_that_fails_in_its_own_code_still_ends(
 def test_w05_a_failing_end_is_still_an_end(
     receiver: HandReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         monkeypatch.setattr(made.supervisor.block_path._handler, "close", _fail)
         ending = made.stop()
         assert (ending.exit_code, ending.drained, ending.again) == (ExitCode.FAILED, False, True)
@@ -402,8 +388,9 @@ def wait_for_starts(made: Rig, clock: ManualClock, over: Callable[[], object]) -
 
 def test_s05_a_restart_stops_waits_and_starts(receiver: HandReceiver, tmp_path: Path) -> None:
     clock = ManualClock()
-    with rig(tmp_path, receiver, clock=clock, receiver_restart_delay="2s", receiver_max_restart_delay="30s") as made:
-        eventually(receiver.is_started)
+    with running(
+        tmp_path, receiver, clock=clock, receiver_restart_delay="2s", receiver_max_restart_delay="30s"
+    ) as made:
         receiver.restart("the source went away", OSError("reset"))
         eventually(receiver.is_stopped)
         eventually(lambda: receiver.stops == 1)
@@ -415,8 +402,7 @@ def test_s05_a_restart_stops_waits_and_starts(receiver: HandReceiver, tmp_path: 
 
 def test_s05_a_restart_may_set_its_own_delay(receiver: HandReceiver, tmp_path: Path) -> None:
     clock = ManualClock()
-    with rig(tmp_path, receiver, clock=clock, receiver_restart_delay="60s", receiver_max_restart_delay="60s"):
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver, clock=clock, receiver_restart_delay="60s", receiver_max_restart_delay="60s"):
         receiver.restart("again", delay=0.0)
         eventually(lambda: receiver.starts == 2)
 
@@ -494,8 +480,7 @@ class Reported(UnfailingReporter):
 
 
 def test_what_is_degraded_and_noted_is_shown_unless_blocks_wait(receiver: HandReceiver, tmp_path: Path) -> None:
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         receiver.report_connected("there")
         receiver.report_note("a", "a note")
         receiver.report_degraded("files", "one file is not read")
@@ -520,8 +505,7 @@ def test_what_is_degraded_and_noted_is_shown_unless_blocks_wait(receiver: HandRe
 
 def test_s05_s06_a_restart_keeps_claim_and_buffer_and_asks_nobody(receiver: HandReceiver, tmp_path: Path) -> None:
     """The original registered again, and its driver might move the receiver or refuse it: an endless loop (W15)."""
-    with rig(tmp_path, receiver, block_interval="60s") as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver, block_interval="60s") as made:
         receiver.store("before")
         receiver.restart("again", delay=0.5)
         eventually(lambda: receiver.stops == 1)
@@ -535,8 +519,7 @@ def test_s05_s06_a_restart_keeps_claim_and_buffer_and_asks_nobody(receiver: Hand
 
 
 def test_s07_a_block_that_is_refused_raises_and_its_data_is_in_no_block(receiver: HandReceiver, tmp_path: Path) -> None:
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         receiver.store(["a"])
         made.log.refuse_call = lambda blocks: ValueError("no") if blocks[0].sequence == 3 else None
         with pytest.raises(ValueError, match="no"):
@@ -546,8 +529,7 @@ def test_s07_a_block_that_is_refused_raises_and_its_data_is_in_no_block(receiver
 
 
 def test_b08_blocks_of_the_generator_and_of_store_share_one_sequence(receiver: HandReceiver, tmp_path: Path) -> None:
-    with rig(tmp_path, receiver, block_interval="1ms") as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver, block_interval="1ms") as made:
         threads = [in_thread(partial(_store_by_twos, receiver, name)) for name in "abc"]
         for n in range(200):
             receiver.store(f"single {n}")
@@ -568,8 +550,7 @@ def _store_by_twos(receiver: Receiver, name: str) -> None:
 
 
 def test_s10_a_push_that_fails_is_an_error_event_and_the_block_is_kept(receiver: HandReceiver, tmp_path: Path) -> None:
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         made.files.write_faults = ["error"] * 3
         receiver.store("x")
         eventually(lambda: made.values() == ["x"])
@@ -578,8 +559,7 @@ def test_s10_a_push_that_fails_is_an_error_event_and_the_block_is_kept(receiver:
 
 
 def test_w12_a_record_is_written_once_and_synced_once_with_its_block(receiver: HandReceiver, tmp_path: Path) -> None:
-    with rig(tmp_path, receiver, block_interval="60s") as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver, block_interval="60s") as made:
         for n in range(10):
             receiver.store([f"{n:04d}" * 250] * 100)
         assert made.files.syncs == len(made.log.chain(1)) == 10
@@ -589,8 +569,7 @@ def test_w12_a_record_is_written_once_and_synced_once_with_its_block(receiver: H
 
 
 def test_only_the_first_of_many_restart_requests_counts(receiver: HandReceiver, tmp_path: Path) -> None:
-    with rig(tmp_path, receiver, receiver_restart_delay="60s", receiver_max_restart_delay="60s") as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver, receiver_restart_delay="60s", receiver_max_restart_delay="60s") as made:
         for _ in range(10):
             receiver.restart("again")
         eventually(receiver.is_stopped)
@@ -676,8 +655,7 @@ def test_old_failures_are_forgotten(receiver: HandReceiver, tmp_path: Path) -> N
 
 
 def test_r03_a_receiver_may_stop_itself(receiver: HandReceiver, tmp_path: Path) -> None:
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         receiver.store("x")
         receiver.stop("no more to read")
         assert made.end() == made.end()
@@ -685,8 +663,7 @@ def test_r03_a_receiver_may_stop_itself(receiver: HandReceiver, tmp_path: Path) 
 
 
 def test_r03_a_receiver_that_stops_with_an_error_has_failed(receiver: HandReceiver, tmp_path: Path) -> None:
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         receiver.store("x")
         receiver.stop("can't go on", ValueError("bad credentials"))
         assert made.end().exit_code is ExitCode.FAILED
@@ -695,16 +672,14 @@ def test_r03_a_receiver_that_stops_with_an_error_has_failed(receiver: HandReceiv
 
 
 def test_r03_an_error_is_reported_and_receiving_goes_on(receiver: HandReceiver, tmp_path: Path) -> None:
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         receiver.report_error("one message was odd", ValueError("17"))
         assert made.reporter.events == [(ReceiverEventKind.ERROR, "one message was odd", "ValueError: 17")]
         assert receiver.is_started()
 
 
 def test_an_operator_pauses_and_resumes(receiver: HandReceiver, tmp_path: Path) -> None:
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         receiver.store("before")
         made.log.desired[1] = DesiredState.PAUSED
         eventually(lambda: made.reporter.states and made.reporter.states[-1][0] is ReceiverState.PAUSED)
@@ -719,8 +694,7 @@ def test_an_operator_pauses_and_resumes(receiver: HandReceiver, tmp_path: Path) 
 
 
 def test_s08_an_operator_stops_for_good(receiver: HandReceiver, tmp_path: Path) -> None:
-    with rig(tmp_path, receiver, block_interval="60s") as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver, block_interval="60s") as made:
         receiver.store("x")
         made.log.desired[1] = DesiredState.STOPPED
         assert made.end().exit_code is ExitCode.STOPPED
@@ -729,8 +703,9 @@ def test_s08_an_operator_stops_for_good(receiver: HandReceiver, tmp_path: Path) 
 
 def test_a_pause_during_the_wait_for_a_restart_starts_nothing(receiver: HandReceiver, tmp_path: Path) -> None:
     clock = ManualClock()
-    with rig(tmp_path, receiver, clock=clock, receiver_restart_delay="10s", receiver_max_restart_delay="10s") as made:
-        eventually(receiver.is_started)
+    with running(
+        tmp_path, receiver, clock=clock, receiver_restart_delay="10s", receiver_max_restart_delay="10s"
+    ) as made:
         receiver.restart("again")
         eventually(receiver.is_stopped)
         made.log.desired[1] = DesiredState.PAUSED
@@ -759,8 +734,7 @@ def test_another_server_of_the_driver_log_ends_the_claim(receiver: HandReceiver,
 
 
 def test_a_newer_assignment_drains_and_ends_the_receiver(receiver: HandReceiver, tmp_path: Path) -> None:
-    with rig(tmp_path, receiver, block_interval="60s") as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver, block_interval="60s") as made:
         receiver.store("x")
         made.log.assignments[1] = 2
         ending = made.end()
@@ -793,8 +767,7 @@ def test_c01_the_initial_rate_counts_until_back_pressure_sets_one(receiver: Hand
 def test_c01_the_limit_in_bytes_holds_for_every_way_in(receiver: HandReceiver, tmp_path: Path, *, single: bool) -> None:
     clock = PaidClock()
 
-    with rig(tmp_path, receiver, clock=clock, receiver_max_bytes_rate="10KB") as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver, clock=clock, receiver_max_bytes_rate="10KB") as made:
         clock.pays()
         began = clock.monotonic()
         for _ in range(10):
@@ -810,8 +783,7 @@ def test_c01_the_limit_in_bytes_holds_for_every_way_in(receiver: HandReceiver, t
 def test_c02_store_of_many_records_is_limited_too(receiver: HandReceiver, tmp_path: Path) -> None:
     """In the original this bypassed the limit."""
     clock = PaidClock()
-    with rig(tmp_path, receiver, clock=clock, receiver_max_rate=100) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver, clock=clock, receiver_max_rate=100) as made:
         clock.pays()
         began = clock.monotonic()
         _store_fifty(receiver, 4)
@@ -821,8 +793,7 @@ def test_c02_store_of_many_records_is_limited_too(receiver: HandReceiver, tmp_pa
 
 def test_with_a_rate_limit_a_chunk_is_cut_into_even_pieces(receiver: HandReceiver, tmp_path: Path) -> None:
     clock = ManualClock()
-    with rig(tmp_path, receiver, clock=clock, receiver_max_rate=100) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver, clock=clock, receiver_max_rate=100) as made:
         thread, errors = in_thread(lambda: receiver.store_buffered(batch(*map(str, range(55)))))
         eventually(lambda: made.supervisor.block_path.generator._buffer.records == 10, "the first piece")
         clock.advance(0.01)
@@ -841,8 +812,7 @@ def test_w21_fencing_stops_everything_at_once(receiver: HandReceiver, tmp_path: 
         while True:
             receiver.store("x" * 1000)
 
-    with rig(tmp_path, receiver, max_block_bytes=5000, block_queue_size=2) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver, max_block_bytes=5000, block_queue_size=2) as made:
         thread, errors = in_thread(keep_adding)
         eventually(lambda: len(made.log.chain(1)) > 3)
         made.log.fence.add(1)
@@ -860,8 +830,7 @@ def test_w21_fencing_stops_everything_at_once(receiver: HandReceiver, tmp_path: 
 def test_a_gap_ends_the_process_for_a_new_claim_and_is_no_failed_receiver(
     receiver: HandReceiver, tmp_path: Path
 ) -> None:
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         receiver.store(["a"])
         made.log.chains[1] = [block(1)]
         with pytest.raises(SequenceGapError):
@@ -873,8 +842,7 @@ def test_a_gap_ends_the_process_for_a_new_claim_and_is_no_failed_receiver(
 
 
 def test_a_receiver_fenced_during_its_drain_ends_as_fenced(receiver: HandReceiver, tmp_path: Path) -> None:
-    with rig(tmp_path, receiver, block_interval="60s") as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver, block_interval="60s") as made:
         receiver.store("x")
         made.log.fence.add(1)
         ending = made.stop()
@@ -882,8 +850,7 @@ def test_a_receiver_fenced_during_its_drain_ends_as_fenced(receiver: HandReceive
 
 
 def test_w05_a_full_disk_is_a_state_and_no_end(receiver: HandReceiver, tmp_path: Path) -> None:
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         receiver.report_connected("the source")
         made.files.write_faults = ["short", "error", "error", "short"]
         receiver.store("x")
@@ -896,8 +863,7 @@ def test_w05_a_full_disk_is_a_state_and_no_end(receiver: HandReceiver, tmp_path:
 
 
 def test_blocks_are_stored_while_earlier_ones_wait_to_be_registered(receiver: HandReceiver, tmp_path: Path) -> None:
-    with rig(tmp_path, receiver, block_queue_size=4) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver, block_queue_size=4) as made:
         made.log.away = True
         for n in range(3):
             receiver.store(str(n))
@@ -908,8 +874,7 @@ def test_blocks_are_stored_while_earlier_ones_wait_to_be_registered(receiver: Ha
 
 
 def test_a_full_disk_loses_neither_dead_letters_nor_later_lines(receiver: HandReceiver, tmp_path: Path) -> None:
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         made.files.write_faults = ["short"] * 4
         receiver.store_dead_letters([DeadLetter(DeadLetterReason.TRUNCATED, b"ab")])
         assert made.dead_letters() == [("truncated", 0, b"ab")]
@@ -917,8 +882,7 @@ def test_a_full_disk_loses_neither_dead_letters_nor_later_lines(receiver: HandRe
 
 
 def test_dead_letters_are_synced_recorded_and_reported(receiver: HandReceiver, tmp_path: Path) -> None:
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         receiver.store_dead_letters([])
         receiver.store_dead_letters(
             [DeadLetter(DeadLetterReason.INVALID_ENCODING, b"\xff"), DeadLetter(DeadLetterReason.TRUNCATED, b"ab")]
@@ -934,8 +898,7 @@ def test_many_dead_letters_take_few_syncs_and_statements_and_keep_their_order(
     receiver: HandReceiver, tmp_path: Path
 ) -> None:
     bad = [b"\xff%d" % number for number in range(2_500)]
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         receiver.store_dead_letters([DeadLetter(DeadLetterReason.INVALID_ENCODING, data) for data in bad])
         assert [data for _, _, data in made.dead_letters()] == bad
         assert (made.files.syncs, made.rows.dead_letter_calls, len(made.rows.dead_letters)) == (1, 1, 1)
@@ -952,8 +915,7 @@ def test_the_table_of_transitions_has_every_state() -> None:
 
 def test_no_thread_is_left_behind(receiver: HandReceiver, tmp_path: Path) -> None:
     before = set(threading.enumerate())
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         receiver.store("x")
         made.stop()
     eventually(
@@ -998,8 +960,7 @@ def test_w01_after_an_offset_conflict_the_receiver_continues_in_the_same_epoch(
 ) -> None:
     """The next block takes the number of the refused block, of which nothing is registered."""
     links = [OffsetLink("orders", "0", 0, 0, 2)]
-    with rig(tmp_path, receiver) as made:
-        eventually(receiver.is_started)
+    with running(tmp_path, receiver) as made:
         answer(made.supervisor.block_path.push_linked(batch("a", "b"), links))
         made.log.offset_conflicts = 1
         with pytest.raises(OffsetConflictError):

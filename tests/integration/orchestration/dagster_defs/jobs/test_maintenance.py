@@ -28,10 +28,16 @@ SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
 STARTED, CANCELED = dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELED
 
 
-@pytest.fixture
-def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.local_temp(str(tmp_path)) as made:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.local_temp(str(tmp_path_factory.mktemp("dagster"))) as made:
         yield made
+
+
+@pytest.fixture
+def instance(made: dg.DagsterInstance) -> dg.DagsterInstance:
+    made.wipe()
+    return made
 
 
 def declare(**settings: object) -> Pipeline:

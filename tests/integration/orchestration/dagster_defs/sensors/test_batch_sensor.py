@@ -36,7 +36,7 @@ from orchestration.declarations.settings import Settings
 from tests.integration.orchestration.boundaries import complete_launched, is_in_time
 from tests.support.driver_log.attempts import commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL as LOG_INTERVAL
-from tests.support.driver_log.log import Log, make_log, oldest_unfinished_batch
+from tests.support.driver_log.log import Log, oldest_unfinished_batch
 from tests.support.polling import eventually
 from tracker_store.batches import batches, retry
 from tracker_store.batches.pipeline_states import start_pipelines, stop_pipelines
@@ -803,8 +803,7 @@ def test_each_state_has_its_reason_to_wait(ticking: Ticking) -> None:
     assert "in one batch, and wait for the batch before to finish" in reason
 
 
-def test_a_row_of_an_older_release_gets_the_defaults(connection: sa.Connection) -> None:
-    log = make_log(connection)
+def test_a_row_of_an_older_release_gets_the_defaults(connection: sa.Connection, log: Log) -> None:
     [row] = list_pipelines(connection)
     assert BatchRules.of_row(row) == BatchRules(log.pipeline_id, "words", LOG_INTERVAL, max_attempts=3)
 

@@ -16,7 +16,7 @@ from receiver_runtime.receivers.sockets.text import SocketTextReceiver
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from receiver_runtime.receivers.tcp import READ_BYTES
 from receiver_runtime.sources.source import Source, SourceError
-from tests.unit.receiver_runtime.rig import rig
+from tests.unit.receiver_runtime.rig import rig, running
 from tests.unit.receiver_runtime.support import eventually
 from tracker_store.schema.states import DesiredState, ReceiverEventKind
 
@@ -190,8 +190,7 @@ def test_on_stop_may_be_called_twice_and_before_a_connection(tmp_path: Path) -> 
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         receiver = make_receiver(SocketText(host="127.0.0.1", port=unused.getsockname()[1]))
-        with rig(tmp_path, receiver) as made:
-            eventually(receiver.is_started)
+        with running(tmp_path, receiver) as made:
             made.stop()
             receiver.on_stop()
 
@@ -206,8 +205,7 @@ def test_a_stop_does_not_wait_for_an_unresponsive_host(tmp_path: Path) -> None:
             connection.settimeout(0)
             connection.connect_ex(full.getsockname())
         receiver = make_receiver(SocketText(host="127.0.0.1", port=full.getsockname()[1], connect_timeout=60))
-        with rig(tmp_path, receiver) as made:
-            eventually(receiver.is_started)
+        with running(tmp_path, receiver) as made:
             assert made.stop().drained
         for connection in waiting:
             connection.close()
