@@ -215,7 +215,7 @@ def test_a_failed_batch_is_tried_again_though_the_clock_was_set_back(system: Sys
         run_id="r",
         error="boom",
         max_attempts=3,
-        retry_after=LONGEST,
+        pauses=[LONGEST],
     )
 
     def state() -> tuple[BatchState, bool]:

@@ -178,7 +178,7 @@ def fail(log: Log, batch: int, max_attempts: int) -> None:
         run_id=f"run-{batch}-1",
         error="boom",
         max_attempts=max_attempts,
-        retry_after=timedelta(0),
+        pauses=[timedelta(0)],
     )
     log.connection.execute(
         sa.text("UPDATE forebay.batch_attempts SET ended_at = :at WHERE batch_time = :time"),

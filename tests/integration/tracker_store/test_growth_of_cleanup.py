@@ -181,7 +181,7 @@ def quarantine(connection: sa.Connection, time: datetime) -> None:
         run_id="run",
         error="boom",
         max_attempts=1,
-        retry_after=timedelta(0),
+        pauses=[timedelta(0)],
     )
     assert state is BatchState.QUARANTINED
 

@@ -80,7 +80,7 @@ def fail_attempt(
         failure=failure,
         max_attempts=max_attempts,
         max_lost_attempts=max_attempts,
-        retry_after=timedelta(0),
+        pauses=[timedelta(0)],
     )
 
 

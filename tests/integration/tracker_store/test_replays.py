@@ -92,7 +92,7 @@ def fail(
         run_id=f"run{attempt}",
         error="boom",
         max_attempts=max_attempts,
-        retry_after=timedelta(0),
+        pauses=[timedelta(0)],
         failure=failure,
     )
 

@@ -115,7 +115,7 @@ class Batches:
             failure=failure,
             max_attempts=most,
             max_lost_attempts=most,
-            retry_after=INTERVAL * 0,
+            pauses=[INTERVAL * 0],
         )
 
 

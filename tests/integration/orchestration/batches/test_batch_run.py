@@ -237,7 +237,7 @@ def test_a_zombie_attempt_neither_commits_nor_publishes(system: System) -> None:
                 run_id="run1",
                 error="lost",
                 max_attempts=3,
-                retry_after=timedelta(0),
+                pauses=[timedelta(0)],
             )
             system.run(pipeline, batch.time, 2)
         return lines.selectExpr(f"concat(value, '-of-{batch.attempt}') AS value")

@@ -110,7 +110,7 @@ class Log:
                 run_id=run,
                 error="killed",
                 max_attempts=3,
-                retry_after=timedelta(0),
+                pauses=[timedelta(0)],
             )
 
     def seen(self) -> list[str]:

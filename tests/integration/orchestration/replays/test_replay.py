@@ -306,7 +306,7 @@ def test_a_zombie_replay_is_refused_when_a_newer_attempt_holds_the_batch(system:
                 run_id="zombie",
                 error="lost",
                 max_attempts=3,
-                retry_after=timedelta(0),
+                pauses=[timedelta(0)],
             )
             system.replay(pipeline, batch.time, run_id="newer")
         return inner(lines) if batch.attempt == 3 else says(lines)

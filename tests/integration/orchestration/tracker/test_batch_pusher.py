@@ -286,7 +286,7 @@ def test_the_next_attempt_at_a_batch_is_pushed_once_when_it_is_due(
         run_id="the-run",
         error="x",
         max_attempts=3,
-        retry_after=timedelta(minutes=4),
+        pauses=[timedelta(minutes=4)],
     )
     pushing.turn(connection, term)
     assert dagster.launched == [f"{time.isoformat()}:1"], "it is not due"
@@ -312,7 +312,7 @@ def test_an_attempt_that_the_sensor_has_launched_is_not_pushed(
         run_id="the-run",
         error="x",
         max_attempts=3,
-        retry_after=timedelta(0),
+        pauses=[timedelta(0)],
     )
     assert [launch.attempt for launch in tick(connection, pipeline, instance).launches] == [2]
     # Whatever happened to that run: looking for it in Dagster is the sensor's task.
@@ -387,7 +387,7 @@ def test_j08_a_process_without_any_file_goes_on_with_what_was_pending(
         run_id="the-run",
         error="x",
         max_attempts=3,
-        retry_after=timedelta(0),
+        pauses=[timedelta(0)],
     )
 
     def launched_by_another_process() -> str:

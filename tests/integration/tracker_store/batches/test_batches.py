@@ -68,7 +68,7 @@ def fail(
         failure=failure,
         max_attempts=max_attempts,
         max_lost_attempts=MAX_LOST,
-        retry_after=None if retry_after is None else timedelta(seconds=retry_after),
+        pauses=None if retry_after is None else [timedelta(seconds=retry_after)],
     )
 
 
@@ -290,7 +290,7 @@ def test_an_interrupted_run_has_a_pause_before_the_next_attempt(log: Log) -> Non
         error="interrupted",
         failure=LOST,
         max_attempts=1,
-        least_pause=timedelta(minutes=1),
+        pauses=[timedelta(minutes=1)],
     )
     assert not batch_of(log).retry_due
 

@@ -108,7 +108,7 @@ def test_the_next_attempt_is_a_separate_launch(log: Log) -> None:
         run_id="r",
         error="x",
         max_attempts=3,
-        retry_after=timedelta(0),
+        pauses=[timedelta(0)],
     )
     assert take(log, "b", attempt=2).outcome is LaunchOutcome.FIRST
 

@@ -113,7 +113,7 @@ def fail(log: Log, time: datetime, *, attempt: int = 1, max_attempts: int = 3) -
         run_id=f"run{attempt}",
         error="boom",
         max_attempts=max_attempts,
-        retry_after=ZERO,
+        pauses=[ZERO],
     )
 
 

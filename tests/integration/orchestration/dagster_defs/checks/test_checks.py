@@ -182,7 +182,7 @@ def test_a_batch_that_was_given_up_fails_a_check_until_it_is_handled(
         run_id="run-2",
         error="a division by zero",
         max_attempts=1,
-        retry_after=timedelta(0),
+        pauses=[timedelta(0)],
     )
     keep_up(connection)
     [failed] = [result for result in check_batches(connection, pipeline) if not result.passed]

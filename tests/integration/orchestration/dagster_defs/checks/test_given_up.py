@@ -59,7 +59,7 @@ def bury(log: Log, *, max_attempts: int) -> BatchState | None:
         run_id="run",
         error="killed",
         max_attempts=max_attempts,
-        retry_after=timedelta(0),
+        pauses=[timedelta(0)],
     )
 
 

@@ -531,7 +531,7 @@ def test_a_run_whose_attempt_the_tracker_failed_is_ended_in_dagster_too(
         run_id=run.run_id,
         error="lost",
         max_attempts=3,
-        retry_after=timedelta(0),
+        pauses=[timedelta(0)],
     )
     assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 2)
     ended = instance.get_run_by_id(run.run_id)
@@ -562,7 +562,7 @@ def test_a_cancelled_run_ends_only_its_attempt_and_the_tick_reports_it(
             error="job cancelled",
             failure=AttemptFailure.LOST,
             max_attempts=1,
-            least_pause=timedelta(minutes=1),
+            pauses=[timedelta(minutes=1)],
         )
     instance.report_run_canceled(run)
     step = next_step(connection, pipeline, instance)
@@ -617,7 +617,7 @@ def test_a_run_killed_when_its_batch_ended_is_ended_in_dagster_after_a_while(
             run_id=run.run_id,
             error="lost",
             max_attempts=1,
-            retry_after=timedelta(0),
+            pauses=[timedelta(0)],
         )
     assert status() is dg.DagsterRunStatus.STARTED, "it may be about to say so itself"
     later("batch_attempts")
