@@ -33,7 +33,7 @@ from tracker_store.batches import batch_outputs, batches
 from tracker_store.batches.input_metadata import record_input_metadata
 from tracker_store.batches.outputs import commits_of_batch
 from tracker_store.batches.pipelines import get_pipeline
-from tracker_store.batches.retry import FIRST
+from tracker_store.batches.retry import FIRST, PAUSES
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.errors import BatchHeldError, DriverLogError
 from tracker_store.connection.outage import SURVIVED
@@ -247,7 +247,7 @@ def _record_failure(
         max_attempts=pipeline.max_attempts,
         max_lost_attempts=pipeline.settings.max_lost_attempts,
         # This run still has events to write: the process that launches the next attempt ends it in Dagster if need be.
-        least_pause=FIRST,
+        pauses=[max(pause, FIRST) for pause in PAUSES[failure.kind]],
     )
     with _logged("could not record that the attempt failed"):
         # A commit that failed for the same reason has waited already: don't wait as long again.

@@ -57,7 +57,7 @@ class ReceiverStatus:
         with self.lock:
             self._reason = reason
             if reached:
-                self._forget(UNREACHED)
+                self._degradations.pop(UNREACHED, None)
             shown = self._calm_reason()
         if shown is not None:
             self._reporter.reason(shown)
@@ -76,15 +76,9 @@ class ReceiverStatus:
     def report_degraded(self, what: str, reason: str | None) -> None:
         """Show that something of the source is not received, or no longer (None)."""
         with self.lock:
-            if reason is None:
-                self._degraded_since.pop(what, None)
-            else:
-                self._degraded_since.setdefault(what, self._now())
+            if what not in self._degradations:
+                self._degraded_since[what] = self._now()
             self._change(self._degradations, what, reason)
-
-    def _forget(self, what: str) -> None:
-        self._degradations.pop(what, None)
-        self._degraded_since.pop(what, None)
 
     def report_note(self, what: str, text: str | None) -> None:
         """Show a text behind the reason, or no longer (None)."""
@@ -94,7 +88,7 @@ class ReceiverStatus:
         """Forget what the receiver said before it was stopped: it is said again, if it is still so."""
         with self.lock:
             for what in self._degradations.keys() - {UNREACHED}:
-                self._forget(what)
+                del self._degradations[what]
 
     # -- what keeps blocks from being registered ---------------------------------------------------------------------
 

@@ -448,7 +448,7 @@ class Attempt:
                 run_id="stress",
                 error="boom",
                 max_attempts=max_attempts,
-                retry_after=timedelta(0),
+                pauses=[timedelta(0)],
             ),
         )
         self.journal.count("attempts failed")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from tracker_store.batches.retry import LONGEST, MAX_LOST_ATTEMPTS, NONE, PAUSES
+from tracker_store.batches.retry import LONGEST, MAX_LOST_ATTEMPTS, PAUSES
 from tracker_store.connection.engine import named_failures
 from tracker_store.connection.errors import (
     AttemptSupersededError,
@@ -206,20 +206,18 @@ def fail_attempt(
     max_attempts: int,
     failure: AttemptFailure = AttemptFailure.FAILED,
     max_lost_attempts: int = MAX_LOST_ATTEMPTS,
-    retry_after: timedelta | None = None,
-    least_pause: timedelta = NONE,
+    pauses: Sequence[timedelta] | None = None,
     term: int | None = None,
 ) -> BatchState | None:
     """End an attempt as `failure` says; returns the batch's state, or None if it was not the batch's attempt.
 
     FAILED attempts count in `max_attempts`, LOST ones in `max_lost_attempts`: the last one allowed leaves the batch
     QUARANTINED, an earlier one leaves it FAILED. A BLOCKED attempt (the block store can't be reached) leaves the batch
-    BLOCKED and is not counted. A replay leaves the batch as it is. The next attempt waits for `retry_after`; the
-    default is the pause in ``retry.PAUSES`` for the kind of failure, but at least `least_pause`. The leader passes its
-    `term`, and the call has an effect only in that term; other callers pass None. Locks: leadership FOR SHARE, the
-    pipeline's row, the batch's row.
+    BLOCKED and is not counted. A replay leaves the batch as it is. The next attempt waits for one of `pauses`,
+    the last one at most; None: ``retry.PAUSES`` for the kind of failure. The leader passes its `term`, and the call has
+    an effect only in that term; other callers pass None. Locks: leadership FOR SHARE, the pipeline's row, the batch's
+    row.
     """
-    pauses = PAUSES[failure] if retry_after is None else [retry_after]
     with named_failures():
         outcome: str | None = connection.execute(
             sa.text(f"""
@@ -240,7 +238,7 @@ def fail_attempt(
                 "failure": failure.value,
                 "max_attempts": max_attempts,
                 "max_lost_attempts": max_lost_attempts,
-                "pauses": [max(pause, least_pause) for pause in pauses],
+                "pauses": list(PAUSES[failure] if pauses is None else pauses),
             },
         ).scalar_one_or_none()
     return None if outcome in (None, "not its attempt") else BatchState(outcome)

@@ -342,7 +342,7 @@ class Services:
         pipelines = load_pipelines(module)
         declarations = declared(pipelines)
         self._pipelines = _running(declarations)
-        self._database_url = self._prepare_database()
+        self._database_url = _prepare_database(self._database_url, self._settings, self._supervisor)
         engine = create_engine(self._database_url, application_name="forebay up", pool_size=1)
         with connect(engine) as connection:
             self.changes = apply(connection, pipelines)
@@ -360,7 +360,10 @@ class Services:
         self._token = webserver_token(self._settings, dagster_home)
         # Commands in this home find Dagster by this file while this process runs.
         (dagster_home / URL_FILE).write_text(self._webserver_url, encoding="utf-8")
-        environment = {**self._environment(dagster_home), CODE_VARIABLE: str(self._code.copies.link)}
+        environment = {
+            **_environment(self._settings, dagster_home, self.database_url, self._webserver_url),
+            CODE_VARIABLE: str(self._code.copies.link),
+        }
         self._code.runs(declarations, environment, FROM_YOUR_CODE)
         # Only for the children that demand it, or send it.
         token = {DAGSTER_TOKEN: NO_TOKEN if self._token is None else self._token}
@@ -418,60 +421,63 @@ class Services:
             ]
         )
 
-    def _prepare_database(self) -> str:
-        """Start and migrate the embedded server, or migrate the one that is named; return the services' URL."""
-        if self._database_url is not None:
-            migrate.upgrade(self._database_url)
-            ensure_dagster_schema(self._database_url)
-            return self._database_url
-        server = self._start_postgres()
-        # The superuser does what follows here, and nothing else.
-        migrate.upgrade(server.url())
-        server.ensure_services_login()
-        ensure_dagster_schema(server.url(), owner=SERVICES)
-        return server.services_url()
 
-    def _start_postgres(self) -> EmbeddedPostgres:
-        server = embedded_postgres(self._settings)
-        server.initialise()
-        user = server.user()
-        self._supervisor.start(
-            [
-                Child(
-                    "postgres",
-                    server.command(),
-                    server.environment(),
-                    inherit_environment=False,
-                    directory=server.data_directory,
-                    ready=server.is_ready,
-                    ready_within=POSTGRES_READY_SECONDS,
-                    stop_signal=signal.Signals(StopMode.FAST.signal),
-                    stop_grace=30.0,
-                    user=None if user is None else user.uid,
-                    group=None if user is None else user.gid,
-                )
-            ]
-        )
-        server.ensure_database()
-        return server
+def _prepare_database(url: str | None, settings: Settings, supervisor: Supervisor) -> str:
+    """Start and migrate the embedded server, or migrate the one that is named; return the services' URL."""
+    if url is not None:
+        migrate.upgrade(url)
+        ensure_dagster_schema(url)
+        return url
+    server = _start_postgres(settings, supervisor)
+    # The superuser does what follows here, and nothing else.
+    migrate.upgrade(server.url())
+    server.ensure_services_login()
+    ensure_dagster_schema(server.url(), owner=SERVICES)
+    return server.services_url()
 
-    def _environment(self, dagster_home: Path) -> dict[str, str]:
-        paths = [os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]  # noqa: PTH109  as text
-        return {
-            "DAGSTER_HOME": str(dagster_home),
-            DATABASE_VARIABLE: dagster_database_url(self.database_url),
-            # Marks the instance as Forebay's own: see Settings.dagster_url.
-            "FOREBAY_DAGSTER_URL": self._webserver_url,
-            "FOREBAY_BLOCK_STORE": self._settings.block_store_roots,
-            "FOREBAY_DATABASE_URL": self.database_url,
-            "FOREBAY_HOME": str(self._settings.home.absolute()),
-            "FOREBAY_MODULE": self._settings.require_module(),
-            # This machine is all, unless the user expects more hosts: receivers wait for no other agent.
-            "FOREBAY_PLACEMENT_MIN_AGENTS": str(self._settings.placement_min_agents or 1),
-            # Dagster starts a process for each run: without .pyc files each process would compile Dagster again.
-            "PYTHONDONTWRITEBYTECODE": "",
-            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        }
+
+def _start_postgres(settings: Settings, supervisor: Supervisor) -> EmbeddedPostgres:
+    server = embedded_postgres(settings)
+    server.initialise()
+    user = server.user()
+    supervisor.start(
+        [
+            Child(
+                "postgres",
+                server.command(),
+                server.environment(),
+                inherit_environment=False,
+                directory=server.data_directory,
+                ready=server.is_ready,
+                ready_within=POSTGRES_READY_SECONDS,
+                stop_signal=signal.Signals(StopMode.FAST.signal),
+                stop_grace=30.0,
+                user=None if user is None else user.uid,
+                group=None if user is None else user.gid,
+            )
+        ]
+    )
+    server.ensure_database()
+    return server
+
+
+def _environment(settings: Settings, dagster_home: Path, database_url: str, webserver_url: str) -> dict[str, str]:
+    paths = [os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]  # noqa: PTH109  as text
+    return {
+        "DAGSTER_HOME": str(dagster_home),
+        DATABASE_VARIABLE: dagster_database_url(database_url),
+        # Marks the instance as Forebay's own: see Settings.dagster_url.
+        "FOREBAY_DAGSTER_URL": webserver_url,
+        "FOREBAY_BLOCK_STORE": settings.block_store_roots,
+        "FOREBAY_DATABASE_URL": database_url,
+        "FOREBAY_HOME": str(settings.home.absolute()),
+        "FOREBAY_MODULE": settings.require_module(),
+        # This machine is all, unless the user expects more hosts: receivers wait for no other agent.
+        "FOREBAY_PLACEMENT_MIN_AGENTS": str(settings.placement_min_agents or 1),
+        # Dagster starts a process for each run: without .pyc files each process would compile Dagster again.
+        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+    }
 
 
 def up(

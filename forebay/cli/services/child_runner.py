@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-_POLL_SECONDS = 0.05  # between two looks at a process that is to end
+_POLL_SECONDS = 0.05  # between two looks at a process that is to end, or to become ready
 _READY_POLL_SECONDS = 0.1  # between two questions whether it is ready
+_LOG_TAIL_LINES = 15  # of a log in an error's message: enough for a traceback's end
 _WATCH_SECONDS = 30.0  # of one wait for the end of a ready process: nothing has to be done after it
 
 
@@ -84,6 +85,20 @@ class ChildRunner(threading.Thread):
     def status(self) -> ChildStatus:
         """Return the child's status now."""
         return ChildStatus(self.child.name, self._state, self._pid, self._restarts, self.log_file)
+
+    def await_ready(self, check_stop: Callable[[], None]) -> None:
+        """Return when the child was ready; `check_stop` raises to end the waiting. Raises SupervisorError."""
+        deadline = time.monotonic() + self.child.ready_within
+        while not self.was_ready.wait(_POLL_SECONDS):
+            failed = self._state is ChildState.FAILED
+            if not failed:
+                check_stop()
+            if failed or time.monotonic() >= deadline:
+                within = "" if failed else f" within {self.child.ready_within:g} s"
+                raise SupervisorError(
+                    f"{self.child.name} is not ready{within}; its log {self.log_file} ends:\n{_tail(self.log_file)}",
+                    "Look into the child's log file: it says why the child did not become ready.",
+                )
 
     def run(self) -> None:
         """Start the process, and restart it by the policy, until a stop is requested."""
@@ -307,3 +322,13 @@ def _meaning(code: int) -> str:
 def _close(descriptor: int) -> None:
     if descriptor >= 0:
         os.close(descriptor)
+
+
+def _tail(log_file: Path) -> str:
+    try:
+        with log_file.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
+            lines = file.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return "(there is no log file)"
+    return "\n".join(lines[-_LOG_TAIL_LINES:])

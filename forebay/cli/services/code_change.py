@@ -61,7 +61,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CodeAnswer:
     """Say what became of it. declared: what it declares. is_new: whether the code server must load it at once."""
 
     outcome: Outcome
@@ -93,7 +93,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def check(request: Request) -> Result:
+def check(request: Request) -> CodeAnswer:
     """Load the version that FOREBAY_CODE names, and put it in force if that needs nobody, or the person has agreed."""
     settings = Settings()
     try:
@@ -103,26 +103,26 @@ def check(request: Request) -> Result:
     except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a user's module does when it is imported
         traceback.print_exc()
         said = str(error) if isinstance(error, PipelineModuleError) else said_in_a_line(error)
-        return Result(Outcome.REFUSED, said.rpartition(IMPORT_FAILS)[2])
+        return CodeAnswer(Outcome.REFUSED, said.rpartition(IMPORT_FAILS)[2])
     try:
         with connect_once(settings.require_database_url(), application_name="forebay up") as connection:
             return put_in_force(connection, CodeCopies(settings.home), pipelines, request)
     except (SharedPlaceError, StrandingChangeError) as error:
-        return Result(Outcome.WAITS, str(error))
+        return CodeAnswer(Outcome.WAITS, str(error))
     except SURVIVED as error:
-        return Result(Outcome.UNKNOWN, str(error))
+        return CodeAnswer(Outcome.UNKNOWN, str(error))
 
 
 def put_in_force(
     connection: sa.Connection, copies: CodeCopies, pipelines: Sequence[Pipeline], request: Request
-) -> Result:
+) -> CodeAnswer:
     """Put the version of this process in force, unless it waits for a person."""
     copy = load_code_in_force()
     assert copy is not None, "FOREBAY_CODE names the copy to check"
     now = declared(pipelines)
     decisions = needs_a_person(request.declared, now)
     if decisions and not request.agreed:
-        return Result(Outcome.WAITS, "; ".join(decisions))
+        return CodeAnswer(Outcome.WAITS, "; ".join(decisions))
     refuse(connection, pipelines)
     before = copies.in_force()
     copies.put_in_force(copy.file)
@@ -138,7 +138,7 @@ def put_in_force(
     loaded = before if request.runs is None else Path(request.runs)
     if loaded is not None and loaded != copy.file:
         _restart_receivers(connection, pipelines, CodeCopy(loaded), copy)
-    return Result(Outcome.IN_FORCE, declared=now, is_new=bool(changes) or now != request.declared)
+    return CodeAnswer(Outcome.IN_FORCE, declared=now, is_new=bool(changes) or now != request.declared)
 
 
 def _restart_receivers(

@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from forebay.cli.services.code_change import Outcome, Request, Result
+from forebay.cli.services.code_change import CodeAnswer, Outcome, Request
 from orchestration.declarations.project_code import CodeCopies, ProjectReader
 from receiver_runtime.agent.child_environment import environment_without
 from tracker_store.host.code_in_force import CODE_VARIABLE
@@ -96,7 +96,7 @@ class CodeWatch:
         rung: bool = False,
         agrees: Callable[[Mapping[str, Any]], bool] = bool,
         waits: Callable[[], bool] = lambda: False,
-    ) -> Result | None:
+    ) -> CodeAnswer | None:
         """Look once; return the result of a version that is in force from now on. Returns at once.
 
         What the disk or the system refuses is said, and tried again.
@@ -116,7 +116,7 @@ class CodeWatch:
                 self._tell(line)
             return None
 
-    def _look(self, agrees: Callable[[Mapping[str, Any]], bool], waits: Callable[[], bool]) -> Result | None:
+    def _look(self, agrees: Callable[[Mapping[str, Any]], bool], waits: Callable[[], bool]) -> CodeAnswer | None:
         applied = self.copies.applied()
         self._rung = self._rung or applied != self._applied
         self._applied = applied
@@ -178,7 +178,7 @@ class CodeWatch:
             # It has ended already; its answer is missing.
             return
 
-    def _answered(self, check: _Check) -> Result | None:
+    def _answered(self, check: _Check) -> CodeAnswer | None:
         late = time.monotonic() > check.end_by
         if check.process.poll() is None and not late:
             return None
@@ -189,14 +189,14 @@ class CodeWatch:
         # One that was killed may have written a part of it.
         if said.endswith(b"\n"):
             found = json.loads(said)
-            result = Result(**{**found, "outcome": Outcome(found["outcome"])})
+            result = CodeAnswer(**{**found, "outcome": Outcome(found["outcome"])})
         elif self.copies.in_force() == self.copies.file_of(check.code.version) or not (late or code > 0):
             # It was killed, or may have begun with the driver log: whatever it did can be done again.
-            result = Result(Outcome.UNKNOWN, "the process that checks it was ended")
+            result = CodeAnswer(Outcome.UNKNOWN, "the process that checks it was ended")
         elif late:
-            result = Result(Outcome.REFUSED, f"it is not loaded within {CHECK_SECONDS:g} s")
+            result = CodeAnswer(Outcome.REFUSED, f"it is not loaded within {CHECK_SECONDS:g} s")
         else:
-            result = Result(Outcome.REFUSED, f"its process ended with code {code}; see {self._log_file}")
+            result = CodeAnswer(Outcome.REFUSED, f"its process ended with code {code}; see {self._log_file}")
         return self._concluded(check.code, result)
 
     def _end(self, check: _Check) -> int:
@@ -206,7 +206,7 @@ class CodeWatch:
         check.process.stdin.close()
         return check.process.wait()
 
-    def _concluded(self, code: ProjectCode, result: Result) -> Result | None:
+    def _concluded(self, code: ProjectCode, result: CodeAnswer) -> CodeAnswer | None:
         changed = ", ".join(code.changed_since(self._in_force))
         runs_on = f"code {'' if self._in_force is None else self._in_force.version} runs on."
         match result.outcome:

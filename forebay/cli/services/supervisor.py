@@ -10,7 +10,6 @@ supervisor finds it by the run files. It never imports its children, and never k
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
 import time
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _POLL_SECONDS = 0.05  # between two looks at a thread that is to end
-_LOG_TAIL_LINES = 15  # of a log in an error's message: enough for a traceback's end
 _STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -120,7 +118,7 @@ class Supervisor:
         for runner in stage:
             runner.start()
         for runner in stage:
-            self._await_ready(runner)
+            runner.await_ready(self._check_stop)
 
     def wait(self, timeout: float | None = None) -> StopReason | None:
         """Wait until a stop is requested or a child has failed for good; return None after timeout seconds."""
@@ -209,30 +207,6 @@ class Supervisor:
                 except Exception:  # noqa: BLE001 - no error of a listener may end a child
                     _log.exception("the listener to children's events failed", child=event.name)
 
-    def _await_ready(self, runner: ChildRunner) -> None:
-        deadline = time.monotonic() + runner.child.ready_within
-        while not runner.was_ready.wait(_POLL_SECONDS):
-            failed = runner.status().state is ChildState.FAILED
-            if not failed:
-                self._check_stop()
-            if failed or time.monotonic() >= deadline:
-                within = "" if failed else f" within {runner.child.ready_within:g} s"
-                message = f"{runner.child.name} is not ready{within}; its log {runner.log_file} ends:\n"
-                raise SupervisorError(
-                    message + _tail(runner.log_file),
-                    "Look into the child's log file: it says why the child did not become ready.",
-                )
-
     def _check_stop(self) -> None:
         if self._reason is not None and self._reason.failed_child is None:
             raise StopRequestedError
-
-
-def _tail(log_file: Path) -> str:
-    try:
-        with log_file.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
-            lines = file.read().decode(errors="replace").splitlines()
-    except FileNotFoundError:
-        return "(there is no log file)"
-    return "\n".join(lines[-_LOG_TAIL_LINES:])

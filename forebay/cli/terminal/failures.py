@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class CommandError(Exception):
-    """Says why a command can't do what was asked, and what to do instead."""
+    """Say why a command can't do what was asked, and what to do instead."""
 
 
 def _known_errors() -> tuple[type[Exception], ...]:

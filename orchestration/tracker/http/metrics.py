@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from orchestration.tracker.http.streaming_progress import PipelineTotals, Progress, ReceiverProgress
+    from orchestration.tracker.http.streaming_progress import PipelineTotals, ReceiverProgress, SystemProgress
     from tracker_store.reports.streaming_statistics import WatchedBatch
 
     # A metric's name, its labels' values in the order of METRICS, and its value: None if there is no sample.
@@ -239,7 +239,7 @@ def _delays(prefix: str, batch: WatchedBatch | None) -> dict[str, int]:
 
 
 def _samples(
-    progress: Progress | None, term: int | None, lease_ages: Mapping[int, float], max_receivers: int
+    progress: SystemProgress | None, term: int | None, lease_ages: Mapping[int, float], max_receivers: int
 ) -> Iterator[_Sample]:
     yield "forebay_driver_log_up", (), progress is not None
     yield "forebay_tracker_leading", (), term is not None
@@ -259,7 +259,7 @@ def _samples(
         yield from _receiver(receiver, lease_ages)
 
 
-def _pipelines(progress: Progress) -> Iterator[_Sample]:
+def _pipelines(progress: SystemProgress) -> Iterator[_Sample]:
     for pipeline in progress.pipelines:
         labels: tuple[str, ...] = (pipeline.pipeline.name,)
         for name, value in streaming_source(pipeline).items():
@@ -344,7 +344,7 @@ class _Collector:
 
 
 def metrics_page(
-    progress: Progress | None,
+    progress: SystemProgress | None,
     *,
     term: int | None,
     lease_ages: Mapping[int, float],

@@ -111,7 +111,7 @@ class ReceiverProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SystemProgress:
     """Everything that one look found."""
 
     pipelines: Sequence[PipelineTotals]
@@ -153,9 +153,9 @@ class StreamingProgress:
         self._replica_problems = _Growing()
         self._counters: dict[int, ReceiverCounters] = {}
         self._polled_at: float | None = None
-        self._seen: Progress | None = None
+        self._seen: SystemProgress | None = None
 
-    def poll(self, connect: Callable[[], AbstractContextManager[sa.Connection]]) -> Progress:
+    def poll(self, connect: Callable[[], AbstractContextManager[sa.Connection]]) -> SystemProgress:
         """Return the current progress, at most POLL_SECONDS old. Call `connect` only if it must be read again.
 
         Raises what the driver log's statements raise; the next look continues from the last that succeeded.
@@ -168,7 +168,7 @@ class StreamingProgress:
                 self._polled_at = now
             return self._seen
 
-    def _read(self, connection: sa.Connection, now: float) -> Progress:
+    def _read(self, connection: sa.Connection, now: float) -> SystemProgress:
         pipelines = store.watched_pipelines(connection)
         unfinished = store.count_unfinished_batches(connection)
         none = store.UnfinishedBatches(0, 0, 0)
@@ -179,7 +179,7 @@ class StreamingProgress:
         self._replica_problems.add(store.replica_problems_after(connection, self._replica_problems.after))
         counters = store.receiver_counters(connection)
         lags = stream_lag(connection)
-        progress = Progress(
+        progress = SystemProgress(
             [
                 self._pipeline(pipeline, unfinished.get(pipeline.pipeline_id, none), received.get(pipeline.pipeline_id))
                 for pipeline in pipelines

@@ -32,7 +32,7 @@ from receiver_runtime.watching.clock import Clock
 from tracker_store.receivers.source_lag import Unread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from receiver_runtime.block_path.block_handler import DeadLetter
     from receiver_runtime.receivers.files.archives import Member
@@ -71,7 +71,7 @@ class _Arrived:
 
 
 class _PieceReader:
-    """Read the next piece of a file, or of a file in an archive; `on_changed`: one was changed while it was read."""
+    """Read the next piece of a file, or of a file in an archive."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class _PieceReader:
         receiver: Receiver,
         folder: Folder,
         listing: Listing,
-        on_changed: Callable[[], None],
     ) -> None:
         self._settings = source
         self._receiver = receiver
         self._folder = folder
         self._listing = listing
-        self._on_changed = on_changed
+        #: Whether a file was changed while it was read, in the last call.
+        self.has_changed = False
         self._lines = (
             LineReader(
                 encoding=source.encoding,
@@ -100,6 +100,7 @@ class _PieceReader:
 
     def read(self, file: _Arrived, reading: Reading, limits: Limits) -> Part:
         """Return the file's next piece. Raises OSError."""
+        self.has_changed = False
         found, lines = file.found, self._lines
         shown = self._folder.shown(found.path)
         content: Any = self.open.get(reading.name)
@@ -203,7 +204,7 @@ class _PieceReader:
     def _compare(self, content: LocalFile, found: Found) -> None:
         status = content.stat
         if (status.st_size, status.st_mtime_ns // 10**6) != (found.size, found.modified_ms):
-            self._on_changed()
+            self.has_changed = True
             raise OSError("it was changed just now")
 
 
@@ -234,7 +235,7 @@ class ArrivingCatalog:
             max_age=source.max_age,
         )
         self._clock = clock or Clock()
-        self._pieces = _PieceReader(source, receiver, folder, self._listing, self._look_soon)
+        self._pieces = _PieceReader(source, receiver, folder, self._listing)
         # Files that are not read to their end, by partition.
         self._waiting: dict[str, _Arrived] = {}
         self._queue: deque[_Arrived] = deque()
@@ -323,6 +324,9 @@ class ArrivingCatalog:
             what = "is not read" if is_refused else "can't be read, it is tried again"
             self._listing.report_once(file.found.path, what, error)
             return None
+        finally:
+            if self._pieces.has_changed:
+                self._look_at = 0.0
         if part.hole is not None:
             self._receiver.report_error(part.hole.words(self._folder.shown(file.found.path)))
         if not part.more:
@@ -353,9 +357,6 @@ class ArrivingCatalog:
     def close(self) -> None:
         """See ``Catalog``."""
         self._pieces.open.close_all()
-
-    def _look_soon(self) -> None:
-        self._look_at = 0.0
 
     # -- what is present ---------------------------------------------------------------------------------------------
 

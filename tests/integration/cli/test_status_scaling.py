@@ -32,7 +32,7 @@ def run_batches(engine: sa.Engine, parts: Sequence[float]) -> None:
             at = {"pipeline_id": log.pipeline_id, "batch_time": time, "attempt": 1, "run_id": "run"}
             batches.claim_attempt(connection, **at, process_id=1)
             if part > 10:
-                batches.fail_attempt(connection, **at, error="no", max_attempts=1, retry_after=timedelta(0))
+                batches.fail_attempt(connection, **at, error="no", max_attempts=1, pauses=[timedelta(0)])
             else:
                 batches.complete_batch(connection, pipeline_id=log.pipeline_id, batch_time=time, attempt=1, outputs=[])
             connection.execute(

@@ -163,7 +163,7 @@ def test_the_failure_sensor_speaks_once_per_batch_when_it_is_given_up(
                 run_id=str(attempt),
                 error="a division by zero",
                 max_attempts=pipeline.max_attempts,
-                retry_after=timedelta(0),
+                pauses=[timedelta(0)],
                 failure=failure,
             )
 

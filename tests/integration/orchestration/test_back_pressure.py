@@ -256,7 +256,7 @@ def test_c03_a_quarantined_batch_that_a_replay_completes_says_nothing(log: Log, 
     log.tracker.allocate_blocks_to_batch(third)
     at: dict[str, Any] = {"pipeline_id": log.pipeline_id, "batch_time": third}
     claim_attempt(log.connection, **at, attempt=1, run_id="run", process_id=1)
-    fail_attempt(log.connection, **at, attempt=1, run_id="run", error="no", max_attempts=1, retry_after=timedelta(0))
+    fail_attempt(log.connection, **at, attempt=1, run_id="run", error="no", max_attempts=1, pauses=[timedelta(0)])
     number = claim_replay(log.connection, **at, run_id="replay", process_id=1, reach=timedelta(0))
     complete_replay(log.connection, **at, attempt=number, outputs=[], due=[])
     tick(log, term)

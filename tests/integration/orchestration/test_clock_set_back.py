@@ -205,7 +205,7 @@ def test_a_failed_batch_is_tried_again_though_the_clock_was_set_back(system: Sys
         launch.attempt,
         run_id="r",
         error="boom",
-        retry_after=LONGEST,
+        pauses=[LONGEST],
     )
 
     def state() -> tuple[BatchState, bool]:

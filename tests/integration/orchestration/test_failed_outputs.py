@@ -127,7 +127,7 @@ class Outputs:
             run_id=lost.run_id,
             error="the process ended",
             max_attempts=1,
-            retry_after=None,
+            pauses=None,
             failure=AttemptFailure.LOST,
         )
 
@@ -270,7 +270,7 @@ def test_an_attempt_that_was_superseded_runs_no_other_output(system: System) -> 
             at,
             run_id="run1",
             error="lost",
-            retry_after=None,
+            pauses=None,
             failure=AttemptFailure.LOST,
         )
 

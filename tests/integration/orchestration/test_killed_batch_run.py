@@ -81,7 +81,7 @@ class Log:
             run_id=run,
             error="killed",
             max_attempts=1,
-            retry_after=None,
+            pauses=None,
             failure=AttemptFailure.LOST,
             max_lost_attempts=max_lost_attempts,
         )

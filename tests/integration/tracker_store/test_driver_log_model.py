@@ -510,7 +510,7 @@ class DriverLogMachine(RuleBasedStateMachine):
             failure=failure,
             max_attempts=MAX_ATTEMPTS,
             max_lost_attempts=MAX_LOST_ATTEMPTS,
-            retry_after=INTERVAL * 0,
+            pauses=[INTERVAL * 0],
         )
         batch.failures.append((failure, error))
         most = {AttemptFailure.FAILED: MAX_ATTEMPTS, AttemptFailure.LOST: MAX_LOST_ATTEMPTS}
@@ -601,7 +601,7 @@ class DriverLogMachine(RuleBasedStateMachine):
                 run_id="a run",
                 error="boom",
                 max_attempts=MAX_ATTEMPTS,
-                retry_after=INTERVAL * 0,
+                pauses=[INTERVAL * 0],
             )
             assert ended is batch.state
         else:

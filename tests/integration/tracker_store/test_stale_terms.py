@@ -143,7 +143,7 @@ def fails_a_lost_attempt(log: Log) -> Decide:
         **run,
         error="lost",
         max_attempts=3,
-        retry_after=ZERO,
+        pauses=[ZERO],
         term=term,
     )
 

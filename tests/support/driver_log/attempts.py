@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tracker_store.batches import batches, outputs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
 
     import sqlalchemy as sa
@@ -24,7 +25,7 @@ def fail_batch(
     run_id: str,
     error: str = "boom",
     max_attempts: int = 3,
-    retry_after: timedelta | None = timedelta(0),
+    pauses: Sequence[timedelta] | None = (timedelta(0),),
     **more: Any,  # noqa: ANN401  arguments of `fail_attempt`
 ) -> BatchState | None:
     """Fail an attempt, as its run does; the next one is due at once."""
@@ -36,7 +37,7 @@ def fail_batch(
         run_id=run_id,
         error=error,
         max_attempts=max_attempts,
-        retry_after=retry_after,
+        pauses=pauses,
         **more,
     )
 

@@ -170,7 +170,7 @@ def _quarantine(connection: sa.Connection, log: Log, process_id: int) -> None:
         failure=AttemptFailure.FAILED,
         error=error,
     )
-    fail_batch(connection, log.pipeline_id, QUARANTINED, run_id="run-2", error=error, max_attempts=1, retry_after=None)
+    fail_batch(connection, log.pipeline_id, QUARANTINED, run_id="run-2", error=error, max_attempts=1, pauses=None)
 
 
 def _backdate(connection: sa.Connection, receiver_id: int, sequence: int, time: datetime) -> None:

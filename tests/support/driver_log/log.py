@@ -134,7 +134,7 @@ class Log:
             run_id="r",
             error="x",
             max_attempts=1,
-            retry_after=timedelta(0),
+            pauses=[timedelta(0)],
         )
 
     def _backdate(self, receiver_id: int, sequence: int, time: datetime) -> None:

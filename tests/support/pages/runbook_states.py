@@ -134,7 +134,7 @@ def _block_corrupt(connection: sa.Connection, log: Log, home: Path) -> None:
         run_id="run-1",
         error=f"BlockCorruptError: {error}",
         max_attempts=1,
-        retry_after=None,
+        pauses=None,
     )
 
 

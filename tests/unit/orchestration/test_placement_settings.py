@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forebay.cli.commands.up import Services, _print_missing_slots
+from forebay.cli.commands.up import Services, _environment, _print_missing_slots
 from forebay.cli.terminal.console import Console
 from orchestration.declarations.settings import Settings
 from orchestration.policies.rebalancing_policy import MoveLimits
@@ -58,5 +58,5 @@ def test_k03_up_waits_for_no_other_agent_unless_it_is_told_to(
         database_url="postgresql://nobody@127.0.0.1:1/none",
         placement_min_agents=given,
     )
-    environment = Services(settings, ui_port=1)._environment(tmp_path)
+    environment = _environment(settings, tmp_path, "postgresql://nobody@127.0.0.1:1/none", "http://127.0.0.1:1")
     assert environment["FOREBAY_PLACEMENT_MIN_AGENTS"] == min_agents

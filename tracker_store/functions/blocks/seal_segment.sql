@@ -4,8 +4,8 @@
 -- names (null: not compared). The segment stays open for salvage if the driver log lacks its newest block, `through`
 -- (0: it has none): then the process had an answer whose commit was lost since. Markers are never cleaned up, so the
 -- newest row up to `through` has the segment's epoch even if clean-up has deleted the block.
--- With the call that seals it, the segment's blocks by codec (parallel arrays; empty: the process is of the version
--- before) are added to the receiver's totals.
+-- With the call that seals it, the segment's blocks by codec (parallel arrays; empty: they are not counted) are added
+-- to the receiver's totals.
 -- Returns whether it is sealed now by this call. Locks: the segment's row, then the receiver's row of
 -- storage_totals, which only this receiver's process writes, and clean-up.
 CREATE FUNCTION forebay.seal_segment(

@@ -33,7 +33,7 @@ from receiver_runtime.receivers.files.followed.reading import (
     unread_of,
 )
 from receiver_runtime.receivers.files.followed.reconciliation import Reconciliation
-from receiver_runtime.receivers.files.followed.reports import Failure, Reports
+from receiver_runtime.receivers.files.followed.reports import FileFailure, Reports
 from receiver_runtime.receivers.files.followed.retirement import Retirement
 from receiver_runtime.watching.clock import Clock
 
@@ -158,7 +158,7 @@ class FollowedCatalog:
         except UnreadableKindError as error:
             self._naming.refuse(file, error)
         except OSError as error:
-            self._reports.report_failure(file.path, Failure.UNREADABLE, error)
+            self._reports.report_failure(file.path, FileFailure.UNREADABLE, error)
             file.note_failure(error)
         else:
             return part

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.files.declaration import is_unfinished
 from receiver_runtime.receivers.files.followed.contents.followed_file import key_of
-from receiver_runtime.receivers.files.followed.reports import Failure
+from receiver_runtime.receivers.files.followed.reports import FileFailure
 from receiver_runtime.receivers.files.local_tree import LocalTree, SymlinkRefusedError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Directory:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                self._reports.report_failure(path, Failure.NO_STATUS, error)
+                self._reports.report_failure(path, FileFailure.NO_STATUS, error)
                 continue
             if stat.S_ISREG(status.st_mode):
                 found.setdefault(key_of(status), (path, status))
@@ -113,7 +113,7 @@ class Directory:
             with contextlib.suppress(OSError):
                 status = os.stat(path)  # noqa: PTH116  of many, with each look
                 if stat.S_ISREG(status.st_mode) and key_of(status) not in found:
-                    self._reports.report_failure(path, Failure.REFUSED, error)
+                    self._reports.report_failure(path, FileFailure.REFUSED, error)
 
 
 def has_parent(path: str) -> bool:

@@ -20,7 +20,7 @@ from receiver_runtime.receivers.files.followed.contents.fingerprints import (
     fingerprint_length,
     fingerprint_of,
 )
-from receiver_runtime.receivers.files.followed.reports import Failure
+from receiver_runtime.receivers.files.followed.reports import FileFailure
 from receiver_runtime.receivers.files.plain_text import check_text
 from receiver_runtime.receivers.files.records import Reading
 
@@ -173,7 +173,7 @@ class Naming:
     def refuse(self, file: FollowedFile, error: UnreadableKindError) -> None:
         """Read no more of a file while it is as it is, because its kind is not read."""
         file.refused = error
-        self._reports.report_failure(file.path, Failure.REFUSED, error)
+        self._reports.report_failure(file.path, FileFailure.REFUSED, error)
 
     # -- reports -----------------------------------------------------------------------------------------------------
 
@@ -201,4 +201,4 @@ class Naming:
             self.refuse(file, error)
         except OSError as error:
             file.unreadable = error
-            self._reports.report_failure(file.path, Failure.UNREADABLE, error)
+            self._reports.report_failure(file.path, FileFailure.UNREADABLE, error)

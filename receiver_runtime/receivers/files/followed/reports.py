@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tracker_store.blocks.blocks import Position
 
 
-class Failure(StrEnum):
+class FileFailure(StrEnum):
     """Say why a file is not read."""
 
     NO_STATUS = "can't be looked at, it is tried again"
@@ -47,7 +47,7 @@ class Reports:
         self._receiver.report_degraded("listing", None)
         self._receiver.report_connected(pattern)
 
-    def report_failure(self, path: str, failure: Failure, error: OSError) -> None:
+    def report_failure(self, path: str, failure: FileFailure, error: OSError) -> None:
         """Report, once for each file and reason, that a file is not read now, or never."""
         if self._is_first(path, str(error)):
             self._receiver.report_error(f"{path} {failure}", error)

@@ -13,7 +13,7 @@ import pytest
 from forebay import ConsoleSink, Pipeline, Stream
 from forebay.cli.commands.up import CODE_SERVER, Services, _agrees
 from forebay.cli.services import code_watch
-from forebay.cli.services.code_change import Outcome, Request, Result, put_in_force
+from forebay.cli.services.code_change import CodeAnswer, Outcome, Request, put_in_force
 from forebay.cli.services.code_watch import OTHER, CodeWatch
 from forebay.sources import SocketText
 from orchestration.declarations import compatibility
@@ -222,7 +222,7 @@ def test_a_watch_checks_each_version_in_a_process_and_says_one_line(
     edit(project, ("def counts(lines:", "def counts(lines):"))
     eventually(lambda: watch.look() or not watch.copies.notice(), "the file is as it was")
     edit(project, ('interval="10s"', 'interval="5s"'))
-    found: list[Result] = []
+    found: list[CodeAnswer] = []
 
     def is_found() -> bool:
         found.extend(filter(None, [watch.look()]))
@@ -329,11 +329,13 @@ def test_the_code_server_starts_again_for_new_declarations(
 
         rung = False
 
-        def look(self, *, rung: bool, agrees: Callable[[Mapping[str, Any]], bool], waits: Callable[[], bool]) -> Result:
+        def look(
+            self, *, rung: bool, agrees: Callable[[Mapping[str, Any]], bool], waits: Callable[[], bool]
+        ) -> CodeAnswer:
             assert callable(agrees)
             assert waits(), "no driver is ready"
             self.rung = rung
-            return Result(Outcome.IN_FORCE, declared={"pipelines": {"words": {"interval_ms": 5000}}}, is_new=is_new)
+            return CodeAnswer(Outcome.IN_FORCE, declared={"pipelines": {"words": {"interval_ms": 5000}}}, is_new=is_new)
 
     services = Services(Settings(home=home))
     restarted: list[str] = []

@@ -266,7 +266,7 @@ def test_a_replay_that_is_killed_at_any_step_leaves_a_whole_output_and_the_next_
             run_id=lost.run_id,
             error="the process ended",
             max_attempts=1,
-            retry_after=None,
+            pauses=None,
             failure=AttemptFailure.LOST,
         )
         is BatchState.COMPLETED

@@ -263,7 +263,7 @@ def test_the_next_attempt_at_a_batch_is_pushed_once_when_it_is_due(
     pushing, term = pusher(engine, dagster), lead(connection)
     pushing.turn(connection, term)
     row = get_pipeline(connection, pipeline.name)
-    fail_batch(connection, row.pipeline_id, time, run_id="the-run", error="x", retry_after=timedelta(minutes=4))
+    fail_batch(connection, row.pipeline_id, time, run_id="the-run", error="x", pauses=[timedelta(minutes=4)])
     pushing.turn(connection, term)
     assert dagster.launched == [f"{time.isoformat()}:1"], "it is not due"
     connection.execute(sa.text("UPDATE forebay.batches SET retry_at = clock_timestamp()"))

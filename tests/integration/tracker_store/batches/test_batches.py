@@ -67,7 +67,7 @@ def fail(
         run_id=f"run{attempt}",
         error=error,
         max_attempts=max_attempts,
-        retry_after=None if retry_after is None else timedelta(seconds=retry_after),
+        pauses=None if retry_after is None else [timedelta(seconds=retry_after)],
         failure=failure,
         max_lost_attempts=MAX_LOST,
     )
@@ -289,9 +289,8 @@ def test_an_interrupted_run_has_a_pause_before_the_next_attempt(log: Log) -> Non
         run_id="run1",
         error="interrupted",
         max_attempts=1,
-        retry_after=None,
+        pauses=[timedelta(minutes=1)],
         failure=LOST,
-        least_pause=timedelta(minutes=1),
     )
     assert not batch_of(log).retry_due
 

@@ -261,7 +261,7 @@ def test_tracker_sensors_runs_cleaner_and_apply_do_their_job(engine: sa.Engine, 
             run_id="run-1",
             error="a test",
             max_attempts=3,
-            retry_after=timedelta(0),
+            pauses=[timedelta(0)],
         )
         claim_attempt(connection, **at, attempt=2, run_id="run-2", process_id=process)
         heartbeat(connection, process_id=process)

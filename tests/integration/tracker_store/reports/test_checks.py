@@ -48,7 +48,7 @@ def log(connection: sa.Connection) -> Log:
     claim_attempt(connection, **at, attempt=1, run_id="run-2", process_id=1)
     at["batch_time"] = NOON + 3 * INTERVAL
     claim_attempt(connection, **at, attempt=1, run_id="run-3", process_id=1)
-    fail_attempt(connection, **at, attempt=1, run_id="run-3", error="a test", max_attempts=1, retry_after=timedelta(0))
+    fail_attempt(connection, **at, attempt=1, run_id="run-3", error="a test", max_attempts=1, pauses=[timedelta(0)])
     one, two = log.receiver_ids
     clean_up_receiver(connection, receiver_id=one, threshold=NOON + 2 * INTERVAL, max_rows=100)
     claimed = claim_anew(connection, two)

@@ -77,7 +77,7 @@ def fail(log: Log, of_batch: dict[str, Any], attempt: int, failure: AttemptFailu
         error=f"it broke {attempt} times",
         failure=failure,
         max_attempts=most,
-        retry_after=timedelta(0),
+        pauses=[timedelta(0)],
     )
 
 

@@ -465,7 +465,7 @@ def test_since_when_a_receiver_is_degraded_lasts_while_its_reason_changes() -> N
         "degraded: no host (since 2026-01-01T00:00:00Z)",
         "degraded: refused (since 2026-01-01T00:00:00Z)",
         "receiving",
-        "degraded: refused (since 2026-01-01T02:00:00Z)",
+        "degraded: refused (since 2026-01-01T01:00:00Z)",
     ]
 
 

@@ -81,7 +81,7 @@ class Dagster(ThreadingHTTPServer):
                         run_id="r1",
                         error="no luck",
                         max_attempts=1,
-                        retry_after=timedelta(0),
+                        pauses=[timedelta(0)],
                     )
                     continue
                 outputs.commit_output(connection, **batch, attempt=number, output="counts", location="/2", rows=1)

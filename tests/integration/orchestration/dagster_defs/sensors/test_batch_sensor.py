@@ -342,7 +342,7 @@ def test_a_tick_reports_an_earlier_failure_if_the_newest_attempt_was_lost(tickin
             attempt,
             run_id=f"run{attempt}",
             error=error,
-            retry_after=None,
+            pauses=None,
             failure=failure,
         )
     waiting = ticking.waits(pipeline)
@@ -392,7 +392,7 @@ def test_a_deleted_run_is_retried(ticking: Ticking) -> None:
 def test_later_batches_wait_while_one_is_in_its_backoff(ticking: Ticking) -> None:
     pipeline = declare()
     log, times, _, run = ticking.launched(pipeline, boundaries=2)
-    fail_batch(ticking.connection, log.pipeline_id, times[0], run_id=run.run_id, error="no", retry_after=None)
+    fail_batch(ticking.connection, log.pipeline_id, times[0], run_id=run.run_id, error="no", pauses=None)
     for _ in range(2):
         waiting = ticking.waits(pipeline)
         assert "attempt 1 failed" in waiting
@@ -502,9 +502,8 @@ def test_a_cancelled_run_ends_only_its_attempt_and_the_tick_reports_it(ticking: 
             run_id=run.run_id,
             error="job cancelled",
             max_attempts=1,
-            retry_after=None,
+            pauses=[timedelta(minutes=1)],
             failure=AttemptFailure.LOST,
-            least_pause=timedelta(minutes=1),
         )
     ticking.instance.report_run_canceled(run)
     step = ticking.next_step(pipeline)

@@ -9,7 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from orchestration.tracker.http.metrics import MAX_RECEIVERS, METRICS, metrics_page
-from orchestration.tracker.http.streaming_progress import Progress, ReceiverProgress
+from orchestration.tracker.http.streaming_progress import ReceiverProgress, SystemProgress
 from tracker_store.reports.streaming_statistics import ReceiverCounters, StreamCodec
 from tracker_store.schema.states import ReceiverState
 
@@ -33,7 +33,7 @@ def receiver(receiver_id: int, stream: str, *, state: ReceiverState = ReceiverSt
 
 
 def samples(receivers: list[ReceiverProgress], max_receivers: int) -> dict[tuple[str, ...], float]:
-    progress = Progress([], receivers, [], [], [])
+    progress = SystemProgress([], receivers, [], [], [])
     text, _ = metrics_page(progress, term=None, lease_ages={}, max_receivers=max_receivers)
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
@@ -113,7 +113,7 @@ def test_what_sources_have_is_summed_by_unit_and_the_oldest_counts() -> None:
 
 def test_what_a_stream_stored_is_counted_by_codec() -> None:
     codecs = [StreamCodec("lines", "lz4", 7, 700), StreamCodec("lines", "none", 3, 600)]
-    text = metrics_page(Progress([], [], [], [], [], codecs), term=None, lease_ages={})[0].decode()
+    text = metrics_page(SystemProgress([], [], [], [], [], codecs), term=None, lease_ages={})[0].decode()
     for codec, blocks, nbytes in (("lz4", 7, 700), ("none", 3, 600)):
         assert f'forebay_stream_stored_blocks_total{{codec="{codec}",stream="lines"}} {blocks}.0' in text
         assert f'forebay_stream_stored_bytes_total{{codec="{codec}",stream="lines"}} {nbytes}.0' in text
@@ -124,7 +124,7 @@ def test_every_receiver_has_series_by_default_until_there_are_very_many() -> Non
 
 
 def test_every_metric_has_its_type_and_help_and_samples_have_its_labels() -> None:
-    page, _ = metrics_page(Progress([], [receiver(1, "lines")], [], [], []), term=3, lease_ages={})
+    page, _ = metrics_page(SystemProgress([], [receiver(1, "lines")], [], [], []), term=3, lease_ages={})
     families = text_string_to_metric_families(page.decode())
     found = {f"{family.name}_total" if family.type == "counter" else family.name: family for family in families}
     assert list(found) == list(METRICS)
@@ -135,7 +135,7 @@ def test_every_metric_has_its_type_and_help_and_samples_have_its_labels() -> Non
 
 def test_openmetrics_has_the_same_series_for_a_scraper_that_asks_for_it() -> None:
     accept = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,text/plain;version=0.0.4;q=0.2"
-    progress = Progress([], [receiver(number, "lines") for number in range(3)], [], [], [])
+    progress = SystemProgress([], [receiver(number, "lines") for number in range(3)], [], [], [])
     text, content_type = metrics_page(progress, term=3, lease_ages={}, accept=accept)
     assert content_type.startswith("application/openmetrics-text; version=1.0.0; charset=utf-8")
     families = list(openmetrics_families(text.decode()))  # type: ignore[no-untyped-call]
