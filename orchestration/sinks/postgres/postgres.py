@@ -287,12 +287,13 @@ class PostgresSink(Sink):
             self._rows.check_staged(cursor, columns, staged, attempt)
             late = RefusedRows(keeps=self.on_bad_rows == "dead_letter", way_out=_WAY_OUT)
             if self.mode == "merge":
-                self._rows.replace_batch(cursor, columns, [*staged], attempt, late)
+                stored = self._rows.replace_batch(cursor, columns, [*staged], attempt, late)
+                self._rows.check_stored(cursor, stored, attempt)
             # Else the table shows a later batch (this is a replay of an older one): record it, and keep the table.
             elif self.mode == "append" or newest is None or newest <= (attempt.pipeline_id, attempt.batch_time):
                 replace = self._rows.replace_batch if self.mode == "append" else self._rows.replace_all
-                stored = replace(cursor, columns, [*staged], attempt, late)
-                self._rows.check_stored(stored, rows - len(late.rows), attempt)
+                replace(cursor, columns, [*staged], attempt, late)
+                self._rows.check_stored(cursor, rows - len(late.rows), attempt)
             late.end()
             if late.rows:
                 rows -= len(late.rows)
