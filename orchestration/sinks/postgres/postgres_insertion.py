@@ -199,7 +199,8 @@ class Insertion:
             self._stored += self._inserted([piece for some in waiting for piece in some])
         except _RowError:
             for some in waiting:
-                self._waiting += self._halves(some) or [some]
+                is_a_row = len(some) == 1 and some[0].is_a_row
+                self._waiting += [some] if is_a_row else self._halves(some) or self._insert_one_by_one(some[0])
             # Single rows, or too many pieces to tell their rows apart.
             self._waits_no_more = self._waiting == waiting or len(waiting) > MOST_REFUSED
 

@@ -212,13 +212,16 @@ class TargetTable:
             for column in self._key
         )
 
-    def check_stored(self, stored: int, rows: int, attempt: OutputAttempt) -> None:
-        """Raise SinkError if the table did not take each row that was inserted: a trigger may leave rows out."""
-        if stored != rows:
+    def check_stored(self, cursor: Any, rows: int, attempt: OutputAttempt) -> None:  # noqa: ANN401
+        """Raise SinkError if the table has not all of the batch's rows, as which a replay would replace them."""
+        count = "SELECT count(*) FROM {table} WHERE {batch_time} = %(time)s"
+        cursor.execute(self._statements.sql(count, {"time": attempt.batch_time}))
+        found = cursor.fetchone()[0]
+        if found != rows:
             raise SinkError(
-                f"{attempt.name}: {self._statements.target} took {stored} of {rows} rows, so nothing was "
-                "committed: one of its triggers leaves rows out. Filter them in the output's function, or change the "
-                "trigger"
+                f"{attempt.name}: {self._statements.target} took {found} of {rows} rows, so nothing was "
+                f"committed: one of its triggers leaves rows out, or changes their {BATCH_TIME}. Filter them in the "
+                "output's function, or change the trigger"
             )
 
     def checked_columns(self, schema: StructType, where: str) -> list[Column]:

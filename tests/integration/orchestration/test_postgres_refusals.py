@@ -221,6 +221,15 @@ def test_rows_that_refer_to_each_other_are_stored_beside_one_that_is_refused_and
         assert len(target.counts()) == len(rows) - 1
 
 
+def test_a_row_that_refers_to_one_behind_it_is_stored_beside_others_that_refer_to_none(target: Target) -> None:
+    parent = "CASE WHEN n < 6 THEN 7 - n END"
+    target.rows(f"{_TABLE}; ALTER TABLE counts ADD UNIQUE (n), ADD p bigint GENERATED ALWAYS AS ({parent}) STORED")
+    target.rows("ALTER TABLE counts ADD FOREIGN KEY (p) REFERENCES counts (n)")
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", on_bad_rows="dead_letter")
+    assert sink.write(words(("a", 0), ("a", 6), ("a", 1), ("a", 2), parts=2), attempt()).refused == 2
+    assert target.counts() == [("a", 1), ("a", 6)]
+
+
 def test_a_merged_row_that_another_one_makes_room_for_is_stored_whatever_their_order(target: Target) -> None:
     target.rows(f"{_TABLE}; ALTER TABLE counts ADD UNIQUE (n), ADD UNIQUE (word)")
     sink = PostgresSink(EnvVar("TARGET_URL"), "counts", mode="merge", key="n", on_bad_rows="dead_letter")

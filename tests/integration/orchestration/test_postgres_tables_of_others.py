@@ -24,6 +24,11 @@ TABLE = "CREATE TABLE counts (word text, n bigint, _batch_time timestamptz)"
 _NOTHING = "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'"
 
 
+def _altering(fires: str, does: str) -> str:
+    function = _NOTHING.replace("RETURN NULL", f"{does}; RETURN new")
+    return f"{function}; CREATE TRIGGER odd {fires} INSERT ON counts FOR EACH ROW EXECUTE FUNCTION nothing()"
+
+
 @pytest.mark.parametrize(
     ("statements", "named"),
     [
@@ -36,6 +41,10 @@ _NOTHING = "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN
         (
             f"{_NOTHING}; CREATE TRIGGER out BEFORE INSERT ON counts FOR EACH ROW EXECUTE FUNCTION nothing()",
             "0 of 1 rows",
+        ),
+        *(
+            (_altering(fires, does), "0 of 1 rows, .*, or changes their _batch_time")
+            for fires, does in (("BEFORE", "new._batch_time := now()"), ("AFTER", "DELETE FROM counts"))
         ),
         ("CREATE TABLE child () INHERITS (counts)", "tables that inherit from it"),
         (
