@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
@@ -17,7 +16,6 @@ from tracker_store.blocks.blocks import AddOutcome, BlockHandle, Claim, add_bloc
 from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
 from tracker_store.blocks.segments import seal_segment
 from tracker_store.blocks.source_positions import forget_partitions, source_positions
-from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import NotAssignedError
 from tracker_store.receivers.leadership import DeposedError
 from tracker_store.receivers.processes import register_process
@@ -26,17 +24,13 @@ from tracker_store.retention.cleanup import clean_up_receiver, forget_segment, s
 from tracker_store.retention.history import clean_up_history, forget_receivers
 from tracker_store.schema.states import ProcessKind
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 KEEP = timedelta(days=14)
 T1 = NOON + INTERVAL
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        yield make_log(connection, receivers=2)
+def log(connection: sa.Connection) -> Log:
+    return make_log(connection, receivers=2)
 
 
 def removed(log: Log, *, age: timedelta = KEEP + timedelta(days=1)) -> tuple[int, Claim]:

@@ -40,7 +40,7 @@ from tracker_store.receivers.processes import register_process
 from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 CUTS = 1_000
@@ -48,11 +48,10 @@ RECEIVERS = 4
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        log = make_log(connection, receivers=RECEIVERS)
-        give_segments(connection, *log.receiver_ids)
-        yield log
+def log(connection: sa.Connection) -> Log:
+    log = make_log(connection, receivers=RECEIVERS)
+    give_segments(connection, *log.receiver_ids)
+    return log
 
 
 class Scissors:

@@ -31,7 +31,6 @@ from tracker_store.retention.cleanup import clean_up_receiver
 from tracker_store.schema.states import AttemptFailure, AttemptState, BatchState, ProcessKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from datetime import datetime
 
 STATS = sa.text(
@@ -42,14 +41,13 @@ T1, T2, T3 = (NOON + n * INTERVAL for n in (1, 2, 3))
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
+def log(connection: sa.Connection) -> Log:
     """Yield a log with three batches of one block each."""
-    with connect(engine) as connection:
-        made = make_log(connection)
-        for time in (T1, T2, T3):
-            made.add_at(made.receiver_ids[0], time - timedelta(seconds=1))
-            made.tracker.allocate_blocks_to_batch(time)
-        yield made
+    made = make_log(connection)
+    for time in (T1, T2, T3):
+        made.add_at(made.receiver_ids[0], time - timedelta(seconds=1))
+        made.tracker.allocate_blocks_to_batch(time)
+    return made
 
 
 def process(log: Log) -> int:

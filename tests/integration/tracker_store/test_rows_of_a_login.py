@@ -48,9 +48,8 @@ SELECT (SELECT json_agg(r ORDER BY r.id) FROM forebay.receivers r)::text AS rece
 
 
 @pytest.fixture
-def owner(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as connection:
-        yield connection
+def owner(connection: sa.Connection) -> sa.Connection:
+    return connection
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from tracker_store.batches.pipeline_states import advance_stops, start_pipelines
 from tracker_store.batches.pipelines import apply_stream
 from tracker_store.batches.run_queue import register_batch_driver, set_batch_driver_state
 from tracker_store.blocks.segments import seal_segment
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.agents import forget_host
 from tracker_store.receivers.leadership import read_leadership, take_leadership
 from tracker_store.receivers.processes import deregister_process, expire_process, register_process
@@ -41,17 +40,15 @@ from tracker_store.schema.states import (
 from tracker_store.schema.tables import metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from datetime import datetime
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
+def log(connection: sa.Connection) -> Log:
     """Yield a log whose moves are recorded."""
-    with connect(engine) as connection:
-        made = make_log(connection)
-        connection.execute(sa.text(RECORDER))
-        yield made
+    made = make_log(connection)
+    connection.execute(sa.text(RECORDER))
+    return made
 
 
 def seen(log: Log, machine: str) -> set[tuple[str, str]]:

@@ -14,13 +14,11 @@ from tests.support.driver_log.log import Log, add, block, claim_anew, make_log
 from tracker_store.batches import batches, outputs
 from tracker_store.blocks.blocks import OffsetLink, open_partition
 from tracker_store.blocks.segments import open_segment
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.processes import register_process
 from tracker_store.retention.cleanup import clean_up_receiver
 from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from datetime import datetime
 
 
@@ -93,9 +91,8 @@ class CheckedLog:
 
 
 @pytest.fixture
-def checked(engine: sa.Engine) -> Iterator[CheckedLog]:
-    with connect(engine) as connection:
-        yield CheckedLog(make_log(connection))
+def checked(connection: sa.Connection) -> CheckedLog:
+    return CheckedLog(make_log(connection))
 
 
 def test_an_intact_log_passes_before_and_after_clean_up(checked: CheckedLog) -> None:

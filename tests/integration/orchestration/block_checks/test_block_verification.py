@@ -107,16 +107,15 @@ def test_a_file_without_a_row_is_moved_aside_and_kept(store: LocalBlockStore) ->
     assert run("verify") == (0, run("verify")[1])
 
 
-def test_an_unneeded_segment_without_a_file_is_forgotten(store: LocalBlockStore, engine: sa.Engine) -> None:
-    with connect(engine) as connection:
-        segment_id = open_segment(connection, receiver_id=1, epoch=1, path="gone", source_rule="not_sent_again")
-        assert run("verify")[0] == 0, "an open segment's row comes before its file"
-        seal_segment(connection, segment_id=segment_id, length=9)
-        assert run("verify")[1]["missing"] == ["gone"]
-        code, repaired = run("repair")
-        assert (code, repaired["forgotten"]) == (0, ["gone"])
-        paths = connection.execute(sa.text("SELECT path FROM forebay.log_segments")).scalars()
-        assert list(paths) == [PATH]
+def test_an_unneeded_segment_without_a_file_is_forgotten(store: LocalBlockStore, connection: sa.Connection) -> None:
+    segment_id = open_segment(connection, receiver_id=1, epoch=1, path="gone", source_rule="not_sent_again")
+    assert run("verify")[0] == 0, "an open segment's row comes before its file"
+    seal_segment(connection, segment_id=segment_id, length=9)
+    assert run("verify")[1]["missing"] == ["gone"]
+    code, repaired = run("repair")
+    assert (code, repaired["forgotten"]) == (0, ["gone"])
+    paths = connection.execute(sa.text("SELECT path FROM forebay.log_segments")).scalars()
+    assert list(paths) == [PATH]
 
 
 def test_the_text_output_says_what_and_where(store: LocalBlockStore) -> None:

@@ -12,10 +12,10 @@ from orchestration.tracker import tracker as tracker_module
 from orchestration.tracker.change_watch import FULL_SCAN_SECONDS
 from orchestration.tracker.receiver_placement import ReceiverPlacement
 from orchestration.tracker.tracker import LEADERSHIP_LIMIT_SECONDS, LONGEST_TICK_SECONDS, Tracker
+from tests.support.clock import Clock
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.polling import eventually, joined
 from tracker_store.batches import batches
-from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import DriverLogUnavailableError
 from tracker_store.receivers.leadership import end_leadership_of, holder_name, read_leadership
 from tracker_store.receivers.processes import heartbeat, register_process
@@ -23,24 +23,14 @@ from tracker_store.receivers.receivers import placements
 from tracker_store.schema.states import BatchState, ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import sqlalchemy as sa
 
 LIMIT = 10.0
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        yield make_log(connection, receivers=2)
+def log(connection: sa.Connection) -> Log:
+    return make_log(connection, receivers=2)
 
 
 @pytest.fixture

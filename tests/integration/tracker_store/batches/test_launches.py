@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
@@ -17,20 +16,16 @@ from tracker_store.batches.launches import LaunchAnswer, LaunchOutcome, release_
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.leadership import DeposedError, read_leadership, take_leadership
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 TIME = NOON + timedelta(seconds=10)
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
+def log(connection: sa.Connection) -> Log:
     """Return a log with one batch, at TIME, allocated."""
-    with connect(engine) as connection:
-        made = make_log(connection)
-        made.add_at(made.receiver_ids[0], NOON)
-        made.tracker.allocate_blocks_to_batch(TIME)
-        yield made
+    made = make_log(connection)
+    made.add_at(made.receiver_ids[0], NOON)
+    made.tracker.allocate_blocks_to_batch(TIME)
+    return made
 
 
 def take(log: Log, launcher: str, *, attempt: int = 1, term: int | None = None) -> LaunchAnswer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
@@ -27,19 +26,15 @@ from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import NotAppliedError, ReaderPositionError, ReaderRemovedError, ReaderStreamError
 from tracker_store.retention.cleanup import clean_up_receiver
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 TIMES = [NOON + timedelta(seconds=n) for n in range(5)]
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
+def log(connection: sa.Connection) -> Log:
     """Yield a stream with one receiver and no pipeline."""
-    with connect(engine) as connection:
-        made = make_log(connection)
-        connection.execute(sa.text("UPDATE forebay.pipelines SET removed_at = clock_timestamp()"))
-        yield made
+    made = make_log(connection)
+    connection.execute(sa.text("UPDATE forebay.pipelines SET removed_at = clock_timestamp()"))
+    return made
 
 
 @pytest.fixture
@@ -142,15 +137,14 @@ def test_limits(log: Log, receiver_id: int, limits: dict[str, int], expected: in
     assert reached == {receiver_id: expected}
 
 
-def test_a_limit_is_shared_by_the_receivers_with_blocks(engine: sa.Engine) -> None:
-    with connect(engine) as connection:
-        log = make_log(connection, receivers=3)
-        first, second, _ = log.receiver_ids
-        log.add_at(first, *TIMES)
-        log.add_at(second, *TIMES)
-        reader = attach_reader(connection, name="a", stream="lines")
-        reached = next_positions(connection, reader.reader_id, reader.positions, max_records=40)
-        assert {reached[first], reached[second]} == {4}
+def test_a_limit_is_shared_by_the_receivers_with_blocks(connection: sa.Connection) -> None:
+    log = make_log(connection, receivers=3)
+    first, second, _ = log.receiver_ids
+    log.add_at(first, *TIMES)
+    log.add_at(second, *TIMES)
+    reader = attach_reader(connection, name="a", stream="lines")
+    reached = next_positions(connection, reader.reader_id, reader.positions, max_records=40)
+    assert {reached[first], reached[second]} == {4}
 
 
 def test_a_position_that_is_cleaned_up_is_a_clear_error(log: Log, receiver_id: int) -> None:

@@ -98,9 +98,8 @@ SECOND = timedelta(seconds=1)
 
 
 @pytest.fixture
-def owner(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as connection:
-        yield connection
+def owner(connection: sa.Connection) -> sa.Connection:
+    return connection
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
@@ -54,9 +53,6 @@ from tracker_store.retention.cleanup import (
     segments_to_delete,
 )
 from tracker_store.schema.states import BatchState, LinkKind, ProcessKind, ReceiverState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 T1, T2, T3, T4 = (NOON + n * INTERVAL for n in (1, 2, 3, 4))
 SECOND = timedelta(seconds=1)
@@ -680,22 +676,21 @@ def test_an_earlier_generation_is_deleted_with_its_blocks(log: Log, receiver_id:
     ) == Position(1, 7)
 
 
-def test_a_lagging_receiver_keeps_its_own_links_and_no_others(engine: sa.Engine) -> None:
+def test_a_lagging_receiver_keeps_its_own_links_and_no_others(connection: sa.Connection) -> None:
     """Check after a rebalance, when the links of one partition belong to several receivers."""
-    with connect(engine) as connection:
-        log = make_log(connection, receivers=2)
-        slow, fast = (claim_anew(connection, receiver_id) for receiver_id in log.receiver_ids)
-        link_chain(log, slow, "0", 2)
-        link_chain(log, fast, "0", 4)
-        connection.execute(
-            sa.text("UPDATE forebay.blocks SET added_at = :at WHERE receiver_id = :r"),
-            {"at": T2 + SECOND, "r": slow.receiver_id},
-        )
-        finish(log, T1)
-        for receiver_id in log.receiver_ids:
-            clean(log, receiver_id)
-        clean_up_offsets(connection, stream_id=log.stream_id, max_rows=100)
-        assert links_left(log, "0") == [0, 1, 5]
+    log = make_log(connection, receivers=2)
+    slow, fast = (claim_anew(connection, receiver_id) for receiver_id in log.receiver_ids)
+    link_chain(log, slow, "0", 2)
+    link_chain(log, fast, "0", 4)
+    connection.execute(
+        sa.text("UPDATE forebay.blocks SET added_at = :at WHERE receiver_id = :r"),
+        {"at": T2 + SECOND, "r": slow.receiver_id},
+    )
+    finish(log, T1)
+    for receiver_id in log.receiver_ids:
+        clean(log, receiver_id)
+    clean_up_offsets(connection, stream_id=log.stream_id, max_rows=100)
+    assert links_left(log, "0") == [0, 1, 5]
 
 
 def test_keys_are_forgotten_after_their_window_in_bounded_steps(log: Log, receiver_id: int) -> None:
@@ -770,13 +765,12 @@ def keys_left(log: Log, window: timedelta = DAY) -> set[str]:
 
 
 @pytest.fixture
-def pair(engine: sa.Engine) -> Iterator[Log]:
+def pair(connection: sa.Connection) -> Log:
     """Return a log whose stream has two receivers that have been ACTIVE for long."""
-    with connect(engine) as connection:
-        log = make_log(connection, receivers=2)
-        for receiver_id in log.receiver_ids:
-            become(log, receiver_id, ReceiverState.ACTIVE, 30 * DAY)
-        yield log
+    log = make_log(connection, receivers=2)
+    for receiver_id in log.receiver_ids:
+        become(log, receiver_id, ReceiverState.ACTIVE, 30 * DAY)
+    return log
 
 
 def test_keys_expire_after_the_window_while_every_receiver_is_active(pair: Log) -> None:
