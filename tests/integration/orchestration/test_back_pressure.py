@@ -13,6 +13,7 @@ from orchestration.declarations.pipeline_settings import PipelineSettings
 from orchestration.tracker.rate_controller import STILL_AFTER_SECONDS, RateController
 from orchestration.tracker.tracker import Tracker
 from tests.support.clock import Clock
+from tests.support.driver_log.attempts import claim_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tracker_store.batches.batches import claim_attempt, claim_replay, complete_batch, complete_replay, fail_attempt
 from tracker_store.batches.pipelines import apply_pipeline, apply_stream
@@ -339,14 +340,7 @@ def test_c03_w18_a_pipeline_that_stands_still_holds_nobody_up_until_it_goes_on(l
     log.tracker.allocate_blocks_to_batch(NOON + 3 * INTERVAL)
     assert look(1) == [100.0, 100.0]
     # A batch that runs for an hour is not a standstill.
-    claim_attempt(
-        log.connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=NOON + 3 * INTERVAL,
-        attempt=1,
-        run_id="run",
-        process_id=1,
-    )
+    claim_batch(log.connection, log.pipeline_id, NOON + 3 * INTERVAL, run_id="run", process_id=1)
     assert {tuple(look(1)) for _ in range(round(2 * STILL_AFTER_SECONDS))} == {(100.0, 100.0)}
 
 

@@ -22,7 +22,7 @@ from orchestration.tracker.http.http import STATEMENT_TIMEOUT, PageContent, Trac
 from orchestration.tracker.http.listen_address import ListenAddress
 from orchestration.tracker.tracker import Tracker
 from tests.support.clock import Clock
-from tests.support.driver_log.attempts import commit_batch, fail_batch
+from tests.support.driver_log.attempts import claim_batch, commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.machine.held_ports import held_port
 from tests.support.polling import eventually
@@ -115,14 +115,7 @@ def url(engine: sa.Engine, home: Path) -> Iterator[str]:
 def claim(log: Log, batch: int, attempt: int = 1) -> None:
     process = register_process(log.connection, kind=ProcessKind.BATCH_RUN, name="run", host="h", pid=1)
     time = NOON + batch * INTERVAL
-    batches.claim_attempt(
-        log.connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=time,
-        attempt=attempt,
-        run_id=f"run-{batch}-{attempt}",
-        process_id=process,
-    )
+    claim_batch(log.connection, log.pipeline_id, time, attempt, run_id=f"run-{batch}-{attempt}", process_id=process)
     # The attempt starts 2 s after its batch time.
     log.connection.execute(
         sa.text("UPDATE forebay.batch_attempts SET started_at = :at WHERE batch_time = :time AND attempt = :attempt"),

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from tests.support.driver_log.attempts import claim_batch
 from tests.support.driver_log.log import INTERVAL, NOON, add, block, claim_anew, make_log, oldest_unfinished_batch
 from tests.support.driver_log.placing import schedule_receiver
 from tests.support.driver_log.state_moves import MACHINES, RECORDER, SEEN, illegal_moves
@@ -424,11 +425,11 @@ class DriverLogMachine(RuleBasedStateMachine):
             self.complete(pipeline, unfinished[0])
 
     def start(self, pipeline: Pipeline, batch: Batch) -> None:
-        batches.claim_attempt(
+        claim_batch(
             self.connection,
-            pipeline_id=pipeline.pipeline_id,
-            batch_time=batch.time,
-            attempt=batch.attempt + 1,
+            pipeline.pipeline_id,
+            batch.time,
+            batch.attempt + 1,
             run_id=f"run {batch.attempt + 1}",
             process_id=self.process_id,
         )

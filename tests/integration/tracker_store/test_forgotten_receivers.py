@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import sqlalchemy as sa
 
+from tests.support.driver_log.attempts import claim_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tests.support.postgres.counted_statements import buffers
 from tracker_store.batches import batches
@@ -74,10 +75,7 @@ def close_long_ago(log: Log, receiver_id: int) -> None:
 def process_all(log: Log) -> None:
     """Give all blocks to a batch that completes, and make it as old as history goes."""
     log.tracker.allocate_blocks_to_batch(T1)
-    process_id = register_process(log.connection, kind=ProcessKind.BATCH_RUN, name="run", host="h", pid=1)
-    batches.claim_attempt(
-        log.connection, pipeline_id=log.pipeline_id, batch_time=T1, attempt=1, run_id="r", process_id=process_id
-    )
+    claim_batch(log.connection, log.pipeline_id, T1, run_id="r")
     batches.complete_batch(log.connection, pipeline_id=log.pipeline_id, batch_time=T1, attempt=1, outputs=[])
     log.tracker.allocate_blocks_to_batch(T1 + INTERVAL)
 

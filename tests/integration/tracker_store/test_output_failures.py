@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.support.driver_log.attempts import commit_batch, fail_batch
+from tests.support.driver_log.attempts import claim_batch, commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tracker_store.batches import batches
 from tracker_store.batches.batch_outputs import (
@@ -20,10 +20,9 @@ from tracker_store.batches.batch_outputs import (
     quarantined_batches,
 )
 from tracker_store.batches.pipelines import get_pipeline
-from tracker_store.receivers.processes import register_process
 from tracker_store.reports.batch_statistics import pipeline_queue
 from tracker_store.retention.history import clean_up_history
-from tracker_store.schema.states import AttemptFailure, BatchState, ProcessKind
+from tracker_store.schema.states import AttemptFailure, BatchState
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -50,14 +49,7 @@ def log(connection: sa.Connection) -> Log:
 
 
 def claim(log: Log, attempt: int) -> None:
-    batches.claim_attempt(
-        log.connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=T1,
-        attempt=attempt,
-        run_id=f"run{attempt}",
-        process_id=register_process(log.connection, kind=ProcessKind.BATCH_RUN, name="n", host="h", pid=1),
-    )
+    claim_batch(log.connection, log.pipeline_id, T1, attempt, run_id=f"run{attempt}")
 
 
 def fail_attempt(

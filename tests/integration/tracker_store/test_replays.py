@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from orchestration.tracker.tracker import Tracker
-from tests.support.driver_log.attempts import commit_batch, fail_batch
+from tests.support.driver_log.attempts import claim_batch, commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log, oldest_unfinished_batch, wait_until_blocked
 from tests.support.polling import eventually
 from tracker_store.batches import batches, outputs
@@ -55,14 +55,7 @@ def process(log: Log) -> int:
 
 
 def claim(log: Log, attempt: int = 1, time: datetime = T1) -> None:
-    batches.claim_attempt(
-        log.connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=time,
-        attempt=attempt,
-        run_id=f"run{attempt}",
-        process_id=process(log),
-    )
+    claim_batch(log.connection, log.pipeline_id, time, attempt, run_id=f"run{attempt}", process_id=process(log))
 
 
 def claim_replay(log: Log, time: datetime = T1, run_id: str = "replay", reach: timedelta = timedelta(0)) -> int:

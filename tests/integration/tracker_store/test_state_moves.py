@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.support.driver_log.attempts import fail_batch
+from tests.support.driver_log.attempts import claim_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.driver_log.placing import schedule_receiver
 from tests.support.driver_log.state_moves import MACHINES, RECORDER, SEEN, illegal_moves
@@ -85,11 +85,11 @@ class Batches:
         return time
 
     def claim(self, time: datetime, attempt: int) -> None:
-        batches.claim_attempt(
+        claim_batch(
             self.log.connection,
-            pipeline_id=self.log.pipeline_id,
-            batch_time=time,
-            attempt=attempt,
+            self.log.pipeline_id,
+            time,
+            attempt,
             run_id=f"run {attempt}",
             process_id=self.process_id,
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from tests.support.driver_log.attempts import commit_batch, fail_batch
+from tests.support.driver_log.attempts import claim_batch, commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tests.support.driver_log.placing import schedule_receiver
 from tracker_store.batches import batches
@@ -65,9 +65,7 @@ def make_eventful_log(connection: sa.Connection) -> EventfulLog:
     _complete(connection, log, run)
     _quarantine(connection, log, run)
     log.tracker.allocate_blocks_to_batch(RUNNING)
-    batches.claim_attempt(
-        connection, pipeline_id=log.pipeline_id, batch_time=RUNNING, attempt=1, run_id="run-3", process_id=run
-    )
+    claim_batch(connection, log.pipeline_id, RUNNING, run_id="run-3", process_id=run)
     return EventfulLog(log, agent_id, first, second)
 
 
@@ -135,14 +133,7 @@ def _fail(connection: sa.Connection, receiver_id: int) -> None:
 
 def _complete(connection: sa.Connection, log: Log, process_id: int) -> None:
     log.tracker.allocate_blocks_to_batch(COMPLETED)
-    batches.claim_attempt(
-        connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=COMPLETED,
-        attempt=1,
-        run_id="run-1",
-        process_id=process_id,
-    )
+    claim_batch(connection, log.pipeline_id, COMPLETED, run_id="run-1", process_id=process_id)
     record_input_metadata(connection, log.pipeline_id, COMPLETED)
     commit_batch(connection, log.pipeline_id, COMPLETED, "counts", location="data/counts/attempt=1", rows=4)
     batches.complete_batch(connection, pipeline_id=log.pipeline_id, batch_time=COMPLETED, attempt=1, outputs=["counts"])
@@ -152,14 +143,7 @@ def _complete(connection: sa.Connection, log: Log, process_id: int) -> None:
 def _quarantine(connection: sa.Connection, log: Log, process_id: int) -> None:
     error = "[CAST_INVALID_INPUT] 'x' is no number"
     log.tracker.allocate_blocks_to_batch(QUARANTINED)
-    batches.claim_attempt(
-        connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=QUARANTINED,
-        attempt=1,
-        run_id="run-2",
-        process_id=process_id,
-    )
+    claim_batch(connection, log.pipeline_id, QUARANTINED, run_id="run-2", process_id=process_id)
     record_input_metadata(connection, log.pipeline_id, QUARANTINED)
     fail_output(
         connection,

@@ -16,7 +16,7 @@ from receiver_runtime.block_store.frames.errors import BlockCorruptError
 from receiver_runtime.block_store.stores.identity import make_identity
 from receiver_runtime.block_store.stores.stores import open_block_store, replicas_of
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
-from tests.support.driver_log.attempts import commit_batch, fail_batch
+from tests.support.driver_log.attempts import claim_batch, commit_batch, fail_batch
 from tests.support.driver_log.eventful_log import COMPLETED, QUARANTINED, backdate_completion, make_eventful_log
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tests.support.driver_log.placing import schedule_receiver
@@ -117,15 +117,7 @@ def _block_corrupt(connection: sa.Connection, log: Log, home: Path) -> None:
     segment.write_bytes(content)
     connection.execute(sa.text("UPDATE forebay.blocks SET added_at = :at"), {"at": NOON + _SECOND})
     log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
-    process_id = register_process(connection, kind=ProcessKind.BATCH_RUN, name="words", host="h1", pid=102)
-    batches.claim_attempt(
-        connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=NOON + INTERVAL,
-        attempt=1,
-        run_id="run-1",
-        process_id=process_id,
-    )
+    claim_batch(connection, log.pipeline_id, NOON + INTERVAL, run_id="run-1")
     error = BlockCorruptError(str(segment), len(content) // 3, "crc32c 1", "crc32c 2", "its checksum differs")
     fail_batch(
         connection,

@@ -13,6 +13,7 @@ from orchestration.tracker.change_watch import FULL_SCAN_SECONDS
 from orchestration.tracker.receiver_placement import ReceiverPlacement
 from orchestration.tracker.tracker import LEADERSHIP_LIMIT_SECONDS, LONGEST_TICK_SECONDS, Tracker
 from tests.support.clock import Clock
+from tests.support.driver_log.attempts import claim_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.polling import eventually, joined
 from tracker_store.batches import batches
@@ -125,10 +126,7 @@ def test_an_attempt_of_a_silent_process_is_failed_for_a_retry(engine: sa.Engine,
     log.add_at(log.receiver_ids[0], NOON + timedelta(seconds=1))
     time = NOON + INTERVAL
     log.tracker.allocate_blocks_to_batch(time)
-    process_id = register_process(log.connection, kind=ProcessKind.BATCH_RUN, name="run", host="h", pid=1)
-    batches.claim_attempt(
-        log.connection, pipeline_id=log.pipeline_id, batch_time=time, attempt=1, run_id="run1", process_id=process_id
-    )
+    claim_batch(log.connection, log.pipeline_id, time, run_id="run1")
     leader = tracker(engine, clock)
     for _ in range(3):
         leader.tick(log.connection)

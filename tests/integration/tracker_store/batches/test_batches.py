@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.support.driver_log.attempts import commit_batch, fail_batch
+from tests.support.driver_log.attempts import claim_batch, commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log, oldest_unfinished_batch
 from tracker_store.batches import batches, outputs
 from tracker_store.batches.retry import FIRST, LONGEST, LONGEST_UNCOUNTED, PAUSES
@@ -35,14 +35,7 @@ def log(connection: sa.Connection) -> Log:
 
 def claim(log: Log, attempt: int, run_id: str) -> int:
     process_id = register_process(log.connection, kind=ProcessKind.BATCH_RUN, name=run_id, host="h", pid=1)
-    batches.claim_attempt(
-        log.connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=T1,
-        attempt=attempt,
-        run_id=run_id,
-        process_id=process_id,
-    )
+    claim_batch(log.connection, log.pipeline_id, T1, attempt, run_id=run_id, process_id=process_id)
     return process_id
 
 

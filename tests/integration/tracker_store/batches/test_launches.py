@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 import sqlalchemy as sa
 
-from tests.support.driver_log.attempts import fail_batch
+from tests.support.driver_log.attempts import claim_batch, fail_batch
 from tests.support.driver_log.log import NOON, Log, make_log
 from tests.support.polling import joined
 from tracker_store.batches import batches
@@ -86,9 +86,7 @@ def test_only_the_launcher_that_has_it_gives_back_a_launch_without_a_run(log: Lo
 
 def test_an_attempt_that_is_not_the_next_is_not_launched(log: Log) -> None:
     assert take(log, "a", attempt=2).outcome is LaunchOutcome.NOT_DUE
-    batches.claim_attempt(
-        log.connection, pipeline_id=log.pipeline_id, batch_time=TIME, attempt=1, run_id="r", process_id=1
-    )
+    claim_batch(log.connection, log.pipeline_id, TIME, run_id="r", process_id=1)
     assert take(log, "a").outcome is LaunchOutcome.NOT_DUE
     batches.complete_batch(log.connection, pipeline_id=log.pipeline_id, batch_time=TIME, attempt=1, outputs=[])
     assert take(log, "a", attempt=2).outcome is LaunchOutcome.NOT_DUE

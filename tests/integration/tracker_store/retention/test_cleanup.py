@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
-from tests.support.driver_log.attempts import fail_batch
+from tests.support.driver_log.attempts import claim_batch, fail_batch
 from tests.support.driver_log.log import (
     INTERVAL,
     NOON,
@@ -43,7 +43,6 @@ from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
 from tracker_store.blocks.segments import open_segment, seal_segment
 from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import BlocksNotRetainedError
-from tracker_store.receivers.processes import register_process
 from tracker_store.retention.cleanup import (
     CleanedUp,
     clean_up_keys,
@@ -52,7 +51,7 @@ from tracker_store.retention.cleanup import (
     forget_segment,
     segments_to_delete,
 )
-from tracker_store.schema.states import BatchState, LinkKind, ProcessKind, ReceiverState
+from tracker_store.schema.states import BatchState, LinkKind, ReceiverState
 
 T1, T2, T3, T4 = (NOON + n * INTERVAL for n in (1, 2, 3, 4))
 SECOND = timedelta(seconds=1)
@@ -83,15 +82,7 @@ def left(log: Log, receiver_id: int) -> list[int]:
 
 
 def start(log: Log, time: datetime, attempt: int = 1, pipeline_id: int | None = None) -> None:
-    process_id = register_process(log.connection, kind=ProcessKind.BATCH_RUN, name="run", host="h", pid=1)
-    batches.claim_attempt(
-        log.connection,
-        pipeline_id=pipeline_id or log.pipeline_id,
-        batch_time=time,
-        attempt=attempt,
-        run_id=f"run{attempt}",
-        process_id=process_id,
-    )
+    claim_batch(log.connection, pipeline_id or log.pipeline_id, time, attempt, run_id=f"run{attempt}")
 
 
 def fail(log: Log, time: datetime, *, attempt: int = 1, max_attempts: int = 3) -> None:
