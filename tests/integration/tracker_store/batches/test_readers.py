@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import ProgrammingError
 
-from tests.support.driver_log.log import NOON, Log, add, block, claim_anew, make_log
+from tests.support.driver_log.log import NOON, Log, add, block, claim_anew, make_log, new_segment
 from tests.support.polling import eventually
 from tracker_store.batches.pipelines import apply_stream, list_streams
 from tracker_store.batches.readers import (
@@ -20,7 +20,6 @@ from tracker_store.batches.readers import (
     next_positions,
     remove_reader,
 )
-from tracker_store.blocks.segments import open_segment
 from tracker_store.blocks.stream_schemas import schemas_of_stream
 from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import NotAppliedError, ReaderPositionError, ReaderRemovedError, ReaderStreamError
@@ -106,9 +105,7 @@ def test_markers_alone_are_nothing_to_read(log: Log, receiver_id: int) -> None:
 def test_a_position_never_includes_uncommitted_blocks(log: Log, engine: sa.Engine, receiver_id: int) -> None:
     reader = attach_reader(log.connection, name="a", stream="lines")
     claimed = claim_anew(log.connection, receiver_id)
-    segment_id = open_segment(
-        log.connection, receiver_id=receiver_id, epoch=claimed.epoch, path="p", source_rule="not_sent_again"
-    )
+    segment_id = new_segment(log.connection, claimed, "p")
     add(log.connection, block(claimed, 2, segment_id=segment_id))
     with engine.connect().execution_options(isolation_level="READ COMMITTED") as other, other.begin():
         add(other, block(claimed, 3, segment_id=segment_id))

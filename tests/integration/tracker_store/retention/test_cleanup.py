@@ -23,6 +23,7 @@ from tests.support.driver_log.log import (
     claim_anew,
     give_segments,
     make_log,
+    new_segment,
     wait_until_blocked,
 )
 from tracker_store.batches import batches
@@ -40,7 +41,7 @@ from tracker_store.blocks.blocks import (
     open_partition,
 )
 from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
-from tracker_store.blocks.segments import open_segment, seal_segment
+from tracker_store.blocks.segments import seal_segment
 from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import BlocksNotRetainedError
 from tracker_store.retention.cleanup import (
@@ -529,9 +530,7 @@ def test_w09_additions_allocation_and_two_clean_ups_at_once_lose_nothing(engine:
     def receive() -> None:
         with connect(engine) as connection:
             claimed = claim_anew(connection, receiver_id)
-            segment_id = open_segment(
-                connection, receiver_id=receiver_id, epoch=claimed.epoch, path="p", source_rule="not_sent_again"
-            )
+            segment_id = new_segment(connection, claimed, "p")
             for first in range(2, count + 2, 4):
                 group = [block(claimed, n, segment_id=segment_id, records=1) for n in range(first, first + 4)]
                 assert add(connection, *group).outcome is AddOutcome.ADDED
@@ -858,13 +857,7 @@ def segments_of(log: Log, claimed: Claim, count: int, *, sealed: bool = True) ->
     newest = max(left(log, claimed.receiver_id))
     ids = []
     for number in range(count):
-        segment_id = open_segment(
-            log.connection,
-            receiver_id=claimed.receiver_id,
-            epoch=claimed.epoch,
-            path=f"{claimed.epoch}-{number}",
-            source_rule="not_sent_again",
-        )
+        segment_id = new_segment(log.connection, claimed, f"{claimed.epoch}-{number}")
         for sequence in (newest + 1 + 2 * number, newest + 2 + 2 * number):
             add(log.connection, block(claimed, sequence, segment_id=segment_id))
         if sealed:
@@ -926,13 +919,7 @@ def test_w09_a_receiver_that_was_restarted_and_is_idle_holds_no_files_back(log: 
     successor = claim_anew(log.connection, receiver_id)
     clean(log, receiver_id)
     # Its own first segment holds blocks that are stored and wait for registration.
-    own = open_segment(
-        log.connection,
-        receiver_id=receiver_id,
-        epoch=successor.epoch,
-        path="its own",
-        source_rule="not_sent_again",
-    )
+    own = new_segment(log.connection, successor, "its own")
     seal_segment(log.connection, segment_id=own, length=1)
     assert left(log, receiver_id) == [1, 6]
     assert deletable(log, receiver_id) == [f"{claimed.epoch}-0", f"{claimed.epoch}-1"]
@@ -940,13 +927,7 @@ def test_w09_a_receiver_that_was_restarted_and_is_idle_holds_no_files_back(log: 
 
 def test_kept_dead_letters_in_their_own_segment_delay_no_clean_up_of_blocks(log: Log, receiver_id: int) -> None:
     claimed = claim_anew(log.connection, receiver_id)
-    letters = open_segment(
-        log.connection,
-        receiver_id=receiver_id,
-        epoch=claimed.epoch,
-        path=f"receiver-{receiver_id}/{claimed.epoch}-d000001.segment",
-        source_rule="not_sent_again",
-    )
+    letters = new_segment(log.connection, claimed, f"receiver-{receiver_id}/{claimed.epoch}-d000001.segment")
     seal_segment(log.connection, segment_id=letters, length=1)
     segments_of(log, claimed, 3)
     group = StoredDeadLetter("invalid_encoding", 0, 9, BlockHandle(letters, 0, 90, 1), letters=3, dropped=2)
