@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     import sqlalchemy as sa
@@ -19,13 +18,11 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def system(engine: sa.Engine, database_url: str, tmp_path: Path, session: SparkSession) -> Iterator[System]:
+def system(connection: sa.Connection, database_url: str, tmp_path: Path, session: SparkSession) -> System:
     """Return a driver log and a block store, and a pipeline to run on them in the shared session."""
     from tests.support.spark.batch_rig import System  # noqa: PLC0415  as above
-    from tracker_store.connection.engine import connect  # noqa: PLC0415  unit tests load no database driver
 
-    with connect(engine) as connection:
-        yield System(connection, database_url, tmp_path, session)
+    return System(connection, database_url, tmp_path, session)
 
 
 @pytest.fixture

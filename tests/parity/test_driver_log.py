@@ -10,12 +10,11 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
-from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log, new_segment
 from tests.support.driver_log.placing import schedule_receiver
 from tracker_store.batches.pipelines import apply_pipeline, get_pipeline
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
 from tracker_store.blocks.blocks import AddOutcome, add_blocks, claim
-from tracker_store.blocks.segments import open_segment
 from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import NotAssignedError
 from tracker_store.receivers.receivers import placements, receiver_events, report_event, set_receiver_state
@@ -90,9 +89,7 @@ def test_t08_allocation_of_100000_blocks(connection: sa.Connection, log: Log) ->
     """Store two numbers per receiver in a batch: the original's serializer overflowed its stack on a few thousand."""
     [receiver] = log.receiver_ids
     claimed = claim_anew(connection, receiver)
-    segment = open_segment(
-        connection, receiver_id=receiver, epoch=claimed.epoch, path="one", source_rule="not_sent_again"
-    )
+    segment = new_segment(connection, claimed, "one")
 
     def register(first: int, last: int) -> datetime:
         """Register these sequences as a receiver does, in groups; return a time after all of them."""

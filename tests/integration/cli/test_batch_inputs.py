@@ -14,24 +14,21 @@ from typer.testing import CliRunner
 from forebay.cli.main import app
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tracker_store.blocks.blocks import AddOutcome, OffsetLink, open_partition
-from tracker_store.connection.engine import connect
 from tracker_store.schema.states import LinkKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 T1 = NOON + INTERVAL
 
 
 @pytest.fixture
-def log(engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+def log(connection: sa.Connection, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     monkeypatch.setenv("FOREBAY_HOME", str(tmp_path))
     monkeypatch.delenv("FOREBAY_DAGSTER_URL", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
-    with connect(engine) as connection:
-        yield make_log(connection, receivers=1)
+    return make_log(connection, receivers=1)
 
 
 def receive(log: Log, *links: OffsetLink) -> None:

@@ -11,10 +11,8 @@ from tests.integration.cluster.allocated_batch import AllocatedBatch
 from tests.integration.cluster.batch_program import declare
 from tests.support.receivers.block_keys import files_with, key_file, spellings
 from tests.support.spark.cluster import connect_server, standalone_cluster
-from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     import sqlalchemy as sa
@@ -25,16 +23,14 @@ PROGRAM = "batch_program.py"
 
 
 @pytest.fixture
-def batch(engine: sa.Engine, database_url: str, tmp_path: Path) -> Iterator[AllocatedBatch]:
-    with connect(engine) as connection:
-        yield AllocatedBatch(connection, database_url, tmp_path, declare(tmp_path / "output"))
+def batch(connection: sa.Connection, database_url: str, tmp_path: Path) -> AllocatedBatch:
+    return AllocatedBatch(connection, database_url, tmp_path, declare(tmp_path / "output"))
 
 
 @pytest.fixture
-def encrypted_batch(engine: sa.Engine, database_url: str, tmp_path: Path) -> Iterator[AllocatedBatch]:
+def encrypted_batch(connection: sa.Connection, database_url: str, tmp_path: Path) -> AllocatedBatch:
     key = key_file(tmp_path / "secrets" / "blocks")
-    with connect(engine) as connection:
-        yield AllocatedBatch(connection, database_url, tmp_path, declare(tmp_path / "output"), block_key=key)
+    return AllocatedBatch(connection, database_url, tmp_path, declare(tmp_path / "output"), block_key=key)
 
 
 EXPECTED = {"all": 40} | {f"word{number}": 1 for number in range(40)}

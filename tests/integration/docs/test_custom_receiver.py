@@ -23,7 +23,6 @@ from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, exit_co
 from tests.support.commands.forked_command import programs
 from tests.support.commands.run_program import run_program
 from tests.support.driver_log.log import make_log
-from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     import subprocess
@@ -206,11 +205,10 @@ def test_a_receiver_that_is_not_installed_fails_with_the_name_of_its_package(
         rig.close()
 
 
-def test_the_pages_statement(engine: sa.Engine) -> None:
-    with connect(engine) as connection:
-        make_log(connection)
-        for statement in blocks("sql"):
-            connection.exec_driver_sql(statement)
+def test_the_pages_statement(connection: sa.Connection) -> None:
+    make_log(connection)
+    for statement in blocks("sql"):
+        connection.exec_driver_sql(statement)
 
 
 def test_the_pages_commands(package: Path) -> None:

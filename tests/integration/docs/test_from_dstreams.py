@@ -240,10 +240,9 @@ def test_a_streaming_querys_totals_are_exact_even_if_it_is_killed(
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)
-def test_a_statement(engine: sa.Engine, statement: str) -> None:
-    with connect(engine) as connection:
-        make_log(connection)
-        connection.execute(sa.text(statement))
+def test_a_statement(connection: sa.Connection, statement: str) -> None:
+    make_log(connection)
+    connection.execute(sa.text(statement))
 
 
 @pytest.mark.filterwarnings("ignore::dagster.BetaWarning", "ignore::dagster.PreviewWarning")

@@ -19,7 +19,6 @@ from receiver_runtime.receivers.http.declaration import Http
 from tests.support.commands.run_program import run_program
 from tests.support.driver_log.log import make_log
 from tests.unit.receiver_runtime.receivers.http.http_client import listening
-from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,11 +97,10 @@ def test_its_balanced_stream_is_one_per_host(tmp_path: Path) -> None:
     assert stream.source.is_listener
 
 
-def test_its_statements_run(engine: sa.Engine) -> None:
-    with connect(engine) as connection:
-        make_log(connection, stream="orders")
-        for _, statement in blocks("sql"):
-            assert connection.execute(sa.text(statement)).all() == []
+def test_its_statements_run(connection: sa.Connection) -> None:
+    make_log(connection, stream="orders")
+    for _, statement in blocks("sql"):
+        assert connection.execute(sa.text(statement)).all() == []
 
 
 def test_its_tables_name_every_column_and_every_field() -> None:

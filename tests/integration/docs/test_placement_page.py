@@ -58,7 +58,6 @@ def test_a_command(engine: sa.Engine, database_url: str, tmp_path: Path, command
     assert done.returncode == 0, done.stderr
 
 
-def test_the_statement(engine: sa.Engine) -> None:
+def test_the_statement(connection: sa.Connection) -> None:
     [statement] = blocks("sql")
-    with connect(engine) as connection:
-        connection.execute(sa.text(statement))
+    connection.execute(sa.text(statement))

@@ -112,17 +112,18 @@ def test_a_page_shows_its_state_and_its_commands_cure_it(
             assert (_count(connection, cured) > 0) == _CURED_HAS_ROWS[stem], cured
 
 
-def test_a_receiver_starts_with_its_stopped_pipelines(engine: sa.Engine, database_url: str, tmp_path: Path) -> None:
+def test_a_receiver_starts_with_its_stopped_pipelines(
+    connection: sa.Connection, database_url: str, tmp_path: Path
+) -> None:
     [command] = [block for block in blocks(sections("receiver-failed")["Cure"], "sh") if block == "forebay start\n"]
-    with connect(engine) as connection:
-        STATES["receiver-failed"](connection, make_healthy_log(connection), tmp_path)
-        stop_pipelines(connection)
-        term = read_leadership(connection).term
-        advance_stops(connection, term=term)
-        assert {placed.desired_state for placed in placements(connection)} == {DesiredState.STOPPED}
-        run_commands(command, _environment(database_url, tmp_path), tmp_path)
-        advance_stops(connection, term=term)
-        assert {placed.desired_state for placed in placements(connection)} == {DesiredState.RUNNING}
+    STATES["receiver-failed"](connection, make_healthy_log(connection), tmp_path)
+    stop_pipelines(connection)
+    term = read_leadership(connection).term
+    advance_stops(connection, term=term)
+    assert {placed.desired_state for placed in placements(connection)} == {DesiredState.STOPPED}
+    run_commands(command, _environment(database_url, tmp_path), tmp_path)
+    advance_stops(connection, term=term)
+    assert {placed.desired_state for placed in placements(connection)} == {DesiredState.RUNNING}
 
 
 def _run(connection: sa.Connection, text: str, environment: dict[str, str], directory: Path) -> str:

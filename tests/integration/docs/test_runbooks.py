@@ -17,7 +17,6 @@ from tests.support.commands.run_program import run_program
 from tests.support.driver_log.log import make_log
 from tests.support.pages.runbook import HEADINGS, RUNBOOKS, blocks, commands_in, fences, inline_commands, page, sections
 from tests.support.pages.runbook_states import STATES
-from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -123,11 +122,10 @@ def test_the_typed_commands_are_run_by_a_test(page_name: str) -> None:
 
 
 @pytest.mark.parametrize("stem", PROCEDURES)
-def test_the_statements_of_a_procedure_run_on_any_driver_log(engine: sa.Engine, stem: str) -> None:
-    with connect(engine) as connection:
-        make_log(connection)
-        for statement in blocks(page(stem), "sql"):
-            connection.exec_driver_sql(statement.replace("%", "%%"))
+def test_the_statements_of_a_procedure_run_on_any_driver_log(connection: sa.Connection, stem: str) -> None:
+    make_log(connection)
+    for statement in blocks(page(stem), "sql"):
+        connection.exec_driver_sql(statement.replace("%", "%%"))
 
 
 def test_postgres_accepts_the_settings_that_prevent_a_loss(postgres_server: TestServer, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.support.driver_log.log import make_log
-from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
 HOW_TO = Path(__file__).parents[3] / "docs" / "how-to" / "socket-sources.md"
 
 
-def test_its_statements_run(engine: sa.Engine) -> None:
+def test_its_statements_run(connection: sa.Connection) -> None:
     [statement] = re.findall(r"^ *```sql\n(.*?)^ *```$", HOW_TO.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    with connect(engine) as connection:
-        make_log(connection)
-        connection.exec_driver_sql(statement)
+    make_log(connection)
+    connection.exec_driver_sql(statement)

@@ -13,7 +13,6 @@ import sqlalchemy as sa
 from orchestration.spark.reading import stream_reader
 from tests.integration.docs.streaming_program import StreamingProgram
 from tests.support.commands.run_program import run_program
-from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from tests.support.driver_log.stored_lines import LineReceiver
@@ -84,9 +83,8 @@ def test_a_command(engine: sa.Engine, environment: dict[str, str], tmp_path: Pat
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)
-def test_a_statement(engine: sa.Engine, statement: str) -> None:
-    with connect(engine) as connection:
-        assert connection.execute(sa.text(statement)).all() == []
+def test_a_statement(connection: sa.Connection, statement: str) -> None:
+    assert connection.execute(sa.text(statement)).all() == []
 
 
 def test_the_options_are_the_programs() -> None:

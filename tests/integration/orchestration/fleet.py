@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from orchestration.tracker.placement_rules import PlacementRules
 from orchestration.tracker.rebalancing import OUTAGE_SECONDS, Rebalancing
 from orchestration.tracker.receiver_placement import ReceiverPlacement
+from tests.support.clock import Clock
 from tracker_store.batches.pipelines import apply_stream
 from tracker_store.receivers.hand_overs import list_hand_overs, sign_off_receiver, take_over
 from tracker_store.receivers.leadership import read_leadership, take_leadership
@@ -19,13 +20,6 @@ if TYPE_CHECKING:
 
     from tracker_store.receivers.hand_overs import HandOver
     from tracker_store.receivers.receivers import Placement
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Fleet:

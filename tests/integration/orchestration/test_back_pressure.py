@@ -12,11 +12,12 @@ import sqlalchemy as sa
 from orchestration.declarations.pipeline_settings import PipelineSettings
 from orchestration.tracker.rate_controller import STILL_AFTER_SECONDS, RateController
 from orchestration.tracker.tracker import Tracker
+from tests.support.clock import Clock
+from tests.support.driver_log.attempts import claim_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tracker_store.batches.batches import claim_attempt, claim_replay, complete_batch, complete_replay, fail_attempt
 from tracker_store.batches.pipelines import apply_pipeline, apply_stream
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.leadership import read_leadership, take_leadership
 from tracker_store.receivers.processes import heartbeat, register_process
 from tracker_store.receivers.rates import (
@@ -31,18 +32,11 @@ from tracker_store.receivers.receivers import placements
 from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from tracker_store.blocks.blocks import Claim
 
 SECOND = timedelta(seconds=1)
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def declare(connection: sa.Connection, name: str, stream_ids: Sequence[int], **settings: object) -> int:
@@ -67,12 +61,11 @@ def declare(connection: sa.Connection, name: str, stream_ids: Sequence[int], **s
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
+def log(connection: sa.Connection) -> Log:
     """Yield a log with two receivers, and a pipeline with back pressure on."""
-    with connect(engine) as connection:
-        log = make_log(connection, receivers=2)
-        declare(connection, "words", [log.stream_id])
-        yield log
+    log = make_log(connection, receivers=2)
+    declare(connection, "words", [log.stream_id])
+    return log
 
 
 @pytest.fixture
@@ -347,14 +340,7 @@ def test_c03_w18_a_pipeline_that_stands_still_holds_nobody_up_until_it_goes_on(l
     log.tracker.allocate_blocks_to_batch(NOON + 3 * INTERVAL)
     assert look(1) == [100.0, 100.0]
     # A batch that runs for an hour is not a standstill.
-    claim_attempt(
-        log.connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=NOON + 3 * INTERVAL,
-        attempt=1,
-        run_id="run",
-        process_id=1,
-    )
+    claim_batch(log.connection, log.pipeline_id, NOON + 3 * INTERVAL, run_id="run", process_id=1)
     assert {tuple(look(1)) for _ in range(round(2 * STILL_AFTER_SECONDS))} == {(100.0, 100.0)}
 
 

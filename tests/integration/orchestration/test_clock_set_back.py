@@ -17,12 +17,11 @@ from forebay.sources import SocketText
 from orchestration.batches.batch_schedule import SENSOR_LAUNCHER, BatchRules, next_steps
 from orchestration.declarations.apply import apply
 from tests.support.driver_log.attempts import fail_batch
-from tests.support.driver_log.log import add, block, claim_anew
+from tests.support.driver_log.log import add, block, claim_anew, new_segment
 from tracker_store.batches import batches
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.batches.received_block_tracker import BatchTimes, ReceivedBlockTracker, batch_times
 from tracker_store.batches.retry import LONGEST
-from tracker_store.blocks.segments import open_segment
 from tracker_store.connection.errors import DriverLogError
 from tracker_store.receivers.processes import register_process
 from tracker_store.receivers.receivers import placements
@@ -70,13 +69,7 @@ class System:
         [placement] = placements(connection)
         self._claimed = claim_anew(connection, placement.receiver_id)
         self._sequence = self._claimed.sequence
-        self._segment = open_segment(
-            connection,
-            receiver_id=placement.receiver_id,
-            epoch=self._claimed.epoch,
-            path="1/1",
-            source_rule="not_sent_again",
-        )
+        self._segment = new_segment(connection, self._claimed, "1/1")
 
     def receive(self) -> None:
         """Add a block now."""

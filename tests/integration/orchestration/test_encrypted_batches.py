@@ -15,7 +15,6 @@ from tests.support.receivers.block_keys import files_with, key_file, key_id, new
 from tests.support.spark.batch_rig import System
 from tracker_store.batches import batches
 from tracker_store.batches.pipelines import get_pipeline
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.receivers import placements, receiver_events
 from tracker_store.schema.states import AttemptState, BatchState
 
@@ -74,9 +73,8 @@ def session(spark_home: Path, key_of_environment: str) -> Iterator[SparkSession]
 
 
 @pytest.fixture
-def system(engine: sa.Engine, database_url: str, tmp_path: Path, session: SparkSession) -> Iterator[System]:
-    with connect(engine) as connection:
-        yield System(connection, database_url, tmp_path / "home", session)
+def system(connection: sa.Connection, database_url: str, tmp_path: Path, session: SparkSession) -> System:
+    return System(connection, database_url, tmp_path / "home", session)
 
 
 def same(lines: DataFrame) -> DataFrame:

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from orchestration.tracker.change_watch import FOLLOW_SECONDS, FULL_SCAN_SECONDS
 from orchestration.tracker.tracker import Tracker
+from tests.support.clock import Clock
 from tests.support.driver_log.log import INTERVAL, Log, make_log
 from tests.support.postgres.counted_statements import Counted, counted
 from tracker_store.batches.pipeline_states import stop_pipelines
@@ -26,13 +27,6 @@ from tracker_store.schema.states import DesiredState, ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Rig:

@@ -21,7 +21,6 @@ from tests.integration.orchestration.fleet import Fleet
 from tests.support.driver_log.log import claim_anew, make_log
 from tests.support.postgres.counted_statements import counted
 from tracker_store.batches.pipelines import apply_stream, list_streams
-from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import DriverLogError
 from tracker_store.receivers.agents import forget_host, list_agents, set_draining
 from tracker_store.receivers.leadership import read_leadership, take_leadership
@@ -30,15 +29,12 @@ from tracker_store.receivers.receivers import placements
 from tracker_store.schema.states import DesiredState, ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from typer.testing import Result
 
 
 @pytest.fixture
-def fleet(engine: sa.Engine) -> Iterator[Fleet]:
-    with connect(engine) as connection:
-        yield Fleet(connection)
+def fleet(connection: sa.Connection) -> Fleet:
+    return Fleet(connection)
 
 
 def test_p01_w15_first_placement_is_even_and_spreads_each_stream(fleet: Fleet) -> None:

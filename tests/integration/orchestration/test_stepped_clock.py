@@ -4,39 +4,25 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
 
 from orchestration.tracker.tracker import LEADERSHIP_LIMIT_SECONDS, Tracker
+from tests.support.clock import Clock
 from tests.support.driver_log.log import Log, make_log
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.processes import heartbeat, live_processes, register_process
 from tracker_store.receivers.receivers import placements
 from tracker_store.schema.states import ProcessKind
 from tracker_store.schema.tables import metadata
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 LIMIT = 10.0
 STEPS = (timedelta(days=400), timedelta(days=-400))
 
 
-class Clock:
-    """A monotonic clock that the test moves."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        yield make_log(connection, receivers=2)
+def log(connection: sa.Connection) -> Log:
+    return make_log(connection, receivers=2)
 
 
 def step(log: Log, monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:

@@ -16,7 +16,6 @@ from orchestration.spark.reading.stream_reader import MAX_BLOCKS, MAX_RECORDS, F
 from tests.support.driver_log.log import Log, make_log
 from tracker_store.batches.pipelines import apply_stream
 from tracker_store.batches.readers import attach_reader, list_readers, remove_reader
-from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import DriverLogError, DriverLogUnavailableError
 from tracker_store.retention.cleanup import clean_up_receiver
 
@@ -28,13 +27,12 @@ BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
+def log(connection: sa.Connection) -> Log:
     """Yield a stream with two receivers, of which the first has three blocks of ten records; no pipeline."""
-    with connect(engine) as connection:
-        made = make_log(connection, receivers=2)
-        connection.execute(sa.text("UPDATE forebay.pipelines SET removed_at = clock_timestamp()"))
-        made.add_at(made.receiver_ids[0], *[BEGIN + timedelta(seconds=n) for n in range(3)])
-        yield made
+    made = make_log(connection, receivers=2)
+    connection.execute(sa.text("UPDATE forebay.pipelines SET removed_at = clock_timestamp()"))
+    made.add_at(made.receiver_ids[0], *[BEGIN + timedelta(seconds=n) for n in range(3)])
+    return made
 
 
 @pytest.fixture

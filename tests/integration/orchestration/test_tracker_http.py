@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from orchestration.tracker.http.http import STATEMENT_TIMEOUT, PageContent, TrackerHttpServer, TrackerView
 from orchestration.tracker.http.listen_address import ListenAddress
 from orchestration.tracker.tracker import Tracker
-from tests.support.driver_log.attempts import commit_batch, fail_batch
+from tests.support.clock import Clock
+from tests.support.driver_log.attempts import claim_batch, commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.machine.held_ports import held_port
 from tests.support.polling import eventually
@@ -32,7 +33,7 @@ from tracker_store.batches.batch_outputs import fail_output
 from tracker_store.batches.pipelines import apply_pipeline
 from tracker_store.batches.readers import attach_reader, move_reader
 from tracker_store.blocks.replica_events import replica_back, replica_damaged, replica_lost
-from tracker_store.connection.engine import connect, create_engine
+from tracker_store.connection.engine import create_engine
 from tracker_store.receivers.processes import deregister_process, heartbeat, register_process
 from tracker_store.receivers.receivers import NOT_STORING, report_event
 from tracker_store.reports.status import receiver_status
@@ -85,25 +86,24 @@ def serving(
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        made = make_log(connection, receivers=2)
-        apply_pipeline(
-            connection,
-            name="words",
-            declaration={
-                "max_attempts": 1,
-                "streams": ["lines"],
-                "outputs": {
-                    "counts": {"inputs": ["lines"]},
-                    "kept": {"inputs": ["lines"]},
-                    "windowed": {"inputs": [{"window": "lines", "length_ms": 60_000, "slide_ms": 60_000}]},
-                },
+def log(connection: sa.Connection) -> Log:
+    made = make_log(connection, receivers=2)
+    apply_pipeline(
+        connection,
+        name="words",
+        declaration={
+            "max_attempts": 1,
+            "streams": ["lines"],
+            "outputs": {
+                "counts": {"inputs": ["lines"]},
+                "kept": {"inputs": ["lines"]},
+                "windowed": {"inputs": [{"window": "lines", "length_ms": 60_000, "slide_ms": 60_000}]},
             },
-            stream_ids=[made.stream_id],
-            interval=INTERVAL,
-        )
-        yield made
+        },
+        stream_ids=[made.stream_id],
+        interval=INTERVAL,
+    )
+    return made
 
 
 @pytest.fixture
@@ -115,14 +115,7 @@ def url(engine: sa.Engine, home: Path) -> Iterator[str]:
 def claim(log: Log, batch: int, attempt: int = 1) -> None:
     process = register_process(log.connection, kind=ProcessKind.BATCH_RUN, name="run", host="h", pid=1)
     time = NOON + batch * INTERVAL
-    batches.claim_attempt(
-        log.connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=time,
-        attempt=attempt,
-        run_id=f"run-{batch}-{attempt}",
-        process_id=process,
-    )
+    claim_batch(log.connection, log.pipeline_id, time, attempt, run_id=f"run-{batch}-{attempt}", process_id=process)
     # The attempt starts 2 s after its batch time.
     log.connection.execute(
         sa.text("UPDATE forebay.batch_attempts SET started_at = :at WHERE batch_time = :time AND attempt = :attempt"),
@@ -582,12 +575,6 @@ def test_only_the_leader_reports_the_lease_age(engine: sa.Engine, home: Path, lo
 
 
 def test_a_leading_tracker_reports_since_when_a_heartbeat_stands_still(engine: sa.Engine, log: Log) -> None:
-    class Clock:
-        now = 0.0
-
-        def __call__(self) -> float:
-            return self.now
-
     clock = Clock()
     beats = register_process(log.connection, kind=ProcessKind.RECEIVER, name="r", host="h", pid=1)
     silent = register_process(log.connection, kind=ProcessKind.RECEIVER, name="r", host="h", pid=2)

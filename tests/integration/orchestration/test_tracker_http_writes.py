@@ -19,7 +19,6 @@ from tests.support.dagster.replaying_webserver import ReplayingDagster, replayin
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.servers.tracker_answers import Answer, answer_to, served
 from tracker_store.batches.pipelines import apply_pipeline
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.receivers import placements
 from tracker_store.reports.listener_events import newest_events
 from tracker_store.schema.states import DesiredState, ReceiverState
@@ -68,17 +67,16 @@ def serving(
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        made = make_log(connection, receivers=2)
-        apply_pipeline(
-            connection,
-            name="words",
-            declaration={"max_attempts": 1, "streams": ["lines"], "outputs": {"counts": {"inputs": ["lines"]}}},
-            stream_ids=[made.stream_id],
-            interval=INTERVAL,
-        )
-        yield made
+def log(connection: sa.Connection) -> Log:
+    made = make_log(connection, receivers=2)
+    apply_pipeline(
+        connection,
+        name="words",
+        declaration={"max_attempts": 1, "streams": ["lines"], "outputs": {"counts": {"inputs": ["lines"]}}},
+        stream_ids=[made.stream_id],
+        interval=INTERVAL,
+    )
+    return made
 
 
 @pytest.fixture

@@ -38,18 +38,16 @@ from tracker_store.connection.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from concurrent.futures import Future
 
     from tracker_store.blocks.blocks import AddResult
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        log = make_log(connection, receivers=2)
-        give_segments(connection, *log.receiver_ids)
-        yield log
+def log(connection: sa.Connection) -> Log:
+    log = make_log(connection, receivers=2)
+    give_segments(connection, *log.receiver_ids)
+    return log
 
 
 @pytest.fixture

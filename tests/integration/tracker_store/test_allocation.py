@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
@@ -31,17 +30,13 @@ from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import DriverLogError
 from tracker_store.schema.states import BatchState
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 T1, T2, T3 = (NOON + n * INTERVAL for n in (1, 2, 3))
 SECOND = timedelta(seconds=1)
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        yield make_log(connection, receivers=2)
+def log(connection: sa.Connection) -> Log:
+    return make_log(connection, receivers=2)
 
 
 def ranges(log: Log, time: datetime) -> list[tuple[int, int, int, int]]:

@@ -11,11 +11,9 @@ import sqlalchemy as sa
 from tests.support.driver_log.log import INTERVAL, NOON, Log, claim_anew, make_log
 from tracker_store.batches.batches import get_batch
 from tracker_store.batches.pipelines import apply_stream
-from tracker_store.connection.engine import connect
 from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from datetime import datetime
 
 T1, T2, T3, T4, T5 = (NOON + n * INTERVAL for n in (1, 2, 3, 4, 5))
@@ -23,9 +21,8 @@ SECOND = timedelta(seconds=1)
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        yield make_log(connection, receivers=2)
+def log(connection: sa.Connection) -> Log:
+    return make_log(connection, receivers=2)
 
 
 def seconds(first: int, last: int) -> list[datetime]:

@@ -14,22 +14,20 @@ import sqlalchemy as sa
 
 from tests.support.driver_log.log import GIVEN_SEGMENTS, Log, block, claim_anew, give_segments, make_log
 from tracker_store.blocks.blocks import AddOutcome, Claim, NewBlock, OffsetLink, add_blocks, open_partition
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.processes import heartbeat, register_process
 from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 _SOURCE = "topic"
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        log = make_log(connection, receivers=2)
-        give_segments(connection, *log.receiver_ids)
-        yield log
+def log(connection: sa.Connection) -> Log:
+    log = make_log(connection, receivers=2)
+    give_segments(connection, *log.receiver_ids)
+    return log
 
 
 @dataclass(frozen=True)

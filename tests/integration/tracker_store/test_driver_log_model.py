@@ -20,7 +20,17 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from tests.support.driver_log.log import INTERVAL, NOON, add, block, claim_anew, make_log, oldest_unfinished_batch
+from tests.support.driver_log.attempts import claim_batch
+from tests.support.driver_log.log import (
+    INTERVAL,
+    NOON,
+    add,
+    block,
+    claim_anew,
+    make_log,
+    new_segment,
+    oldest_unfinished_batch,
+)
 from tests.support.driver_log.placing import schedule_receiver
 from tests.support.driver_log.state_moves import MACHINES, RECORDER, SEEN, illegal_moves
 from tests.support.searches import examples
@@ -30,7 +40,7 @@ from tracker_store.batches.pipelines import apply_pipeline, apply_stream
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
 from tracker_store.batches.run_queue import register_batch_driver, set_batch_driver_state
 from tracker_store.blocks.blocks import AddOutcome, Claim, NewBlock, add_blocks, claim
-from tracker_store.blocks.segments import open_segment, seal_segment
+from tracker_store.blocks.segments import seal_segment
 from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import (
     AttemptSupersededError,
@@ -221,13 +231,7 @@ class DriverLogMachine(RuleBasedStateMachine):
         assert claimed.sequence == receiver.newest + 1
         assert not receiver.rows or claimed.epoch > receiver.rows[-1].epoch
         receiver.rows.append(Row(claimed.sequence, claimed.epoch, 0, self.next_tick(), is_marker=True))
-        segment_id = open_segment(
-            self.connection,
-            receiver_id=receiver_id,
-            epoch=claimed.epoch,
-            path=f"{receiver_id}/{claimed.epoch}",
-            source_rule="not_sent_again",
-        )
+        segment_id = new_segment(self.connection, claimed, f"{receiver_id}/{claimed.epoch}")
         process = Process(claimed, segment_id, claimed.sequence + 1)
         self.processes.append(process)
         return process
@@ -424,11 +428,11 @@ class DriverLogMachine(RuleBasedStateMachine):
             self.complete(pipeline, unfinished[0])
 
     def start(self, pipeline: Pipeline, batch: Batch) -> None:
-        batches.claim_attempt(
+        claim_batch(
             self.connection,
-            pipeline_id=pipeline.pipeline_id,
-            batch_time=batch.time,
-            attempt=batch.attempt + 1,
+            pipeline.pipeline_id,
+            batch.time,
+            batch.attempt + 1,
             run_id=f"run {batch.attempt + 1}",
             process_id=self.process_id,
         )

@@ -12,26 +12,24 @@ import sqlalchemy as sa
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tracker_store.batches.batches import get_batch
 from tracker_store.batches.pipelines import apply_stream
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.receivers import placements
 from tracker_store.retention.cleanup import clean_up_receiver
 from tracker_store.schema.declarations import PipelineDeclaration, WindowDeclaration
 from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Sequence
 
 SECOND = timedelta(seconds=1)
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
+def log(connection: sa.Connection) -> Log:
     """Give a pipeline on the stream `lines`, with a receiver, and on `others`, with another."""
-    with connect(engine) as connection:
-        log = make_log(connection)
-        other = apply_stream(connection, name="others", declaration={"source": {}, "settings": {}}, receivers=1)
-        connection.execute(sa.text("UPDATE forebay.pipelines SET stream_ids = :ids"), {"ids": [log.stream_id, other]})
-        yield Log(connection, log.stream_id, log.pipeline_id, [row.receiver_id for row in placements(connection)])
+    log = make_log(connection)
+    other = apply_stream(connection, name="others", declaration={"source": {}, "settings": {}}, receivers=1)
+    connection.execute(sa.text("UPDATE forebay.pipelines SET stream_ids = :ids"), {"ids": [log.stream_id, other]})
+    return Log(connection, log.stream_id, log.pipeline_id, [row.receiver_id for row in placements(connection)])
 
 
 def window(length: int, slide: int | None = None, stream: str = "lines") -> WindowDeclaration:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
 
+from tests.support.driver_log.attempts import claim_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tests.support.postgres.counted_statements import buffers
 from tracker_store.batches import batches
@@ -17,7 +17,6 @@ from tracker_store.blocks.blocks import AddOutcome, BlockHandle, Claim, add_bloc
 from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
 from tracker_store.blocks.segments import seal_segment
 from tracker_store.blocks.source_positions import forget_partitions, source_positions
-from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import NotAssignedError
 from tracker_store.receivers.leadership import DeposedError
 from tracker_store.receivers.processes import register_process
@@ -26,17 +25,13 @@ from tracker_store.retention.cleanup import clean_up_receiver, forget_segment, s
 from tracker_store.retention.history import clean_up_history, forget_receivers
 from tracker_store.schema.states import ProcessKind
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 KEEP = timedelta(days=14)
 T1 = NOON + INTERVAL
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        yield make_log(connection, receivers=2)
+def log(connection: sa.Connection) -> Log:
+    return make_log(connection, receivers=2)
 
 
 def removed(log: Log, *, age: timedelta = KEEP + timedelta(days=1)) -> tuple[int, Claim]:
@@ -80,10 +75,7 @@ def close_long_ago(log: Log, receiver_id: int) -> None:
 def process_all(log: Log) -> None:
     """Give all blocks to a batch that completes, and make it as old as history goes."""
     log.tracker.allocate_blocks_to_batch(T1)
-    process_id = register_process(log.connection, kind=ProcessKind.BATCH_RUN, name="run", host="h", pid=1)
-    batches.claim_attempt(
-        log.connection, pipeline_id=log.pipeline_id, batch_time=T1, attempt=1, run_id="r", process_id=process_id
-    )
+    claim_batch(log.connection, log.pipeline_id, T1, run_id="r")
     batches.complete_batch(log.connection, pipeline_id=log.pipeline_id, batch_time=T1, attempt=1, outputs=[])
     log.tracker.allocate_blocks_to_batch(T1 + INTERVAL)
 

@@ -198,39 +198,38 @@ def test_a_batch_is_quarantined_and_discarded_by_its_receivers_whatever_its_wind
         assert_no_growth({"it": before}, {"it": after})
 
 
-def test_released_blocks_are_deleted_in_bounded_steps_with_their_segments(engine: sa.Engine) -> None:
+def test_released_blocks_are_deleted_in_bounded_steps_with_their_segments(connection: sa.Connection) -> None:
     blocks = 50
-    with connect(engine) as connection:
-        fill(connection, Size(receivers=2, streams=1, pipelines=1, batches=blocks, retained=blocks))
+    fill(connection, Size(receivers=2, streams=1, pipelines=1, batches=blocks, retained=blocks))
 
-        def clean(max_rows: int = 1000) -> cleanup.CleanedUp:
-            return cleanup.clean_up_receiver(
-                connection, receiver_id=1, threshold=datetime.now(UTC) + timedelta(days=1), max_rows=max_rows
-            )
-
-        def left() -> int:
-            found: int = connection.exec_driver_sql(
-                "SELECT count(*) FROM forebay.blocks WHERE receiver_id = 1 AND segment_id IS NOT NULL"
-            ).scalar_one()
-            return found
-
-        time = quarantined(connection, blocks)
-        quarantine(connection, time)
-        assert clean().blocks > 0
-        assert left() == blocks
-        segments = connection.exec_driver_sql("SELECT id, kept_blocks FROM forebay.log_segments WHERE kept_blocks > 0")
-        assert [(row.id, row.kept_blocks) for row in segments] == [(SMALL.segments, blocks - 1)], (
-            "all but the newest, which is above the low mark"
+    def clean(max_rows: int = 1000) -> cleanup.CleanedUp:
+        return cleanup.clean_up_receiver(
+            connection, receiver_id=1, threshold=datetime.now(UTC) + timedelta(days=1), max_rows=max_rows
         )
-        discard_batch(connection, pipeline_id=1, batch_time=time)
-        calls = 0
-        while (cleaned := clean(10)).more:
-            calls += 1
-            assert left() == blocks - 10 * calls
-        assert (left(), cleaned.blocks) == (1, 0)
-        for table in ("log_segments WHERE kept_blocks > 0", "kept_ranges WHERE receiver_id = 1"):
-            assert connection.exec_driver_sql(f"SELECT count(*) FROM forebay.{table}").scalar_one() == 0
-        assert [check for check in check_data(connection) if not check.passed] == []
+
+    def left() -> int:
+        found: int = connection.exec_driver_sql(
+            "SELECT count(*) FROM forebay.blocks WHERE receiver_id = 1 AND segment_id IS NOT NULL"
+        ).scalar_one()
+        return found
+
+    time = quarantined(connection, blocks)
+    quarantine(connection, time)
+    assert clean().blocks > 0
+    assert left() == blocks
+    segments = connection.exec_driver_sql("SELECT id, kept_blocks FROM forebay.log_segments WHERE kept_blocks > 0")
+    assert [(row.id, row.kept_blocks) for row in segments] == [(SMALL.segments, blocks - 1)], (
+        "all but the newest, which is above the low mark"
+    )
+    discard_batch(connection, pipeline_id=1, batch_time=time)
+    calls = 0
+    while (cleaned := clean(10)).more:
+        calls += 1
+        assert left() == blocks - 10 * calls
+    assert (left(), cleaned.blocks) == (1, 0)
+    for table in ("log_segments WHERE kept_blocks > 0", "kept_ranges WHERE receiver_id = 1"):
+        assert connection.exec_driver_sql(f"SELECT count(*) FROM forebay.{table}").scalar_one() == 0
+    assert [check for check in check_data(connection) if not check.passed] == []
 
 
 def test_keys_that_are_kept_past_their_window_are_not_read(postgres_server: TestServer) -> None:

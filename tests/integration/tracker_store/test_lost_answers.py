@@ -20,7 +20,16 @@ import sqlalchemy as sa
 from receiver_runtime.block_path.registration.block_log import BlockLog
 from receiver_runtime.block_path.registration.registered_through import RegisteredThrough
 from receiver_runtime.block_path.registration.registrar import Registrar
-from tests.support.driver_log.log import Log, add, block, claim_anew, give_segments, make_log, wait_until_blocked
+from tests.support.driver_log.log import (
+    Log,
+    add,
+    block,
+    claim_anew,
+    give_segments,
+    make_log,
+    new_segment,
+    wait_until_blocked,
+)
 from tests.support.postgres.cutting_proxy import Cut, CuttingProxy, is_call
 from tracker_store.blocks.blocks import (
     ORIGIN,
@@ -33,14 +42,13 @@ from tracker_store.blocks.blocks import (
     newest_epoch,
     open_partition,
 )
-from tracker_store.blocks.segments import open_segment
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.errors import TRANSIENT, LostCommitsError, OutcomeUnknownError
 from tracker_store.receivers.processes import register_process
 from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 CUTS = 1_000
@@ -48,11 +56,10 @@ RECEIVERS = 4
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        log = make_log(connection, receivers=RECEIVERS)
-        give_segments(connection, *log.receiver_ids)
-        yield log
+def log(connection: sa.Connection) -> Log:
+    log = make_log(connection, receivers=RECEIVERS)
+    give_segments(connection, *log.receiver_ids)
+    return log
 
 
 class Scissors:
@@ -166,16 +173,7 @@ def test_w02_the_registrar_resolves_lost_answers_by_itself(log: Log, database_ur
     scissors = Scissors(12, share=0.6)
     process_id = register_process(log.connection, kind=ProcessKind.RECEIVER, name="r", host="h", pid=1)
     claims = [claim_anew(log.connection, receiver_id) for receiver_id in log.receiver_ids]
-    segments = {
-        c.receiver_id: open_segment(
-            log.connection,
-            receiver_id=c.receiver_id,
-            epoch=c.epoch,
-            path=f"{c.receiver_id}/{c.epoch}",
-            source_rule="not_sent_again",
-        )
-        for c in claims
-    }
+    segments = {c.receiver_id: new_segment(log.connection, c, f"{c.receiver_id}/{c.epoch}") for c in claims}
     futures: dict[int, list[Future[NewBlock]]] = {claimed.receiver_id: [] for claimed in claims}
     with CuttingProxy(database_url, scissors) as proxy:
         engine = create_engine(proxy.url, application_name="registrar")
@@ -350,9 +348,7 @@ def test_blocks_whose_segment_was_lost_are_not_added_on_a_new_connection(
     """Check a server that never had the segment's row, or gave its id to another: nothing could read the blocks."""
     process_id = register_process(log.connection, kind=ProcessKind.RECEIVER, name="r", host="h", pid=1)
     lost, other = (claim_anew(log.connection, receiver_id) for receiver_id in log.receiver_ids[:2])
-    segment = open_segment(
-        log.connection, receiver_id=other.receiver_id, epoch=other.epoch, path="a/b", source_rule="not_sent_again"
-    )
+    segment = new_segment(log.connection, other, "a/b")
     block_log = BlockLog(engine, process_id=process_id)
     with pytest.raises(LostCommitsError) as raised:
         block_log.add_blocks([block(lost, 2, segment_id=segment), block(other, 2, segment_id=segment)])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.support.driver_log.attempts import commit_batch, fail_batch
+from tests.support.driver_log.attempts import claim_batch, commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tracker_store.batches import batches
 from tracker_store.batches.batch_outputs import (
@@ -20,14 +20,11 @@ from tracker_store.batches.batch_outputs import (
     quarantined_batches,
 )
 from tracker_store.batches.pipelines import get_pipeline
-from tracker_store.connection.engine import connect
-from tracker_store.receivers.processes import register_process
 from tracker_store.reports.batch_statistics import pipeline_queue
 from tracker_store.retention.history import clean_up_history
-from tracker_store.schema.states import AttemptFailure, BatchState, ProcessKind
+from tracker_store.schema.states import AttemptFailure, BatchState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from datetime import datetime
 
     from tracker_store.batches.batch_outputs import BatchOutput
@@ -41,26 +38,18 @@ DECLARATION = (
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
+def log(connection: sa.Connection) -> Log:
     """Yield a log with a batch that has two due outputs of three, and runs its first attempt."""
-    with connect(engine) as connection:
-        made = make_log(connection)
-        connection.execute(sa.text("UPDATE forebay.pipelines SET declaration = :d"), {"d": DECLARATION})
-        made.add_at(made.receiver_ids[0], T1 - timedelta(seconds=1))
-        made.tracker.allocate_blocks_to_batch(T1)
-        claim(made, 1)
-        yield made
+    made = make_log(connection)
+    connection.execute(sa.text("UPDATE forebay.pipelines SET declaration = :d"), {"d": DECLARATION})
+    made.add_at(made.receiver_ids[0], T1 - timedelta(seconds=1))
+    made.tracker.allocate_blocks_to_batch(T1)
+    claim(made, 1)
+    return made
 
 
 def claim(log: Log, attempt: int) -> None:
-    batches.claim_attempt(
-        log.connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=T1,
-        attempt=attempt,
-        run_id=f"run{attempt}",
-        process_id=register_process(log.connection, kind=ProcessKind.BATCH_RUN, name="n", host="h", pid=1),
-    )
+    claim_batch(log.connection, log.pipeline_id, T1, attempt, run_id=f"run{attempt}")
 
 
 def fail_attempt(

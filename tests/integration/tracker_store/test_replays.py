@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from orchestration.tracker.tracker import Tracker
-from tests.support.driver_log.attempts import commit_batch, fail_batch
+from tests.support.driver_log.attempts import claim_batch, commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log, oldest_unfinished_batch, wait_until_blocked
 from tests.support.polling import eventually
 from tracker_store.batches import batches, outputs
@@ -30,7 +30,6 @@ from tracker_store.retention.cleanup import clean_up_receiver
 from tracker_store.schema.states import AttemptFailure, AttemptState, BatchState, ProcessKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from datetime import datetime
 
 STATS = sa.text(
@@ -41,14 +40,13 @@ T1, T2, T3 = (NOON + n * INTERVAL for n in (1, 2, 3))
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
+def log(connection: sa.Connection) -> Log:
     """Yield a log with three batches of one block each."""
-    with connect(engine) as connection:
-        made = make_log(connection)
-        for time in (T1, T2, T3):
-            made.add_at(made.receiver_ids[0], time - timedelta(seconds=1))
-            made.tracker.allocate_blocks_to_batch(time)
-        yield made
+    made = make_log(connection)
+    for time in (T1, T2, T3):
+        made.add_at(made.receiver_ids[0], time - timedelta(seconds=1))
+        made.tracker.allocate_blocks_to_batch(time)
+    return made
 
 
 def process(log: Log) -> int:
@@ -56,14 +54,7 @@ def process(log: Log) -> int:
 
 
 def claim(log: Log, attempt: int = 1, time: datetime = T1) -> None:
-    batches.claim_attempt(
-        log.connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=time,
-        attempt=attempt,
-        run_id=f"run{attempt}",
-        process_id=process(log),
-    )
+    claim_batch(log.connection, log.pipeline_id, time, attempt, run_id=f"run{attempt}", process_id=process(log))
 
 
 def claim_replay(log: Log, time: datetime = T1, run_id: str = "replay", reach: timedelta = timedelta(0)) -> int:

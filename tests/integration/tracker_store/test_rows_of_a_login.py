@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from tests.support.driver_log.log import add, block, claim_anew, make_log
+from tests.support.driver_log.log import add, block, claim_anew, make_log, new_segment
 from tests.support.driver_log.placing import schedule_receiver
 from tracker_store.blocks.segments import open_segment, open_segments_before, seal_salvaged, seal_segment
 from tracker_store.connection.engine import connect
@@ -48,9 +48,8 @@ SELECT (SELECT json_agg(r ORDER BY r.id) FROM forebay.receivers r)::text AS rece
 
 
 @pytest.fixture
-def owner(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as connection:
-        yield connection
+def owner(connection: sa.Connection) -> sa.Connection:
+    return connection
 
 
 @pytest.fixture
@@ -137,9 +136,7 @@ def victim(engine: sa.Engine, owner: sa.Connection, logins: tuple[str, str]) -> 
             process_id=process,
         )
         path = f"receiver-{receiver}/{claimed.epoch}-1.segment"
-        segment = open_segment(
-            connection, receiver_id=receiver, epoch=claimed.epoch, path=path, source_rule="not_sent_again"
-        )
+        segment = new_segment(connection, claimed, path)
         add(connection, block(claimed, 2, segment_id=segment))
     return Victim(agent, process, receiver, assignment, claimed, segment)
 

@@ -36,11 +36,10 @@ START = 500
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        log = make_log(connection, receivers=3)
-        give_segments(connection, *log.receiver_ids)
-        yield log
+def log(connection: sa.Connection) -> Log:
+    log = make_log(connection, receivers=3)
+    give_segments(connection, *log.receiver_ids)
+    return log
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from tracker_store.retention import cleanup
 from tracker_store.schema.states import ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     Decide = Callable[[sa.Connection, int], object]
 
@@ -38,11 +38,10 @@ ZERO = timedelta(0)
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        log = make_log(connection)
-        assert take_leadership(connection, seen=read_leadership(connection), holder="me") == 1
-        yield log
+def log(connection: sa.Connection) -> Log:
+    log = make_log(connection)
+    assert take_leadership(connection, seen=read_leadership(connection), holder="me") == 1
+    return log
 
 
 def agent(log: Log) -> int:

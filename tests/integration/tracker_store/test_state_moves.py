@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.support.driver_log.attempts import fail_batch
+from tests.support.driver_log.attempts import claim_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.driver_log.placing import schedule_receiver
 from tests.support.driver_log.state_moves import MACHINES, RECORDER, SEEN, illegal_moves
@@ -17,7 +17,6 @@ from tracker_store.batches.pipeline_states import advance_stops, start_pipelines
 from tracker_store.batches.pipelines import apply_stream
 from tracker_store.batches.run_queue import register_batch_driver, set_batch_driver_state
 from tracker_store.blocks.segments import seal_segment
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.agents import forget_host
 from tracker_store.receivers.leadership import read_leadership, take_leadership
 from tracker_store.receivers.processes import deregister_process, expire_process, register_process
@@ -41,17 +40,15 @@ from tracker_store.schema.states import (
 from tracker_store.schema.tables import metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from datetime import datetime
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
+def log(connection: sa.Connection) -> Log:
     """Yield a log whose moves are recorded."""
-    with connect(engine) as connection:
-        made = make_log(connection)
-        connection.execute(sa.text(RECORDER))
-        yield made
+    made = make_log(connection)
+    connection.execute(sa.text(RECORDER))
+    return made
 
 
 def seen(log: Log, machine: str) -> set[tuple[str, str]]:
@@ -88,11 +85,11 @@ class Batches:
         return time
 
     def claim(self, time: datetime, attempt: int) -> None:
-        batches.claim_attempt(
+        claim_batch(
             self.log.connection,
-            pipeline_id=self.log.pipeline_id,
-            batch_time=time,
-            attempt=attempt,
+            self.log.pipeline_id,
+            time,
+            attempt,
             run_id=f"run {attempt}",
             process_id=self.process_id,
         )

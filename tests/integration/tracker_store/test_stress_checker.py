@@ -10,17 +10,14 @@ import pytest
 import sqlalchemy as sa
 
 from tests.stress.checker import ILLEGAL_MOVE, SAFETY, WITNESS, Acknowledged, check
-from tests.support.driver_log.log import Log, add, block, claim_anew, make_log
+from tests.support.driver_log.log import Log, add, block, claim_anew, make_log, new_segment
 from tracker_store.batches import batches, outputs
 from tracker_store.blocks.blocks import OffsetLink, open_partition
-from tracker_store.blocks.segments import open_segment
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.processes import register_process
 from tracker_store.retention.cleanup import clean_up_receiver
 from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from datetime import datetime
 
 
@@ -35,13 +32,7 @@ class CheckedLog:
         self.acknowledged: list[Acknowledged] = []
         for _ in range(2):
             self.claimed = claim_anew(self.connection, self.receiver_id)
-            self.segment_id = open_segment(
-                self.connection,
-                receiver_id=self.receiver_id,
-                epoch=self.claimed.epoch,
-                path=str(self.claimed.epoch),
-                source_rule="not_sent_again",
-            )
+            self.segment_id = new_segment(self.connection, self.claimed, str(self.claimed.epoch))
             for number in (1, 2, 3):
                 self.add(self.claimed.sequence + number)
             self.time = self.run()
@@ -93,9 +84,8 @@ class CheckedLog:
 
 
 @pytest.fixture
-def checked(engine: sa.Engine) -> Iterator[CheckedLog]:
-    with connect(engine) as connection:
-        yield CheckedLog(make_log(connection))
+def checked(connection: sa.Connection) -> CheckedLog:
+    return CheckedLog(make_log(connection))
 
 
 def test_an_intact_log_passes_before_and_after_clean_up(checked: CheckedLog) -> None:

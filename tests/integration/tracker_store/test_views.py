@@ -7,6 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tests.support.driver_log.attempts import claim_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tracker_store.batches.batches import claim_attempt, complete_batch
 from tracker_store.batches.outputs import commit_output
@@ -206,14 +207,7 @@ def test_a_batch_s_delays_add_up_and_an_empty_one_has_none(connection: sa.Connec
 def test_the_delay_of_merged_intervals_counts_from_the_oldest(connection: sa.Connection, log: Log) -> None:
     log.add_at(log.receiver_ids[0], NOON + SECOND)
     log.tracker.allocate_blocks_to_batch(NOON + 4 * INTERVAL, oldest_time=NOON + INTERVAL)
-    claim_attempt(
-        connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=NOON + 4 * INTERVAL,
-        attempt=1,
-        run_id="run-1",
-        process_id=1,
-    )
+    claim_batch(connection, log.pipeline_id, NOON + 4 * INTERVAL, run_id="run-1", process_id=1)
     [stats] = rows(connection, "SELECT * FROM forebay.batch_stats")
     assert stats["scheduling_delay"] == stats["processing_started_at"] - (NOON + INTERVAL)
 

@@ -6,6 +6,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from tracker_store.batches import batches, outputs
+from tracker_store.receivers.processes import register_process
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,6 +16,28 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from tracker_store.schema.states import BatchState
+
+
+def claim_batch(
+    connection: sa.Connection,
+    pipeline_id: int,
+    time: datetime,
+    attempt: int = 1,
+    *,
+    run_id: str,
+    process_id: int | None = None,
+) -> None:
+    """Claim an attempt, as its run does; without a process, a new one is registered for it."""
+    if process_id is None:
+        process_id = register_process(connection, kind=ProcessKind.BATCH_RUN, name="run", host="h", pid=1)
+    batches.claim_attempt(
+        connection,
+        pipeline_id=pipeline_id,
+        batch_time=time,
+        attempt=attempt,
+        run_id=run_id,
+        process_id=process_id,
+    )
 
 
 def fail_batch(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from tests.support.driver_log.attempts import commit_batch, fail_batch
-from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
+from tests.support.driver_log.attempts import claim_batch, commit_batch, fail_batch
+from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log, new_segment
 from tests.support.driver_log.placing import schedule_receiver
 from tracker_store.batches import batches
 from tracker_store.batches.batch_outputs import fail_output
@@ -23,7 +23,6 @@ from tracker_store.batches.pipelines import apply_pipeline
 from tracker_store.batches.readers import attach_reader
 from tracker_store.blocks.blocks import BlockHandle, OffsetLink, open_partition
 from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
-from tracker_store.blocks.segments import open_segment
 from tracker_store.receivers.leadership import read_leadership, take_leadership
 from tracker_store.receivers.processes import register_process
 from tracker_store.receivers.receivers import placements, report_event, set_receiver_state
@@ -65,9 +64,7 @@ def make_eventful_log(connection: sa.Connection) -> EventfulLog:
     _complete(connection, log, run)
     _quarantine(connection, log, run)
     log.tracker.allocate_blocks_to_batch(RUNNING)
-    batches.claim_attempt(
-        connection, pipeline_id=log.pipeline_id, batch_time=RUNNING, attempt=1, run_id="run-3", process_id=run
-    )
+    claim_batch(connection, log.pipeline_id, RUNNING, run_id="run-3", process_id=run)
     return EventfulLog(log, agent_id, first, second)
 
 
@@ -97,9 +94,7 @@ def _receive(connection: sa.Connection, log: Log, receiver_id: int, process_id: 
     set_receiver_state(
         connection, receiver_id=receiver_id, assignment=assignment, state=ReceiverState.ACTIVE, process_id=process_id
     )
-    segment_id = open_segment(
-        connection, receiver_id=receiver_id, epoch=claimed.epoch, path="receiver-1/1", source_rule="not_sent_again"
-    )
+    segment_id = new_segment(connection, claimed, "receiver-1/1")
     open_partition(connection, receiver_id=receiver_id, source="orders", partition="0", start_offset=100)
     # The source has 45 more by now.
     unread = {("orders", "0"): Unread(45, "records", end=200, oldest_at=time.time())}
@@ -135,14 +130,7 @@ def _fail(connection: sa.Connection, receiver_id: int) -> None:
 
 def _complete(connection: sa.Connection, log: Log, process_id: int) -> None:
     log.tracker.allocate_blocks_to_batch(COMPLETED)
-    batches.claim_attempt(
-        connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=COMPLETED,
-        attempt=1,
-        run_id="run-1",
-        process_id=process_id,
-    )
+    claim_batch(connection, log.pipeline_id, COMPLETED, run_id="run-1", process_id=process_id)
     record_input_metadata(connection, log.pipeline_id, COMPLETED)
     commit_batch(connection, log.pipeline_id, COMPLETED, "counts", location="data/counts/attempt=1", rows=4)
     batches.complete_batch(connection, pipeline_id=log.pipeline_id, batch_time=COMPLETED, attempt=1, outputs=["counts"])
@@ -152,14 +140,7 @@ def _complete(connection: sa.Connection, log: Log, process_id: int) -> None:
 def _quarantine(connection: sa.Connection, log: Log, process_id: int) -> None:
     error = "[CAST_INVALID_INPUT] 'x' is no number"
     log.tracker.allocate_blocks_to_batch(QUARANTINED)
-    batches.claim_attempt(
-        connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=QUARANTINED,
-        attempt=1,
-        run_id="run-2",
-        process_id=process_id,
-    )
+    claim_batch(connection, log.pipeline_id, QUARANTINED, run_id="run-2", process_id=process_id)
     record_input_metadata(connection, log.pipeline_id, QUARANTINED)
     fail_output(
         connection,

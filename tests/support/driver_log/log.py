@@ -90,6 +90,17 @@ def claim_anew(connection: sa.Connection, receiver_id: int, assignment: int = 0)
     )
 
 
+def new_segment(connection: sa.Connection, claimed: Claim, path: str) -> int:
+    """Open a segment for the blocks of a claim, as its receiver does; return its id."""
+    return open_segment(
+        connection,
+        receiver_id=claimed.receiver_id,
+        epoch=claimed.epoch,
+        path=path,
+        source_rule="not_sent_again",
+    )
+
+
 @dataclass(frozen=True)
 class Log:
     """A driver log with one pipeline on one stream, decided up to NOON."""
@@ -107,13 +118,7 @@ class Log:
     def add_at(self, receiver_id: int, *times: datetime, records: int = 10) -> Claim:
         """Claim the receiver again and add a block at each of `times`; the claim's marker gets the first time."""
         claimed = claim_anew(self.connection, receiver_id)
-        segment_id = open_segment(
-            self.connection,
-            receiver_id=receiver_id,
-            epoch=claimed.epoch,
-            path=f"{receiver_id}/{claimed.epoch}",
-            source_rule="not_sent_again",
-        )
+        segment_id = new_segment(self.connection, claimed, f"{receiver_id}/{claimed.epoch}")
         self._backdate(receiver_id, claimed.sequence, times[0])
         for number, time in enumerate(times, start=claimed.sequence + 1):
             add(self.connection, block(claimed, number, segment_id=segment_id, records=records))

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from receiver_runtime.block_store.frames.frame import DeadLetterReason, FrameFields, FrameKind, SourceRule, encode_frame
 from receiver_runtime.block_store.frames.letter_group import encode_letters
 from receiver_runtime.block_store.stores.stores import open_block_store
-from tests.support.driver_log.log import claim_anew
+from tests.support.driver_log.log import claim_anew, new_segment
 from tracker_store.blocks.blocks import BlockHandle
 from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters, newest_dead_letters
-from tracker_store.blocks.segments import open_segment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,13 +25,7 @@ class Letters:
         self._connection = connection
         self._claimed = claim_anew(connection, receiver_id)
         self._path = f"{receiver_id}/{self._claimed.epoch}-d1.segment"
-        self._segment_id = open_segment(
-            connection,
-            receiver_id=receiver_id,
-            epoch=self._claimed.epoch,
-            path=self._path,
-            source_rule="not_sent_again",
-        )
+        self._segment_id = new_segment(connection, self._claimed, self._path)
         self._writer = open_block_store(block_store).create_segment(self._path)
         self._offset = 0
 

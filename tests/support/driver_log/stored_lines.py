@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from receiver_runtime.block_store.frames.encryption import BlockKey, FrameEncryptor
-from receiver_runtime.block_store.frames.frame import FrameFields, FrameKind, SourceRule, encode_frame
+from receiver_runtime.block_store.frames.frame import encode_frame
 from receiver_runtime.block_store.frames.payload import encode_batches
 from receiver_runtime.block_store.stores.stores import open_block_store
 from receiver_runtime.sources.fields.secret import Secret
-from tests.support.driver_log.log import claim_anew
+from tests.support.driver_log.log import claim_anew, new_segment
+from tests.support.receivers.frame_fields import block_fields
 from tracker_store.blocks.blocks import BlockHandle, NewBlock, add_blocks
-from tracker_store.blocks.segments import open_segment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,13 +36,7 @@ class LineReceiver:
         self._sequence = self._claimed.sequence
         self._offset = 0
         path = f"{receiver_id}/{self._claimed.epoch}.segment"
-        self._segment_id = open_segment(
-            connection,
-            receiver_id=receiver_id,
-            epoch=self._claimed.epoch,
-            path=path,
-            source_rule="not_sent_again",
-        )
+        self._segment_id = new_segment(connection, self._claimed, path)
         self._writer = open_block_store(block_store).create_segment(path)
 
     def receive(self, lines: Sequence[str]) -> None:
@@ -51,15 +45,11 @@ class LineReceiver:
         batch = pa.record_batch([pa.array(lines, pa.string())], schema=SCHEMA)
         frame = encode_frame(
             encode_batches(SCHEMA, [batch]),
-            FrameFields(
-                kind=FrameKind.BLOCK,
-                source_rule=SourceRule.NOT_SENT_AGAIN,
+            block_fields(
                 receiver_id=self._claimed.receiver_id,
                 epoch=self._claimed.epoch,
                 sequence=self._sequence,
-                registered_through=self._sequence - 1,
                 records=len(lines),
-                mark=1,
             ),
             encryptor=self._encryptor,
         )

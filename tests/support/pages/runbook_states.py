@@ -16,9 +16,9 @@ from receiver_runtime.block_store.frames.errors import BlockCorruptError
 from receiver_runtime.block_store.stores.identity import make_identity
 from receiver_runtime.block_store.stores.stores import open_block_store, replicas_of
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
-from tests.support.driver_log.attempts import commit_batch, fail_batch
+from tests.support.driver_log.attempts import claim_batch, commit_batch, fail_batch
 from tests.support.driver_log.eventful_log import COMPLETED, QUARANTINED, backdate_completion, make_eventful_log
-from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log, new_segment
 from tests.support.driver_log.placing import schedule_receiver
 from tests.support.driver_log.stored_lines import LineReceiver
 from tracker_store.batches import batches
@@ -28,7 +28,7 @@ from tracker_store.batches.readers import attach_reader
 from tracker_store.batches.run_queue import enqueue_run, register_batch_driver, set_batch_driver_state
 from tracker_store.blocks.block_stores import attach_block_store
 from tracker_store.blocks.blocks import AddOutcome
-from tracker_store.blocks.segments import open_segment, salvage_blocks, seal_salvaged
+from tracker_store.blocks.segments import salvage_blocks, seal_salvaged
 from tracker_store.receivers.leadership import read_leadership, resign, take_leadership
 from tracker_store.receivers.processes import (
     deregister_process,
@@ -117,15 +117,7 @@ def _block_corrupt(connection: sa.Connection, log: Log, home: Path) -> None:
     segment.write_bytes(content)
     connection.execute(sa.text("UPDATE forebay.blocks SET added_at = :at"), {"at": NOON + _SECOND})
     log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
-    process_id = register_process(connection, kind=ProcessKind.BATCH_RUN, name="words", host="h1", pid=102)
-    batches.claim_attempt(
-        connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=NOON + INTERVAL,
-        attempt=1,
-        run_id="run-1",
-        process_id=process_id,
-    )
+    claim_batch(connection, log.pipeline_id, NOON + INTERVAL, run_id="run-1")
     error = BlockCorruptError(str(segment), len(content) // 3, "crc32c 1", "crc32c 2", "its checksum differs")
     fail_batch(
         connection,
@@ -266,13 +258,9 @@ def _receiver_killed(connection: sa.Connection, log: Log, _home: Path) -> None:
     """
     [receiver_id] = log.receiver_ids
     killed = claim_anew(connection, receiver_id)
-    segment_id = open_segment(
-        connection, receiver_id=receiver_id, epoch=killed.epoch, path="receiver-1/1", source_rule="not_sent_again"
-    )
+    segment_id = new_segment(connection, killed, "receiver-1/1")
     add(connection, block(killed, killed.sequence + 1, segment_id=segment_id))
-    elsewhere = open_segment(
-        connection, receiver_id=receiver_id, epoch=killed.epoch, path="receiver-1/2", source_rule="not_sent_again"
-    )
+    elsewhere = new_segment(connection, killed, "receiver-1/2")
     connection.execute(
         sa.text("UPDATE forebay.log_segments SET opened_at = opened_at - CAST(:ago AS interval) WHERE id = :id"),
         {"ago": 31 * _LONG_AGO, "id": elsewhere},
@@ -292,13 +280,7 @@ def _remove_unsalvaged(connection: sa.Connection, log: Log) -> None:
     """Let a second receiver, removed long ago, have a segment that no process has salvaged."""
     apply_stream(connection, name="lines", declaration={"source": {}, "settings": {}}, receivers=2)
     [removed] = {placed.receiver_id for placed in placements(connection)} - set(log.receiver_ids)
-    open_segment(
-        connection,
-        receiver_id=removed,
-        epoch=claim_anew(connection, removed).epoch,
-        path=f"receiver-{removed}/1",
-        source_rule="not_sent_again",
-    )
+    new_segment(connection, claim_anew(connection, removed), f"receiver-{removed}/1")
     connection.execute(
         sa.text("UPDATE forebay.receivers SET removed_at = clock_timestamp() - CAST(:ago AS interval) WHERE id = :id"),
         {"ago": 31 * _LONG_AGO, "id": removed},

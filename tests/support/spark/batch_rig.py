@@ -17,11 +17,12 @@ from orchestration.declarations.apply import apply
 from orchestration.declarations.settings import Settings
 from orchestration.spark.session.session import spark_session
 from receiver_runtime.block_store.frames.encryption import BlockKey, FrameEncryptor
-from receiver_runtime.block_store.frames.frame import FrameFields, FrameKind, SourceRule, encode_frame
+from receiver_runtime.block_store.frames.frame import encode_frame
 from receiver_runtime.block_store.frames.payload import encode_batches
 from receiver_runtime.block_store.stores.stores import open_block_store
 from receiver_runtime.sources.fields.secret import Secret
 from tests.support.driver_log.log import claim_anew
+from tests.support.receivers.frame_fields import block_fields
 from tracker_store.batches import batches
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
@@ -112,15 +113,8 @@ class System:
             batch = pa.record_batch([pa.array(lines, pa.string())], schema=SCHEMA)
             frame = encode_frame(
                 encode_batches(SCHEMA, [batch]),
-                FrameFields(
-                    kind=FrameKind.BLOCK,
-                    source_rule=SourceRule.NOT_SENT_AGAIN,
-                    receiver_id=placement.receiver_id,
-                    epoch=claimed.epoch,
-                    sequence=sequence,
-                    registered_through=sequence - 1,
-                    records=len(lines),
-                    mark=1,
+                block_fields(
+                    receiver_id=placement.receiver_id, epoch=claimed.epoch, sequence=sequence, records=len(lines)
                 ),
                 encryptor=encryptor,
             )

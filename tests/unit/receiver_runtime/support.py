@@ -24,6 +24,7 @@ from receiver_runtime.reporting.receiver_driver_log import ReceiverDriverLog
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.watching.clock import Clock
 from tests.support import polling
+from tests.support.receivers.frame_fields import block_fields
 from tracker_store.blocks.blocks import AddOutcome, AddResult, BlockHandle, Claim, ControlResponse, NewBlock
 from tracker_store.connection.errors import OutcomeUnknownError
 from tracker_store.schema.states import DesiredState
@@ -348,18 +349,7 @@ def frame(
 ) -> EncodedFrame:
     """Encode a block's frame; the payload need not be Arrow if nothing decodes it."""
     return encode_frame(
-        payload,
-        FrameFields(
-            kind=FrameKind.BLOCK,
-            source_rule=SourceRule.NOT_SENT_AGAIN,
-            receiver_id=receiver_id,
-            epoch=epoch,
-            sequence=sequence,
-            registered_through=sequence - 1,
-            records=1,
-            mark=mark,
-        ),
-        encryptor=encryptor,
+        payload, block_fields(receiver_id=receiver_id, epoch=epoch, sequence=sequence, mark=mark), encryptor=encryptor
     )
 
 

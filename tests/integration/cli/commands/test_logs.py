@@ -16,14 +16,12 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from tests.support.driver_log.log import Log, make_log
-from tracker_store.connection.engine import connect
 from tracker_store.host.log_files import open_log, roll
 from tracker_store.receivers.processes import register_process
 from tracker_store.receivers.receivers import process_of_receiver
 from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from typer.testing import Result
@@ -39,9 +37,8 @@ def directory(home: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        yield make_log(connection, receivers=2)
+def log(connection: sa.Connection) -> Log:
+    return make_log(connection, receivers=2)
 
 
 def forebay(*arguments: str) -> Result:

@@ -17,14 +17,12 @@ from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tracker_store.batches import batches
 from tracker_store.batches.pipeline_states import advance_stops, start_pipelines, stop_pipelines
 from tracker_store.batches.pipelines import apply_pipeline, list_pipelines
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.leadership import read_leadership, take_leadership
 from tracker_store.receivers.receivers import placements
 from tracker_store.retention.cleanup import clean_up_receiver
 from tracker_store.schema.states import DesiredState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from typer.testing import Result
@@ -33,11 +31,10 @@ SECOND = timedelta(seconds=1)
 
 
 @pytest.fixture
-def log(engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+def log(connection: sa.Connection, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     monkeypatch.setenv("FOREBAY_HOME", str(tmp_path))
-    with connect(engine) as connection:
-        yield make_log(connection)
+    return make_log(connection)
 
 
 def forebay(*arguments: str, **options: Any) -> Result:  # noqa: ANN401  the runner's own

@@ -16,23 +16,20 @@ from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tracker_store.batches.pipeline_states import stop_pipelines
 from tracker_store.batches.pipelines import apply_stream, remove_pipeline
 from tracker_store.batches.readers import attach_reader, remove_reader
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.leadership import read_leadership, take_leadership
 from tracker_store.receivers.receivers import add_host_receiver, placements
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from typer.testing import Result
 
 
 @pytest.fixture
-def log(engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+def log(connection: sa.Connection, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     monkeypatch.setenv("FOREBAY_HOME", str(tmp_path))
-    with connect(engine) as connection:
-        yield make_log(connection, receivers=2)
+    return make_log(connection, receivers=2)
 
 
 def forebay(*arguments: str, **options: Any) -> Result:  # noqa: ANN401  the runner's own

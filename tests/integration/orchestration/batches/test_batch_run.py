@@ -25,7 +25,6 @@ from tracker_store.batches.input_metadata import input_metadata
 from tracker_store.batches.outputs import commits_of_batch
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.blocks.block_stores import attach_block_store
-from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import (
     AttemptSupersededError,
     BatchHeldError,
@@ -406,29 +405,28 @@ def test_an_empty_mount_point_blocks_the_batch_and_loses_nothing(system: System,
 
 
 def test_a_batch_that_reads_past_a_damaged_replica_reports_it_once(
-    engine: sa.Engine, database_url: str, tmp_path: Path, session: SparkSession
+    connection: sa.Connection, database_url: str, tmp_path: Path, session: SparkSession
 ) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
-    with connect(engine) as connection:
-        system = System(connection, database_url, tmp_path, session, block_store=f"{first},{second}")
-        pipeline = system.declare(same)
-        system.receive(["a"], ["b"], ["c"])
-        [segment] = first.rglob("*.segment")
-        data = bytearray(segment.read_bytes())
-        data[70] ^= 1
-        data[-1] ^= 1
-        segment.write_bytes(bytes(data))
-        system.run(pipeline, system.allocate(1), 1)
-        assert system.published() == ["a", "b", "c"]
-        [placement] = placements(connection)
-        told = [
-            (kind, detail)
-            for kind, message, detail in receiver_events(connection, placement.receiver_id)
-            if message == f"the block store's replica {first} is damaged or lags"
-        ]
-        assert [kind for kind, _ in told] == [ReceiverEventKind.ERROR]
-        assert "forebay blocks repair" in told[0][1]
-        assert list(second.rglob("_notes/*")) == []
+    system = System(connection, database_url, tmp_path, session, block_store=f"{first},{second}")
+    pipeline = system.declare(same)
+    system.receive(["a"], ["b"], ["c"])
+    [segment] = first.rglob("*.segment")
+    data = bytearray(segment.read_bytes())
+    data[70] ^= 1
+    data[-1] ^= 1
+    segment.write_bytes(bytes(data))
+    system.run(pipeline, system.allocate(1), 1)
+    assert system.published() == ["a", "b", "c"]
+    [placement] = placements(connection)
+    told = [
+        (kind, detail)
+        for kind, message, detail in receiver_events(connection, placement.receiver_id)
+        if message == f"the block store's replica {first} is damaged or lags"
+    ]
+    assert [kind for kind, _ in told] == [ReceiverEventKind.ERROR]
+    assert "forebay blocks repair" in told[0][1]
+    assert list(second.rglob("_notes/*")) == []
 
 
 def test_h01_a_store_that_is_not_there_is_no_loss(system: System) -> None:

@@ -10,11 +10,12 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from receiver_runtime.block_store.frames.frame import FrameFields, FrameKind, SourceRule, encode_frame
+from receiver_runtime.block_store.frames.frame import encode_frame
 from receiver_runtime.block_store.stores.identity import identity_of, make_identity
 from receiver_runtime.block_store.stores.local import ASIDE, LocalBlockStore
-from tests.support.driver_log.log import claim_anew, make_log
+from tests.support.driver_log.log import claim_anew, make_log, new_segment
 from tests.support.machine.mounts import Mount
+from tests.support.receivers.frame_fields import block_fields
 from tracker_store.blocks.block_stores import attach_block_store
 from tracker_store.blocks.blocks import BlockHandle, NewBlock, add_blocks
 from tracker_store.blocks.segments import open_segment, seal_segment
@@ -35,24 +36,13 @@ def store(engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pyt
     with connect(engine) as connection:
         [receiver] = make_log(connection).receiver_ids
         claimed = claim_anew(connection, receiver)
-        segment_id = open_segment(
-            connection, receiver_id=receiver, epoch=claimed.epoch, path=PATH, source_rule="not_sent_again"
-        )
+        segment_id = new_segment(connection, claimed, PATH)
         writer = made.create_segment(PATH)
         offset = 0
         for sequence in range(claimed.sequence + 1, claimed.sequence + 4):
             frame = encode_frame(
                 b"payload",
-                FrameFields(
-                    kind=FrameKind.BLOCK,
-                    source_rule=SourceRule.NOT_SENT_AGAIN,
-                    receiver_id=receiver,
-                    epoch=claimed.epoch,
-                    sequence=sequence,
-                    registered_through=0,
-                    records=1,
-                    mark=1,
-                ),
+                block_fields(receiver_id=receiver, epoch=claimed.epoch, sequence=sequence, registered_through=0),
             )
             writer.append(frame)
             handle = BlockHandle(segment_id, offset, frame.length, frame.crc32c)
@@ -107,16 +97,15 @@ def test_a_file_without_a_row_is_moved_aside_and_kept(store: LocalBlockStore) ->
     assert run("verify") == (0, run("verify")[1])
 
 
-def test_an_unneeded_segment_without_a_file_is_forgotten(store: LocalBlockStore, engine: sa.Engine) -> None:
-    with connect(engine) as connection:
-        segment_id = open_segment(connection, receiver_id=1, epoch=1, path="gone", source_rule="not_sent_again")
-        assert run("verify")[0] == 0, "an open segment's row comes before its file"
-        seal_segment(connection, segment_id=segment_id, length=9)
-        assert run("verify")[1]["missing"] == ["gone"]
-        code, repaired = run("repair")
-        assert (code, repaired["forgotten"]) == (0, ["gone"])
-        paths = connection.execute(sa.text("SELECT path FROM forebay.log_segments")).scalars()
-        assert list(paths) == [PATH]
+def test_an_unneeded_segment_without_a_file_is_forgotten(store: LocalBlockStore, connection: sa.Connection) -> None:
+    segment_id = open_segment(connection, receiver_id=1, epoch=1, path="gone", source_rule="not_sent_again")
+    assert run("verify")[0] == 0, "an open segment's row comes before its file"
+    seal_segment(connection, segment_id=segment_id, length=9)
+    assert run("verify")[1]["missing"] == ["gone"]
+    code, repaired = run("repair")
+    assert (code, repaired["forgotten"]) == (0, ["gone"])
+    paths = connection.execute(sa.text("SELECT path FROM forebay.log_segments")).scalars()
+    assert list(paths) == [PATH]
 
 
 def test_the_text_output_says_what_and_where(store: LocalBlockStore) -> None:

@@ -30,7 +30,7 @@ from orchestration.declarations.apply import apply
 from orchestration.tracker.batch_pusher import BatchPusher
 from tests.integration.orchestration.boundaries import complete_launched, is_in_time
 from tests.support.commands.run_program import run_program
-from tests.support.driver_log.attempts import fail_batch
+from tests.support.driver_log.attempts import claim_batch, fail_batch
 from tests.support.driver_log.log import Log, oldest_unfinished_batch
 from tests.support.polling import eventually, joined
 from tests.support.postgres.counted_statements import counted
@@ -154,9 +154,7 @@ def test_the_next_batch_is_pushed_when_the_one_before_completes(engine: sa.Engin
     pushing, term = pusher(engine, dagster), lead(connection)
     assert pushing.turn(connection, term) < 1, "there is more behind it"
     row = get_pipeline(connection, pipeline.name)
-    batches.claim_attempt(
-        connection, pipeline_id=row.pipeline_id, batch_time=first, attempt=1, run_id="the-run", process_id=1
-    )
+    claim_batch(connection, row.pipeline_id, first, run_id="the-run", process_id=1)
     pushing.turn(connection, term)
     assert dagster.launched == [f"{first.isoformat()}:1"]
     batches.complete_batch(connection, pipeline_id=row.pipeline_id, batch_time=first, attempt=1, outputs=[])
@@ -343,9 +341,7 @@ def test_j08_a_process_without_any_file_goes_on_with_what_was_pending(
     first, second = behind(connection, pipeline, 2)
     pusher(engine, FakeDagster(pipeline)).turn(connection, lead(connection))
     pipeline_id = get_pipeline(connection, pipeline.name).pipeline_id
-    batches.claim_attempt(
-        connection, pipeline_id=pipeline_id, batch_time=first, attempt=1, run_id="the-run", process_id=1
-    )
+    claim_batch(connection, pipeline_id, first, run_id="the-run", process_id=1)
     fail_batch(connection, pipeline_id, first, run_id="the-run", error="x")
 
     def launched_by_another_process() -> str:
@@ -358,9 +354,7 @@ def test_j08_a_process_without_any_file_goes_on_with_what_was_pending(
         return done.stdout.strip()
 
     assert launched_by_another_process() == f"{first.isoformat()}:2"
-    batches.claim_attempt(
-        connection, pipeline_id=pipeline_id, batch_time=first, attempt=2, run_id="another", process_id=1
-    )
+    claim_batch(connection, pipeline_id, first, 2, run_id="another", process_id=1)
     batches.complete_batch(connection, pipeline_id=pipeline_id, batch_time=first, attempt=2, outputs=[])
     assert launched_by_another_process() == f"{second.isoformat()}:1"
     assert list(tmp_path.iterdir()) == []

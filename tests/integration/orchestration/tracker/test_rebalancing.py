@@ -14,7 +14,6 @@ from orchestration.policies.rebalancing_policy import MoveLimits
 from orchestration.tracker.placement_rules import PlacementRules
 from orchestration.tracker.rebalancing import AVOIDED_SECONDS, OFFER_SECONDS, OUTAGE_SECONDS, START_SECONDS
 from tests.integration.orchestration.fleet import Fleet
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.agents import set_draining
 from tracker_store.receivers.hand_overs import list_rebalance_requests, predecessor_holds, request_rebalance
 from tracker_store.receivers.leadership import read_leadership, take_leadership
@@ -23,8 +22,6 @@ from tracker_store.receivers.receivers import NOT_STORING, STORE_MISSING, set_de
 from tracker_store.schema.states import DesiredState, ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import sqlalchemy as sa
     from typer.testing import Result
 
@@ -35,16 +32,15 @@ ON = PlacementRules(moves=MoveLimits(is_on=True, interval_seconds=INTERVAL, host
 
 
 @pytest.fixture
-def fleet(engine: sa.Engine) -> Iterator[Fleet]:
+def fleet(connection: sa.Connection) -> Fleet:
     """Yield a fleet with one agent, a, and six receivers on it; rebalancing is on."""
-    with connect(engine) as connection:
-        made = Fleet(connection)
-        made.agent("a")
-        made.stream("lines", 6)
-        made.tick()
-        made.start_all()
-        made.follow(ON)
-        yield made
+    made = Fleet(connection)
+    made.agent("a")
+    made.stream("lines", 6)
+    made.tick()
+    made.start_all()
+    made.follow(ON)
+    return made
 
 
 def spread(fleet: Fleet) -> list[int]:
@@ -261,55 +257,53 @@ def test_slots_are_never_exceeded_even_by_a_receiver_that_waits_for_one(fleet: F
     assert spread(fleet) == [5, 1, 0]
 
 
-def test_a_receiver_of_a_host_and_a_listener_are_not_moved_but_a_listener_on_request(engine: sa.Engine) -> None:
-    with connect(engine) as connection:
-        fleet = Fleet(connection)
-        fleet.follow(ON)
-        fleet.agent("a")
-        fleet.stream("own", None)
-        fleet.stream("lines", 2, listens=True)
-        fleet.tick()
-        fleet.tick()
-        fleet.start_all()
-        fleet.agent("b")
-        fleet.tick()
-        fleet.start_all()
-        assert (fleet.where("own"), fleet.where()) == (["a", "b"], ["a", "a"])
-        assert fleet.rebalance_all(HOST_AGE) == 0
-        request_rebalance(connection, listeners=False)
-        assert fleet.rebalance_all() == 0
-        request_rebalance(connection, listeners=True)
-        assert fleet.rebalance_all() == 1
-        assert (fleet.where("own"), sorted(map(str, fleet.where()))) == (["a", "b"], ["a", "b"])
-        # It is bound to its new host from now on.
-        assert [placement.host for placement in fleet.all()] == fleet.where()
+def test_a_receiver_of_a_host_and_a_listener_are_not_moved_but_a_listener_on_request(connection: sa.Connection) -> None:
+    fleet = Fleet(connection)
+    fleet.follow(ON)
+    fleet.agent("a")
+    fleet.stream("own", None)
+    fleet.stream("lines", 2, listens=True)
+    fleet.tick()
+    fleet.tick()
+    fleet.start_all()
+    fleet.agent("b")
+    fleet.tick()
+    fleet.start_all()
+    assert (fleet.where("own"), fleet.where()) == (["a", "b"], ["a", "a"])
+    assert fleet.rebalance_all(HOST_AGE) == 0
+    request_rebalance(connection, listeners=False)
+    assert fleet.rebalance_all() == 0
+    request_rebalance(connection, listeners=True)
+    assert fleet.rebalance_all() == 1
+    assert (fleet.where("own"), sorted(map(str, fleet.where()))) == (["a", "b"], ["a", "b"])
+    # It is bound to its new host from now on.
+    assert [placement.host for placement in fleet.all()] == fleet.where()
 
 
-def test_a_receiver_that_reads_what_its_host_has_is_moved_on_request_alone(engine: sa.Engine) -> None:
-    with connect(engine) as connection:
-        fleet = Fleet(connection)
-        fleet.follow(ON)
-        fleet.agent("a")
-        fleet.stream("lines", 4, bound_to_host=True)
-        fleet.stream("homesick", 1, bound_to_host=True, preferred_host="gateway")
-        fleet.tick()
-        fleet.start_all()
-        lost = fleet.agent("b")
-        assert fleet.rebalance_all(HOST_AGE) == 0
-        request_rebalance(connection, listeners=False)
-        assert fleet.rebalance_all() == 2
-        assert sorted(map(str, fleet.where())) == ["a", "a", "b", "b"]
-        # It asks for its preferred host itself, and a host that is lost leaves no choice.
-        home = fleet.agent("gateway")
-        assert fleet.rebalance_all(HOST_AGE / 2) == 1
-        assert fleet.where("homesick") == ["gateway"]
-        fleet.stop(home)
-        for placement in fleet.all():
-            if placement.agent_id == lost:
-                deregister_process(connection, fleet.processes[placement.receiver_id])
-        fleet.stop(lost)
-        fleet.tick()
-        assert fleet.where() == ["a"] * 4
+def test_a_receiver_that_reads_what_its_host_has_is_moved_on_request_alone(connection: sa.Connection) -> None:
+    fleet = Fleet(connection)
+    fleet.follow(ON)
+    fleet.agent("a")
+    fleet.stream("lines", 4, bound_to_host=True)
+    fleet.stream("homesick", 1, bound_to_host=True, preferred_host="gateway")
+    fleet.tick()
+    fleet.start_all()
+    lost = fleet.agent("b")
+    assert fleet.rebalance_all(HOST_AGE) == 0
+    request_rebalance(connection, listeners=False)
+    assert fleet.rebalance_all() == 2
+    assert sorted(map(str, fleet.where())) == ["a", "a", "b", "b"]
+    # It asks for its preferred host itself, and a host that is lost leaves no choice.
+    home = fleet.agent("gateway")
+    assert fleet.rebalance_all(HOST_AGE / 2) == 1
+    assert fleet.where("homesick") == ["gateway"]
+    fleet.stop(home)
+    for placement in fleet.all():
+        if placement.agent_id == lost:
+            deregister_process(connection, fleet.processes[placement.receiver_id])
+    fleet.stop(lost)
+    fleet.tick()
+    assert fleet.where() == ["a"] * 4
 
 
 # -- the command -----------------------------------------------------------------------------------------------------

@@ -12,10 +12,11 @@ from orchestration.tracker import tracker as tracker_module
 from orchestration.tracker.change_watch import FULL_SCAN_SECONDS
 from orchestration.tracker.receiver_placement import ReceiverPlacement
 from orchestration.tracker.tracker import LEADERSHIP_LIMIT_SECONDS, LONGEST_TICK_SECONDS, Tracker
+from tests.support.clock import Clock
+from tests.support.driver_log.attempts import claim_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.polling import eventually, joined
 from tracker_store.batches import batches
-from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import DriverLogUnavailableError
 from tracker_store.receivers.leadership import end_leadership_of, holder_name, read_leadership
 from tracker_store.receivers.processes import heartbeat, register_process
@@ -23,24 +24,14 @@ from tracker_store.receivers.receivers import placements
 from tracker_store.schema.states import BatchState, ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import sqlalchemy as sa
 
 LIMIT = 10.0
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        yield make_log(connection, receivers=2)
+def log(connection: sa.Connection) -> Log:
+    return make_log(connection, receivers=2)
 
 
 @pytest.fixture
@@ -135,10 +126,7 @@ def test_an_attempt_of_a_silent_process_is_failed_for_a_retry(engine: sa.Engine,
     log.add_at(log.receiver_ids[0], NOON + timedelta(seconds=1))
     time = NOON + INTERVAL
     log.tracker.allocate_blocks_to_batch(time)
-    process_id = register_process(log.connection, kind=ProcessKind.BATCH_RUN, name="run", host="h", pid=1)
-    batches.claim_attempt(
-        log.connection, pipeline_id=log.pipeline_id, batch_time=time, attempt=1, run_id="run1", process_id=process_id
-    )
+    claim_batch(log.connection, log.pipeline_id, time, run_id="run1")
     leader = tracker(engine, clock)
     for _ in range(3):
         leader.tick(log.connection)

@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.support.driver_log.attempts import commit_batch, fail_batch
+from tests.support.driver_log.attempts import claim_batch, commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log, oldest_unfinished_batch
 from tracker_store.batches import batches, outputs
 from tracker_store.batches.retry import FIRST, LONGEST, LONGEST_UNCOUNTED, PAUSES
-from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import AttemptSupersededError, BatchHeldError, DriverLogError
 from tracker_store.receivers.processes import deregister_process, register_process
 from tracker_store.schema.states import ATTEMPT_TRANSITIONS, AttemptFailure, AttemptState, BatchState, ProcessKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tracker_store.batches.batches import BatchRow
 
 T1 = NOON + INTERVAL
@@ -29,24 +26,16 @@ MAX_LOST = 4
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        made = make_log(connection)
-        made.add_at(made.receiver_ids[0], NOON + timedelta(seconds=1))
-        made.tracker.allocate_blocks_to_batch(T1)
-        yield made
+def log(connection: sa.Connection) -> Log:
+    made = make_log(connection)
+    made.add_at(made.receiver_ids[0], NOON + timedelta(seconds=1))
+    made.tracker.allocate_blocks_to_batch(T1)
+    return made
 
 
 def claim(log: Log, attempt: int, run_id: str) -> int:
     process_id = register_process(log.connection, kind=ProcessKind.BATCH_RUN, name=run_id, host="h", pid=1)
-    batches.claim_attempt(
-        log.connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=T1,
-        attempt=attempt,
-        run_id=run_id,
-        process_id=process_id,
-    )
+    claim_batch(log.connection, log.pipeline_id, T1, attempt, run_id=run_id, process_id=process_id)
     return process_id
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
 
-from tests.support.driver_log.attempts import fail_batch
+from tests.support.driver_log.attempts import claim_batch, fail_batch
 from tests.support.driver_log.log import NOON, Log, make_log
 from tests.support.polling import joined
 from tracker_store.batches import batches
@@ -17,20 +16,16 @@ from tracker_store.batches.launches import LaunchAnswer, LaunchOutcome, release_
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.leadership import DeposedError, read_leadership, take_leadership
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 TIME = NOON + timedelta(seconds=10)
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
+def log(connection: sa.Connection) -> Log:
     """Return a log with one batch, at TIME, allocated."""
-    with connect(engine) as connection:
-        made = make_log(connection)
-        made.add_at(made.receiver_ids[0], NOON)
-        made.tracker.allocate_blocks_to_batch(TIME)
-        yield made
+    made = make_log(connection)
+    made.add_at(made.receiver_ids[0], NOON)
+    made.tracker.allocate_blocks_to_batch(TIME)
+    return made
 
 
 def take(log: Log, launcher: str, *, attempt: int = 1, term: int | None = None) -> LaunchAnswer:
@@ -91,9 +86,7 @@ def test_only_the_launcher_that_has_it_gives_back_a_launch_without_a_run(log: Lo
 
 def test_an_attempt_that_is_not_the_next_is_not_launched(log: Log) -> None:
     assert take(log, "a", attempt=2).outcome is LaunchOutcome.NOT_DUE
-    batches.claim_attempt(
-        log.connection, pipeline_id=log.pipeline_id, batch_time=TIME, attempt=1, run_id="r", process_id=1
-    )
+    claim_batch(log.connection, log.pipeline_id, TIME, run_id="r", process_id=1)
     assert take(log, "a").outcome is LaunchOutcome.NOT_DUE
     batches.complete_batch(log.connection, pipeline_id=log.pipeline_id, batch_time=TIME, attempt=1, outputs=[])
     assert take(log, "a", attempt=2).outcome is LaunchOutcome.NOT_DUE

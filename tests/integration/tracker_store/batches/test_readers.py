@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import ProgrammingError
 
-from tests.support.driver_log.log import NOON, Log, add, block, claim_anew, make_log
+from tests.support.driver_log.log import NOON, Log, add, block, claim_anew, make_log, new_segment
 from tests.support.polling import eventually
 from tracker_store.batches.pipelines import apply_stream, list_streams
 from tracker_store.batches.readers import (
@@ -21,25 +20,20 @@ from tracker_store.batches.readers import (
     next_positions,
     remove_reader,
 )
-from tracker_store.blocks.segments import open_segment
 from tracker_store.blocks.stream_schemas import schemas_of_stream
 from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import DriverLogError, NotAppliedError
 from tracker_store.retention.cleanup import clean_up_receiver
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 TIMES = [NOON + timedelta(seconds=n) for n in range(5)]
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
+def log(connection: sa.Connection) -> Log:
     """Yield a stream with one receiver and no pipeline."""
-    with connect(engine) as connection:
-        made = make_log(connection)
-        connection.execute(sa.text("UPDATE forebay.pipelines SET removed_at = clock_timestamp()"))
-        yield made
+    made = make_log(connection)
+    connection.execute(sa.text("UPDATE forebay.pipelines SET removed_at = clock_timestamp()"))
+    return made
 
 
 @pytest.fixture
@@ -111,9 +105,7 @@ def test_markers_alone_are_nothing_to_read(log: Log, receiver_id: int) -> None:
 def test_a_position_never_includes_uncommitted_blocks(log: Log, engine: sa.Engine, receiver_id: int) -> None:
     reader = attach_reader(log.connection, name="a", stream="lines")
     claimed = claim_anew(log.connection, receiver_id)
-    segment_id = open_segment(
-        log.connection, receiver_id=receiver_id, epoch=claimed.epoch, path="p", source_rule="not_sent_again"
-    )
+    segment_id = new_segment(log.connection, claimed, "p")
     add(log.connection, block(claimed, 2, segment_id=segment_id))
     with engine.connect().execution_options(isolation_level="READ COMMITTED") as other, other.begin():
         add(other, block(claimed, 3, segment_id=segment_id))
@@ -142,15 +134,14 @@ def test_limits(log: Log, receiver_id: int, limits: dict[str, int], expected: in
     assert reached == {receiver_id: expected}
 
 
-def test_a_limit_is_shared_by_the_receivers_with_blocks(engine: sa.Engine) -> None:
-    with connect(engine) as connection:
-        log = make_log(connection, receivers=3)
-        first, second, _ = log.receiver_ids
-        log.add_at(first, *TIMES)
-        log.add_at(second, *TIMES)
-        reader = attach_reader(connection, name="a", stream="lines")
-        reached = next_positions(connection, reader.reader_id, reader.positions, max_records=40)
-        assert {reached[first], reached[second]} == {4}
+def test_a_limit_is_shared_by_the_receivers_with_blocks(connection: sa.Connection) -> None:
+    log = make_log(connection, receivers=3)
+    first, second, _ = log.receiver_ids
+    log.add_at(first, *TIMES)
+    log.add_at(second, *TIMES)
+    reader = attach_reader(connection, name="a", stream="lines")
+    reached = next_positions(connection, reader.reader_id, reader.positions, max_records=40)
+    assert {reached[first], reached[second]} == {4}
 
 
 def test_a_position_that_is_cleaned_up_is_a_clear_error(log: Log, receiver_id: int) -> None:

@@ -11,23 +11,19 @@ import sqlalchemy as sa
 from tests.support.driver_log.log import Log, block, claim_anew, give_segments, make_log
 from tracker_store.blocks.blocks import ORIGIN, OffsetLink, Position, add_blocks, open_partition, raise_for_outcome
 from tracker_store.blocks.source_positions import forget_partitions, peers_of, source_positions
-from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import OffsetConflictError
 from tracker_store.receivers.processes import register_process
 from tracker_store.schema.states import LinkKind, ProcessKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tracker_store.blocks.blocks import Claim
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        log = make_log(connection, receivers=2)
-        give_segments(connection, *log.receiver_ids)
-        yield log
+def log(connection: sa.Connection) -> Log:
+    log = make_log(connection, receivers=2)
+    give_segments(connection, *log.receiver_ids)
+    return log
 
 
 def add(log: Log, claimed: Claim, sequence: int, *links: OffsetLink) -> None:

@@ -12,7 +12,16 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import ProgrammingError
 
-from tests.support.driver_log.log import INTERVAL, NOON, add, block, claim_anew, make_log, oldest_unfinished_batch
+from tests.support.driver_log.log import (
+    INTERVAL,
+    NOON,
+    add,
+    block,
+    claim_anew,
+    make_log,
+    new_segment,
+    oldest_unfinished_batch,
+)
 from tests.support.driver_log.placing import schedule_receiver
 from tracker_store.batches.batches import (
     attempts_of_ended_processes,
@@ -29,7 +38,6 @@ from tracker_store.blocks.segments import (
     EpochEnd,
     count_blocks_of_segment,
     end_of_epoch,
-    open_segment,
     open_segments_before,
     salvage_blocks,
     seal_salvaged,
@@ -98,9 +106,8 @@ SECOND = timedelta(seconds=1)
 
 
 @pytest.fixture
-def owner(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connect(engine) as connection:
-        yield connection
+def owner(connection: sa.Connection) -> sa.Connection:
+    return connection
 
 
 @contextmanager
@@ -136,12 +143,8 @@ def test_a_receiver_process_and_its_agent_do_their_job(engine: sa.Engine, owner:
             process_id=process,
         )
         assert open_segments_before(connection, receiver_id=receiver, epoch=claimed.epoch) == []
-        segment = open_segment(
-            connection, receiver_id=receiver, epoch=claimed.epoch, path="a/b", source_rule="not_sent_again"
-        )
-        assert segment == open_segment(
-            connection, receiver_id=receiver, epoch=claimed.epoch, path="a/b", source_rule="not_sent_again"
-        )
+        segment = new_segment(connection, claimed, "a/b")
+        assert segment == new_segment(connection, claimed, "a/b")
         open_partition(connection, receiver_id=receiver, source="orders", partition="0", start_offset=0)
         plain = block(claimed, 2, segment_id=segment)
         added = add(
@@ -170,9 +173,7 @@ def test_a_receiver_process_and_its_agent_do_their_job(engine: sa.Engine, owner:
         )
         assert [response.receiver_id for response in heartbeat(connection, process_id=process, receiver_ids=[receiver])]
         # Its successor salvages a second segment of the first process.
-        left = open_segment(
-            connection, receiver_id=receiver, epoch=claimed.epoch, path="a/c", source_rule="not_sent_again"
-        )
+        left = new_segment(connection, claimed, "a/c")
         seal_segment(connection, segment_id=segment, length=2000)
         successor = claim_anew(connection, receiver, placed.assignment)
         [found] = open_segments_before(connection, receiver_id=receiver, epoch=successor.epoch)

@@ -36,7 +36,7 @@ from tracker_store.receivers.receivers import (
 from tracker_store.schema.states import DesiredState, ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tracker_store.receivers.receivers import Placement
 
@@ -96,9 +96,8 @@ class Moving:
 
 
 @pytest.fixture
-def moving(engine: sa.Engine) -> Iterator[Moving]:
-    with connect(engine) as connection:
-        yield Moving(make_log(connection))
+def moving(connection: sa.Connection) -> Moving:
+    return Moving(make_log(connection))
 
 
 def test_an_offered_receiver_runs_where_it_is_and_is_listed_for_both_agents(moving: Moving) -> None:

@@ -11,15 +11,12 @@ import sqlalchemy as sa
 from tests.support.driver_log.log import add, block, claim_anew, give_segments, make_log
 from tracker_store.batches.streams import remove_stream
 from tracker_store.blocks.blocks import OffsetLink, open_partition
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.processes import register_process
 from tracker_store.receivers.source_lag import LagReport, Unread, report_source_lag
 from tracker_store.reports.streaming_statistics import receiver_counters
 from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.support.driver_log.log import Log
 
 
@@ -65,9 +62,8 @@ class Rig:
 
 
 @pytest.fixture
-def rig(engine: sa.Engine) -> Iterator[Rig]:
-    with connect(engine) as connection:
-        yield Rig(connection)
+def rig(connection: sa.Connection) -> Rig:
+    return Rig(connection)
 
 
 def records(amount: int, **more: Any) -> Unread:  # noqa: ANN401  fields of Unread

@@ -8,13 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
 
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
-from tests.support.driver_log.attempts import fail_batch
+from tests.support.driver_log.attempts import claim_batch, fail_batch
 from tests.support.driver_log.log import (
     INTERVAL,
     NOON,
@@ -24,6 +23,7 @@ from tests.support.driver_log.log import (
     claim_anew,
     give_segments,
     make_log,
+    new_segment,
     wait_until_blocked,
 )
 from tracker_store.batches import batches
@@ -41,10 +41,9 @@ from tracker_store.blocks.blocks import (
     open_partition,
 )
 from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
-from tracker_store.blocks.segments import open_segment, seal_segment
+from tracker_store.blocks.segments import seal_segment
 from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import BlocksNotRetainedError
-from tracker_store.receivers.processes import register_process
 from tracker_store.retention.cleanup import (
     CleanedUp,
     clean_up_keys,
@@ -53,10 +52,7 @@ from tracker_store.retention.cleanup import (
     forget_segment,
     segments_to_delete,
 )
-from tracker_store.schema.states import BatchState, LinkKind, ProcessKind, ReceiverState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tracker_store.schema.states import BatchState, LinkKind, ReceiverState
 
 T1, T2, T3, T4 = (NOON + n * INTERVAL for n in (1, 2, 3, 4))
 SECOND = timedelta(seconds=1)
@@ -87,15 +83,7 @@ def left(log: Log, receiver_id: int) -> list[int]:
 
 
 def start(log: Log, time: datetime, attempt: int = 1, pipeline_id: int | None = None) -> None:
-    process_id = register_process(log.connection, kind=ProcessKind.BATCH_RUN, name="run", host="h", pid=1)
-    batches.claim_attempt(
-        log.connection,
-        pipeline_id=pipeline_id or log.pipeline_id,
-        batch_time=time,
-        attempt=attempt,
-        run_id=f"run{attempt}",
-        process_id=process_id,
-    )
+    claim_batch(log.connection, pipeline_id or log.pipeline_id, time, attempt, run_id=f"run{attempt}")
 
 
 def fail(log: Log, time: datetime, *, attempt: int = 1, max_attempts: int = 3) -> None:
@@ -542,9 +530,7 @@ def test_w09_additions_allocation_and_two_clean_ups_at_once_lose_nothing(engine:
     def receive() -> None:
         with connect(engine) as connection:
             claimed = claim_anew(connection, receiver_id)
-            segment_id = open_segment(
-                connection, receiver_id=receiver_id, epoch=claimed.epoch, path="p", source_rule="not_sent_again"
-            )
+            segment_id = new_segment(connection, claimed, "p")
             for first in range(2, count + 2, 4):
                 group = [block(claimed, n, segment_id=segment_id, records=1) for n in range(first, first + 4)]
                 assert add(connection, *group).outcome is AddOutcome.ADDED
@@ -680,22 +666,21 @@ def test_an_earlier_generation_is_deleted_with_its_blocks(log: Log, receiver_id:
     ) == Position(1, 7)
 
 
-def test_a_lagging_receiver_keeps_its_own_links_and_no_others(engine: sa.Engine) -> None:
+def test_a_lagging_receiver_keeps_its_own_links_and_no_others(connection: sa.Connection) -> None:
     """Check after a rebalance, when the links of one partition belong to several receivers."""
-    with connect(engine) as connection:
-        log = make_log(connection, receivers=2)
-        slow, fast = (claim_anew(connection, receiver_id) for receiver_id in log.receiver_ids)
-        link_chain(log, slow, "0", 2)
-        link_chain(log, fast, "0", 4)
-        connection.execute(
-            sa.text("UPDATE forebay.blocks SET added_at = :at WHERE receiver_id = :r"),
-            {"at": T2 + SECOND, "r": slow.receiver_id},
-        )
-        finish(log, T1)
-        for receiver_id in log.receiver_ids:
-            clean(log, receiver_id)
-        clean_up_offsets(connection, stream_id=log.stream_id, max_rows=100)
-        assert links_left(log, "0") == [0, 1, 5]
+    log = make_log(connection, receivers=2)
+    slow, fast = (claim_anew(connection, receiver_id) for receiver_id in log.receiver_ids)
+    link_chain(log, slow, "0", 2)
+    link_chain(log, fast, "0", 4)
+    connection.execute(
+        sa.text("UPDATE forebay.blocks SET added_at = :at WHERE receiver_id = :r"),
+        {"at": T2 + SECOND, "r": slow.receiver_id},
+    )
+    finish(log, T1)
+    for receiver_id in log.receiver_ids:
+        clean(log, receiver_id)
+    clean_up_offsets(connection, stream_id=log.stream_id, max_rows=100)
+    assert links_left(log, "0") == [0, 1, 5]
 
 
 def test_keys_are_forgotten_after_their_window_in_bounded_steps(log: Log, receiver_id: int) -> None:
@@ -770,13 +755,12 @@ def keys_left(log: Log, window: timedelta = DAY) -> set[str]:
 
 
 @pytest.fixture
-def pair(engine: sa.Engine) -> Iterator[Log]:
+def pair(connection: sa.Connection) -> Log:
     """Return a log whose stream has two receivers that have been ACTIVE for long."""
-    with connect(engine) as connection:
-        log = make_log(connection, receivers=2)
-        for receiver_id in log.receiver_ids:
-            become(log, receiver_id, ReceiverState.ACTIVE, 30 * DAY)
-        yield log
+    log = make_log(connection, receivers=2)
+    for receiver_id in log.receiver_ids:
+        become(log, receiver_id, ReceiverState.ACTIVE, 30 * DAY)
+    return log
 
 
 def test_keys_expire_after_the_window_while_every_receiver_is_active(pair: Log) -> None:
@@ -873,13 +857,7 @@ def segments_of(log: Log, claimed: Claim, count: int, *, sealed: bool = True) ->
     newest = max(left(log, claimed.receiver_id))
     ids = []
     for number in range(count):
-        segment_id = open_segment(
-            log.connection,
-            receiver_id=claimed.receiver_id,
-            epoch=claimed.epoch,
-            path=f"{claimed.epoch}-{number}",
-            source_rule="not_sent_again",
-        )
+        segment_id = new_segment(log.connection, claimed, f"{claimed.epoch}-{number}")
         for sequence in (newest + 1 + 2 * number, newest + 2 + 2 * number):
             add(log.connection, block(claimed, sequence, segment_id=segment_id))
         if sealed:
@@ -941,13 +919,7 @@ def test_w09_a_receiver_that_was_restarted_and_is_idle_holds_no_files_back(log: 
     successor = claim_anew(log.connection, receiver_id)
     clean(log, receiver_id)
     # Its own first segment holds blocks that are stored and wait for registration.
-    own = open_segment(
-        log.connection,
-        receiver_id=receiver_id,
-        epoch=successor.epoch,
-        path="its own",
-        source_rule="not_sent_again",
-    )
+    own = new_segment(log.connection, successor, "its own")
     seal_segment(log.connection, segment_id=own, length=1)
     assert left(log, receiver_id) == [1, 6]
     assert deletable(log, receiver_id) == [f"{claimed.epoch}-0", f"{claimed.epoch}-1"]
@@ -955,13 +927,7 @@ def test_w09_a_receiver_that_was_restarted_and_is_idle_holds_no_files_back(log: 
 
 def test_kept_dead_letters_in_their_own_segment_delay_no_clean_up_of_blocks(log: Log, receiver_id: int) -> None:
     claimed = claim_anew(log.connection, receiver_id)
-    letters = open_segment(
-        log.connection,
-        receiver_id=receiver_id,
-        epoch=claimed.epoch,
-        path=f"receiver-{receiver_id}/{claimed.epoch}-d000001.segment",
-        source_rule="not_sent_again",
-    )
+    letters = new_segment(log.connection, claimed, f"receiver-{receiver_id}/{claimed.epoch}-d000001.segment")
     seal_segment(log.connection, segment_id=letters, length=1)
     segments_of(log, claimed, 3)
     group = StoredDeadLetter("invalid_encoding", 0, 9, BlockHandle(letters, 0, 90, 1), letters=3, dropped=2)

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from orchestration.tracker.liveness import CounterWatch
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 def test_a_counter_is_dead_once_it_stands_still_for_the_limit() -> None:

@@ -12,10 +12,8 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from tests.support.driver_log.log import INTERVAL, NOON, make_log
-from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from typer.testing import Result
@@ -24,12 +22,11 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def log(engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+def log(connection: sa.Connection, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     monkeypatch.setenv("FOREBAY_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
-    with connect(engine) as connection:
-        yield make_log(connection)
+    return make_log(connection)
 
 
 def add_batches(log: Log, *times: datetime) -> None:

@@ -39,9 +39,8 @@ def _environment(database_url: str, home: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def log(engine: sa.Engine) -> Iterator[Log]:
-    with connect(engine) as connection:
-        yield make_log(connection, receivers=2)
+def log(connection: sa.Connection) -> Log:
+    return make_log(connection, receivers=2)
 
 
 @pytest.fixture

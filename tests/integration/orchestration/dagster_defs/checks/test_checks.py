@@ -14,9 +14,9 @@ from forebay.sources import SocketText
 from orchestration.dagster_defs.checks.batch_checks import DESCRIPTIONS as BATCH_CHECKS
 from orchestration.dagster_defs.checks.batch_checks import check_batches
 from orchestration.dagster_defs.checks.checks import DESCRIPTIONS, RECEIVERS_ACTIVE, check_pipeline, check_receivers
-from tests.support.driver_log.attempts import commit_batch, fail_batch
+from tests.support.driver_log.attempts import claim_batch, commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
-from tracker_store.batches.batches import claim_attempt, complete_batch
+from tracker_store.batches.batches import complete_batch
 from tracker_store.batches.pipelines import apply_pipeline
 from tracker_store.connection.errors import NotAppliedError
 from tracker_store.reports.status import receiver_status
@@ -44,14 +44,7 @@ def log(connection: sa.Connection, pipeline: Pipeline) -> Log:
     )
     log.add_at(log.receiver_ids[0], NOON + timedelta(seconds=1), NOON + timedelta(seconds=2))
     log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
-    claim_attempt(
-        connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=NOON + INTERVAL,
-        attempt=1,
-        run_id="run-1",
-        process_id=1,
-    )
+    claim_batch(connection, log.pipeline_id, NOON + INTERVAL, run_id="run-1", process_id=1)
     for output in ("counts", "raw"):
         commit_batch(connection, log.pipeline_id, NOON + INTERVAL, output, location=output)
     complete_batch(

@@ -10,44 +10,30 @@ import sqlalchemy as sa
 from dagster._core.storage.tags import PARENT_RUN_ID_TAG
 
 from forebay.dagster import is_given_up
-from tests.support.driver_log.attempts import fail_batch
+from tests.support.driver_log.attempts import claim_batch, fail_batch
 from tests.support.driver_log.log import NOON, make_log
-from tracker_store.batches.batches import claim_attempt
-from tracker_store.connection.engine import connect
-from tracker_store.receivers.processes import register_process
-from tracker_store.schema.states import BatchState, ProcessKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.support.driver_log.log import Log
+    from tracker_store.schema.states import BatchState
 
 TAGS = {"forebay/pipeline": "words", "forebay/batch_time": NOON.isoformat(), "forebay/attempt": "1"}
 
 
 @pytest.fixture
-def log(engine: sa.Engine, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+def log(connection: sa.Connection, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Log:
     """Yield a log with a batch whose first attempt runs."""
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
-    with connect(engine) as connection:
-        made = make_log(connection)
-        connection.execute(
-            sa.text(
-                "INSERT INTO forebay.batches (pipeline_id, batch_time, oldest_time, state, records, bytes, blocks) "
-                "VALUES (:p, :t, :t, 'ALLOCATED', 0, 0, 0)"
-            ),
-            {"p": made.pipeline_id, "t": NOON},
-        )
-        process_id = register_process(connection, kind=ProcessKind.BATCH_RUN, name="run", host="here", pid=1)
-        claim_attempt(
-            connection,
-            pipeline_id=made.pipeline_id,
-            batch_time=NOON,
-            attempt=1,
-            run_id="run",
-            process_id=process_id,
-        )
-        yield made
+    made = make_log(connection)
+    connection.execute(
+        sa.text(
+            "INSERT INTO forebay.batches (pipeline_id, batch_time, oldest_time, state, records, bytes, blocks) "
+            "VALUES (:p, :t, :t, 'ALLOCATED', 0, 0, 0)"
+        ),
+        {"p": made.pipeline_id, "t": NOON},
+    )
+    claim_batch(connection, made.pipeline_id, NOON, run_id="run")
+    return made
 
 
 def bury(log: Log, *, max_attempts: int) -> BatchState | None:

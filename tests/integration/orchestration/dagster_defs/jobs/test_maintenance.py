@@ -12,12 +12,10 @@ import pytest
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.dagster_defs.jobs.maintenance import maintenance_job, maintenance_schedule, old_runs, prune
-from tests.support.driver_log.log import NOON, make_log
+from tests.support.driver_log.attempts import claim_batch
+from tests.support.driver_log.log import NOON, Log
 from tracker_store.batches import batches
-from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import BatchHeldError
-from tracker_store.receivers.processes import register_process
-from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,26 +176,19 @@ def test_the_schedule_requests_a_run_only_if_there_is_something_to_prune(
     assert own.default_status is dg.DefaultScheduleStatus.RUNNING
 
 
-def test_a_pruned_run_frees_its_key_in_dagster_and_the_driver_log_refuses_a_second_run(engine: sa.Engine) -> None:
-    with connect(engine) as connection:
-        log = make_log(connection)
-        time = NOON + timedelta(seconds=10)
-        log.add_at(log.receiver_ids[0], NOON)
-        log.tracker.allocate_blocks_to_batch(time)
+def test_a_pruned_run_frees_its_key_in_dagster_and_the_driver_log_refuses_a_second_run(
+    connection: sa.Connection,
+    log: Log,
+) -> None:
+    time = NOON + timedelta(seconds=10)
+    log.add_at(log.receiver_ids[0], NOON)
+    log.tracker.allocate_blocks_to_batch(time)
 
-        def claim(attempt: int, run_id: str) -> None:
-            process_id = register_process(connection, kind=ProcessKind.BATCH_RUN, name="r", host="h", pid=1)
-            batches.claim_attempt(
-                connection,
-                pipeline_id=log.pipeline_id,
-                batch_time=time,
-                attempt=attempt,
-                run_id=run_id,
-                process_id=process_id,
-            )
+    def claim(attempt: int, run_id: str) -> None:
+        claim_batch(connection, log.pipeline_id, time, attempt, run_id=run_id)
 
-        claim(1, "pruned")
-        batches.complete_batch(connection, pipeline_id=log.pipeline_id, batch_time=time, attempt=1, outputs=[])
-        for attempt in (1, 2):
-            with pytest.raises(BatchHeldError, match="COMPLETED"):
-                claim(attempt, "another run under the freed key")
+    claim(1, "pruned")
+    batches.complete_batch(connection, pipeline_id=log.pipeline_id, batch_time=time, attempt=1, outputs=[])
+    for attempt in (1, 2):
+        with pytest.raises(BatchHeldError, match="COMPLETED"):
+            claim(attempt, "another run under the freed key")

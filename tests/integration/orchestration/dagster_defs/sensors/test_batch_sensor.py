@@ -34,7 +34,7 @@ from orchestration.declarations.apply import apply
 from orchestration.declarations.project_code import CodeCopies
 from orchestration.declarations.settings import Settings
 from tests.integration.orchestration.boundaries import complete_launched, is_in_time
-from tests.support.driver_log.attempts import commit_batch, fail_batch
+from tests.support.driver_log.attempts import claim_batch, commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL as LOG_INTERVAL
 from tests.support.driver_log.log import Log, oldest_unfinished_batch
 from tests.support.polling import eventually
@@ -173,14 +173,7 @@ def newest_attempt(log: Log, time: datetime) -> tuple[AttemptState | None, str]:
 
 
 def claim(log: Log, launch: Launch, time: datetime, run_id: str) -> None:
-    batches.claim_attempt(
-        log.connection,
-        pipeline_id=log.pipeline_id,
-        batch_time=time,
-        attempt=launch.attempt,
-        run_id=run_id,
-        process_id=register_process(log.connection, kind=ProcessKind.BATCH_RUN, name="r", host="h", pid=1),
-    )
+    claim_batch(log.connection, log.pipeline_id, time, launch.attempt, run_id=run_id)
 
 
 def finish(log: Log, launch: Launch, time: datetime) -> None:

@@ -11,12 +11,11 @@ from forebay.dagster import EventKind, ListenerEvent, event_sensor
 from orchestration.dagster_defs.sensors import event_sensor as module
 from orchestration.dagster_defs.sensors.event_sensor import EventCursor
 from tests.support.driver_log.log import Log, make_log, wait_until_told
-from tracker_store.connection.engine import connect
 from tracker_store.receivers.receivers import report_event
 from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     import sqlalchemy as sa
 
@@ -24,10 +23,9 @@ ERRORS = [EventKind.RECEIVER_ERROR]
 
 
 @pytest.fixture
-def log(engine: sa.Engine, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+def log(connection: sa.Connection, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
-    with connect(engine) as connection:
-        yield make_log(connection)
+    return make_log(connection)
 
 
 def report(log: Log, *messages: str, kind: ReceiverEventKind = ReceiverEventKind.ERROR) -> None:

@@ -52,6 +52,7 @@ from receiver_runtime.block_store.stores.object_store import ObjectBlockStore
 from receiver_runtime.block_store.stores.replicated import ReplicatedBlockStore
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 from tests.support.commands.run_program import run_program
+from tests.support.receivers.frame_fields import block_fields
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tests.unit.receiver_runtime.support import MemoryDriverLog, frame, make_log, whole
 
@@ -130,18 +131,7 @@ def test_what_was_encrypted_comes_out_and_is_nowhere_in_the_frame(payload: bytes
     size = -(-len(payload) // parts)
     pieces = [pa.py_buffer(payload[at : at + size]) for at in range(0, len(payload), size)]
     made = encode_frame(
-        pieces,
-        FrameFields(
-            kind=FrameKind.BLOCK,
-            source_rule=SourceRule.OFFSETS,
-            receiver_id=1,
-            epoch=2,
-            sequence=3,
-            registered_through=2,
-            records=4,
-            mark=1,
-        ),
-        encryptor=encryptor(key),
+        pieces, block_fields(source_rule=SourceRule.OFFSETS, epoch=2, sequence=3, records=4), encryptor=encryptor(key)
     )
     data = whole(made)
     header, crc = decode_header(data)
@@ -366,20 +356,7 @@ def test_a_payload_that_leaves_no_room_for_the_tag_is_refused() -> None:
             return MAX_PAYLOAD_LENGTH - OVERHEAD_BYTES + 1
 
     with pytest.raises(InvalidFrameError, match="can't be framed"):
-        encode_frame(
-            [Huge()],
-            FrameFields(
-                kind=FrameKind.BLOCK,
-                source_rule=SourceRule.OFFSETS,
-                receiver_id=1,
-                epoch=1,
-                sequence=1,
-                registered_through=0,
-                records=1,
-                mark=1,
-            ),
-            encryptor=encryptor(new_key()),
-        )
+        encode_frame([Huge()], block_fields(source_rule=SourceRule.OFFSETS), encryptor=encryptor(new_key()))
 
 
 def test_a_header_that_says_encrypted_needs_room_for_salt_and_tag() -> None:

@@ -7,9 +7,10 @@ import pytest
 
 from receiver_runtime.block_store.frames.encryption import BlockKeys
 from receiver_runtime.block_store.frames.errors import BlockCorruptError
-from receiver_runtime.block_store.frames.frame import FrameFields, FrameKind, SourceRule, encode_frame
+from receiver_runtime.block_store.frames.frame import encode_frame
 from receiver_runtime.block_store.frames.payload import encode_batches
 from receiver_runtime.block_store.frames.reading import batches_of, checked_frame
+from tests.support.receivers.frame_fields import block_fields
 
 
 def offsets(*numbers: int) -> bytes:
@@ -17,19 +18,7 @@ def offsets(*numbers: int) -> bytes:
 
 
 def read(payload: pa.Buffer | bytes) -> list[pa.RecordBatch]:
-    frame = encode_frame(
-        payload,
-        FrameFields(
-            kind=FrameKind.BLOCK,
-            source_rule=SourceRule.NOT_SENT_AGAIN,
-            receiver_id=1,
-            epoch=1,
-            sequence=2,
-            registered_through=1,
-            records=2,
-            mark=1,
-        ),
-    )
+    frame = encode_frame(payload, block_fields(sequence=2, records=2))
     data = b"".join(bytes(part) for part in frame.buffers)
     found = checked_frame(data, "a.segment", 0, frame.length, frame.crc32c)
     return list(batches_of(found, "a.segment", 0, BlockKeys()))

@@ -9,7 +9,6 @@ from receiver_runtime.block_store.frames.errors import InvalidFrameError
 from receiver_runtime.block_store.frames.frame import (
     HEADER_LENGTH,
     DeadLetterReason,
-    FrameFields,
     FrameHeader,
     FrameKind,
     SourceRule,
@@ -17,6 +16,7 @@ from receiver_runtime.block_store.frames.frame import (
     encode_frame,
     frame_checksum,
 )
+from tests.support.receivers.frame_fields import block_fields
 from tests.unit.receiver_runtime.support import dead_letter_frame, frame, whole
 
 IDS = st.integers(0, 2**63 - 1)
@@ -35,8 +35,7 @@ def test_a_header_is_decoded_as_it_was_encoded(
     receiver_id, epoch, sequence, through = numbers
     encoded = encode_frame(
         payload,
-        FrameFields(
-            kind=FrameKind.BLOCK,
+        block_fields(
             source_rule=rule,
             receiver_id=receiver_id,
             epoch=epoch,
@@ -96,20 +95,7 @@ def test_an_invalid_frame_is_refused(
     payload: bytes, records: int, mark: int, reason: DeadLetterReason | None, message: str
 ) -> None:
     with pytest.raises(InvalidFrameError, match=message):
-        encode_frame(
-            payload,
-            FrameFields(
-                kind=FrameKind.BLOCK,
-                source_rule=SourceRule.OFFSETS,
-                receiver_id=1,
-                epoch=1,
-                sequence=1,
-                registered_through=0,
-                records=records,
-                mark=mark,
-                reason=reason,
-            ),
-        )
+        encode_frame(payload, block_fields(source_rule=SourceRule.OFFSETS, records=records, mark=mark, reason=reason))
 
 
 @pytest.mark.parametrize("place", [8, 12])

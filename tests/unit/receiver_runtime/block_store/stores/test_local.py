@@ -16,9 +16,10 @@ from receiver_runtime.block_store.frames.errors import (
     SegmentWriteError,
     StoreUnavailableError,
 )
-from receiver_runtime.block_store.frames.frame import EncodedFrame, FrameFields, FrameKind, SourceRule, encode_frame
+from receiver_runtime.block_store.frames.frame import EncodedFrame, encode_frame
 from receiver_runtime.block_store.frames.payload import encode_batches
 from receiver_runtime.block_store.stores.local import LocalBlockStore
+from tests.support.receivers.frame_fields import block_fields
 from tests.unit.receiver_runtime.support import FaultyFiles, dead_letter_frame, frame
 
 if TYPE_CHECKING:
@@ -30,17 +31,7 @@ SCHEMA = pa.schema([("value", pa.string())])
 def block_frame(*chunks: list[str]) -> EncodedFrame:
     batches = [pa.record_batch([pa.array(chunk, pa.string())], schema=SCHEMA) for chunk in chunks]
     return encode_frame(
-        encode_batches(SCHEMA, batches),
-        FrameFields(
-            kind=FrameKind.BLOCK,
-            source_rule=SourceRule.NOT_SENT_AGAIN,
-            receiver_id=1,
-            epoch=2,
-            sequence=3,
-            registered_through=2,
-            records=sum(map(len, chunks)),
-            mark=1,
-        ),
+        encode_batches(SCHEMA, batches), block_fields(epoch=2, sequence=3, records=sum(map(len, chunks)))
     )
 
 
