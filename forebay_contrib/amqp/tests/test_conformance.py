@@ -174,6 +174,22 @@ def test_a_too_large_message_becomes_a_dead_letter_and_is_not_redelivered(
     assert [row["message_id"] for row in rig.rows()] == [f"small {number}" for number in range(3)]
 
 
+def test_a_message_with_the_key_of_another_and_another_body_is_kept_aside(
+    queue: AmqpQueue, make_rig: Callable[..., SourceRig]
+) -> None:
+    queue.source()
+    for body in (b"first", b"first", b"other"):
+        queue.publish("one", body)
+    rig = make_rig(queue.source())
+    process = rig.start()
+    eventually(lambda: rig.registered() == 1, "the first one")
+    eventually(lambda: rig.dead_letters() == 1, "the other one, aside")
+    stop(process)
+    assert queue.left() == 0
+    assert [row["value"] for row in rig.rows()] == [b"first"]
+    assert rig.execute("SELECT reason FROM forebay.dead_letters") == [("repeated_key",)]
+
+
 def test_headers_that_pika_rejects_block_nothing_and_numbers_keep_their_fractions(
     queue: AmqpQueue, make_rig: Callable[..., SourceRig]
 ) -> None:

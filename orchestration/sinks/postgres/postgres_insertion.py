@@ -6,6 +6,7 @@ inserting it. This module owns which errors are a row's. It must never change th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from dataclasses import dataclass
@@ -176,6 +177,7 @@ class Insertion:
         self._constraints: dict[tuple[str, str, str], _Constraint] = {}
         self._waiting: list[list[Piece]] = []  # for another row to come, or to change
         self._waits_no_more = False
+        self._tried_with = (-1, 0)  # how many rows were stored and refused when all that waits was tried at once
         self._in_doubt: list[tuple[Piece, Any]] = []  # until the table has taken a row
 
     def run(self, pieces: Sequence[Piece]) -> int:
@@ -195,14 +197,21 @@ class Insertion:
     def _halve_waiting(self) -> None:
         """Try all that waits at once, for rows that refer to each other, or else its halves."""
         waiting, self._waiting = self._waiting, []
-        try:
-            self._stored += self._inserted([piece for some in waiting for piece in some])
-        except _RowError:
-            for some in waiting:
-                is_a_row = len(some) == 1 and some[0].is_a_row
-                self._waiting += [some] if is_a_row else self._halves(some) or self._insert_one_by_one(some[0])
-            # Single rows, or too many pieces to tell their rows apart.
-            self._waits_no_more = self._waiting == waiting or len(waiting) > MOST_REFUSED
+        if (there := (self._stored, len(self._refused.rows))) != self._tried_with:
+            self._tried_with = there
+            with contextlib.suppress(_RowError):
+                self._stored += self._inserted([piece for some in waiting for piece in some])
+                return
+        for some in waiting:
+            if len(some) == 1 and some[0].is_a_row:
+                self._waiting.append(some)
+            elif halves := self._halves(some):
+                self._waiting += halves
+            # What is left of a page waits together.
+            elif left := [one for [one] in self._insert_one_by_one(some[0])]:
+                self._waiting.append(left)
+        # Single rows, or too many pieces to tell their rows apart.
+        self._waits_no_more = self._waiting == waiting or len(waiting) > MOST_REFUSED
 
     def _check_constraints_at_once(self) -> None:
         """Have what else is checked at the commit, where no row could be put aside, checked at each statement.
