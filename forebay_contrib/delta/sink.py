@@ -16,7 +16,7 @@ from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from orchestration.declarations.sink import Committed, SinkError, Written
+from orchestration.declarations.sink import Committed, SinkError, TargetUnavailableError, Written
 from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.declared_directory import check_directory, declared_directory, directory_place
 from orchestration.sinks.file_table import FileTableSink, batch_folder
@@ -268,7 +268,7 @@ class DeltaSink(FileTableSink):
         try:
             import deltalake  # noqa: PLC0415  declaring a sink needs no deltalake
         except ImportError:
-            raise SinkError(
+            raise TargetUnavailableError(
                 "DeltaSink needs the package deltalake: install it where batches run, by pip install 'forebay[delta]'"
             ) from None
         return deltalake

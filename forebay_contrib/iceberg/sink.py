@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from orchestration.declarations.pipeline import DeclarationError
-from orchestration.declarations.sink import Committed, Place, SinkError, Written
+from orchestration.declarations.sink import Committed, Place, SinkError, TargetUnavailableError, Written
 from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.file_table import FileTableSink
 from orchestration.sinks.parquet_staging import with_batch_time
@@ -264,7 +264,7 @@ class IcebergSink(FileTableSink):
         try:
             import pyiceberg.catalog  # noqa: PLC0415  declaring a sink needs no pyiceberg
         except ImportError:
-            raise SinkError(
+            raise TargetUnavailableError(
                 "IcebergSink needs the package pyiceberg: install it where batches run, by pip install "
                 "'forebay[iceberg]'"
             ) from None
@@ -277,7 +277,7 @@ class IcebergSink(FileTableSink):
                 key: value.resolve() if isinstance(value, Secret) else value for key, value in self._catalog.items()
             }
         except SecretError as error:
-            raise SinkError(f"{where}: {error}") from None
+            raise TargetUnavailableError(f"{where}: {error}") from None
         try:
             return catalog.load_catalog(self.name, **properties)
         except Exception as error:  # noqa: BLE001  a catalog's client may raise anything

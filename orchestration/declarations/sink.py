@@ -29,7 +29,7 @@ class SinkError(Exception):
 
 
 class TargetUnavailableError(SinkError):
-    """This sink's target can't be reached now: the batch is BLOCKED, and tried again until it can."""
+    """This sink's target can't be reached from here now, or needs a secret or a package first: the batch is BLOCKED."""
 
 
 class AttemptOutdatedError(SinkError):

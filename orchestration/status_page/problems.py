@@ -145,8 +145,8 @@ def _quarantined(row: PipelineStatus) -> Iterator[Problem]:
 def _blocked(row: PipelineStatus) -> Iterator[Problem]:
     if row.blocked_batches:
         yield Problem(
-            f"{row.pipeline} has {row.blocked_batches:,} blocked batch(es), which wait for their block store, a target "
-            "or a key",
+            f"{row.pipeline} has {row.blocked_batches:,} blocked batch(es), which wait for a block store, a target, "
+            "a secret or a key",
             f"forebay batches list --pipeline {row.pipeline} --state BLOCKED",
         )
 

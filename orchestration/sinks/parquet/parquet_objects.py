@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orchestration.declarations.sink import SinkError, Step, Written
+from orchestration.declarations.sink import SinkError, Step, TargetUnavailableError, Written
 from orchestration.sinks.parquet.parquet_object_hours import SUCCESS, ObjectHour, dead_batches, hours_with_work, mark
 from orchestration.sinks.parquet_names import (
     ATTEMPTS,
@@ -207,7 +207,8 @@ class ParquetObjects:
         try:
             yield
         except (SecretError, BlockStoreError, OSError) as error:
-            raise SinkError(f"{doing}: ParquetSink {self.shown}: {error}") from error
+            kind = TargetUnavailableError if isinstance(error, SecretError) else SinkError
+            raise kind(f"{doing}: ParquetSink {self.shown}: {error}") from error
 
 
 def _of_attempt(number: int, name: str) -> str:

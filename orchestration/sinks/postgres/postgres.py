@@ -309,7 +309,7 @@ class PostgresSink(Sink):
             url = self._url.resolve() if isinstance(self._url, Secret) else self._url
             password = None if self._password is None else self._password.resolve()
         except SecretError as error:
-            raise SinkError(f"{attempt.name}: {error}") from None
+            raise TargetUnavailableError(f"{attempt.name}: {error}") from None
         return Address(SecretUrl(url), password, f"forebay {attempt.pipeline}.{attempt.output}")
 
     def _connect(self, attempt: OutputAttempt) -> Any:  # noqa: ANN401

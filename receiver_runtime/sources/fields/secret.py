@@ -71,9 +71,8 @@ class Secret:
             found = os.environ.get(name, "")
             if not found:
                 raise SecretError(
-                    f"the environment variable {name} is not set in this process: set it where the code that uses it "
-                    "runs (Dagster's code server and run processes for an output, `forebay agent` for a source); or "
-                    "start `forebay up` again, whose receivers get the variables that its streams named at its start"
+                    f"the environment variable {name} is not set in this process: set it, and start what inherits "
+                    "it again: `forebay up`; else `forebay agent` for a source, for an output Dagster's code server too"
                 )
             return found
         path = Path(self.reference.removeprefix(_FILE))

@@ -93,6 +93,10 @@ def test_a_target_that_is_away_is_told_from_one_that_refuses_the_login(
     with pytest.raises(SinkError, match=r"no connection.*database .nowhere. does not exist") as refused:
         cut.write(words(("a", 1)), attempt(4))
     assert not isinstance(refused.value, TargetUnavailableError)
+    # What no row and no code is to blame for waits, and uses up no attempt.
+    monkeypatch.delenv("TARGET_URL")
+    with pytest.raises(TargetUnavailableError, match="output 'counts'.*TARGET_URL is not set"):
+        cut.write(words(("a", 1)), attempt(5))
 
 
 def test_old_commits_are_forgotten_and_the_attempts_that_they_would_refuse_stay_refused(target: Target) -> None:
