@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -30,6 +31,9 @@ from tracker_store.server.embedded_postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+_UNINSTALL = (Path(__file__).parents[4] / "docs" / "how-to" / "uninstall.md").read_text(encoding="utf-8")
 
 
 def _query(url: str, statement: str) -> object:
@@ -229,6 +233,20 @@ def test_services_have_no_rights_beyond_the_roles(shared: PostgresProcess) -> No
     ):
         with pytest.raises(sa.exc.ProgrammingError, match=r"permission denied|must be (owner|superuser)"):
             _query(url, attack)
+
+
+def test_the_page_on_uninstalling_leaves_nothing_of_a_driver_log(running: PostgresProcess) -> None:
+    running.server.ensure_database()
+    url = running.server.url()
+    migrate.upgrade(url)
+    left = (
+        "SELECT (SELECT count(*) FROM pg_namespace WHERE nspname = 'forebay') + "
+        "(SELECT count(*) FROM pg_roles WHERE rolname LIKE 'forebay\\_%')"
+    )
+    assert _query(url, left) == 5
+    for statements in re.findall(r"^```sql\n(.*?)^```$", _UNINSTALL, re.MULTILINE | re.DOTALL):
+        _query(url, statements)
+    assert _query(url, left) == 0
 
 
 def test_a_server_stops_and_starts_again_at_the_same_url_with_its_data(running: PostgresProcess) -> None:
