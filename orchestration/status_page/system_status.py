@@ -20,6 +20,7 @@ from tracker_store.batches.run_queue import waiting_runs
 from tracker_store.batches.scaling import scaling_decisions
 from tracker_store.batches.streams import unread_streams
 from tracker_store.connection.engine import connect, create_engine
+from tracker_store.connection.log_address import check_there_is_a_log
 from tracker_store.receivers.leadership import read_leadership
 from tracker_store.receivers.processes import live_processes
 from tracker_store.reports import status as store
@@ -192,8 +193,10 @@ def _open(url: str, left: float) -> sa.Engine:
         statement_timeout=f"{max(1, round(left * 1000))}ms",
         lock_timeout=f"{max(1, round(left * _LOCK_SHARE * 1000))}ms",
     )
-    with connect(engine):
-        return engine
+    with connect(engine) as connection:
+        # Else each part would say that its own view is missing.
+        check_there_is_a_log(connection, url)
+    return engine
 
 
 def _watch_leader(engine: sa.Engine, seconds: float) -> LeaderStatus:

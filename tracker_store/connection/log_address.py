@@ -1,17 +1,16 @@
 """Say where a driver log is, from its URL: the database, and its server's host and port, or its socket's directory.
 
-It never has a password, or another secret of the URL.
+It never has a password, or another secret of the URL. Says too if there is none.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
 
 from tracker_store.connection.engine import psycopg2_url
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
+from tracker_store.connection.errors import DriverLogError
 
 _DEFAULT_PORT = 5432
 # libpq's parameters that are secrets.
@@ -32,6 +31,20 @@ class LogAddress:
         if self.host is not None and self.host.startswith("/"):
             return f"database {self.database} at the socket {self.host}/.s.PGSQL.{self.port}"
         return f"database {self.database} on {self.host or 'localhost'}, port {self.port}"
+
+
+def check_there_is_a_log(connection: sa.Connection, url: str) -> None:
+    """Raise DriverLogError if the database has no driver log. No locks."""
+    if connection.execute(sa.text("SELECT to_regnamespace('forebay') IS NULL")).scalar_one():
+        raise no_log_in(url)
+
+
+def no_log_in(url: str) -> DriverLogError:
+    """Return the error that says that this database has no driver log, and how one is made."""
+    return DriverLogError(
+        f"there is no driver log in {address_of_log(url)}",
+        "Run `forebay db upgrade`, which creates the driver log's tables there; `forebay up MODULE` does so too.",
+    )
 
 
 def address_of_log(url: str) -> LogAddress:

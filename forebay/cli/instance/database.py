@@ -10,12 +10,11 @@ from forebay.cli.terminal.failures import clear_errors
 from orchestration.declarations.settings import Settings
 from tracker_store.connection.engine import connect_once, create_engine
 from tracker_store.connection.errors import (
-    DriverLogError,
     DriverLogUnavailableError,
     OtherReleaseError,
     UnknownNameError,
 )
-from tracker_store.connection.log_address import address_of_log
+from tracker_store.connection.log_address import address_of_log, no_log_in
 from tracker_store.server.embedded_postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
@@ -130,10 +129,7 @@ def naming_the_log(url: str) -> Iterator[None]:
     except OtherReleaseError as error:
         if _has_a_driver_log(url):
             raise
-        raise DriverLogError(
-            f"there is no driver log in {address_of_log(url)}",
-            "Run `forebay db upgrade`, which creates the driver log's tables there; `forebay up MODULE` does so too.",
-        ) from error
+        raise no_log_in(url) from error
 
 
 def _has_a_driver_log(url: str) -> bool:

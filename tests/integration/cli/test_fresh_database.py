@@ -66,6 +66,9 @@ def test_each_command_says_where_there_is_no_driver_log_and_what_to_run(fresh_ur
         assert said(refused).startswith(f"there is no driver log in {address_of_log(fresh_url)}."), command
         assert "Run `forebay db upgrade`" in said(refused), command
         assert len(refused.output.splitlines()) <= 3, (command, refused.output)
+    status = json.loads(forebay("status", "--json").stdout)
+    [log] = [part for part in status["unreachable"] if not part["part"].startswith(("agent", "leader", "block store"))]
+    assert (log["part"], "there is no driver log in" in log["reason"]) == ("driver log", True)
     [finding] = [
         row
         for row in json.loads(forebay("validate", "forebay.demo.pipeline", "--json").stdout)["findings"]
