@@ -67,11 +67,7 @@ class CustomSource(Source):
     def _check_options(cls, values: Any) -> Any:  # noqa: ANN401  whatever was given
         """Check the options if the class itself is given, so that an error is raised where they are declared."""
         if isinstance(values, dict) and isinstance(values.get("receiver"), type):
-            options = values.get("options", {})
-            try:
-                inspect.signature(values["receiver"]).bind(**options)
-            except TypeError as error:
-                raise ValueError(f"options={options!r} do not fit {values['receiver'].__name__}: {error}") from error
+            _check_fit(values["receiver"], values.get("options", {}))
         return values
 
     @field_validator("receiver", mode="before")
@@ -127,7 +123,8 @@ class CustomSource(Source):
         """Import the class and return it. The working directory is importable, as it is for ``python -m``.
 
         Raises:
-            SourceError: it is not installed here, or can't be imported; names the package and the way out.
+            SourceError: it is not installed here, can't be imported, or does not take the options; names what is
+                wrong, and the way out.
         """
         path = self.receiver
         if ":" not in path:
@@ -140,7 +137,20 @@ class CustomSource(Source):
                     "environment of `forebay agent`, or name the class as 'package.module:Class'"
                 )
             path = found.value
-        return _import(path)
+        found_class = _import(path)
+        try:
+            _check_fit(found_class, self.options)
+        except ValueError as error:
+            raise SourceError(f"receiver: {self.receiver!r}: {error}") from error
+        return found_class
+
+
+def _check_fit(receiver: type, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for options that the class does not take."""
+    try:
+        inspect.signature(receiver).bind(**options)
+    except TypeError as error:
+        raise ValueError(f"options={options!r} do not fit {receiver.__name__}: {error}") from error
 
 
 def named_receivers() -> dict[str, EntryPoint]:

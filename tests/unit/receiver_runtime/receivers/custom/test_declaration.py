@@ -10,6 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from forebay import Stream
+from forebay.cli.checks.findings import Health
+from forebay.cli.checks.source_checks import check_declaration
 from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.receivers.custom.declaration import CustomSource
 from receiver_runtime.sources.source import SourceError
@@ -98,8 +100,11 @@ def test_a_class_in_the_working_directory_is_made_with_its_options(user_module: 
 
 
 def test_options_that_do_not_fit_are_named(user_module: str) -> None:
-    with pytest.raises(SourceError, match=r"can't be made with the options \{\}: TypeError: .*'url'"):
+    with pytest.raises(SourceError, match=r"options=\{\} do not fit Ticks: missing a required argument: 'url'"):
         make_receiver(CustomSource(receiver=f"{user_module}:Ticks"))
+    misspelt = CustomSource(receiver=f"{user_module}:Ticks", options={"ulr": "x"})
+    [finding] = check_declaration(Stream("ticks", misspelt))
+    assert (finding.health, "do not fit Ticks" in finding.found) == (Health.FAILED, True)
 
 
 def test_a_missing_package_is_named_whether_the_users_or_a_library(tmp_path: Path, user_module: str) -> None:
