@@ -130,6 +130,10 @@ class Source(BaseModel):
         loaded: type = getattr(importlib.import_module(module), name)
         return loaded
 
+    def load_fitting(self) -> type:
+        """Return the class, which takes what is declared. Raises SourceError."""
+        return self.load()
+
     def make_receiver(self) -> object:
         """Return a receiver, not yet attached.
 

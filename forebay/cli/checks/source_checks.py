@@ -59,7 +59,7 @@ def check_declaration(stream: Stream) -> Iterator[Finding]:
             yield Finding(name, Health.FAILED, found, f"Use some of {', '.join(registered(group))}, or install it.")
     if not source.columns:
         try:
-            source.load()
+            source.load_fitting()
         except SourceError as error:
             yield Finding(name, Health.FAILED, str(error), "Correct the class, or install its package.")
 

@@ -110,7 +110,7 @@ class CustomSource(Source):
 
     def make_receiver(self) -> object:
         """See ``Source``: the class is made with the options."""
-        receiver_class = self.load()
+        receiver_class = self.load_fitting()
         try:
             return receiver_class(**self.options)
         except Exception as error:  # a user's code
@@ -123,8 +123,7 @@ class CustomSource(Source):
         """Import the class and return it. The working directory is importable, as it is for ``python -m``.
 
         Raises:
-            SourceError: it is not installed here, can't be imported, or does not take the options; names what is
-                wrong, and the way out.
+            SourceError: it is not installed here, or can't be imported; names the package and the way out.
         """
         path = self.receiver
         if ":" not in path:
@@ -137,12 +136,16 @@ class CustomSource(Source):
                     "environment of `forebay agent`, or name the class as 'package.module:Class'"
                 )
             path = found.value
-        found_class = _import(path)
+        return _import(path)
+
+    def load_fitting(self) -> type:
+        """Return the class, which takes the options. Raises SourceError, also as `load` does."""
+        receiver_class = self.load()
         try:
-            _check_fit(found_class, self.options)
+            _check_fit(receiver_class, self.options)
         except ValueError as error:
             raise SourceError(f"receiver: {self.receiver!r}: {error}") from error
-        return found_class
+        return receiver_class
 
 
 def _check_fit(receiver: type, options: Mapping[str, Any]) -> None:
