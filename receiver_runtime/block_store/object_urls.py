@@ -27,7 +27,7 @@ _MOST_PORT = 65_535
 
 def option_fault(name: str, value: str) -> str | None:
     """Return why an option of S3 is none, and what to write; None if nothing speaks against it."""
-    if name in _CHOICES and value.lower() not in _CHOICES[name]:
+    if name in _CHOICES and (value if name == "scheme" else value.lower()) not in _CHOICES[name]:
         return f"{name}={value!r} is none of {', '.join(_CHOICES[name])}"
     if name == "endpoint_override":
         endpoint = _ENDPOINT.fullmatch(value)

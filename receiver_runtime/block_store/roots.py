@@ -16,7 +16,7 @@ from receiver_runtime.block_store.secret_url import SecretUrl
 OBJECT_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
 # A Path has made one slash of two.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
-_OF_SHELLS = re.compile(r"^~|[$`*]|%\w+%")
+_OF_SHELLS = re.compile(r"^~|[$`*]|%[A-Za-z_]\w*%")
 _ODD = re.compile(r"[\x00-\x1f\x7f\\]|^\s|\s$")
 
 

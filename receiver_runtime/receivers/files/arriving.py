@@ -66,6 +66,8 @@ class _Arrived:
     # Of an archive, how far the file in it is read that is under way.
     member: Reading | None = None
     refused: OSError | None = None
+    # Why it could not be read the last times; it is tried again.
+    unreadable: OSError | None = None
     failures: int = 0
     retry_at: float = 0.0
 
@@ -258,11 +260,13 @@ class ArrivingCatalog:
             file.ours = self._sharing.is_ours(file.found.path)
             file.reading.go_to(self._remembered.position(name))
         self._look_at = 0.0
+        self._show_unread()
 
     def release(self) -> None:
         """See ``Catalog``."""
         for file in self._waiting.values():
             file.ours = file.ours and self._sharing.is_ours(file.found.path)
+        self._show_unread()
 
     def look(self) -> None:
         """See ``Catalog``."""
@@ -319,14 +323,18 @@ class ArrivingCatalog:
             )
             file.failures = min(file.failures + 1, 20)
             is_refused = isinstance(error, UnreadableKindError)
-            file.refused = error if is_refused or file.failures >= _SHOWN_FAILURES else None
-            self._show_refused()
+            file.refused = error if is_refused else None
+            file.unreadable = error if file.failures >= _SHOWN_FAILURES else None
+            self._show_unread()
             what = "is not read" if is_refused else "can't be read, it is tried again"
             self._listing.report_once(file.found.path, what, error)
             return None
         finally:
             if self._pieces.has_changed:
                 self._look_at = 0.0
+        if file.failures:
+            file.failures, file.unreadable = 0, None
+            self._show_unread()
         if part.hole is not None:
             self._receiver.report_error(part.hole.words(self._folder.shown(file.found.path)))
         if not part.more:
@@ -406,17 +414,17 @@ class ArrivingCatalog:
     def _let_go(self, name: str) -> None:
         gone = self._waiting.pop(name, None)
         self._pieces.open.close(name)
-        if gone is not None and gone.refused is not None:
-            self._show_refused()
+        if gone is not None and gone.failures:
+            self._show_unread()
 
-    def _show_refused(self) -> None:
-        """Show in the receiver's status, for as long as they are there, the files that are not read."""
-        refused = [
-            (self._folder.shown(file.found.path), file.refused)
+    def _show_unread(self) -> None:
+        """Show in the receiver's status, for as long as they are there and its own, the files that are not read."""
+        unread = [
+            (self._folder.shown(file.found.path), why)
             for file in self._waiting.values()
-            if file.refused is not None
+            if file.ours and (why := file.refused or file.unreadable) is not None
         ]
-        self._receiver.report_degraded("kinds of files", unread_files(refused))
+        self._receiver.report_degraded("kinds of files", unread_files(unread))
 
 
 def _age(file: _Arrived) -> tuple[int, str]:

@@ -57,7 +57,7 @@ _NOT_POSIX = re.compile(
 )
 
 # In a pattern, without its classes and counts: what no topic's name has, and a name's begin or end in its middle.
-_IN_NO_TOPIC = re.compile(r"\\[^A-Za-z0-9._-]|[^A-Za-z0-9._\-^$()|*+?\\]|(?<=[^(|])\^|\$(?=[^)|])|^[\^$()|]*$")
+_IN_NO_TOPIC = re.compile(r"\\[^A-Za-z0-9._-]|[^A-Za-z0-9._\-^$()|*+?\\]|(?<=[^(|^])\^|\$(?=[^)|$])|^[\^$()|]*$")
 _CLASSES_AND_COUNTS = re.compile(r"\[\^?\]?[^\]]*\]|\{\d+,?\d*\}")
 
 _WHOLE = re.compile(r"\s*-?\d+\s*")

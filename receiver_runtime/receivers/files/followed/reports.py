@@ -54,7 +54,9 @@ class Reports:
 
     def show_unread(self, files: Iterable[FollowedFile], now: float) -> None:
         """Show in the receiver's status, for as long as there are any, the files that are not read."""
-        unread = [(file.path, why) for file in files if (why := file.why_unread(now)) is not None]
+        # What another receiver reads is its to show.
+        ours = (file for file in files if file.reading is None or file.ours)
+        unread = [(file.path, why) for file in ours if (why := file.why_unread(now)) is not None]
         self._receiver.report_degraded("kinds of files", unread_files(unread))
 
     def report_hole(self, path: str, hole: Hole) -> None:

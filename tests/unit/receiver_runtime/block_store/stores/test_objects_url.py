@@ -24,6 +24,7 @@ from receiver_runtime.block_store.stores.objects import open_objects
         ("s3://b/a?regoin=x", "'regoin'.* is not known"),
         ("s3://b/a?region= eu", "region=' eu': leave out the blanks"),
         ("s3://b/a?scheme=htttp", "scheme='htttp' is none of http, https"),
+        ("s3://b/a?scheme=HTTPS", "scheme='HTTPS' is none of http, https"),
         ("s3://b/a?endpoint_override=minio:9000#x", "write %23"),
         ("s3://b/a?endpoint_override=minio:9000%23x", "write HOST:PORT"),
         *(

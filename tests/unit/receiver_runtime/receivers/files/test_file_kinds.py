@@ -167,6 +167,24 @@ def test_a_damaged_file_is_shown_while_it_is_there_and_not_while_it_may_be_under
     assert log.values[-1] == "line 1999"
 
 
+def test_an_arriving_file_that_is_tried_again_waits_and_is_shown_by_the_receiver_that_reads_it(tmp_path: Path) -> None:
+    log = Log()
+    whole = gzip.compress(b"good\n" * 2000)
+    put(tmp_path / "a.log.gz", data=whole[:-9])
+    reader = arriving(tmp_path, log)
+    reader.run(30)
+    [reason] = reader.supervisor.degraded.values()
+    assert "a.log.gz is not read: " in reason
+    [unread] = reader.catalog.unread().values()
+    assert unread.amount == 1
+    reader.catalog.release()
+    assert len(reader.supervisor.degraded) == 1
+    put(tmp_path / "a.log.gz", data=whole)
+    reader.run(40)
+    assert reader.supervisor.degraded == {}
+    assert log.values == ["good"] * 2000
+
+
 ARCHIVES = [what for what in REFUSED if "tar archive" in what or "zip archive of" in what]
 
 

@@ -89,7 +89,7 @@ def test_a_pattern_that_no_topic_can_match_is_refused(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["^orders", "orders$", "^a$|^b$", "(^a|b$)", "a{1,3}", "[^,]+", "[ -~]*", r"a\.b", "a.*"]
+    "pattern", ["^orders", "orders$", "^a$|^b$", "(^a|b$)", "^^a", "a$$", "a{1,3}", "[^,]+", "[ -~]*", r"a\.b", "a.*"]
 )
 def test_a_pattern_of_topics_is_taken(pattern: str) -> None:
     parse_source({**GIVEN, "topics": [], "pattern": pattern})
