@@ -43,3 +43,10 @@ def test_each_wait_has_a_bound() -> None:
     paths += sorted(TESTS.parent.glob("forebay_contrib/*/tests/*.py"))
     found = {path: endless_waits(path.read_text(encoding="utf-8")) for path in paths}
     assert {str(path): waits for path, waits in found.items() if waits} == {}
+
+
+def test_an_endless_wait_is_found() -> None:
+    assert endless_waits("process.wait()\nprocess.wait(5)\nawait event.wait()") == ["line 1: process.wait()"]
+    assert endless_waits("subprocess.run(['ls'])\nsubprocess.run(['ls'], timeout=5)") == [
+        "line 1: subprocess.run(['ls'])"
+    ]

@@ -133,3 +133,7 @@ def test_guard_uses_only_the_standard_library() -> None:
         [sys.executable, "-I", "-S", str(_ROOT / "forebay" / "cli" / "services" / "guard.py"), "--help"]
     )
     assert answer.returncode == 0, answer.stderr
+
+
+def test_check_of_loaded_modules_can_fail() -> None:
+    assert "dagster" in _loaded_by("dagster")

@@ -136,3 +136,9 @@ def test_postgres_accepts_the_settings_that_prevent_a_loss(postgres_server: Test
         # Print a setting of the file, without a server; -C comes first, or root is refused. An invalid file fails.
         done = run_program([postgres_server.process.server.binaries / "postgres", "-C", name, "-D", tmp_path])
         assert (done.returncode, done.stdout.strip()) == (0, value.strip("'")), done.stderr
+
+
+def test_a_command_in_a_sentence_that_no_block_runs_is_found() -> None:
+    text = "Run `forebay batches\ndiscard words`, `forebay batches`.\n\n```sh runnable\nforebay batches list\n```\n"
+    assert commands_without_block(text) == {"batches discard"}
+    assert commands_without_block(text.replace("batches list", "batches discard words")) == {"batches"}

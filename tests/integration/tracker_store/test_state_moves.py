@@ -316,3 +316,9 @@ def test_batch_drivers_move_in_every_way_of_their_table(log: Log) -> None:
             for state in (first, then, BatchDriverState.STARTING, BatchDriverState.READY):
                 set_batch_driver_state(log.connection, process_id=process_id, state=state)
     assert seen(log, "batch_drivers") == MACHINES["batch_drivers"]
+
+
+def test_an_illegal_move_is_found(log: Log) -> None:
+    log.connection.execute(sa.text("UPDATE forebay.pipelines SET state = 'STOPPED'"))
+    moves = [(row.machine, row.old, row.new) for row in log.connection.execute(sa.text(SEEN))]
+    assert illegal_moves(moves) == ["pipelines: RUNNING -> STOPPED"]

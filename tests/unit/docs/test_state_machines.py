@@ -72,3 +72,18 @@ def test_no_statement_outside_tracker_store_moves_a_state() -> None:
         if file.parent != ROOT / "forebay" / "testing"
     ]
     assert [text for text in texts if re.search(r"\bUPDATE forebay\.", text)] == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "tables"),
+    [
+        ("UPDATE forebay.batches SET state = 'RUNNING', attempt = 1 WHERE true", {"batches"}),
+        ("UPDATE receivers r SET reason = '', state = 'INACTIVE'", {"receivers"}),
+        ("UPDATE receivers SET since = CASE WHEN state = 'FAILED' THEN since END WHERE state = 'FAILED'", set()),
+        ("UPDATE receivers SET desired_state = 'stopped' WHERE id = 1", set()),
+    ],
+)
+def test_a_statement_that_writes_a_state_is_distinguished_from_one_that_reads_it(
+    statement: str, tables: set[str]
+) -> None:
+    assert _tables_moved_by(statement) == tables

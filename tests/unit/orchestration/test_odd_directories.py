@@ -23,7 +23,8 @@ def test_a_path_that_is_no_directory_is_refused(name: str, value: str, monkeypat
 
 
 @pytest.mark.parametrize(
-    "value", ["/a b", "blocks", "/a:b/c", "/50%/a?/[b]", "/my%20big%20dir", "s3://bucket/p$1", "file:///a", "/a,s3://b/~c"]
+    "value",
+    ["/a b", "blocks", "/a:b/c", "/50%/a?/[b]", "/my%20big%20dir", "s3://bucket/p$1", "file:///a", "/a,s3://b/~c"],
 )
 def test_others_are_taken(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY_BLOCK_STORE", value)

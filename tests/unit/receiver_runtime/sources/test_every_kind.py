@@ -185,3 +185,7 @@ def test_the_command_says_which_clients_are_not_installed(monkeypatch: pytest.Mo
     lines = CliRunner().invoke(app, ["sources"]).stdout.splitlines()
     assert [line for line in lines if "mqtt: not installed" in line]
     assert [line for line in lines if "kafka: installed" in line]
+
+
+def test_blocked_modules_can_not_be_imported() -> None:
+    assert "ModuleNotFoundError" in run(_BLOCKED + "import paho.mqtt.client").stderr

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import random
 import resource
 import socket
 import ssl
 import struct
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow.compute as pc
 import pytest
 
 from receiver_runtime.process.receiver_registry import make_receiver
+from receiver_runtime.receivers.framing import LETTER_BYTES
 from receiver_runtime.receivers.sockets import listener as socket_listener
 from receiver_runtime.receivers.sockets.raw_declaration import RawSocket
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
@@ -86,6 +90,61 @@ def test_x01_200_senders_at_once_each_in_order(tmp_path: Path) -> None:
         assert by_sender == {str(number): list(range(100)) for number in range(200)}
         assert made.dead_letters() == []
         assert ReceiverEventKind.CONNECTED in made.reporter.kinds()
+
+
+def test_a_flooding_sender_does_not_starve_others(tmp_path: Path) -> None:
+    with rig(tmp_path, text_receiver()) as made, contextlib.ExitStack() as stack:
+        port = port_of(made)
+        flooding = threading.Event()
+        flooding.set()
+        flooder = stack.enter_context(connect(port))
+        flood = (b"f" * 99 + b"\n") * 10_000
+
+        def send_flood() -> None:
+            while flooding.is_set():
+                flooder.sendall(flood)
+
+        thread = threading.Thread(target=send_flood, daemon=True)
+        thread.start()
+        eventually(reaches(lambda: records(made), 100_000))
+        slow = [stack.enter_context(connect(port)) for _ in range(20)]
+        slow_records = SlowRecords(made)
+        latest = 0.0
+        for n in range(5):
+            for number, sender in enumerate(slow):
+                sender.sendall(b"slow %d %d\n" % (number, n))
+            sent_at = time.monotonic()
+            wanted = {f"slow {number} {n}" for number in range(20)}
+            before = records(made)
+            eventually(lambda wanted=wanted: wanted <= slow_records.found(), "the slow senders' records")  # type: ignore[misc]
+            latest = max(latest, time.monotonic() - sent_at)
+            # The flooding sender was also read in the meantime.
+            eventually(reaches(lambda: records(made), before + 1000))
+        flooding.clear()
+        thread.join(20)
+        # This is for two shared cores, and most of it is the test's own reading from the store.
+        assert latest < 15
+
+
+class SlowRecords:
+    """Finds the records of slow senders; reads each block once, because the flood fills many."""
+
+    def __init__(self, made: Rig) -> None:
+        self._made = made
+        self._polled_at = 0
+        self._found: set[str] = set()
+
+    def found(self) -> set[str]:
+        """Return the records found so far."""
+        chain = self._made.log.chain(1)
+        for item in chain[self._polled_at :]:
+            handle = item.handle
+            path = self._made.rows.paths[handle.segment_id]
+            for batch in self._made.store.read_batches(path, handle.offset, handle.length, handle.crc32c):
+                values = batch.column(0)
+                self._found.update(values.filter(pc.starts_with(values, "slow")).to_pylist())
+        self._polled_at = len(chain)
+        return self._found
 
 
 def test_a_turn_reads_a_bounded_amount_of_each_connection(tmp_path: Path) -> None:
@@ -195,6 +254,20 @@ def test_x02_a_bad_length_closes_its_connection_and_no_other(tmp_path: Path) -> 
         }
 
 
+def test_x02_random_garbage_ends_connections_but_not_the_receiver(tmp_path: Path) -> None:
+    chance = random.Random(5)
+    with rig(tmp_path, raw_receiver(max_record_bytes=1000)) as made:
+        port = port_of(made)
+        for _ in range(150):
+            with connect(port) as bad, contextlib.suppress(ConnectionError):
+                bad.sendall(chance.randbytes(chance.randrange(3000)))
+        with connect(port) as good:
+            good.sendall(framed(b"still here"))
+            eventually(lambda: b"still here" in list[object](made.values()))
+        assert {reason for reason, _, _ in made.dead_letters()} <= {"invalid_length", "truncated"}
+        assert ReceiverEventKind.RESTARTED not in made.reporter.kinds()
+
+
 def test_a_normal_end_completes_a_last_line_and_a_reset_does_not(tmp_path: Path) -> None:
     with rig(tmp_path, text_receiver()) as made:
         port = port_of(made)
@@ -209,6 +282,19 @@ def test_a_normal_end_completes_a_last_line_and_a_reset_does_not(tmp_path: Path)
         eventually(made.dead_letters)
         assert made.values() == ["a", "last\r", "b"]
         assert made.dead_letters() == [("truncated", 0, b"brok")]
+
+
+def test_only_the_beginning_of_a_too_large_record_is_kept(tmp_path: Path) -> None:
+    with rig(tmp_path, text_receiver(max_record_bytes=1000)) as made:
+        port = port_of(made)
+        with connect(port) as large, connect(port) as other:
+            for n in range(30):
+                large.sendall(b"L" * 100_000)
+                other.sendall(b"%d\n" % n)
+            large.sendall(b"\nnext\n")
+            eventually(reaches(lambda: records(made), 31))
+        assert made.values().count("next") == 1
+        assert made.dead_letters() == [("record_too_large", 0, b"L" * LETTER_BYTES)]
 
 
 def test_a_stop_stores_everything_sent_before_and_frees_the_port(tmp_path: Path) -> None:
