@@ -119,6 +119,11 @@ CASES = {
         [3],
         "the row is .*: case not found",
     ),
+    "a trigger's assertion": (
+        f"{_TABLE};" + _trigger("ASSERT new.n <> 3, 'no three'", "BEFORE INSERT ON counts FOR EACH ROW"),
+        [3],
+        "the row is .*: no three",
+    ),
     "a trigger's own code": (
         f"{_TABLE};"
         + _trigger(
