@@ -64,6 +64,10 @@ BEGIN
                 forebay.stored = forebay.stored + 1;
             END IF;
         EXCEPTION WHEN OTHERS THEN
+            -- Each row would wait for the same lock.
+            IF SQLSTATE ~ {of_no_row} THEN
+                RAISE;
+            END IF;
             forebay.refused = forebay.refused || forebay.place;
         END;
     END LOOP;
@@ -321,6 +325,7 @@ class Insertion:
             where=piece.where(),
             insert=self._insert([_EachRow(piece.table)]),
             check=sql.SQL(self._check),
+            of_no_row=sql.Literal(f"^({_OF_NO_ROW.pattern})"),
         )
         try:
             self._cursor.execute(sql.SQL("SAVEPOINT page; DO {}").format(sql.Literal(body.as_string(self._cursor))))

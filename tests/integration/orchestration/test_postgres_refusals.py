@@ -190,6 +190,16 @@ def test_what_no_row_is_to_blame_for_fails_the_batch_and_says_why(target: Target
     assert (target.commits(), target.counts(), target.staging()) == ([], [], [])
 
 
+def test_a_lock_that_is_not_given_is_waited_for_once_though_a_row_was_refused_before(target: Target) -> None:
+    locked = "PERFORM nextval('waited'); RAISE 'locked' USING ERRCODE = '55P03'"
+    trigger = _trigger(f"IF new.n > 1 THEN {locked}; END IF", "BEFORE INSERT ON counts FOR EACH ROW")
+    target.rows(f"{_TABLE}; CREATE SEQUENCE waited; ALTER TABLE counts ADD CHECK (n > 1); {trigger}")
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", on_bad_rows="dead_letter")
+    with pytest.raises(SinkError, match=r"output 'counts' .*locked"):
+        sink.write(words(*_ROWS, parts=1), attempt())
+    assert target.rows("SELECT last_value FROM waited") == [(1,)]
+
+
 def test_a_refused_row_does_not_keep_what_an_earlier_attempt_merged(target: Target) -> None:
     target.rows(f"{_TABLE}; ALTER TABLE counts ADD UNIQUE (word), ADD m bigint DEFAULT 5 CHECK (n < m)")
     sink = PostgresSink(EnvVar("TARGET_URL"), "counts", mode="merge", key="word", on_bad_rows="dead_letter")
