@@ -339,8 +339,23 @@ def test_refused_rows_are_found_by_few_statements_and_not_beyond_a_bound(
     assert len(calls) < 4 * (math.log2(3_000) + 2) + 4 * 10
 
 
-def test_refused_rows_are_found_without_procedures_too(target: Target) -> None:
-    target.rows(f"{_TABLE}; ALTER TABLE counts ADD CHECK (n % 3 <> 0); DROP EXTENSION plpgsql")
+@pytest.mark.parametrize("procedures", ["", "; DROP EXTENSION plpgsql"], ids=["by a block", "row by row"])
+def test_refused_rows_are_found_without_procedures_too_and_no_savepoint_is_left(
+    target: Target, procedures: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Insertion.run
+
+    def observed(self: Insertion, pieces: Sequence[Any]) -> int:
+        stored = run(self, pieces)
+        for savepoint in ("page", "piece"):
+            self._cursor.execute("SAVEPOINT before")
+            with pytest.raises(psycopg2.errors.InvalidSavepointSpecification):
+                self._cursor.execute(f"RELEASE SAVEPOINT {savepoint}")
+            self._cursor.execute("ROLLBACK TO SAVEPOINT before")
+        return stored
+
+    monkeypatch.setattr(Insertion, "run", observed)
+    target.rows(f"{_TABLE}; ALTER TABLE counts ADD CHECK (n % 3 <> 0){procedures}")
     sink = PostgresSink(EnvVar("TARGET_URL"), "counts", on_bad_rows="dead_letter")
     assert sink.write(words(*_ROWS, parts=1), attempt()).refused == 2
     assert _refused(target) == [3, 6]
