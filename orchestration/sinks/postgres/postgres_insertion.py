@@ -193,10 +193,18 @@ class Insertion:
             self._search(again)
             if self._stored == before and self._waiting == again:
                 self._halve_waiting()
+        self._end_doubt()
         if self._in_doubt:
             # Not one row was taken.
             raise self._in_doubt[0][1]
         return self._stored
+
+    def _end_doubt(self) -> None:
+        """Refuse what is in doubt if the table takes other rows."""
+        if self._stored:
+            for piece, of_postgres in self._in_doubt:
+                self._refuse(piece, of_postgres)
+            self._in_doubt.clear()
 
     def _halve_waiting(self) -> None:
         """Try all that waits at once, for rows that refer to each other, or else its halves."""
@@ -265,10 +273,7 @@ class Insertion:
                     self._judge(some[0], error.of_postgres)
                 else:
                     to_do += reversed(self._halves(some) or self._insert_one_by_one(some[0]))
-            if self._stored:
-                for piece, of_postgres in self._in_doubt:
-                    self._refuse(piece, of_postgres)
-                self._in_doubt.clear()
+            self._end_doubt()
 
     def _waits(self, error: Any) -> bool:  # noqa: ANN401
         """Return whether the row may be taken when another one is there, or has changed."""

@@ -236,6 +236,16 @@ def test_rows_that_refer_to_each_other_are_stored_beside_one_that_is_refused_and
         assert len(target.counts()) == len(rows) - 1
 
 
+def test_rows_that_refer_to_each_other_show_that_one_in_doubt_is_to_blame(target: Target) -> None:
+    target.rows(f"{_TABLE}; ALTER TABLE counts ADD UNIQUE (n), ADD p bigint GENERATED ALWAYS AS (3 - n) STORED")
+    trigger = "IF new.n = 3 THEN RAISE 'no three' USING ERRCODE = '42501'; END IF"
+    target.rows(_trigger(trigger, "BEFORE INSERT ON counts FOR EACH ROW"))
+    target.rows("ALTER TABLE counts ADD FOREIGN KEY (p) REFERENCES counts (n)")
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", on_bad_rows="dead_letter")
+    assert sink.write(words(("a", 1), ("b", 2), ("c", 3), parts=1), attempt()).refused == 1
+    assert (_refused(target), target.counts()) == ([3], [("a", 1), ("b", 2)])
+
+
 def test_a_row_that_refers_to_one_behind_it_is_stored_beside_others_that_refer_to_none(target: Target) -> None:
     parent = "CASE WHEN n < 6 THEN 7 - n END"
     target.rows(f"{_TABLE}; ALTER TABLE counts ADD UNIQUE (n), ADD p bigint GENERATED ALWAYS AS ({parent}) STORED")
