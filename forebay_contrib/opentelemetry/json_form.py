@@ -29,6 +29,8 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 #: Protobuf reports a wrong type by more than one kind of error.
 WRONG = (ParseError, ValueError, TypeError, AttributeError, KeyError)
 _NEXT_LEVEL = {Level.REQUEST: "resourceLogs", Level.RESOURCE: "scopeLogs", Level.SCOPE: "logRecords"}
+# Both names that protobuf's readers took.
+_LEGACY_LOGS = ("instrumentationLibraryLogs", "instrumentation_library_logs")
 # What is around a part of each level in a request.
 _AROUND = {
     Level.REQUEST: (b"", b""),
@@ -66,6 +68,16 @@ class Json:
             else:
                 others.append(member.name + b":" + member.value)
         return b"{" + b",".join(others) + b"}", found
+
+    def without_legacy(self, data: bytes, check: Callable[[], None]) -> tuple[bytes, bool]:
+        """Return a resource without log records of before OTLP 0.20, and whether it had such."""
+        kept, has_legacy = [], False
+        for member in spans_of(data, check):
+            if json.loads(member.name) not in _LEGACY_LOGS:
+                kept.append(member.name + b":" + member.value)
+            elif b"".join(member.value.split()) not in {b"null", b"[]"}:
+                has_legacy = True
+        return b"{" + b",".join(kept) + b"}", has_legacy
 
     def read(self, data: bytes, level: Level) -> Message:
         """Read an object of this level. Raises one of WRONG, or RecursionError."""
@@ -110,7 +122,7 @@ def _with_protobufs_ids(request: Any) -> Any:  # noqa: ANN401  whatever was sent
         # OTLP says to ignore unknown fields. Here that would leave nothing, and the sender would be told of success.
         raise ValueError(f"of its fields, as {min(request)!r:.100}, none is resourceLogs")
     for of_resource in request.get("resourceLogs") or ():
-        if of_resource.get("instrumentationLibraryLogs"):
+        if any(of_resource.get(name) for name in _LEGACY_LOGS):
             raise ValueError(LEGACY)
         _check_attributes((of_resource.get("resource") or {}).get("attributes"))
         for of_scope in of_resource.get("scopeLogs") or ():

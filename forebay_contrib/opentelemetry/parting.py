@@ -44,7 +44,7 @@ KINDS: Mapping[Level, type[Message]] = {
 Part = TypeVar("Part", ResourceLogs, ScopeLogs, LogRecord)
 
 
-#: Why a resource is refused: what is in a field that OTLP no longer has would be left out without a word.
+#: Why log records are refused: what is in a field that OTLP no longer has would be left out without a word.
 LEGACY = "its log records are in instrumentationLibraryLogs, which OTLP 0.20 removed: update the exporter"
 
 
@@ -56,6 +56,9 @@ class Form(Protocol):
 
     def split(self, data: bytes, level: Level, check: Callable[[], None]) -> tuple[bytes, list[bytes]]:
         """Return a part without what is of the next level, and that, each as it was sent."""
+
+    def without_legacy(self, data: bytes, check: Callable[[], None]) -> tuple[bytes, bool]:
+        """Return a resource without log records in a field that OTLP no longer has, and whether it had such."""
 
     def read(self, data: bytes, level: Level) -> Message:
         """Read a part of this level alone."""
@@ -103,9 +106,11 @@ class _Parting:
         if (found := self._split(data, Level.RESOURCE)) is None:
             return ResourceLogs()
         own, scopes = found
-        resource, fault = self._read(own, Level.RESOURCE, ResourceLogs)
-        if fault == LEGACY and not scopes:
-            self._reject(data, f"a resource of log records is none: {fault}")
+        kept, has_legacy = self._form.without_legacy(own, self._limits.check)
+        if has_legacy:
+            # Its other log records are as good as without.
+            self._reject(own if scopes else data, f"a resource of log records is none: {LEGACY}")
+        resource, fault = self._read(kept, Level.RESOURCE, ResourceLogs)
         for of_scope in scopes:
             scope = self._scope(of_scope, fault)
             if scope.log_records:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.logs.v1.logs_pb2 import ResourceLogs
 
 from forebay_contrib.opentelemetry.parting import KINDS, LEGACY, Level, Message
 
@@ -38,7 +37,8 @@ class Protobuf:
             # Something is written in another way than protobuf's own, or is there twice.
             _check_once(request.DESCRIPTOR, body)
         for one in request.resource_logs:
-            _check_legacy(one)
+            if any(field.field_number == _LEGACY_LOGS for field in UnknownFieldSet(one)):
+                raise DecodeError(LEGACY)
         return request
 
     def split(self, data: bytes, level: Level, _: Callable[[], None]) -> tuple[bytes, list[bytes]]:
@@ -51,18 +51,16 @@ class Protobuf:
                 others.append(data[start:end])
         return b"".join(others), found
 
+    def without_legacy(self, data: bytes, _: Callable[[], None]) -> tuple[bytes, bool]:
+        """Return a resource without log records of before OTLP 0.20, and whether it had such. Raises DecodeError."""
+        kept = b"".join(data[start:end] for field, start, _, end in _fields(data) if field != _LEGACY_LOGS)
+        return kept, len(kept) < len(data)
+
     def read(self, data: bytes, level: Level) -> Message:
         """Read a message of this level. Raises DecodeError."""
         message: Message = KINDS[level].FromString(data)
         _check_once(message.DESCRIPTOR, data)
-        if isinstance(message, ResourceLogs):
-            _check_legacy(message)
         return message
-
-
-def _check_legacy(resource: ResourceLogs) -> None:
-    if any(field.field_number == _LEGACY_LOGS for field in UnknownFieldSet(resource)):
-        raise DecodeError(LEGACY)
 
 
 def _check_once(kind: Descriptor, data: bytes) -> None:

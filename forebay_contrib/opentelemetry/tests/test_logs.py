@@ -434,18 +434,49 @@ def test_a_resource_that_does_not_show_its_records_is_kept_as_it_came() -> None:
     assert (len(found.records), [one.data for one in found.rejected]) == (1, [b"[1]", b'{"scopeLogs": 7}'])
 
 
-@pytest.mark.parametrize("kind", [PROTOBUF, JSON])
-def test_log_records_in_a_field_that_otlp_has_no_more_are_kept_aside(kind: bytes) -> None:
-    good = b'{"scopeLogs": [{"logRecords": [{"body": {"stringValue": "a"}}]}]}'
-    old = b'{"instrumentationLibraryLogs": [{"logRecords": [{}]}]}'
-    if kind == PROTOBUF:
-        good, old = request().resource_logs[0].SerializeToString(), b"\xc2\x3e\x02\x12\x00"
-        body = b"".join(b"\x0a" + bytes([len(one) & 127 | 128, len(one) >> 7]) + one for one in (old, good))
-    else:
-        body = b'{"resourceLogs": [%s, %s]}' % (old, good)
-    found = parsed(body, kind)
-    assert (len(found.records), [one.data for one in found.rejected]) == (1, [old])
-    assert "update the exporter" in found.rejected[0].why
+def _resource_logs(kind: bytes, *parts: bytes) -> bytes:
+    """Return a request of the resources of these fields."""
+    if kind == JSON:
+        return b'{"resourceLogs":[%s]}' % b",".join(parts)
+    return b"".join(_field(1, part) for part in parts)
+
+
+_OLD_LOGS = b'[{"logRecords":[{}]}]'
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "good", "old"),
+    [
+        (
+            PROTOBUF,
+            _field(1, _field(1, _A + _field(2, _field(1, b"b")))),
+            _field(2, _field(2, _field(_BODY, _field(1, b"x")))),
+            b"\xc2\x3e\x02\x12\x00",
+        ),
+        *(
+            (
+                JSON,
+                b'"resource":{"attributes":[{"key":"a","value":{"stringValue":"b"}}]}',
+                b'"scopeLogs":[{"logRecords":[{"body":{"stringValue":"x"}}]}]',
+                b'"%s":%s' % (name, _OLD_LOGS),
+            )
+            for name in (b"instrumentationLibraryLogs", b"instrumentation_library_logs")
+        ),
+    ],
+)
+def test_log_records_in_a_field_that_otlp_has_no_more_are_kept_aside(
+    kind: bytes, attributes: bytes, good: bytes, old: bytes
+) -> None:
+    def resource(*fields: bytes) -> bytes:
+        return b"{%s}" % b",".join(fields) if kind == JSON else b"".join(fields)
+
+    parts = [resource(attributes, old), resource(attributes, good), resource(attributes, old, good)]
+    found = parsed(_resource_logs(kind, *parts), kind)
+    records = [json.loads(record.body or b"") for record in found.records]
+    assert [(one["body"], one["resource"]["attributes"]) for one in records] == [("x", {"a": "b"})] * 2
+    # Without the log records that are taken.
+    assert [one.data for one in found.rejected] == [resource(attributes, old)] * 2
+    assert all("update the exporter" in one.why for one in found.rejected)
 
 
 def test_a_field_by_both_of_its_names_is_there_twice() -> None:

@@ -64,6 +64,10 @@ BEGIN
                 forebay.stored = forebay.stored + 1;
             END IF;
         EXCEPTION WHEN OTHERS THEN
+            -- Each row would wait for the same lock.
+            IF SQLSTATE ~ {of_no_row} THEN
+                RAISE;
+            END IF;
             forebay.refused = forebay.refused || forebay.place;
         END;
     END LOOP;
@@ -189,10 +193,18 @@ class Insertion:
             self._search(again)
             if self._stored == before and self._waiting == again:
                 self._halve_waiting()
+        self._end_doubt()
         if self._in_doubt:
             # Not one row was taken.
             raise self._in_doubt[0][1]
         return self._stored
+
+    def _end_doubt(self) -> None:
+        """Refuse what is in doubt if the table takes other rows."""
+        if self._stored:
+            for piece, of_postgres in self._in_doubt:
+                self._refuse(piece, of_postgres)
+            self._in_doubt.clear()
 
     def _halve_waiting(self) -> None:
         """Try all that waits at once, for rows that refer to each other, or else its halves."""
@@ -261,10 +273,7 @@ class Insertion:
                     self._judge(some[0], error.of_postgres)
                 else:
                     to_do += reversed(self._halves(some) or self._insert_one_by_one(some[0]))
-            if self._stored:
-                for piece, of_postgres in self._in_doubt:
-                    self._refuse(piece, of_postgres)
-                self._in_doubt.clear()
+            self._end_doubt()
 
     def _waits(self, error: Any) -> bool:  # noqa: ANN401
         """Return whether the row may be taken when another one is there, or has changed."""
@@ -321,16 +330,19 @@ class Insertion:
             where=piece.where(),
             insert=self._insert([_EachRow(piece.table)]),
             check=sql.SQL(self._check),
+            of_no_row=sql.Literal(f"^({_OF_NO_ROW.pattern})"),
         )
         try:
-            self._cursor.execute(sql.SQL("SAVEPOINT page; DO {}").format(sql.Literal(body.as_string(self._cursor))))
+            block = sql.Literal(body.as_string(self._cursor))
+            # Without the release each page's transaction is in the one before, which costs more at each statement.
+            self._cursor.execute(sql.SQL("SAVEPOINT page; DO {}; RELEASE SAVEPOINT page").format(block))
             self._cursor.execute(_ONE_BY_ONE_ANSWER)
         except psycopg2.Error as error:
-            if error.pgcode is None or not _IN_DOUBT.match(error.pgcode):
+            if error.pgcode is None or _OF_NO_ROW.match(error.pgcode):
                 raise
-            # The database has no PL/pgSQL for this login.
+            # The database has no PL/pgSQL for this login, or a trigger ends as no handler takes it: by ASSERT.
             places = sql.SQL("SELECT 0, ARRAY(SELECT ctid::text FROM {} WHERE {} ORDER BY ctid)")
-            self._cursor.execute("ROLLBACK TO SAVEPOINT page")
+            self._cursor.execute("ROLLBACK TO SAVEPOINT page; RELEASE SAVEPOINT page")
             self._cursor.execute(places.format(sql.Identifier(self._statements.schema, piece.table), piece.where()))
         stored, refused = self._cursor.fetchone()
         self._stored += stored

@@ -119,6 +119,11 @@ CASES = {
         [3],
         "the row is .*: case not found",
     ),
+    "a trigger's assertion": (
+        f"{_TABLE};" + _trigger("ASSERT new.n <> 3, 'no three'", "BEFORE INSERT ON counts FOR EACH ROW"),
+        [3],
+        "the row is .*: no three",
+    ),
     "a trigger's own code": (
         f"{_TABLE};"
         + _trigger(
@@ -185,6 +190,16 @@ def test_what_no_row_is_to_blame_for_fails_the_batch_and_says_why(target: Target
     assert (target.commits(), target.counts(), target.staging()) == ([], [], [])
 
 
+def test_a_lock_that_is_not_given_is_waited_for_once_though_a_row_was_refused_before(target: Target) -> None:
+    locked = "PERFORM nextval('waited'); RAISE 'locked' USING ERRCODE = '55P03'"
+    trigger = _trigger(f"IF new.n > 1 THEN {locked}; END IF", "BEFORE INSERT ON counts FOR EACH ROW")
+    target.rows(f"{_TABLE}; CREATE SEQUENCE waited; ALTER TABLE counts ADD CHECK (n > 1); {trigger}")
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", on_bad_rows="dead_letter")
+    with pytest.raises(SinkError, match=r"output 'counts' .*locked"):
+        sink.write(words(*_ROWS, parts=1), attempt())
+    assert target.rows("SELECT last_value FROM waited") == [(1,)]
+
+
 def test_a_refused_row_does_not_keep_what_an_earlier_attempt_merged(target: Target) -> None:
     target.rows(f"{_TABLE}; ALTER TABLE counts ADD UNIQUE (word), ADD m bigint DEFAULT 5 CHECK (n < m)")
     sink = PostgresSink(EnvVar("TARGET_URL"), "counts", mode="merge", key="word", on_bad_rows="dead_letter")
@@ -219,6 +234,16 @@ def test_rows_that_refer_to_each_other_are_stored_beside_one_that_is_refused_and
         assert sink.write(words(*rows, parts=3), attempt(number)).refused == 1
         assert _refused(target) == [50]
         assert len(target.counts()) == len(rows) - 1
+
+
+def test_rows_that_refer_to_each_other_show_that_one_in_doubt_is_to_blame(target: Target) -> None:
+    target.rows(f"{_TABLE}; ALTER TABLE counts ADD UNIQUE (n), ADD p bigint GENERATED ALWAYS AS (3 - n) STORED")
+    trigger = "IF new.n = 3 THEN RAISE 'no three' USING ERRCODE = '42501'; END IF"
+    target.rows(_trigger(trigger, "BEFORE INSERT ON counts FOR EACH ROW"))
+    target.rows("ALTER TABLE counts ADD FOREIGN KEY (p) REFERENCES counts (n)")
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", on_bad_rows="dead_letter")
+    assert sink.write(words(("a", 1), ("b", 2), ("c", 3), parts=1), attempt()).refused == 1
+    assert (_refused(target), target.counts()) == ([3], [("a", 1), ("b", 2)])
 
 
 def test_a_row_that_refers_to_one_behind_it_is_stored_beside_others_that_refer_to_none(target: Target) -> None:
@@ -324,8 +349,23 @@ def test_refused_rows_are_found_by_few_statements_and_not_beyond_a_bound(
     assert len(calls) < 4 * (math.log2(3_000) + 2) + 4 * 10
 
 
-def test_refused_rows_are_found_without_procedures_too(target: Target) -> None:
-    target.rows(f"{_TABLE}; ALTER TABLE counts ADD CHECK (n % 3 <> 0); DROP EXTENSION plpgsql")
+@pytest.mark.parametrize("procedures", ["", "; DROP EXTENSION plpgsql"], ids=["by a block", "row by row"])
+def test_refused_rows_are_found_without_procedures_too_and_no_savepoint_is_left(
+    target: Target, procedures: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Insertion.run
+
+    def observed(self: Insertion, pieces: Sequence[Any]) -> int:
+        stored = run(self, pieces)
+        for savepoint in ("page", "piece"):
+            self._cursor.execute("SAVEPOINT before")
+            with pytest.raises(psycopg2.errors.InvalidSavepointSpecification):
+                self._cursor.execute(f"RELEASE SAVEPOINT {savepoint}")
+            self._cursor.execute("ROLLBACK TO SAVEPOINT before")
+        return stored
+
+    monkeypatch.setattr(Insertion, "run", observed)
+    target.rows(f"{_TABLE}; ALTER TABLE counts ADD CHECK (n % 3 <> 0){procedures}")
     sink = PostgresSink(EnvVar("TARGET_URL"), "counts", on_bad_rows="dead_letter")
     assert sink.write(words(*_ROWS, parts=1), attempt()).refused == 2
     assert _refused(target) == [3, 6]

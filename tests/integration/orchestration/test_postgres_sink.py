@@ -398,6 +398,22 @@ def test_two_outputs_on_one_table_are_refused(target: Target) -> None:
     assert target.counts() == [("a", 1)]
 
 
+def test_readers_never_see_half(target: Target) -> None:
+    """Check that a reader in the middle of the transaction sees the batch as it was, without waiting."""
+    seen: list[list[tuple[Any, ...]]] = []
+
+    class Looked(PostgresSink):
+        def reached(self, step: Step) -> None:
+            if step is Step.IN_TRANSACTION and target.rows("SELECT to_regclass('counts')::text") != [(None,)]:
+                seen.append(target.rows("SET lock_timeout = '1s'; SELECT word, n FROM counts ORDER BY 1"))
+
+    sink = Looked(EnvVar("TARGET_URL"), "counts", mode="overwrite")
+    sink.write(words(("a", 1), ("b", 1)), attempt())
+    sink.write(words(("c", 2), ("d", 2)), attempt(2))
+    assert seen == [[("a", 1), ("b", 1)]]
+    assert target.counts() == [("c", 2), ("d", 2)]
+
+
 def test_a_staging_table_names_its_attempt(target: Target) -> None:
     comments: list[Any] = []
 

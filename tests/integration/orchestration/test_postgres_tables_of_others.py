@@ -141,14 +141,15 @@ def test_partitions_and_triggers_after_a_row_work_as_for_any_login(target: Targe
     target.rows(TABLE + " PARTITION BY LIST (word); CREATE TABLE counts_a PARTITION OF counts FOR VALUES IN ('a')")
     target.rows("CREATE TABLE seen (word text)")
     target.rows(
-        "CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO seen VALUES (new.word); RETURN "
-        "NULL; END'; CREATE TRIGGER see AFTER INSERT ON counts FOR EACH ROW EXECUTE FUNCTION see()"
+        "CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO seen VALUES (new.word); "
+        "IF new.n > 0 THEN INSERT INTO counts VALUES (new.word, -new.n, new._batch_time); END IF; RETURN NULL; END'; "
+        "CREATE TRIGGER see AFTER INSERT ON counts FOR EACH ROW EXECUTE FUNCTION see()"
     )
     sink = PostgresSink(EnvVar("TARGET_URL"), "counts")
     sink.write(words(("a", 1)), attempt())
     sink.write(words(("a", 2)), attempt(2))
-    assert target.counts() == [("a", 2)]
-    assert target.rows("SELECT word FROM seen") == [("a",), ("a",)]
+    assert target.counts() == [("a", -2), ("a", 2)]
+    assert target.rows("SELECT word FROM seen") == [("a",)] * 4
 
 
 def test_row_security_that_hides_rows_from_the_login_is_seen(target: Target) -> None:
