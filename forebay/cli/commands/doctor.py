@@ -196,7 +196,7 @@ def _server(url: str, way_out: str) -> Iterator[Finding]:
     try:
         engine = create_engine(url, application_name="forebay doctor", pool_size=1)
         shown = SecretUrl(url).shown
-    except (sa.exc.SQLAlchemyError, ImportError) as error:
+    except (DriverLogError, sa.exc.SQLAlchemyError, ImportError) as error:
         yield Finding("postgres", Health.FAILED, f"FOREBAY_DATABASE_URL can't be used: {error}", way_out)
         return
     try:

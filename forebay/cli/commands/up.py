@@ -565,7 +565,7 @@ def up(
             given_up = services.given_up()
             console.print("Stopping all services (Ctrl-C again: at once).")
     except (BlockKeyError, SupervisorError, DriverLogError, ListenAddressError, PipelineModuleError) as error:
-        console.print(str(error), style="bold red", markup=False)
+        console.print(str(error), style="bold red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
     console.print("All services are stopped.")
     if given_up is not None:
