@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -47,6 +47,7 @@ from forebay.cli.instance.withheld import (
 )
 from forebay.cli.services.child import Child, ChildEvent, ChildEventKind, SupervisorError
 from forebay.cli.services.code_watch import CodeWatch
+from forebay.cli.services.held_port import HOST, held_port
 from forebay.cli.services.supervisor import StopReason, Supervisor
 from forebay.cli.terminal.console import Console, printed_link
 from forebay.cli.terminal.failures import clear_errors
@@ -78,7 +79,6 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-HOST = "127.0.0.1"
 CODE_SERVER = "dagster-code-server"
 DEFAULT_UI_PORT = 3000
 # Long, because a crash recovery that is interrupted starts again from its beginning the next time.
@@ -95,27 +95,6 @@ STOP_POLL_SECONDS = 1.0
 ENDS_AFTER_SECONDS = 2.0
 # Unless --slots says otherwise: a receiver's process takes about 80 MB.
 MOST_SLOTS = 64
-
-
-def _held_ui_port(wanted: int | None) -> socket.socket:
-    """Return a bound socket that does not listen: it refuses connections, and keeps its port from other processes.
-
-    A server that sets SO_REUSEADDR can still listen there, as each webserver does, one after another.
-    """
-    if wanted is None:
-        with suppress(SupervisorError):
-            return _held_ui_port(DEFAULT_UI_PORT)
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        held.bind((HOST, wanted or 0))
-    except OSError as error:
-        held.close()
-        message = f"{HOST}:{wanted}: {error.strerror}"
-        raise SupervisorError(
-            message, "Name another port with --ui-port, or 0 for any free one: the Dagster UI can't listen there."
-        ) from error
-    return held
 
 
 def _accepts(path: Path) -> Callable[[], bool]:
@@ -333,7 +312,7 @@ class Services:
         check_block_key(self._settings.block_key)
         listen_address(self._settings.tracker_http, self._settings.tracker_token, self._settings.tracker_write_token)
         checked_token(DAGSTER_TOKEN, self._settings.dagster_token)
-        self._ui_port = entered.enter_context(_held_ui_port(self._wanted_ui_port)).getsockname()[1]
+        self._ui_port = entered.enter_context(held_port(self._wanted_ui_port, else_any=DEFAULT_UI_PORT))
         module = self._settings.require_module()
         self._code = CodeWatch(module, self._settings.home, tell=self._tell, watches=self._watches)
         entered.callback(self._code.close)
