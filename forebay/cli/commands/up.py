@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
+from forebay.cli.checks.block_directory import refuse_unusable_store
 from forebay.cli.checks.problem_watch import ProblemWatch
 from forebay.cli.commands.agent import DEFAULT_SLOTS, ROLES
 from forebay.cli.commands.apply import print_changes
@@ -59,7 +60,7 @@ from orchestration.declarations.settings import NO_TOKEN, Settings
 from orchestration.tracker.http.listen_address import ListenAddressError, checked_token, listen_address
 from orchestration.tracker.http.status_address import asked_for, forget_served, is_served, status_page
 from receiver_runtime.block_store.frames.encryption import check_block_key
-from receiver_runtime.block_store.frames.errors import BlockKeyError
+from receiver_runtime.block_store.frames.errors import BlockStoreError
 from tracker_store.batches.pipeline_states import all_ended, start_pipelines
 from tracker_store.batches.pipelines import declared_versions, list_pipelines, list_streams
 from tracker_store.batches.run_queue import has_ready_driver, has_waiting_run
@@ -307,9 +308,10 @@ class Services:
         self._stack.__exit__(kind, error, trace)
 
     def _start(self, entered: ExitStack) -> None:
-        # Report a module that can't be loaded, an address that may not be used, or a key that can't be read, before
-        # anything starts.
+        # Report a module that can't be loaded, an address that may not be used, a block store that can't be written, or
+        # a key that can't be read, before anything starts.
         check_block_key(self._settings.block_key)
+        refuse_unusable_store(self._settings.block_store_roots)
         listen_address(self._settings.tracker_http, self._settings.tracker_token, self._settings.tracker_write_token)
         checked_token(DAGSTER_TOKEN, self._settings.dagster_token)
         self._ui_port = entered.enter_context(held_port(self._wanted_ui_port, else_any=DEFAULT_UI_PORT))
@@ -543,7 +545,7 @@ def up(
                 console.print(_drain_result(result, settings, services))
             given_up = services.given_up()
             console.print("Stopping all services (Ctrl-C again: at once).")
-    except (BlockKeyError, SupervisorError, DriverLogError, ListenAddressError, PipelineModuleError) as error:
+    except (BlockStoreError, SupervisorError, DriverLogError, ListenAddressError, PipelineModuleError) as error:
         console.print(str(error), style="bold red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
     console.print("All services are stopped.")
