@@ -371,7 +371,7 @@ def _event_printer(console: Console, now: Callable[[], float]) -> Callable[[Chil
         text = words.get(event.kind)
         if text is not None:
             sentence = text.format(name=event.name, detail=event.detail)
-            console.print(f"{report.minutes(now())}  {sentence}", markup=False)
+            console.print(f"{report.minutes(now())}  {sentence}", markup=False, soft_wrap=True)
 
     return print_event
 

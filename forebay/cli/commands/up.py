@@ -624,12 +624,13 @@ def _event_printer(console: Console) -> Callable[[ChildEvent], None]:
     words = {
         ChildEventKind.STARTED: "starting",
         ChildEventKind.READY: "ready",
-        ChildEventKind.RESTARTING: "ended, will be started again",
-        ChildEventKind.FAILED: "was given up",
+        ChildEventKind.RESTARTING: "{detail}",
+        ChildEventKind.FAILED: "was given up: {detail}",
     }
 
     def print_event(event: ChildEvent) -> None:
         if event.kind in words:
-            console.print(f"{event.name}: {words[event.kind]} {event.detail}".rstrip(), markup=False)
+            said = words[event.kind].format(detail=event.detail)
+            console.print(f"{event.name}: {said}", markup=False, soft_wrap=True)
 
     return print_event
