@@ -72,12 +72,7 @@ class Supervisor:
         self._at_once = threading.Event()
 
     def __enter__(self) -> Self:
-        try:
-            make_home_private(self.home)
-        except OSError as error:
-            raise SupervisorError(
-                f"FOREBAY_HOME={self.home} can't be made or used: {error.strerror}: name a directory of this account"
-            ) from error
+        make_home_private(self.home)
         with contextlib.ExitStack() as entering:
             self._lock_file = entering.enter_context(take_lock(self.home))
             for left in run_files(self.home / "run"):
