@@ -49,7 +49,7 @@ from forebay.cli.instance.withheld import (
 from forebay.cli.services.child import Child, ChildEvent, ChildEventKind, SupervisorError
 from forebay.cli.services.code_watch import CodeWatch
 from forebay.cli.services.held_port import HOST, held_port
-from forebay.cli.services.supervisor import StopReason, Supervisor
+from forebay.cli.services.supervisor import StopReason, StopRequestedError, Supervisor
 from forebay.cli.terminal.console import Console, printed_link
 from forebay.cli.terminal.failures import clear_errors
 from orchestration.declarations.apply import Change, apply
@@ -545,6 +545,10 @@ def up(
                 console.print(_drain_result(result, settings, services))
             given_up = services.given_up()
             console.print("Stopping all services (Ctrl-C again: at once).")
+    except StopRequestedError as stopped:
+        # What was asked for, and so no alarm.
+        console.print(str(stopped))
+        raise typer.Exit(1) from stopped
     except (BlockStoreError, SupervisorError, DriverLogError, ListenAddressError, PipelineModuleError) as error:
         console.print(str(error), style="bold red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from error

@@ -36,7 +36,7 @@ _STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequestedError(SupervisorError):
-    """Told to stop while it was still starting: nothing is left to do."""
+    """It was told to stop while it was still starting; all services are stopped."""
 
 
 @dataclass(frozen=True, slots=True)
