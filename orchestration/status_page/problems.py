@@ -111,7 +111,7 @@ def _of_agents(agents: Sequence[AgentStatus], receivers: Sequence[ReceiverStatus
     if not agents and wanted:
         yield Problem(
             f"No agent runs, so none of the {wanted:,} receiver(s) that should run does",
-            "forebay agent, or forebay up MODULE",
+            "forebay agent, or forebay up MODULE; where that runs, forebay logs agent says why its agent does not",
         )
 
 

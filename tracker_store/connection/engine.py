@@ -59,10 +59,7 @@ _OTHER_RELEASE_CODES = ("42883", "42703", "42P01", "3F000")
 
 def psycopg2_url(url: str) -> sa.URL:
     """Return `url` for libpq, with its driver named: SQLAlchemy refuses ``postgres://``, which many providers write."""
-    parsed = split_pool_mode(parsed_url(url))[0]
-    if parsed.drivername in ("postgresql", "postgres"):
-        parsed = parsed.set(drivername="postgresql+psycopg2")
-    return parsed
+    return split_pool_mode(parsed_url(url))[0].set(drivername="postgresql+psycopg2")
 
 
 def create_engine(
@@ -144,6 +141,11 @@ def _is_of_another_release(error: DBAPIError) -> bool:
     return getattr(error.orig, "pgcode", None) in _OTHER_RELEASE_CODES
 
 
+def _in_one_line(error: DBAPIError) -> str:
+    """Return what the server, or libpq, says; it may say it in several lines."""
+    return " ".join(str(error.orig).split())
+
+
 @contextmanager
 def named_failures() -> Iterator[None]:
     """Turn a lost answer into OutcomeUnknownError and a refusal into DriverLogUnavailableError.
@@ -154,9 +156,9 @@ def named_failures() -> Iterator[None]:
         yield
     except DBAPIError as error:
         if is_outcome_unknown(error):
-            raise OutcomeUnknownError(str(error.orig).strip()) from error
+            raise OutcomeUnknownError(_in_one_line(error)) from error
         if is_refused(error):
-            raise DriverLogUnavailableError(str(error.orig).strip()) from error
+            raise DriverLogUnavailableError(_in_one_line(error)) from error
         if _is_of_another_release(error):
             # The first line names what is missing; the others quote our own statement.
             raise OtherReleaseError(str(error.orig).strip().partition("\n")[0]) from error
@@ -310,8 +312,8 @@ def connect(engine: sa.Engine) -> Iterator[sa.Connection]:
         connection = engine.connect()
     except DBAPIError as error:
         if is_options_refused(str(error.orig)):
-            raise options_refused(str(error.orig).strip()) from error
-        raise DriverLogUnavailableError(str(error.orig).strip()) from error
+            raise options_refused(_in_one_line(error)) from error
+        raise DriverLogUnavailableError(_in_one_line(error)) from error
     except PoolTimeoutError as error:
         raise DriverLogUnavailableError(f"every connection of this process is busy: {error}") from error
     with connection:

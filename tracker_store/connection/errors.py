@@ -9,13 +9,18 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 
+def sentence(detail: str) -> str:
+    """Return `detail` as a sentence: a server's own message may end with a full stop, or with a question."""
+    return detail if detail.endswith((".", "?", "!")) else f"{detail}."
+
+
 class DriverLogError(Exception):
     """Forebay's driver log refused a statement."""
 
     def __init__(self, detail: str | None = None, advice: str | None = None) -> None:
         """Take `detail`, which names the thing and the value; `advice` (the class's docstring) says how to fix it."""
         advice = advice or " ".join((type(self).__doc__ or "").split())
-        super().__init__(f"{detail}. {advice}" if detail else advice)
+        super().__init__(f"{sentence(detail)} {advice}" if detail else advice)
         self.detail = detail
 
 
@@ -62,6 +67,10 @@ class OutcomeUnknownError(DriverLogError):
 
 class DriverLogUnavailableError(DriverLogError):
     """Try again; check FOREBAY_DATABASE_URL and the server: the driver log can't be reached or can't work now."""
+
+
+class NoPostgresUrlError(DriverLogError):
+    """Write postgresql://USER@HOST:PORT/DATABASE; so in FOREBAY_DATABASE_DIRECT_URL too, where that is set."""
 
 
 class OtherReleaseError(DriverLogUnavailableError):

@@ -48,7 +48,7 @@ def no_log_in(url: str) -> DriverLogError:
 
 
 def address_of_log(url: str) -> LogAddress:
-    """Return where the URL leads, as libpq reads it. Raises SQLAlchemy's ArgumentError if it is no URL."""
+    """Return where the URL leads, as libpq reads it. Raises NoPostgresUrlError."""
     parsed = psycopg2_url(url)
     host, port = parsed.host or _option(parsed, "host"), parsed.port or _option(parsed, "port") or _DEFAULT_PORT
     user = parsed.username or _option(parsed, "user")

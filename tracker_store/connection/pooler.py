@@ -25,7 +25,7 @@ from psycopg2.sql import Composable
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from tracker_store.connection.errors import DriverLogError
+from tracker_store.connection.errors import DriverLogError, NoPostgresUrlError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 POOL_MODE = "pool_mode"
 DIRECT_URL_VARIABLE = "FOREBAY_DATABASE_DIRECT_URL"
+_SCHEMES = ("postgresql", "postgres")
 _SERVER = re.compile(r"(?:\[(?P<ipv6>[^\[\]]*)\]|(?P<host>[^:]*))(?::(?P<port>.*))?")
 # What a pooler says that knows no `options`, or not what is in it.
 _REFUSES_OPTIONS = "unsupported startup parameter"
@@ -159,7 +160,7 @@ class _SettingCursor(psycopg2.extensions.cursor):  # type: ignore[misc]  # as ab
 
 
 def parsed_url(url: str) -> sa.URL:
-    """Return a URL as libpq reads it, which takes several servers, `h1:5432,h2:5432`. Raises ArgumentError."""
+    """Return a URL as libpq reads it, which takes several servers, `h1:5432,h2:5432`. Raises NoPostgresUrlError."""
     scheme, separator, rest = url.partition("://")
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     login, at, servers = authority.rpartition("@")
@@ -173,10 +174,13 @@ def parsed_url(url: str) -> sa.URL:
         after = f"{before}?{query}{'&' * bool(query)}host={hosts}&port={ports}"
         servers = ""
     try:
-        return make_url(f"{scheme}{separator}{login}{at}{servers}{after}")
+        parsed = make_url(f"{scheme}{separator}{login}{at}{servers}{after}")
     except (ValueError, ArgumentError):
-        # The cause would be printed with parts of the URL.
-        raise ArgumentError("it is no URL of Postgres: write postgresql://USER@HOST:PORT/DATABASE") from None
+        # The cause would be printed with parts of the URL, which may be secrets.
+        raise NoPostgresUrlError("FOREBAY_DATABASE_URL is no URL of Postgres") from None
+    if parsed.get_backend_name() not in _SCHEMES:
+        raise NoPostgresUrlError(f"FOREBAY_DATABASE_URL is a URL of {parsed.drivername}, and not of Postgres")
+    return parsed
 
 
 def split_pool_mode(url: sa.URL) -> tuple[sa.URL, PoolMode | None]:

@@ -15,7 +15,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.exc import DBAPIError
 
-from tracker_store.connection.engine import psycopg2_url
+from tracker_store.connection.engine import connect, psycopg2_url
 from tracker_store.connection.errors import DriverLogError
 from tracker_store.connection.pooler import direct_url
 from tracker_store.install.migration_blockers import MigrationBlockers
@@ -55,7 +55,7 @@ def _config() -> Config:
 def _run(url: str, revision: str, *, down: bool, told: Callable[[str], None] | None = None) -> None:
     engine = sa.create_engine(psycopg2_url(direct_url(url, "a migration")), poolclass=sa.NullPool)
     # Closing the connection releases the advisory lock, whatever was raised.
-    with engine.connect() as connection:
+    with connect(engine) as connection:
         connection.execute(sa.text("SELECT pg_advisory_lock(:key)"), {"key": _MIGRATION_LOCK})
         connection.commit()
         found = current_revision(connection)
@@ -121,7 +121,7 @@ def upgrade(url: str, revision: str = "head", *, told: Callable[[str], None] | N
     `told` is called with each migration that was run; all of them are committed together, after the last.
 
     Raises DriverLogError if the database is past what this installation knows or other sessions hold its tables for
-    long, and if there is only a pooler.
+    long, if there is only a pooler, and if the server can't be reached.
     """
     _run(url, revision, down=False, told=told)
 

@@ -125,7 +125,8 @@ def agent(
         pairs = [word for pair in receivers for word in ("--receiver", "{}:{}".format(*pair))]
         return [*command, "receiver", "--host", here, *pairs]
 
-    make_home_private(settings.home)
+    with clear_errors():
+        make_home_private(settings.home)
     log_directory = Path(settings.home) / "logs"
     roller = LogRoller(log_directory).start()
     Agent(

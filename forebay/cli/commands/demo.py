@@ -34,6 +34,7 @@ from forebay.demo.progress import QUARANTINED, BatchFacts, ProgressSnapshot, Wat
 from forebay.demo.replay_process import ReplayFailedError, ReplayProcess
 from orchestration.declarations.modules import PipelineModuleError
 from orchestration.tracker.http.listen_address import ListenAddressError
+from receiver_runtime.block_store.frames.errors import BlockStoreError
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.errors import DriverLogError
 from tracker_store.reports import status
@@ -219,6 +220,7 @@ def run(
         console.print("Stopped; all services are stopped.")
         return 128 + signal.SIGINT
     except (
+        BlockStoreError,
         CommandError,
         DriverLogError,
         ListenAddressError,
@@ -369,7 +371,7 @@ def _event_printer(console: Console, now: Callable[[], float]) -> Callable[[Chil
         text = words.get(event.kind)
         if text is not None:
             sentence = text.format(name=event.name, detail=event.detail)
-            console.print(f"{report.minutes(now())}  {sentence}", markup=False)
+            console.print(f"{report.minutes(now())}  {sentence}", markup=False, soft_wrap=True)
 
     return print_event
 

@@ -6,7 +6,6 @@ and starts no server and no Spark.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import platform
@@ -23,6 +22,7 @@ import sqlalchemy as sa
 import typer
 
 from forebay import shadowing
+from forebay.cli.checks.block_directory import PROBE, WRITABLE, nearest_folder, write_and_sync
 from forebay.cli.checks.dagster_checks import check_instance
 from forebay.cli.checks.findings import Finding, Health, all_well, findings_table
 from forebay.cli.checks.machine_checks import check_clock, check_extras, check_limits, check_packages, check_ports
@@ -59,7 +59,6 @@ _GIB = 1 << 30
 _STORE_SECONDS = 10.0
 _LEAST_FREE_BYTES = 1 * _GIB
 _LITTLE_FREE_BYTES = 10 * _GIB
-_PROBE = b"forebay"
 _STORE_RIGHTS = "Its key needs the rights to list, read, write and delete there."
 
 
@@ -196,7 +195,7 @@ def _server(url: str, way_out: str) -> Iterator[Finding]:
     try:
         engine = create_engine(url, application_name="forebay doctor", pool_size=1)
         shown = SecretUrl(url).shown
-    except (sa.exc.SQLAlchemyError, ImportError) as error:
+    except (DriverLogError, sa.exc.SQLAlchemyError, ImportError) as error:
         yield Finding("postgres", Health.FAILED, f"FOREBAY_DATABASE_URL can't be used: {error}", way_out)
         return
     try:
@@ -396,13 +395,11 @@ def _ask(settings: Settings, statement: Callable[[sa.Connection], Sequence[T]]) 
 
 
 def _block_directory(root: Path) -> Finding:
-    there = _nearest(root)
-    way_out = "Make the folder writable for this user, or name another in FOREBAY_BLOCK_STORE."
     try:
-        _write_and_sync(there)
+        write_and_sync(root)
     except OSError as error:
-        return Finding("block store", Health.FAILED, f"{there} can't be written: {error}", way_out)
-    free = shutil.disk_usage(there).free
+        return Finding("block store", Health.FAILED, f"{root} can't be written: {error}", WRITABLE)
+    free = shutil.disk_usage(nearest_folder(root)).free
     found = f"{root}: writes and syncs, {free / _GIB:.1f} GiB free"
     if free < _LEAST_FREE_BYTES:
         return Finding("block store", Health.FAILED, found, "Make room, or name another in FOREBAY_BLOCK_STORE.")
@@ -422,36 +419,11 @@ def _home(settings: Settings) -> Iterator[Finding]:
     if home.is_dir() and (why := others_may_enter(home)) is not None:
         way_out = f"Run as its owner: chmod 0700 {home}. `forebay up` does it too."
         yield Finding("home", Health.WARNING, f"other accounts may have access to {home}: {why}", way_out)
-    if os.access(_nearest(home), os.W_OK):
+    if os.access(nearest_folder(home), os.W_OK):
         yield Finding("home", Health.OK, f"{home}{running}")
     else:
         found = f"{home} can't be written by this user"
         yield Finding("home", Health.FAILED, found, "Name another folder in FOREBAY_HOME.")
-
-
-def _nearest(path: Path) -> Path:
-    """Return the path, or the nearest existing folder above it, in which it would be created."""
-    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
-
-
-def _write_and_sync(folder: Path) -> None:
-    """Do once what a block needs: a new file, written, synced, its directory synced, and read. Raises OSError."""
-    probe = folder / f".forebay-doctor-{secrets.token_hex(4)}"
-    directory = os.open(folder, os.O_RDONLY)
-    try:
-        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.write(descriptor, _PROBE)
-            os.fsync(descriptor)
-            os.fsync(directory)
-            if probe.read_bytes() != _PROBE:
-                raise OSError(errno.EIO, "what was written and synced is not what is read")
-        finally:
-            os.close(descriptor)
-            probe.unlink()
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _write_and_read(store: Replica) -> None:
@@ -460,7 +432,7 @@ def _write_and_read(store: Replica) -> None:
     from receiver_runtime.block_store.frames.frame import FrameFields, FrameKind, SourceRule, encode_frame, random_mark  # noqa: PLC0415
 
     frame = encode_frame(
-        _PROBE,
+        PROBE,
         FrameFields(
             kind=FrameKind.BLOCK,
             source_rule=SourceRule.NOT_SENT_AGAIN,

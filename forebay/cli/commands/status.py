@@ -13,7 +13,8 @@ import psutil
 import typer
 
 from forebay.cli.commands.pipelines import shown_state
-from forebay.cli.instance.database import database_url
+from forebay.cli.instance.database import THIS_SERVER, database_url
+from forebay.cli.services.supervisor_lock import lock_holder
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.many_rows import (
     MOST_ROWS,
@@ -186,7 +187,7 @@ def status(
         Console(highlight=False).print(nothing, markup=False, soft_wrap=True)
     else:
         console = Console(highlight=False)
-        _show(console, found, everything=everything)
+        _show(console, found, everything=everything, without_the_log=_without_the_log(found, settings))
         _show_page(console, settings)
     if found.unreachable:
         raise typer.Exit(1)
@@ -244,8 +245,27 @@ def _report(found: SystemStatus) -> dict[str, object]:
     return {"leader": None if found.leader is None else asdict(found.leader), **parts}
 
 
-def _show(console: Console, found: SystemStatus, *, everything: bool) -> None:
+def _without_the_log(found: SystemStatus, settings: Settings) -> str:
+    """Return what it means that the driver log can't be reached; "" if it can."""
+    reasons = [missing.reason for missing in found.unreachable if missing.part == DRIVER_LOG]
+    if not reasons:
+        return ""
+    said, check = "The state can't be shown without the driver log", ": check FOREBAY_DATABASE_URL and the server"
+    if reasons[0].startswith(THIS_SERVER):
+        # It runs as long as `forebay up` does, and so do the receivers: none goes on by itself.
+        if lock_holder(settings.home) is None:
+            return f"{said}, and `forebay up` does not run in this home."
+        check = ""
+    return (
+        f"{said}{check}. Receivers keep what they hold, stop reading from their sources, and go on by themselves when "
+        "it is back."
+    )
+
+
+def _show(console: Console, found: SystemStatus, *, everything: bool, without_the_log: str = "") -> None:
     _show_problems(console, found, everything=everything)
+    if without_the_log:
+        console.print(without_the_log, markup=False, soft_wrap=True)
     if found.pipelines is not None:
         pipelines = shortened(found.pipelines, pipeline_urgency, everything=everything)
         rows = [_pipeline_cells(row) for row in pipelines.rows]
@@ -280,12 +300,6 @@ def _show_problems(console: Console, found: SystemStatus, *, everything: bool) -
         console.print(f"  {problem.line}", style=_ALARM, markup=False, soft_wrap=True)
     if len(listed) > len(shown):
         console.print(f"  {len(listed) - len(shown):,} more: forebay status --all, or --json.", style=_ALARM)
-    if any(missing.part == DRIVER_LOG for missing in found.unreachable):
-        console.print(
-            "The state can't be shown without the driver log: check FOREBAY_DATABASE_URL and the server. Receivers "
-            "keep what they hold, stop reading from their sources, and go on by themselves when it is back.",
-            soft_wrap=True,
-        )
 
 
 def _pipeline_cells(row: PipelineStatus) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
+from forebay.cli.checks.block_directory import refuse_unusable_store
 from forebay.cli.checks.problem_watch import ProblemWatch
 from forebay.cli.commands.agent import DEFAULT_SLOTS, ROLES
 from forebay.cli.commands.apply import print_changes
@@ -47,7 +48,8 @@ from forebay.cli.instance.withheld import (
 )
 from forebay.cli.services.child import Child, ChildEvent, ChildEventKind, SupervisorError
 from forebay.cli.services.code_watch import CodeWatch
-from forebay.cli.services.supervisor import StopReason, Supervisor
+from forebay.cli.services.held_port import HOST, held_port
+from forebay.cli.services.supervisor import StopReason, StopRequestedError, Supervisor
 from forebay.cli.terminal.console import Console, printed_link
 from forebay.cli.terminal.failures import clear_errors
 from orchestration.declarations.apply import Change, apply
@@ -58,7 +60,7 @@ from orchestration.declarations.settings import NO_TOKEN, Settings
 from orchestration.tracker.http.listen_address import ListenAddressError, checked_token, listen_address
 from orchestration.tracker.http.status_address import asked_for, forget_served, is_served, status_page
 from receiver_runtime.block_store.frames.encryption import check_block_key
-from receiver_runtime.block_store.frames.errors import BlockKeyError
+from receiver_runtime.block_store.frames.errors import BlockStoreError
 from tracker_store.batches.pipeline_states import all_ended, start_pipelines
 from tracker_store.batches.pipelines import declared_versions, list_pipelines, list_streams
 from tracker_store.batches.run_queue import has_ready_driver, has_waiting_run
@@ -78,7 +80,6 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-HOST = "127.0.0.1"
 CODE_SERVER = "dagster-code-server"
 DEFAULT_UI_PORT = 3000
 # Long, because a crash recovery that is interrupted starts again from its beginning the next time.
@@ -95,27 +96,6 @@ STOP_POLL_SECONDS = 1.0
 ENDS_AFTER_SECONDS = 2.0
 # Unless --slots says otherwise: a receiver's process takes about 80 MB.
 MOST_SLOTS = 64
-
-
-def _held_ui_port(wanted: int | None) -> socket.socket:
-    """Return a bound socket that does not listen: it refuses connections, and keeps its port from other processes.
-
-    A server that sets SO_REUSEADDR can still listen there, as each webserver does, one after another.
-    """
-    if wanted is None:
-        with suppress(SupervisorError):
-            return _held_ui_port(DEFAULT_UI_PORT)
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        held.bind((HOST, wanted or 0))
-    except OSError as error:
-        held.close()
-        message = f"{HOST}:{wanted}: {error.strerror}"
-        raise SupervisorError(
-            message, "Name another port with --ui-port, or 0 for any free one: the Dagster UI can't listen there."
-        ) from error
-    return held
 
 
 def _accepts(path: Path) -> Callable[[], bool]:
@@ -328,12 +308,13 @@ class Services:
         self._stack.__exit__(kind, error, trace)
 
     def _start(self, entered: ExitStack) -> None:
-        # Report a module that can't be loaded, an address that may not be used, or a key that can't be read, before
-        # anything starts.
+        # Report a module that can't be loaded, an address that may not be used, a block store that can't be written, or
+        # a key that can't be read, before anything starts.
         check_block_key(self._settings.block_key)
+        refuse_unusable_store(self._settings.block_store_roots)
         listen_address(self._settings.tracker_http, self._settings.tracker_token, self._settings.tracker_write_token)
         checked_token(DAGSTER_TOKEN, self._settings.dagster_token)
-        self._ui_port = entered.enter_context(_held_ui_port(self._wanted_ui_port)).getsockname()[1]
+        self._ui_port = entered.enter_context(held_port(self._wanted_ui_port, else_any=DEFAULT_UI_PORT))
         module = self._settings.require_module()
         self._code = CodeWatch(module, self._settings.home, tell=self._tell, watches=self._watches)
         entered.callback(self._code.close)
@@ -564,8 +545,12 @@ def up(
                 console.print(_drain_result(result, settings, services))
             given_up = services.given_up()
             console.print("Stopping all services (Ctrl-C again: at once).")
-    except (BlockKeyError, SupervisorError, DriverLogError, ListenAddressError, PipelineModuleError) as error:
-        console.print(str(error), style="bold red", markup=False)
+    except StopRequestedError as stopped:
+        # What was asked for, and so no alarm.
+        console.print(str(stopped))
+        raise typer.Exit(1) from stopped
+    except (BlockStoreError, SupervisorError, DriverLogError, ListenAddressError, PipelineModuleError) as error:
+        console.print(str(error), style="bold red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
     console.print("All services are stopped.")
     if given_up is not None:
@@ -643,12 +628,13 @@ def _event_printer(console: Console) -> Callable[[ChildEvent], None]:
     words = {
         ChildEventKind.STARTED: "starting",
         ChildEventKind.READY: "ready",
-        ChildEventKind.RESTARTING: "ended, will be started again",
-        ChildEventKind.FAILED: "was given up",
+        ChildEventKind.RESTARTING: "{detail}",
+        ChildEventKind.FAILED: "was given up: {detail}",
     }
 
     def print_event(event: ChildEvent) -> None:
         if event.kind in words:
-            console.print(f"{event.name}: {words[event.kind]} {event.detail}".rstrip(), markup=False)
+            said = words[event.kind].format(detail=event.detail)
+            console.print(f"{event.name}: {said}", markup=False, soft_wrap=True)
 
     return print_event

@@ -27,11 +27,18 @@ if TYPE_CHECKING:
 
 EMBEDDED_DIRECTORY = "postgres"
 
+#: How every reason begins that an EmbeddedServerDownError gives.
+THIS_SERVER = "the Postgres of this home"
+
 _LOG_TAIL_BYTES = 65_536
 # Words of Postgres's log, in its only language here.
 _STARTED = "LOG:  starting PostgreSQL"
 _REQUESTS = ("LOG:  received fast shutdown request", "LOG:  received smart shutdown request")
 _SHUT_DOWN = "LOG:  database system is shut down"
+
+
+class EmbeddedServerDownError(DriverLogUnavailableError):
+    """Try again when it runs."""
 
 
 def embedded_postgres(settings: Settings) -> EmbeddedPostgres:
@@ -43,14 +50,14 @@ def database_url(settings: Settings, *, as_owner: bool = False) -> str:
     """Return FOREBAY_DATABASE_URL, else the URL of the server that `forebay up` runs in this home.
 
     as_owner: to change the schema or the roles; all else has the rights of services on that server.
-    Raises DatabaseUrlMissingError, and DriverLogUnavailableError if this home has a server that does not run.
+    Raises DatabaseUrlMissingError, and EmbeddedServerDownError if this home has a server that does not run.
     """
     if settings.database_url is None:
         server = embedded_postgres(settings)
         if server.running_pid() is not None:
             return server.url() if as_owner else server.services_url()
         if server.data_directory.exists():
-            raise DriverLogUnavailableError(_why_it_does_not_run(settings.home.absolute() / "logs" / "postgres.log"))
+            raise EmbeddedServerDownError(_why_it_does_not_run(settings.home.absolute() / "logs" / "postgres.log"))
     return settings.require_database_url()
 
 
@@ -58,11 +65,11 @@ def _why_it_does_not_run(log: Path) -> str:
     """Return the message about an embedded server that does not run, by the end of its log."""
     lines = _last_lines(log)
     if _was_stopped(lines):
-        return "the Postgres of this home was stopped, in order; `forebay up` starts it"
+        return f"{THIS_SERVER} was stopped, in order; `forebay up` starts it"
     # For example one about a full disk.
     given_up = [line.strip() for line in lines if "FATAL:" in line or "PANIC:" in line]
     why = f": {given_up[-1]}" if given_up else ""
-    return f"the Postgres of this home does not run; `forebay up` starts it, and {log} says why it ended{why}"
+    return f"{THIS_SERVER} does not run; `forebay up` starts it, and {log} says why it ended{why}"
 
 
 def _last_lines(log: Path) -> list[str]:

@@ -35,6 +35,7 @@ from forebay.cli.services.run_files import TOKEN_VARIABLE, ProcessIdentity, RunF
 from receiver_runtime.agent.child_environment import environment_without
 from receiver_runtime.agent.process_ends import ProcessEnds
 from tracker_store.host.log_files import open_log
+from tracker_store.host.terminal_text import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +45,7 @@ _log = structlog.get_logger(__name__)
 _POLL_SECONDS = 0.05  # between two looks at a process that is to end, or to become ready
 _READY_POLL_SECONDS = 0.1  # between two questions whether it is ready
 _LOG_TAIL_LINES = 15  # of a log in an error's message: enough for a traceback's end
+_MOST_REASON = 400  # characters of a log's last line in the line that says how a process ended
 _WATCH_SECONDS = 30.0  # of one wait for the end of a ready process: nothing has to be done after it
 
 
@@ -116,7 +118,7 @@ class ChildRunner(threading.Thread):
             began = time.monotonic()
             # Before the start: a request that comes later is for a process that may have read what was there before.
             self._restart_asked.clear()
-            detail = self._run_once()
+            how, reason = self._run_once()
             if self._stop_asked.is_set():
                 break
             if self._restart_asked.is_set():
@@ -128,18 +130,22 @@ class ChildRunner(threading.Thread):
             attempts = self.child.restart.attempts
             if attempts is not None and failures > attempts:
                 self._move(ChildState.FAILED)
-                self._emit(ChildEventKind.FAILED, detail=detail)
+                self._emit(ChildEventKind.FAILED, detail=f"{how}{reason}")
                 return
             delay = self.child.restart.delay(failures, random.random())  # noqa: S311 - spreads restarts, no secret
             self._move(ChildState.WAITING)
             self._restarts += 1
-            self._emit(ChildEventKind.RESTARTING, detail=f"{detail}; again in {delay:.1f} s")
+            self._emit(ChildEventKind.RESTARTING, detail=f"{how}, is started again in {delay:.1f} s{reason}")
             self._stop_asked.wait(delay)
         self._move(ChildState.STOPPED)
         self._emit(ChildEventKind.STOPPED)
 
-    def _run_once(self) -> str:
-        """Start the process, wait for its end, and end what it leaves behind; return how it ended, for people."""
+    def _run_once(self) -> tuple[str, str]:
+        """Start the process, wait for its end, and end what it leaves behind; return how it ended, and why.
+
+        Both are for people; why is the last line that it wrote, if that can say so.
+        """
+        logged = _size(self.log_file)
         run_file = RunFile(
             self._run_path,
             self.child.name,
@@ -154,7 +160,7 @@ class ChildRunner(threading.Thread):
             # For example on a full disk: this thread must go on, to try again.
             with contextlib.suppress(OSError):
                 run_file.remove()
-            return f"can't be started: {error}"
+            return f"can't be started: {error}", ""
         detail = ""
         ended_unasked = False
         try:
@@ -174,7 +180,9 @@ class ChildRunner(threading.Thread):
         code = code if code >= 0 else guard.SIGNAL_BASE - code
         self._emit(ChildEventKind.EXITED, exit_code=code, detail=detail)
         self._pid = None
-        return detail or _meaning(code)
+        # A process that a signal ended has said nothing of it.
+        says_why = detail or code <= guard.SIGNAL_BASE
+        return detail or _meaning(code), _reason(self.log_file, logged) if says_why else ""
 
     def _spawn(self, run_file: RunFile) -> tuple[subprocess.Popen[bytes], RunFile]:
         child = self.child
@@ -324,10 +332,31 @@ def _close(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def _tail(log_file: Path) -> str:
+def _size(log_file: Path) -> int:
+    try:
+        return log_file.stat().st_size
+    except OSError:
+        return 0
+
+
+def _reason(log_file: Path, logged: int) -> str:
+    """Return the log's last line as the end of a sentence; "" if none was written after the first `logged` bytes."""
+    size = _size(log_file)
+    # It may have been rolled meanwhile, and begin anew.
+    written = size - logged if size >= logged else size
+    if not written:
+        return ""
+    lines: list[str] = []
+    # No fault of the disk may end the thread that starts the process again.
+    with contextlib.suppress(OSError):
+        lines = [line.strip() for line in _tail(log_file, most_bytes=written).splitlines() if line.strip()]
+    return f"; its log ends: {escaped(lines[-1][:_MOST_REASON])}" if lines else ""
+
+
+def _tail(log_file: Path, *, most_bytes: int = 8192) -> str:
     try:
         with log_file.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - min(most_bytes, 8192)))
             lines = file.read().decode(errors="replace").splitlines()
     except FileNotFoundError:
         return "(there is no log file)"

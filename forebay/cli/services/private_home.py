@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from forebay.cli.services.child import SupervisorError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -18,6 +20,10 @@ PRIVATE_UMASK = 0o077
 _OTHERS = 0o077  # the permissions of group and others
 
 _log = structlog.get_logger(__name__)
+
+
+class HomeError(SupervisorError):
+    """Name a directory of this account in FOREBAY_HOME, or as the demo's --home."""
 
 
 def mask_new_files() -> None:
@@ -28,13 +34,18 @@ def mask_new_files() -> None:
 def make_home_private(home: Path) -> None:
     """Make the home if it is missing, and close it to other accounts (mode 0700) if it belongs to this one.
 
-    Raises OSError if it can't be made. A home of another account, or one that is everybody's (with the sticky bit, as
-    /tmp), is left as it is; `others_may_enter` says so.
+    Raises HomeError if it can't be made or used. A home of another account, or one that is everybody's (with the
+    sticky bit, as /tmp), is left as it is; `others_may_enter` says so.
     """
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = home.stat()
-    if status.st_uid == os.geteuid() and status.st_mode & _OTHERS and not status.st_mode & stat.S_ISVTX:
-        home.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS)
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = home.stat()
+        opened = status.st_uid == os.geteuid() and status.st_mode & _OTHERS and not status.st_mode & stat.S_ISVTX
+        if opened:
+            home.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS)
+    except OSError as error:
+        raise HomeError(f"{home} can't be made or used: {error.strerror}") from error
+    if opened:
         _log.warning("closed the home to other accounts", path=str(home), was=f"{stat.S_IMODE(status.st_mode):04o}")
 
 

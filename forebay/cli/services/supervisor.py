@@ -36,7 +36,7 @@ _STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequestedError(SupervisorError):
-    """Told to stop while it was still starting: nothing is left to do."""
+    """It was told to stop while it was still starting; all services are stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,7 @@ class Supervisor:
         self._at_once = threading.Event()
 
     def __enter__(self) -> Self:
-        try:
-            make_home_private(self.home)
-        except OSError as error:
-            raise SupervisorError(
-                f"FOREBAY_HOME={self.home} can't be made or used: {error.strerror}: name a directory of this account"
-            ) from error
+        make_home_private(self.home)
         with contextlib.ExitStack() as entering:
             self._lock_file = entering.enter_context(take_lock(self.home))
             for left in run_files(self.home / "run"):

@@ -10,6 +10,7 @@ import os
 from typing import IO, TYPE_CHECKING
 
 from forebay.cli.services.child import SupervisorError
+from forebay.cli.services.private_home import HomeError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +20,10 @@ _LOCK_FILE = "supervisor.lock"
 
 def take_lock(home: Path) -> IO[str]:
     """Take the lock and return its open file, which names the holder."""
-    file = (home / _LOCK_FILE).open("a+")
+    try:
+        file = (home / _LOCK_FILE).open("a+")
+    except OSError as error:
+        raise HomeError(f"{home} can't be used: {error.strerror}") from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -21,6 +21,7 @@ class CommandError(Exception):
 
 def _known_errors() -> tuple[type[Exception], ...]:
     """Return the known errors. They are imported only after an error: this saves half a second in other commands."""
+    from forebay.cli.services.child import SupervisorError  # noqa: PLC0415
     from orchestration.declarations.modules import PipelineModuleError  # noqa: PLC0415
     from orchestration.declarations.project_file import ProjectFileError  # noqa: PLC0415
     from orchestration.declarations.settings import DatabaseUrlMissingError, ModuleMissingError  # noqa: PLC0415
@@ -39,6 +40,7 @@ def _known_errors() -> tuple[type[Exception], ...]:
         PipelineModuleError,
         ProjectFileError,
         ReplayError,
+        SupervisorError,
     )
 
 
@@ -79,6 +81,10 @@ def settings_fault(error: Exception) -> str | None:
     """Return in one line which settings can't be used; None: that is not what the error says."""
     from pydantic import ValidationError  # noqa: PLC0415  as above
 
+    from tracker_store.connection.errors import NoPostgresUrlError  # noqa: PLC0415  as above
+
+    if isinstance(error, NoPostgresUrlError):
+        return str(error)
     if not isinstance(error, ValidationError) or error.title != "Settings":
         return None
     wrong = [f"{name}: {why.removeprefix('Value error, ')}" for name, why in wrong_settings(error)]

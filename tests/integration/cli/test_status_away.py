@@ -16,7 +16,10 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
+from forebay.cli.instance.database import EmbeddedServerDownError
+from forebay.cli.instance.database import database_url as find_database_url
 from forebay.testing.postgres import PostgresProcess
+from orchestration.declarations.settings import Settings
 from orchestration.status_page.system_status import system_status
 from tests.support.commands.forked_command import forebay
 from tests.support.driver_log.log import make_log
@@ -199,6 +202,11 @@ def test_an_embedded_server_that_was_stopped_has_nothing_to_explain(home: Path) 
     _, _, said = status(home, *PATIENTLY)
     assert "the Postgres of this home was stopped, in order; `forebay up` starts it" in said
     assert "says why" not in said
+    assert "`forebay up` does not run in this home" in said
+    with pytest.raises(EmbeddedServerDownError, match=r"`forebay up` starts it\. Try again when it runs\.$"):
+        find_database_url(Settings(home=home, database_url=None))
+    assert "FOREBAY_DATABASE_URL" not in said, "it is not set"
+    assert "go on by themselves" not in said, "no receiver runs"
     # The next start fails.
     log.write_text(
         log.read_text() + "LOG:  starting PostgreSQL 16\nFATAL:  out of room\nLOG:  database system is shut down\n"

@@ -363,7 +363,7 @@ def test_a_check_that_raises_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> 
     def broken(_folder: Path) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(doctor_module, "_write_and_sync", broken)
+    monkeypatch.setattr(doctor_module, "write_and_sync", broken)
     assert "ZeroDivisionError" in _finding("block store").found
     assert _finding("ports").check == "ports"
 

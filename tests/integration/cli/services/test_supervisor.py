@@ -130,6 +130,25 @@ def test_restarts_of_a_killed_child_back_off(home: Path, sleeper: Callable[..., 
     assert exits[:3] == [128 + signal.SIGKILL] * 3
     delays = [event.detail for event in seen.events if event.kind is ChildEventKind.RESTARTING]
     assert all("SIGKILL" in detail for detail in delays)
+    assert not [detail for detail in delays if "its log ends" in detail], "it could not say why"
+
+
+def test_a_child_that_ends_says_why_by_what_this_process_wrote_last(home: Path, sleeper: Callable[..., Child]) -> None:
+    seen = Recorder()
+    silent_later = (
+        "import pathlib, sys; path = pathlib.Path('tried'); first = not path.exists(); path.touch()\n"
+        "print('up', flush=True) if first else None\n"
+        "sys.exit('no port 3000\\n' if first else 3)"
+    )
+    child = sleeper("broken", silent_later, ready=None, directory=home, restart=RestartPolicy(first=0.05, attempts=1))
+    with Supervisor(home, seen) as supervisor:
+        supervisor.start([child])
+        assert supervisor.wait(20) == StopReason(failed_child="broken")
+    [again] = [event.detail for event in seen.events if event.kind is ChildEventKind.RESTARTING]
+    assert again.startswith("ended with code 1, is started again in ")
+    assert again.endswith(" s; its log ends: no port 3000")
+    [given_up] = [event.detail for event in seen.events if event.kind is ChildEventKind.FAILED]
+    assert given_up == "ended with code 3"
 
 
 def test_a_restart_on_request_is_no_failure(home: Path, sleeper: Callable[..., Child]) -> None:

@@ -46,6 +46,7 @@ def test_without_processes() -> None:
     [leader, agents] = lines(found)
     assert leader.startswith("No tracker leads: t (term 7) has been silent for 2.5 s.")
     assert agents.startswith("No agent runs, so none of the 1 receiver(s) that should run does: forebay agent")
+    assert "forebay logs agent says why" in agents
     assert len(lines(replace(found, receivers=[]))) == 1, "nothing should run"
     silent = replace(found, leader=LEADER, agents=[replace(AGENT, moves=False)])
     assert lines(silent) == ["Agent a on h has been silent for 0.1 s: forebay agents list"]

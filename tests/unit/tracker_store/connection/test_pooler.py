@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
 
 from tracker_store.connection.engine import Prepared, psycopg2_url
 from tracker_store.connection.errors import DriverLogError
@@ -43,9 +42,9 @@ def test_several_servers_are_read_as_libpq_does(url: str, hosts: str, port: obje
     assert found["dbname"] == "d"
 
 
-@pytest.mark.parametrize("url", ["nope", "postgresql://me:secret@h:x/d", ""])
+@pytest.mark.parametrize("url", ["nope", "postgresql://me:secret@h:x/d", "", "127.0.0.1:5432", "mysql://me:secret@h/d"])
 def test_what_is_no_url_says_how_to_write_one_without_its_secret(url: str) -> None:
-    with pytest.raises(ArgumentError, match="write postgresql://USER@HOST:PORT/DATABASE") as raised:
+    with pytest.raises(DriverLogError, match="Write postgresql://USER@HOST:PORT/DATABASE") as raised:
         psycopg2_url(url)
     assert "secret" not in str(raised.value)
 
