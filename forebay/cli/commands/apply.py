@@ -11,7 +11,7 @@ from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
 from forebay.cli.terminal.tables import print_table
-from orchestration.declarations.apply import Change, difference, target_steps
+from orchestration.declarations.apply import Change, difference, refused_by_targets, target_steps
 from orchestration.declarations.apply import apply as write
 from orchestration.declarations.modules import load_pipelines
 from orchestration.declarations.project_code import CodeCopies, ProjectReader
@@ -52,6 +52,13 @@ def unclear_renames(changes: Sequence[Change], stop: Sequence[str]) -> str | Non
         f'renamed_from="{stops[0]}"), and it keeps its receivers, positions and records. If not, '
         f"`forebay apply {' '.join(f'--stop {name}' for name in stops)}` stops the one and begins the other."
     )
+
+
+def held_targets(refused: Sequence[str]) -> str | None:
+    """Return what to do before an apply after which batches would fail, because targets refuse their outputs."""
+    if not refused:
+        return None
+    return f"{' '.join(refused)} Then apply again, and start what you stopped."
 
 
 def shown_value(value: object) -> str:
@@ -123,7 +130,7 @@ def apply(
     with driver_log(console, application_name="forebay apply") as connection:
         steps = target_steps(connection, pipelines)
         changes = difference(connection, pipelines)
-        unclear = unclear_renames(changes, stop or ())
+        unclear = unclear_renames(changes, stop or ()) or held_targets(refused_by_targets(connection, pipelines))
         if not (dry_run or unclear):
             changes = write(connection, pipelines)
     if unclear is not None:

@@ -389,9 +389,21 @@ def test_refused_rows_count_only_with_their_attempts_commit(target: Target, step
 
 def test_two_outputs_on_one_table_are_refused(target: Target) -> None:
     PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(("a", 1)), attempt())
-    with pytest.raises(SinkError, match=r"'other'.*is written by output 'counts'.*give it a table of its own"):
+    with pytest.raises(SinkError, match=r"'other'.*is written by output 'counts'.*Give it a table of its own"):
         PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(("b", 1)), attempt(output="other"))
     assert target.counts() == [("a", 1)]
+
+
+def test_what_a_renamed_output_is_told_to_run_hands_it_the_table(target: Target) -> None:
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts")
+    assert sink.check_writer("words", "other") is None
+    sink.write(words(("a", 1)), attempt(output="it's"))
+    assert sink.check_writer("words", "it's") is None
+    found = sink.check_writer("words", "other")
+    assert found is not None
+    target.rows(found.way_out[found.way_out.index("DELETE") :])
+    assert sink.check_writer("words", "other") is None
+    sink.write(words(("b", 1)), attempt(output="other"))
 
 
 def test_a_staging_table_names_its_attempt(target: Target) -> None:
