@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forebay.cli.instance.database import driver_log
+from forebay.cli.services.running_module import UNLESS_GIVEN, named_module
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
 from forebay.cli.terminal.tables import print_table
@@ -101,9 +102,7 @@ def _as_json(changes: Sequence[Change], steps: Sequence[str], *, written: bool) 
 
 
 def apply(
-    module: Annotated[
-        str | None, typer.Argument(help="The module (or .py file); unless given, FOREBAY_MODULE or the project's.")
-    ] = None,
+    module: Annotated[str | None, typer.Argument(help=f"The module (or .py file); {UNLESS_GIVEN}.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the difference, write nothing.")] = False,  # noqa: FBT002
     stop: Annotated[
         list[str] | None, typer.Option(help="A stream that stops, and is not one of the new ones by another name.")
@@ -123,7 +122,7 @@ def apply(
     settings = Settings()
     console = Console(highlight=False, stderr=as_json)
     with clear_errors(console):
-        name = module or settings.require_module()
+        name = named_module(module, settings)
         # Before it is loaded: where the files change meanwhile, a `forebay up` beside this finds another version.
         version = ProjectReader(name).read().version
         pipelines = load_pipelines(name)

@@ -60,6 +60,7 @@ class CodeWatch:
             watches: whether a change of a file counts by itself; else only one that a person applies does.
         """
         self.copies = CodeCopies(home)
+        self._module = module
         self._reader = ProjectReader(module)
         self._log_file = home / "logs" / "code-change.log"
         self._tell = tell
@@ -79,6 +80,7 @@ class CodeWatch:
     def first(self) -> str:
         """Put the version that the files have now in force, and return it: nothing runs yet."""
         code = self._reader.read()
+        self.copies.of(self._module)
         self.copies.put_in_force(self.copies.keep(code))
         self.copies.note("")
         self._in_force = code

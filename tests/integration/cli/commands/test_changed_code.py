@@ -208,6 +208,7 @@ def test_a_watch_checks_each_version_in_a_process_and_says_one_line(
     said: list[str] = []
     watch = CodeWatch("shop", home, tell=said.append)
     first = watch.first()
+    assert watch.copies.module() == "shop"
     pipelines = loaded()
     with connect(engine) as connection:
         apply(connection, pipelines)
