@@ -9,6 +9,7 @@ import typer
 
 from forebay.cli.instance.database import driver_log
 from forebay.cli.services.running_module import UNLESS_GIVEN, named_module
+from forebay.cli.services.supervisor_lock import lock_holder
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
 from forebay.cli.terminal.tables import print_table
@@ -126,6 +127,9 @@ def apply(
         # Before it is loaded: where the files change meanwhile, a `forebay up` beside this finds another version.
         version = ProjectReader(name).read().version
         pipelines = load_pipelines(name)
+    # Only a `forebay up` that runs here puts code in force; another host's takes its own files.
+    copies = CodeCopies(settings.home)
+    is_new_code = lock_holder(settings.home) is not None and copies.in_force() != copies.file_of(version)
     with driver_log(console, application_name="forebay apply") as connection:
         steps = target_steps(connection, pipelines)
         changes = difference(connection, pipelines)
@@ -137,12 +141,15 @@ def apply(
         console.print(f"Nothing was written. {unclear}", markup=False, soft_wrap=True)
         raise typer.Exit(1)
     if not dry_run:
-        CodeCopies(settings.home).apply(version)
+        copies.apply(version)
     if as_json:
         typer.echo(_as_json(changes, steps, written=not dry_run))
         return
+    if is_new_code:
+        effect = "would take effect" if dry_run else "takes effect"
+        console.print(f"Code {version} {effect} at the next batch: the running `forebay up` checks it first.")
     if not changes:
-        console.print("Nothing to apply: code and driver log agree.")
+        console.print(f"{'No declaration changed' if is_new_code else 'Nothing to apply'}: code and driver log agree.")
         return
     print_changes(console, changes)
     for step in steps:

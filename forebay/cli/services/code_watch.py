@@ -124,8 +124,6 @@ class CodeWatch:
         self._applied = applied
         if self._check is not None:
             return self._answered(self._check)
-        if not (self._watches or self._rung):
-            return None
         code = self._reader.read()
         is_whole = code.version == self._read
         self._read = code.version
@@ -139,6 +137,10 @@ class CodeWatch:
             self._rung = False
             self._checked = code.version
             self._say(OTHER.format(code.version) if self._is_other else "")
+        elif not (self._watches or self._rung):
+            if code.version != self._checked:
+                changed = ", ".join(code.changed_since(self._in_force))
+                self._say(f"{changed} changed and waits for `forebay apply` (--no-watch).")
         elif self._rung or (code.version != self._checked and not self._is_held(waits)):
             self._begin(code)
             self._checked = code.version
