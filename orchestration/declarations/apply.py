@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from orchestration.declarations.pipeline import Pipeline, Stream
 
 log = structlog.get_logger(__name__)
+_REMOVAL = "`forebay stop --pipeline {0}`, then `forebay pipelines remove {0}`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ def _refuse_to_rename(
         if others:
             message = (
                 f"{where}: pipeline {others[0]!r} reads it too, and is not declared here: apply both in one call, or "
-                f"remove that pipeline, `forebay pipelines remove {others[0]}`"
+                f"remove that pipeline, {_REMOVAL.format(others[0])}"
             )
             raise DeclarationError(message)
 
@@ -239,7 +240,7 @@ def refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.Pi
             owners.setdefault(place.key, (pipeline, name))
             continue
         owner = owners[other]
-        gone = "" if owner[0] in declared else f" (if that one is gone: `forebay pipelines remove {owner[0]}`)"
+        gone = "" if owner[0] in declared else f" (if that one is gone: {_REMOVAL.format(owner[0])})"
         how = "as" if other == place.key else "and one of the two lies within the other, where"
         raise SharedPlaceError(
             f"output {name!r} of pipeline {pipeline!r} writes to {place.shown}, {how} output {owner[1]!r} of pipeline "

@@ -119,7 +119,11 @@ CUSTOM = 'CustomSource(receiver="own:Tail")'
         ),
         (
             [('Pipeline("words"', 'Pipeline("terms"'), ("data/tails", "data/others")],
-            "pipeline 'words' is gone (renamed? new is terms)",
+            (
+                "pipeline 'words' is gone (renamed? new is terms; under a new name it is a new pipeline, which begins "
+                "where its `start` says. To replace words by it: `forebay stop --pipeline words`, "
+                "`forebay pipelines remove words`, and apply)"
+            ),
         ),
         ([("data/tails", "data/others")], "output words.tails writes to another place"),
         (
