@@ -59,7 +59,7 @@ def bisect(
         str,
         typer.Argument(
             metavar="TIME",
-            help=f"{TIME_HELP}, or {LATEST}: the newest batch that failed.",
+            help=f"{TIME_HELP}, or {LATEST}: the newest batch with records that failed.",
             autocompletion=names.batches,
         ),
     ],

@@ -57,7 +57,7 @@ def replay(
         str,
         typer.Argument(
             metavar="[TIME]",
-            help=f"{TIME_HELP}, or {LATEST}: as without it, the newest completed batch.",
+            help=f"{TIME_HELP}, or {LATEST}: as without it, the newest completed batch with records.",
             autocompletion=names.batches,
         ),
     ] = "",

@@ -203,7 +203,9 @@ def show(
     batch_time: Annotated[
         str,
         typer.Argument(
-            metavar="TIME", help=f"{TIME_HELP}, or {LATEST}: the newest batch.", autocompletion=names.batches
+            metavar="TIME",
+            help=f"{TIME_HELP}, or {LATEST}: the newest batch with records.",
+            autocompletion=names.batches,
         ),
     ],
     as_json: AsJson = False,  # noqa: FBT002
