@@ -44,6 +44,8 @@ query RunStatus($runId: ID!) {
   runOrError(runId: $runId) { __typename ... on Run { status } ... on Error { message } }
 }
 """
+# Dagster's exception, which its message begins with.
+_CODE_UNREACHABLE = "DagsterUserCodeUnreachableError"
 _RUNS = """
 query RunsWithTags($tags: [ExecutionTag!]!) {
   runsOrError(filter: {tags: $tags}, limit: 1) {
@@ -102,6 +104,10 @@ class LaunchFailedError(DagsterUnansweredError):
 
 class LaunchRefusedError(DagsterError):
     """Dagster refused: there is no run."""
+
+
+class CodeUnreachableError(LaunchRefusedError):
+    """Dagster can't reach its code server, as while that restarts: there is no run."""
 
 
 class RunNotStartedError(DagsterError):
@@ -248,7 +254,8 @@ class DagsterClient:
         """
         run_id, status = self._newest(tags)
         if run_id is None:
-            return LaunchRefusedError(f"{said}; there is no run")
+            kind = CodeUnreachableError if _CODE_UNREACHABLE in said else LaunchRefusedError
+            return kind(f"{said}; there is no run")
         if status != _NOT_STARTED:
             return LaunchFailedError(said)
         # Nothing waits for it, whether Dagster shows its end now or the batch sensor's next look does.

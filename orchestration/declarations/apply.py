@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from orchestration.declarations.pipeline import Pipeline, Stream
 
 log = structlog.get_logger(__name__)
+_REMOVAL = "`forebay stop --pipeline {0}`, then `forebay pipelines remove {0}`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ def _refuse_to_rename(
         if others:
             message = (
                 f"{where}: pipeline {others[0]!r} reads it too, and is not declared here: apply both in one call, or "
-                f"remove that pipeline, `forebay pipelines remove {others[0]}`"
+                f"remove that pipeline, {_REMOVAL.format(others[0])}"
             )
             raise DeclarationError(message)
 
@@ -239,7 +240,7 @@ def refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.Pi
             owners.setdefault(place.key, (pipeline, name))
             continue
         owner = owners[other]
-        gone = "" if owner[0] in declared else f" (if that one is gone: `forebay pipelines remove {owner[0]}`)"
+        gone = "" if owner[0] in declared else f" (if that one is gone: {_REMOVAL.format(owner[0])})"
         how = "as" if other == place.key else "and one of the two lies within the other, where"
         raise SharedPlaceError(
             f"output {name!r} of pipeline {pipeline!r} writes to {place.shown}, {how} output {owner[1]!r} of pipeline "
@@ -284,4 +285,23 @@ def target_steps(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> li
         for output in pipeline.outputs.values()
         if output.name in before.get(pipeline.name, {})
         and (step := output.sink.step_after(before[pipeline.name][output.name].sink)) is not None
+    ]
+
+
+def refused_by_targets(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[str]:
+    """Return a sentence for each output that is new or changed, whose target records another one as its writer.
+
+    It asks the targets of these outputs only. A renamed output is new.
+    """
+    before = {row.name: PipelineDeclaration.of(row.declaration).outputs for row in store.list_pipelines(connection)}
+    new = [
+        output
+        for pipeline in pipelines
+        for output in pipeline.outputs.values()
+        if (was := before.get(pipeline.name, {}).get(output.name)) is None or was.sink != output.sink.declaration()
+    ]
+    return [
+        f"output {output.name!r} of pipeline {output.pipeline.name!r}: {refused.found}. {refused.way_out}"
+        for output in new
+        if (refused := output.sink.check_writer(output.pipeline.name, output.name)) is not None
     ]

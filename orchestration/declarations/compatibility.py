@@ -48,7 +48,14 @@ def needs_a_person(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
 def _gone(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     new = ", ".join(sorted(after.keys() - before.keys()))
     for name in sorted(before.keys() - after.keys()):
-        how = f"; if it is renamed: Stream(…, renamed_from={name!r})" if kind == "stream" else ""
+        how = ""
+        if kind == "stream":
+            how = f"; if it is renamed: Stream(…, renamed_from={name!r})"
+        elif kind == "pipeline":
+            how = (
+                f"; under a new name it is a new pipeline, which begins where its `start` says. To replace {name} by "
+                f"it: `forebay stop --pipeline {name}`, `forebay pipelines remove {name}`, and apply"
+            )
         yield f"{kind} {name!r} is gone" + (f" (renamed? new is {new}{how})" if new else "")
 
 

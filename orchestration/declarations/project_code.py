@@ -45,6 +45,7 @@ _MENTIONED = re.compile(r"([A-Za-z_]\w*)(\.[A-Za-z_]\w*)*\.?")
 _OF_TESTS = re.compile(r"conftest|tests?|test_\w+")
 _VERSION_DIGITS = 12
 _APPLIED = "applied"
+_MODULE = "module"
 _NOTICE = "notice"
 # Copies that are kept: processes of earlier versions may still start workers from them.
 _KEPT = 10
@@ -331,6 +332,15 @@ class CodeCopies:
         except FileNotFoundError:
             return None
 
+    def of(self, module: str) -> None:
+        """Keep the name of the module that the versions are of, for commands that name none."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self._folder / _MODULE).write_text(module, encoding="utf-8")
+
+    def module(self) -> str:
+        """Return what `of` keeps; empty if there is none."""
+        return self._read(_MODULE)
+
     def note(self, notice: str) -> None:
         """Keep what people should know of the code that is not in force; empty: nothing."""
         file = self._folder / _NOTICE
@@ -341,7 +351,10 @@ class CodeCopies:
 
     def notice(self) -> str:
         """Return what `note` keeps; empty if there is none."""
+        return self._read(_NOTICE)
+
+    def _read(self, name: str) -> str:
         try:
-            return (self._folder / _NOTICE).read_text(encoding="utf-8")
+            return (self._folder / name).read_text(encoding="utf-8")
         except OSError:
             return ""

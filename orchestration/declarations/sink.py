@@ -200,6 +200,13 @@ class Sink(ABC):
         """
         return None
 
+    def check_writer(self, pipeline: str, output: str) -> TargetCheck | None:  # noqa: ARG002  subclasses need it
+        """Return a failure if the target records another output as its writer, which `write` refuses.
+
+        An output that was renamed is another one. None: it may write, or the target can't be asked. Changes nothing.
+        """
+        return None
+
     def step_after(self, before: Mapping[str, Any]) -> str | None:  # noqa: ARG002  subclasses need it
         """Return what the owner must change in the target because the declaration was `before`; None: nothing."""
         return None

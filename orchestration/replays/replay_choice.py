@@ -71,11 +71,7 @@ def batches_to_replay(connection: sa.Connection, pipeline_id: int, choice: Repla
                 message = "no batch is quarantined: there is nothing to run again"
                 raise ReplayError(message)
             return times[::-1]
-        found = [
-            row
-            for row in batches.list_batches(connection, pipeline_id, states=[BatchState.COMPLETED], limit=1000)
-            if row.attempt
-        ][:1]
+        found = batches.list_batches(connection, pipeline_id, states=[BatchState.COMPLETED], skip_empty=True, limit=1)
         if not found:
             message = "no batch is completed yet (of those that had records): there is nothing to replay"
             raise ReplayError(message)

@@ -48,19 +48,23 @@ class ReplayRequest:
         return {REPLAY_TAG: hashlib.sha256(said.encode()).hexdigest()}
 
 
+class PipelineNotLoadedError(ReplayError):
+    """Dagster has loaded no such pipeline, at least not yet: its code server may be restarting."""
+
+
 def launch_replay(
     client: DagsterClient, request: ReplayRequest, *, url: str, tags: Mapping[str, str] | None = None
 ) -> str:
     """Launch a run, and return its id. `url` is Dagster's, for people; the run gets `tags` too.
 
     Raises:
-        ReplayError: Dagster has no such pipeline.
+        PipelineNotLoadedError: Dagster has no such pipeline.
         DagsterError: see ``DagsterClient.launch_job``.
     """
     sensor = client.batch_sensors().get(sensor_name(request.pipeline))
     if sensor is None:
         message = f"Dagster at {url} has no pipeline {request.pipeline!r}: is its code loaded?"
-        raise ReplayError(message)
+        raise PipelineNotLoadedError(message)
     name = request.pipeline
     return client.launch_job(
         sensor,

@@ -57,6 +57,11 @@ def causes(rows: Iterable[Row], reason_of: Callable[[Row], str]) -> list[Cause[R
     return list(found.values())
 
 
+def is_cut(reason: str) -> bool:
+    """Return whether `one_line` leaves out a part of a reason."""
+    return one_line(reason) != reason.strip()
+
+
 def one_line(reason: str) -> str:
     """Return a reason's first line; of a long one its beginning and its end, which names the root cause."""
     line = reason.partition("\n")[0].strip()

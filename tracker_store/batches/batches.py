@@ -328,9 +328,13 @@ def list_batches(
     first: datetime | None = None,
     last: datetime | None = None,
     states: Sequence[BatchState] = (),
+    skip_empty: bool = False,
     limit: int,
 ) -> list[BatchRow]:
-    """Return the batches from `first` to `last` in these states (none given: any), newest first. No locks."""
+    """Return the batches from `first` to `last` in these states (none given: any), newest first. No locks.
+
+    `skip_empty`: none without records, except those that ran (an output's window may reach back).
+    """
     with named_failures():
         rows = connection.execute(
             sa.text(f"""
@@ -339,6 +343,7 @@ def list_batches(
                   AND (CAST(:first AS timestamptz) IS NULL OR b.batch_time >= :first)
                   AND (CAST(:last AS timestamptz) IS NULL OR b.batch_time <= :last)
                   AND (cardinality(CAST(:states AS text[])) = 0 OR b.state = ANY (CAST(:states AS text[])))
+                  AND (NOT :skip_empty OR b.records > 0 OR b.attempt > 0)
                 ORDER BY b.batch_time DESC LIMIT :limit
             """),
             {
@@ -346,6 +351,7 @@ def list_batches(
                 "first": first,
                 "last": last,
                 "states": [state.value for state in states],
+                "skip_empty": skip_empty,
                 "limit": limit,
             },
         ).all()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from tracker_store.batches.pipelines import unknown_pipeline
 from tracker_store.connection.engine import named_failures
-from tracker_store.connection.errors import NotAppliedError
 from tracker_store.schema.states import PipelineState
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def stop_pipelines(connection: sa.Connection, *, name: str | None = None) -> lis
             .scalars()
             .all()
         )
-    return _known(names, name)
+    return _known(connection, names, name)
 
 
 def start_pipelines(
@@ -114,13 +114,13 @@ def start_pipelines(
             connection.execute(sa.text("SELECT name FROM forebay.pipelines WHERE removed_at IS NULL")).scalars()
         )
     for name in names or ():
-        _known([name] if name in known else [], name)
+        _known(connection, [name] if name in known else [], name)
     return started
 
 
-def _known(names: Sequence[str], name: str | None) -> list[str]:
+def _known(connection: sa.Connection, names: Sequence[str], name: str | None) -> list[str]:
     if name is not None and not names:
-        raise NotAppliedError(f"pipeline {name!r} is not in the driver log")
+        raise unknown_pipeline(connection, name)
     return sorted(names)
 
 

@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 
-RUNS = "It runs, or an attempt at a batch of it does: stop it first, `forebay stop --pipeline NAME`."
+def still_runs(name: str) -> DriverLogError:
+    """Return the error for a pipeline that can't be removed because it, or an attempt at a batch of it, runs."""
+    return DriverLogError(
+        f"pipeline {name!r}",
+        f"It runs, or an attempt at a batch of it does: stop it first, `forebay stop --pipeline {name}`.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +161,24 @@ def per_host_streams(connection: sa.Connection) -> dict[int, str]:
 
 
 # As many as a person reads, for a name that was mistyped.
-_SOME_NAMES = sa.text("SELECT name FROM forebay.pipelines WHERE removed_at IS NULL ORDER BY name LIMIT 20")
+_SOME_PIPELINES = sa.text("SELECT name FROM forebay.pipelines WHERE removed_at IS NULL ORDER BY name LIMIT 20")
+_SOME_STREAMS = sa.text("SELECT name FROM forebay.streams WHERE removed_at IS NULL ORDER BY name LIMIT 20")
+
+
+def unknown_pipeline(connection: sa.Connection, name: str) -> NotAppliedError:
+    """Return the error for a name that no live pipeline has; it names those that there are. No locks."""
+    return _unknown(connection, "pipeline", name, _SOME_PIPELINES)
+
+
+def unknown_stream(connection: sa.Connection, name: str) -> NotAppliedError:
+    """Return the error for a name that no live stream has; it names those that there are. No locks."""
+    return _unknown(connection, "stream", name, _SOME_STREAMS)
+
+
+def _unknown(connection: sa.Connection, kind: str, name: str, some: sa.TextClause) -> NotAppliedError:
+    with named_failures():
+        there = connection.execute(some).scalars().all()
+    return NotAppliedError(f"{kind} {name!r} is not in the driver log, which has {', '.join(there) or f'no {kind}'}")
 
 
 def get_pipeline(connection: sa.Connection, name: str) -> PipelineRow:
@@ -170,11 +192,8 @@ def get_pipeline(connection: sa.Connection, name: str) -> PipelineRow:
             """),
             {"name": name},
         ).one_or_none()
-        if row is None:
-            there = connection.execute(_SOME_NAMES).scalars().all()
-            raise NotAppliedError(
-                f"pipeline {name!r} is not in the driver log, which has {', '.join(there) or 'no pipeline'}"
-            )
+    if row is None:
+        raise unknown_pipeline(connection, name)
     return _pipeline(row)
 
 
@@ -283,9 +302,9 @@ def remove_pipeline(connection: sa.Connection, name: str) -> RemovedPipeline:
             {"name": name},
         ).one()
     if row.outcome == "unknown":
-        raise NotAppliedError(f"pipeline {name!r} is not in the driver log")
+        raise unknown_pipeline(connection, name)
     if row.outcome != "removed":
-        raise DriverLogError(f"pipeline {name!r}", RUNS)
+        raise still_runs(name)
     return RemovedPipeline(row.waiting_records, row.unfinished_batches, row.kept_batches)
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from tracker_store.batches.pipelines import unknown_stream
 from tracker_store.connection.engine import named_failures
-from tracker_store.connection.errors import DriverLogError, NotAppliedError
+from tracker_store.connection.errors import DriverLogError
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -147,6 +148,10 @@ def unread_streams(connection: sa.Connection) -> list[UnreadStream]:
     return [UnreadStream(row.name, row.records, row.retention) for row in rows]
 
 
+def _removal(kind: str, name: str) -> str:
+    return f"`forebay {kind}s remove {name}`"
+
+
 def remove_stream(connection: sa.Connection, name: str, *, with_waiting: bool) -> int:
     """Remove a stream and its receivers; return how many receivers that were. Locks: its row, its receivers' by id.
 
@@ -162,16 +167,17 @@ def remove_stream(connection: sa.Connection, name: str, *, with_waiting: bool) -
             {"name": name, "with_waiting": with_waiting},
         ).one()
     if row.outcome == "unknown":
-        raise NotAppliedError(f"stream {name!r} is not in the driver log")
+        raise unknown_stream(connection, name)
     if row.outcome == "read":
         raise DriverLogError(
             f"stream {name!r} is read by {', '.join(row.read_by)}",
-            "Remove what reads it first: `forebay pipelines remove NAME`, `forebay readers remove NAME`.",
+            f"Remove what reads it first: {', '.join(_removal(*read.split(' ', 1)) for read in row.read_by)}.",
         )
     if row.outcome == "waiting":
         raise DriverLogError(
             f"stream {name!r} has {row.waiting_records:,} records that no pipeline has read",
-            "Apply a pipeline that reads it, or give these records up: `forebay streams remove NAME --with-records`.",
+            "Apply a pipeline that reads it, or give these records up: "
+            f"`forebay streams remove {name} --with-records`.",
         )
     removed: int = row.receivers
     return removed

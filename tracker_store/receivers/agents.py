@@ -102,16 +102,16 @@ def forget_host(connection: sa.Connection, host: str) -> tuple[int, int]:
     belongs to it.
     """
     with named_failures():
-        lives: bool = connection.execute(
+        agent: str | None = connection.execute(
             sa.text("""
-                SELECT EXISTS (SELECT FROM forebay.processes WHERE kind = 'agent' AND ended_at IS NULL AND host = :host)
+                SELECT min(name) FROM forebay.processes WHERE kind = 'agent' AND ended_at IS NULL AND host = :host
             """),
             {"host": host},
         ).scalar_one()
-        if lives:
+        if agent is not None:
             raise DriverLogError(
                 f"host {host!r}",
-                "First stop the agent that runs on that host (`forebay agents drain NAME` empties it and gives "
+                f"First stop the agent that runs on that host (`forebay agents drain {agent}` empties it and gives "
                 "nothing up).",
             )
         rows = connection.execute(

@@ -32,6 +32,8 @@ def check_sink(output: Output, schema: StructType | None) -> Finding:
     """Return what the output's sink says of its target, or that it was not tried. `schema`: the result's, if known."""
     try:
         checked = output.sink.check_target(schema)
+        if checked is None or checked.health != "failed":
+            checked = output.sink.check_writer(output.pipeline.name, output.name) or checked
     except Exception as error:  # noqa: BLE001  a target's client may raise anything
         found = f"its target can't be looked at: {type(error).__name__}: {error}"
         return Finding(

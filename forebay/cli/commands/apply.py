@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forebay.cli.instance.database import driver_log
+from forebay.cli.services.running_module import UNLESS_GIVEN, named_module
+from forebay.cli.services.supervisor_lock import lock_holder
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
 from forebay.cli.terminal.tables import print_table
-from orchestration.declarations.apply import Change, difference, target_steps
+from orchestration.declarations.apply import Change, difference, refused_by_targets, target_steps
 from orchestration.declarations.apply import apply as write
 from orchestration.declarations.modules import load_pipelines
 from orchestration.declarations.project_code import CodeCopies, ProjectReader
@@ -54,6 +56,13 @@ def unclear_renames(changes: Sequence[Change], stop: Sequence[str]) -> str | Non
     )
 
 
+def held_targets(refused: Sequence[str]) -> str | None:
+    """Return what to do before an apply after which batches would fail, because targets refuse their outputs."""
+    if not refused:
+        return None
+    return f"{' '.join(refused)} Then apply again, and start what you stopped."
+
+
 def shown_value(value: object) -> str:
     """Return a value of a declaration as people write it in their modules: a window, a list, text, a number."""
     match value:
@@ -94,9 +103,7 @@ def _as_json(changes: Sequence[Change], steps: Sequence[str], *, written: bool) 
 
 
 def apply(
-    module: Annotated[
-        str | None, typer.Argument(help="The module (or .py file); unless given, FOREBAY_MODULE or the project's.")
-    ] = None,
+    module: Annotated[str | None, typer.Argument(help=f"The module (or .py file); {UNLESS_GIVEN}.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the difference, write nothing.")] = False,  # noqa: FBT002
     stop: Annotated[
         list[str] | None, typer.Option(help="A stream that stops, and is not one of the new ones by another name.")
@@ -116,14 +123,17 @@ def apply(
     settings = Settings()
     console = Console(highlight=False, stderr=as_json)
     with clear_errors(console):
-        name = module or settings.require_module()
+        name = named_module(module, settings)
         # Before it is loaded: where the files change meanwhile, a `forebay up` beside this finds another version.
         version = ProjectReader(name).read().version
         pipelines = load_pipelines(name)
+    # Only a `forebay up` that runs here puts code in force; another host's takes its own files.
+    copies = CodeCopies(settings.home)
+    is_new_code = lock_holder(settings.home) is not None and copies.in_force() != copies.file_of(version)
     with driver_log(console, application_name="forebay apply") as connection:
         steps = target_steps(connection, pipelines)
         changes = difference(connection, pipelines)
-        unclear = unclear_renames(changes, stop or ())
+        unclear = unclear_renames(changes, stop or ()) or held_targets(refused_by_targets(connection, pipelines))
         if not (dry_run or unclear):
             changes = write(connection, pipelines)
     if unclear is not None:
@@ -131,12 +141,15 @@ def apply(
         console.print(f"Nothing was written. {unclear}", markup=False, soft_wrap=True)
         raise typer.Exit(1)
     if not dry_run:
-        CodeCopies(settings.home).apply(version)
+        copies.apply(version)
     if as_json:
         typer.echo(_as_json(changes, steps, written=not dry_run))
         return
+    if is_new_code:
+        effect = "would take effect" if dry_run else "takes effect"
+        console.print(f"Code {version} {effect} at the next batch: the running `forebay up` checks it first.")
     if not changes:
-        console.print("Nothing to apply: code and driver log agree.")
+        console.print(f"{'No declaration changed' if is_new_code else 'Nothing to apply'}: code and driver log agree.")
         return
     print_changes(console, changes)
     for step in steps:

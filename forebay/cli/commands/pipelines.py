@@ -16,8 +16,7 @@ from forebay.cli.terminal.row_json import pipeline_columns, to_json
 from forebay.cli.terminal.tables import print_table
 from orchestration.batches.batch_schedule import halted
 from orchestration.status_page.problems import stale_line
-from tracker_store.batches.pipelines import RUNS, remove_pipeline
-from tracker_store.connection.errors import DriverLogError
+from tracker_store.batches.pipelines import remove_pipeline, still_runs
 from tracker_store.reports.status import pipeline_status
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ def remove(
     with driver_log(console, application_name=APPLICATION) as connection:
         found = next((row for row in pipeline_status(connection) if row.pipeline == name), None)
         if found is not None and found.state == "RUNNING":
-            raise DriverLogError(f"pipeline {name!r}", RUNS)
+            raise still_runs(name)
         if found is not None and not yes:
             console.print(
                 f"{name} ({found.state}): {found.waiting_records:,} records wait for it, and "

@@ -15,7 +15,7 @@ from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.tables import print_table
 from receiver_runtime.sources.fields.units import duration_text
 from tracker_store.batches import streams as store
-from tracker_store.connection.errors import NotAppliedError
+from tracker_store.batches.pipelines import unknown_stream
 
 APPLICATION = "forebay streams"
 
@@ -88,7 +88,7 @@ def remove(
     with driver_log(console, application_name=APPLICATION) as connection:
         found = next((row for row in store.stream_overview(connection) if row.stream == name), None)
         if found is None:
-            raise NotAppliedError(f"stream {name!r} is not in the driver log")
+            raise unknown_stream(connection, name)
         if not (yes or found.pipelines or found.readers):
             console.print(
                 f"{name}: {found.receivers} receiver(s) end, and {found.stored_records:,} stored records are deleted "

@@ -18,6 +18,7 @@ from forebay.cli.checks.plan_checks import Columns, check_plans
 from forebay.cli.checks.sink_checks import check_needs, check_sink
 from forebay.cli.checks.source_checks import check_declaration, check_source
 from forebay.cli.instance.database import database_url, naming_the_log
+from forebay.cli.services.running_module import UNLESS_GIVEN, named_module
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
 from orchestration.declarations.apply import declared_streams, difference, refuse, refuse_to_share, target_steps
@@ -47,9 +48,7 @@ _SHORT = timedelta(seconds=2)  # the least interval that leaves a batch time bey
 def validate(
     module: Annotated[
         str | None,
-        typer.Argument(
-            help="The module (or .py file) that declares your pipelines; unless given, FOREBAY_MODULE or the project's."
-        ),
+        typer.Argument(help=f"The module (or .py file) that declares your pipelines; {UNLESS_GIVEN}."),
     ] = None,
     offline: Annotated[  # noqa: FBT002
         bool, typer.Option("--offline", help="Only declarations and plans: ask no driver log, no source and no sink.")
@@ -76,7 +75,7 @@ def validate(
         forebay validate my_pipeline.py --offline --json
     """
     with clear_errors(Console(highlight=False, stderr=True)):
-        named = module or Settings().require_module()
+        named = named_module(module, Settings())
     findings = list(_examine(named, offline=offline, plans=plans))
     is_well = all_well(findings)
     if as_json:

@@ -60,6 +60,7 @@ class CodeWatch:
             watches: whether a change of a file counts by itself; else only one that a person applies does.
         """
         self.copies = CodeCopies(home)
+        self._module = module
         self._reader = ProjectReader(module)
         self._log_file = home / "logs" / "code-change.log"
         self._tell = tell
@@ -79,6 +80,7 @@ class CodeWatch:
     def first(self) -> str:
         """Put the version that the files have now in force, and return it: nothing runs yet."""
         code = self._reader.read()
+        self.copies.of(self._module)
         self.copies.put_in_force(self.copies.keep(code))
         self.copies.note("")
         self._in_force = code
@@ -122,8 +124,6 @@ class CodeWatch:
         self._applied = applied
         if self._check is not None:
             return self._answered(self._check)
-        if not (self._watches or self._rung):
-            return None
         code = self._reader.read()
         is_whole = code.version == self._read
         self._read = code.version
@@ -137,6 +137,10 @@ class CodeWatch:
             self._rung = False
             self._checked = code.version
             self._say(OTHER.format(code.version) if self._is_other else "")
+        elif not (self._watches or self._rung):
+            if code.version != self._checked:
+                changed = ", ".join(code.changed_since(self._in_force))
+                self._say(f"{changed} changed and waits for `forebay apply` (--no-watch).")
         elif self._rung or (code.version != self._checked and not self._is_held(waits)):
             self._begin(code)
             self._checked = code.version

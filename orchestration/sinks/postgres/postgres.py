@@ -29,7 +29,7 @@ from orchestration.declarations.sink import (
     TargetUnavailableError,
     Written,
 )
-from orchestration.sinks.postgres.postgres_access import check_access, unmergeable, unsupported
+from orchestration.sinks.postgres.postgres_access import check_access, check_writer, unmergeable, unsupported
 from orchestration.sinks.postgres.postgres_columns import (
     MOST_NAME_BYTES,
     Column,
@@ -164,6 +164,10 @@ class PostgresSink(Sink):
         """Ask the target for the login's rights, and for what the table has that this sink does not write."""
         columns = None if schema is None else self._rows.checked_columns(schema, "the result")
         return check_access(self.declaration(), columns)
+
+    def check_writer(self, pipeline: str, output: str) -> TargetCheck | None:
+        """Ask the target's `forebay_commits` which output writes to the table."""
+        return check_writer(self.declaration(), pipeline, output)
 
     def step_after(self, before: Mapping[str, Any]) -> str | None:
         """Return how the table's primary key must change with the mode, if the table stays."""

@@ -5,20 +5,22 @@ All SQL here runs on the target, and changes nothing; this module never touches 
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestration.declarations.sink import SinkError, TargetCheck, TargetUnavailableError
 from orchestration.sinks.postgres.postgres_columns import Column, TableColumn, fitted
+from orchestration.sinks.postgres.postgres_commits import Commits
 from orchestration.sinks.postgres.postgres_insertion import MADE_BY_MERGE
 from orchestration.sinks.postgres.postgres_rows import columns_of_table
 from orchestration.sinks.postgres.postgres_staging import Address, TargetError
+from orchestration.sinks.postgres.postgres_statements import Statements
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _APPLICATION = "forebay validate"
 _REFERENCES = ("env:", "file:")
@@ -68,40 +70,58 @@ def check_access(sink: Mapping[str, Any], columns: Sequence[Column] | None = Non
     return TargetCheck("ok", f"{sink['table']}: its Postgres answers, and may be written to")
 
 
+def check_writer(sink: Mapping[str, Any], pipeline: str, output: str) -> TargetCheck | None:
+    """Return that another output writes to the table of a `PostgresSink`.
+
+    None: none does, or the target can't be asked, of which `check_access` says why.
+    """
+    schema, _, table = sink["table"].partition(".")
+    with suppress(SecretError, TargetError, TargetUnavailableError), _looking(sink) as cursor:
+        return Commits(Statements(schema, table)).other_writer(cursor, pipeline, output)
+    return None
+
+
+@contextmanager
+def _looking(sink: Mapping[str, Any]) -> Iterator[Any]:
+    """Open a cursor on the sink's Postgres that can't write. Raises TargetError and SecretError."""
+    url = Secret(sink["url"]).resolve() if sink["url"].startswith(_REFERENCES) else sink["url"]
+    password = None if sink["password"] is None else Secret(sink["password"]).resolve()
+    with closing(Address(SecretUrl(url), password, _APPLICATION).connect()) as connection:
+        connection.set_session(readonly=True, autocommit=True)
+        with connection.cursor() as cursor:
+            yield cursor
+
+
 def access(sink: Mapping[str, Any], columns: Sequence[Column] | None = None) -> Access:
     """Return what would be in the way of an output's batches.
 
     `sink`: the declaration of a `PostgresSink`; `columns`: the result's. Raises TargetError if there is no connection,
     and SecretError.
     """
-    url = Secret(sink["url"]).resolve() if sink["url"].startswith(_REFERENCES) else sink["url"]
-    password = None if sink["password"] is None else Secret(sink["password"]).resolve()
     schema, _, table = sink["table"].partition(".")
-    with closing(Address(SecretUrl(url), password, _APPLICATION).connect()) as connection:
-        connection.set_session(readonly=True, autocommit=True)
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT n.oid IS NOT NULL, coalesce(has_schema_privilege(n.oid, 'CREATE'), false), ARRAY("
-                "SELECT one FROM unnest(%(rights)s) one WHERE NOT has_table_privilege(c.oid, one)), current_user "
-                "FROM (VALUES (1)) AS one "
-                "LEFT JOIN pg_namespace n ON n.nspname = %(schema)s "
-                "LEFT JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = %(table)s",
-                {
-                    "schema": schema,
-                    "table": table,
-                    "rights": ["SELECT", "INSERT", "DELETE", *(["UPDATE"] if sink["mode"] == "merge" else [])],
-                },
-            )
-            exists, may_create, lacks, login = cursor.fetchone()
-            misfits = [
-                f"the table {schema}.{table} has {one}, which PostgresSink does not write"
-                for one in unsupported(cursor, schema, table, merges=sink["mode"] == "merge")
-            ]
-            there = columns_of_table(cursor, schema, table)
-            if sink["mode"] == "merge" and there:
-                misfits += unmergeable(cursor, schema, table, sink["key"], there)
-            unique = _unique_indexes(cursor, schema, table)
-            referring = _referring(cursor, schema, table, _FORBIDS)
+    with _looking(sink) as cursor:
+        cursor.execute(
+            "SELECT n.oid IS NOT NULL, coalesce(has_schema_privilege(n.oid, 'CREATE'), false), ARRAY("
+            "SELECT one FROM unnest(%(rights)s) one WHERE NOT has_table_privilege(c.oid, one)), current_user "
+            "FROM (VALUES (1)) AS one "
+            "LEFT JOIN pg_namespace n ON n.nspname = %(schema)s "
+            "LEFT JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = %(table)s",
+            {
+                "schema": schema,
+                "table": table,
+                "rights": ["SELECT", "INSERT", "DELETE", *(["UPDATE"] if sink["mode"] == "merge" else [])],
+            },
+        )
+        exists, may_create, lacks, login = cursor.fetchone()
+        misfits = [
+            f"the table {schema}.{table} has {one}, which PostgresSink does not write"
+            for one in unsupported(cursor, schema, table, merges=sink["mode"] == "merge")
+        ]
+        there = columns_of_table(cursor, schema, table)
+        if sink["mode"] == "merge" and there:
+            misfits += unmergeable(cursor, schema, table, sink["key"], there)
+        unique = _unique_indexes(cursor, schema, table)
+        referring = _referring(cursor, schema, table, _FORBIDS)
     if columns is not None and there:
         try:
             fitted(columns, there, name=f"{schema}.{table}", where="the result")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from orchestration.declarations.sink import AttemptOutdatedError, OutputAttempt, SinkError
+from orchestration.declarations.sink import AttemptOutdatedError, OutputAttempt, SinkError, TargetCheck
 from orchestration.sinks.postgres.postgres_statements import COMMITS, Statements, quoted
 
 if TYPE_CHECKING:
@@ -122,22 +122,35 @@ class Commits:
 
     def check_owner(self, cursor: Any, attempt: OutputAttempt) -> None:  # noqa: ANN401
         """Raise SinkError if another output writes to the table: each would treat the other's rows as its own."""
+        other = self.other_writer(cursor, attempt.pipeline, attempt.output)
+        if other is not None:
+            raise SinkError(f"{attempt.name}: {other.found}. {other.way_out}")
+
+    def other_writer(self, cursor: Any, pipeline: str, output: str) -> TargetCheck | None:  # noqa: ANN401
+        """Return that an output other than this one writes to the table, and how to hand it over; or None."""
+        if not self._exists(cursor):
+            return None
         cursor.execute(
             self._statements.sql(
                 "(SELECT pipeline, output FROM {commits} WHERE target = %(target)s ORDER BY pipeline, output LIMIT 1) "
                 "UNION (SELECT pipeline, output FROM {commits} WHERE target = %(target)s "
                 "ORDER BY pipeline DESC, output DESC LIMIT 1)",
-                self._statements.key_of(attempt),
+                {"target": self._statements.target},
             )
         )
-        for pipeline, output in cursor.fetchall():
-            if (pipeline, output) != (attempt.pipeline, attempt.output):
-                rows = f"target = '{self._statements.target}' AND pipeline = '{pipeline}' AND output = '{output}'"
-                raise SinkError(
-                    f"{attempt.name}: the table {self._statements.target} is written by output {output!r} of pipeline "
-                    f"{pipeline!r}: give it a table of its own, or, if that output is gone or was renamed, delete its "
-                    f"rows from {self._statements.schema}.{COMMITS}: those WHERE {rows}"
-                )
+        owner = next((found for found in cursor.fetchall() if found != (pipeline, output)), None)
+        if owner is None:
+            return None
+        release = self._statements.sql(
+            "DELETE FROM {commits} WHERE target = %(target)s AND pipeline = %(pipeline)s AND output = %(output)s",
+            {"target": self._statements.target, "pipeline": owner[0], "output": owner[1]},
+        )
+        return TargetCheck(
+            "failed",
+            f"the table {self._statements.target} is written by output {owner[1]!r} of pipeline {owner[0]!r}",
+            "Give it a table of its own. Or, if that output is gone or was renamed, run this in the target (first "
+            f"`forebay stop --pipeline {owner[0]}`, if that pipeline runs): {release.as_string(cursor)};",
+        )
 
 
 _MAKE_COMMITS = """

@@ -9,12 +9,11 @@ from receiver_runtime.block_store.frames.columns import arrow_schema, columns_of
 from receiver_runtime.block_store.roots import root_names
 from receiver_runtime.sources.source import SourceError
 from receiver_runtime.sources.source_registry import parse_source
-from tracker_store.batches.pipelines import StreamRow, get_pipeline, list_streams
+from tracker_store.batches.pipelines import StreamRow, get_pipeline, list_streams, unknown_stream
 from tracker_store.batches.received_block_tracker import AllocatedBlock, ReceivedBlockTracker
 from tracker_store.blocks.block_stores import attached_identities
 from tracker_store.blocks.stream_schemas import schemas_of_stream
 from tracker_store.connection.engine import connect, create_engine
-from tracker_store.connection.errors import NotAppliedError
 from tracker_store.schema.declarations import StreamDeclaration
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def _stream(connection: sa.Connection, name: str) -> StreamRow:
     for row in list_streams(connection):
         if row.name == name:
             return row
-    raise NotAppliedError(f"stream {name!r} is not in the driver log")
+    raise unknown_stream(connection, name)
 
 
 def planner_engine(database_url: str | None) -> sa.Engine:

@@ -393,7 +393,7 @@ def test_refused_rows_count_only_with_their_attempts_commit(target: Target, step
 
 def test_two_outputs_on_one_table_are_refused(target: Target) -> None:
     PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(("a", 1)), attempt())
-    with pytest.raises(SinkError, match=r"'other'.*is written by output 'counts'.*give it a table of its own"):
+    with pytest.raises(SinkError, match=r"'other'.*is written by output 'counts'.*Give it a table of its own"):
         PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(("b", 1)), attempt(output="other"))
     assert target.counts() == [("a", 1)]
 
@@ -412,6 +412,18 @@ def test_readers_never_see_half(target: Target) -> None:
     sink.write(words(("c", 2), ("d", 2)), attempt(2))
     assert seen == [[("a", 1), ("b", 1)]]
     assert target.counts() == [("c", 2), ("d", 2)]
+
+
+def test_what_a_renamed_output_is_told_to_run_hands_it_the_table(target: Target) -> None:
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts")
+    assert sink.check_writer("words", "other") is None
+    sink.write(words(("a", 1)), attempt(output="it's"))
+    assert sink.check_writer("words", "it's") is None
+    found = sink.check_writer("words", "other")
+    assert found is not None
+    target.rows(found.way_out[found.way_out.index("DELETE") :])
+    assert sink.check_writer("words", "other") is None
+    sink.write(words(("b", 1)), attempt(output="other"))
 
 
 def test_a_staging_table_names_its_attempt(target: Target) -> None:

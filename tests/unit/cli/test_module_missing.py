@@ -8,7 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from orchestration.declarations.settings import DatabaseUrlMissingError
+from forebay.cli.services.running_module import named_module
+from forebay.cli.services.supervisor_lock import take_lock
+from orchestration.declarations.project_code import CodeCopies
+from orchestration.declarations.settings import DatabaseUrlMissingError, ModuleMissingError, Settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,3 +58,12 @@ def test_an_empty_name_is_no_name(nothing_named: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("FOREBAY_MODULE", "")
     assert CliRunner().invoke(app, ["up"]).exit_code == 2
     assert not nothing_named.exists()
+
+
+def test_a_command_beside_a_running_up_takes_its_module(nothing_named: Path) -> None:
+    CodeCopies(nothing_named).of("shop")
+    with take_lock(nothing_named):
+        assert named_module(None, Settings()) == "shop"
+        assert named_module("given", Settings()) == "given"
+    with pytest.raises(ModuleMissingError):
+        named_module(None, Settings())

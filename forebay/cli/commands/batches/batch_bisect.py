@@ -10,6 +10,7 @@ import typer
 from forebay.cli.commands.batches.batch_times import LATEST, TIME_HELP, Outputs, PipelineName, named_batch
 from forebay.cli.instance import names
 from forebay.cli.instance.database import database_url, driver_log
+from forebay.cli.services.running_module import UNLESS_GIVEN, named_module
 from forebay.cli.terminal.allocated_blocks import block_as_json
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.spark_output import spark_output_in, without_stack
@@ -41,7 +42,7 @@ _FAILED = (BatchState.QUARANTINED, BatchState.FAILED, BatchState.BLOCKED)
 
 def declared_pipeline(name: str, module: str | None) -> Pipeline:
     """Return the pipeline that the module declares. Raises ModuleMissingError, PipelineModuleError, ReplayError."""
-    module = module or Settings().require_module()
+    module = named_module(module, Settings())
     found = {pipeline.name: pipeline for pipeline in load_pipelines(module)}
     if name not in found:
         message = (
@@ -58,14 +59,12 @@ def bisect(
         str,
         typer.Argument(
             metavar="TIME",
-            help=f"{TIME_HELP}, or {LATEST}: the newest batch that failed.",
+            help=f"{TIME_HELP}, or {LATEST}: the newest batch with records that failed.",
             autocompletion=names.batches,
         ),
     ],
     output: Outputs = None,
-    module: Annotated[
-        str | None, typer.Option(help="The module that declares it; unless given, FOREBAY_MODULE or the project's.")
-    ] = None,
+    module: Annotated[str | None, typer.Option(help=f"The module that declares it; {UNLESS_GIVEN}.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
     """Find the record(s) that break a batch: run its output functions on halves of its blocks. Commits nothing.

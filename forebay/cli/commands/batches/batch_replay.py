@@ -18,6 +18,7 @@ from forebay.cli.commands.batches.replay_following import ReplayedRow, ReplayRun
 from forebay.cli.instance import names
 from forebay.cli.instance.dagster_home import URL_FILE, kept_token
 from forebay.cli.instance.database import database_url, driver_log
+from forebay.cli.services.running_module import UNLESS_GIVEN
 from forebay.cli.services.supervisor_lock import lock_holder
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.spark_output import spark_output_in, without_stack
@@ -56,7 +57,7 @@ def replay(
         str,
         typer.Argument(
             metavar="[TIME]",
-            help=f"{TIME_HELP}, or {LATEST}: as without it, the newest completed batch.",
+            help=f"{TIME_HELP}, or {LATEST}: as without it, the newest completed batch with records.",
             autocompletion=names.batches,
         ),
     ] = "",
@@ -77,9 +78,7 @@ def replay(
         bool, typer.Option("--quarantined", help="Only QUARANTINED batches: of the range, or all.")
     ] = False,
     local: Annotated[bool, typer.Option("--local", help="Run in this process, even if Dagster runs.")] = False,  # noqa: FBT002
-    module: Annotated[
-        str | None, typer.Option(help="The module that declares it; unless given, FOREBAY_MODULE or the project's.")
-    ] = None,
+    module: Annotated[str | None, typer.Option(help=f"The module that declares it; {UNLESS_GIVEN}.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
     """Run finished batches again with the blocks that they had, and replace their outputs: no record is doubled.

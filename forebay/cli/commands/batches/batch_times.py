@@ -51,11 +51,13 @@ def named_batch(
     """Return the batch at a time, such as 2026-01-31T12:00:00Z or 12:00:00 (the newest of today and yesterday).
 
     A time without fractions of a second also names the only batch within that second. `latest_of`: which states the
-    newest batch may have that `latest` names (none: any state); without it, `latest` is refused. Takes no locks. Raises
+    newest batch may have that `latest` names (none: any state); without it, `latest` is refused. It is the newest batch
+    with records, or, if none has any, the newest. Takes no locks. Raises
     ReplayError if there is no such batch, or several.
     """
     if text.strip() == LATEST and latest_of is not None:
-        newest = batches.list_batches(connection, pipeline_id, states=latest_of, limit=1)
+        newest = batches.list_batches(connection, pipeline_id, states=latest_of, skip_empty=True, limit=1)
+        newest = newest or batches.list_batches(connection, pipeline_id, states=latest_of, limit=1)
         if not newest:
             message = f"pipeline {pipeline!r} has no batch{_in_states(latest_of)} yet"
             raise ReplayError(message)

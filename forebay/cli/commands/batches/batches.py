@@ -20,7 +20,7 @@ from forebay.cli.terminal.confirmation import Yes, confirm
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.tables import print_table
 from orchestration.batches.batch_schedule import halted
-from orchestration.status_page.reasons import causes
+from orchestration.status_page.reasons import causes, is_cut
 from tracker_store.batches import batches as store
 from tracker_store.batches.batch_outputs import OutputState, outputs_of_batch, partial_commit
 from tracker_store.batches.input_metadata import input_metadata
@@ -144,7 +144,7 @@ def _list(
         typer.echo(json.dumps({"batches": listed, "halted": halted_by}))
         return
     for row, of_pipeline in found:
-        _print_batches(console, f"Batches of {row.name}, newest first", of_pipeline)
+        _print_batches(console, f"Batches of {row.name}, newest first", of_pipeline, listed_of=row.name)
         if row.halted_by is not None:
             console.print(
                 f"{row.name} is {halted(row.name, row.halted_by)}",
@@ -156,8 +156,11 @@ def _list(
         console.print("No pipeline is applied: forebay apply.")
 
 
-def _print_batches(console: Console, title: str, rows: list[BatchRow]) -> None:
-    """Print the batches, and below them, where a line has room for it, each reason once."""
+def _print_batches(console: Console, title: str, rows: list[BatchRow], *, listed_of: str = "") -> None:
+    """Print the batches, and below them, where a line has room for it, each reason once.
+
+    `listed_of`: the pipeline, for the command that shows the whole of a reason that is cut here; "" says none.
+    """
     cells = [
         (
             f"{row.batch_time:%Y-%m-%dT%H:%M:%SZ}",
@@ -177,6 +180,9 @@ def _print_batches(console: Console, title: str, rows: list[BatchRow]) -> None:
             again = f" (again after {row.retry_at:%H:%M:%S})"
         times = f"{row.batch_time:%Y-%m-%dT%H:%M:%SZ}{cause.and_more}"
         console.print(f"{times}: {cause.line}{again}", markup=False, soft_wrap=True)
+        if listed_of and is_cut(row.reason):
+            whole = f"forebay batches show {listed_of} {row.batch_time:%Y-%m-%dT%H:%M:%SZ}"
+            console.print(f"  The whole reason: `{whole}`", markup=False, soft_wrap=True)
 
 
 def statements(pipeline_id: int, time: datetime) -> dict[str, str]:
@@ -197,7 +203,9 @@ def show(
     batch_time: Annotated[
         str,
         typer.Argument(
-            metavar="TIME", help=f"{TIME_HELP}, or {LATEST}: the newest batch.", autocompletion=names.batches
+            metavar="TIME",
+            help=f"{TIME_HELP}, or {LATEST}: the newest batch with records.",
+            autocompletion=names.batches,
         ),
     ],
     as_json: AsJson = False,  # noqa: FBT002
@@ -275,7 +283,7 @@ def _print_blocks(
     console: Console, row: BatchRow, blocks: Sequence[AllocatedBlock], receivers: Mapping[int, str]
 ) -> None:
     """Print the whole reason, if the list has only its first line, and the blocks."""
-    if "\n" in row.reason:
+    if is_cut(row.reason):
         console.print("The whole reason:")
         console.print(indent(row.reason, "  "), markup=False, soft_wrap=True)
     others = row.blocks - len(blocks)

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestration.dagster_instance.dagster_client import (
+    CodeUnreachableError,
     DagsterClient,
     DagsterError,
     DagsterUnansweredError,
     LaunchFailedError,
 )
 from orchestration.replays.replay_choice import ReplayError
-from orchestration.replays.replay_run import REQUEST_TAG, launch_replay
+from orchestration.replays.replay_run import REQUEST_TAG, PipelineNotLoadedError, launch_replay
 from tracker_store.batches import batches
 from tracker_store.schema.states import AttemptState
 
@@ -36,6 +37,8 @@ POLL_SECONDS = 0.5
 ANSWER_SECONDS = 60.0
 # How long to look for a run whose launch got no answer: Dagster may still be making it.
 SEARCH_SECONDS = 60.0
+# How long to wait for a code server that loads the pipelines, as after `forebay apply`: about as long as a start takes.
+CODE_SECONDS = 60.0
 # How long to follow a run by the driver log alone while Dagster does not say how it is.
 SILENT_SECONDS = 120.0
 _FINISHED = ("SUCCESS", "FAILURE", "CANCELED")
@@ -92,10 +95,26 @@ class ReplayRun:
     def _launch(self) -> str:
         client = DagsterClient(self._url, token=self._token, timeout_seconds=ANSWER_SECONDS)
         mark = {REQUEST_TAG: str(uuid.uuid4())}
-        try:
-            return launch_replay(client, self._request, url=self._url, tags=mark)
-        except DagsterUnansweredError as error:
-            return self._find(mark, error)
+        deadline: float | None = None
+        while True:
+            try:
+                return launch_replay(client, self._request, url=self._url, tags=mark)
+            except DagsterUnansweredError as error:
+                return self._find(mark, error)
+            except (CodeUnreachableError, PipelineNotLoadedError) as error:
+                # There is no run, so that asking again launches no second one.
+                if deadline is None:
+                    deadline = time.monotonic() + CODE_SECONDS
+                    waits = f"waiting for it, for at most {CODE_SECONDS:g} s …"
+                    self._console.print(
+                        f"Dagster's code server has not loaded {self._request.pipeline}: {waits}", markup=False
+                    )
+                elif time.monotonic() >= deadline:
+                    if isinstance(error, PipelineNotLoadedError):
+                        raise
+                    why = f"Dagster's code server has not answered for {CODE_SECONDS:g} s: its log says why."
+                    raise ReplayError(why) from error
+            time.sleep(POLL_SECONDS)
 
     def _find(self, mark: Mapping[str, str], error: DagsterUnansweredError) -> str:
         """Return the run that was launched without an answer. Raises ReplayError if there is none."""

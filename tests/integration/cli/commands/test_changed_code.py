@@ -9,12 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from typer.testing import CliRunner
 
 from forebay import ConsoleSink, Pipeline, Stream
 from forebay.cli.commands.up import CODE_SERVER, Services, _agrees
+from forebay.cli.main import app
 from forebay.cli.services import code_watch
 from forebay.cli.services.code_change import CodeAnswer, Outcome, Request, put_in_force
 from forebay.cli.services.code_watch import OTHER, CodeWatch
+from forebay.cli.services.supervisor_lock import take_lock
 from forebay.sources import SocketText
 from orchestration.declarations import compatibility
 from orchestration.declarations.apply import apply, difference
@@ -116,7 +119,11 @@ CUSTOM = 'CustomSource(receiver="own:Tail")'
         ),
         (
             [('Pipeline("words"', 'Pipeline("terms"'), ("data/tails", "data/others")],
-            "pipeline 'words' is gone (renamed? new is terms)",
+            (
+                "pipeline 'words' is gone (renamed? new is terms; under a new name it is a new pipeline, which begins "
+                "where its `start` says. To replace words by it: `forebay stop --pipeline words`, "
+                "`forebay pipelines remove words`, and apply)"
+            ),
         ),
         ([("data/tails", "data/others")], "output words.tails writes to another place"),
         (
@@ -208,6 +215,7 @@ def test_a_watch_checks_each_version_in_a_process_and_says_one_line(
     said: list[str] = []
     watch = CodeWatch("shop", home, tell=said.append)
     first = watch.first()
+    assert watch.copies.module() == "shop"
     pipelines = loaded()
     with connect(engine) as connection:
         apply(connection, pipelines)
@@ -318,6 +326,26 @@ def test_without_a_watch_only_apply_takes_changed_files(
     for _ in range(3):
         watch.look()
     assert watch.checked[:1] == begins
+    assert ("waits for `forebay apply` (--no-watch)" in watch.copies.notice()) != bool(begins)
+
+
+def test_apply_says_that_code_takes_effect_though_no_declaration_changed(
+    database_url: str, home: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    copies = CodeCopies(home)
+    with take_lock(home):
+        for code, said in (("Code ", "No declaration changed"), ("Nothing to apply", "code and driver log agree")):
+            CliRunner().invoke(app, ["apply", "shop"])
+            done = CliRunner().invoke(app, ["apply", "shop"], env={"COLUMNS": "200"})
+            assert done.exit_code == 0, done.output
+            assert done.output.startswith(code)
+            assert said in done.output
+            copies.put_in_force(copies.keep(ProjectReader("shop").read()))
+    edit(project, ("return lines", "return lines.limit(1)"))
+    assert "Nothing to apply" in CliRunner().invoke(app, ["apply", "shop"]).output, "nothing runs that would take it"
+    for name in ("shop", "own"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("is_new", [True, False])

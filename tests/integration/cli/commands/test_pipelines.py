@@ -208,7 +208,7 @@ def test_quarantined_batches_are_a_problem_however_many_newer_batches_there_are(
 def test_a_running_pipeline_is_not_removed(log: Log) -> None:
     result = forebay("pipelines", "remove", "words", "--yes")
     assert result.exit_code == 1
-    assert "stop it first, `forebay stop --pipeline NAME`" in said(result)
+    assert "stop it first, `forebay stop --pipeline words`" in said(result)
     log.add_at(log.receiver_ids[0], NOON + SECOND)
     log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
     at: dict[str, Any] = {"pipeline_id": log.pipeline_id, "batch_time": NOON + INTERVAL, "attempt": 1}
@@ -218,7 +218,10 @@ def test_a_running_pipeline_is_not_removed(log: Log) -> None:
     assert [row.name for row in list_pipelines(log.connection)] == ["words"]
     unknown = forebay("pipelines", "remove", "verbs", "--yes")
     assert unknown.exit_code == 1
-    assert "verbs" in said(unknown)
+    assert "'verbs' is not in the driver log, which has words" in said(unknown)
+    for command in ("stop", "start"):
+        assert "'verbs' is not in the driver log, which has words" in said(forebay(command, "--pipeline", "verbs"))
+    assert "'verbs' is not in the driver log, which has lines" in said(forebay("streams", "remove", "verbs", "--yes"))
 
 
 def test_remove_asks_for_a_confirmation(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def test_a_stream_is_removed_only_when_nothing_reads_it(log: Log, monkeypatch: p
     refused = forebay("streams", "remove", "lines", "--yes")
     assert refused.exit_code == 1
     assert "stream 'lines' is read by pipeline words, reader query." in said(refused)
-    assert "forebay pipelines remove NAME" in said(refused)
+    assert "`forebay pipelines remove words`, `forebay readers remove query`" in said(refused)
     remove_reader(log.connection, "query")
     assert forebay("streams", "remove", "lines", "--yes").exit_code == 1
     give_up_pipeline(log)
@@ -107,7 +107,7 @@ def test_records_that_no_batch_had_are_given_up_only_by_name(log: Log) -> None:
     refused = forebay("streams", "remove", "lines", "--yes")
     assert refused.exit_code == 1
     assert "stream 'lines' has 7 records that no pipeline has read" in said(refused)
-    assert "forebay streams remove NAME --with-records" in said(refused)
+    assert "forebay streams remove lines --with-records" in said(refused)
     assert forebay("streams", "remove", "lines", "--yes", "--with-records").exit_code == 0
     assert streams() == []
 

@@ -20,6 +20,7 @@ from forebay.cli.main import app
 from orchestration.declarations.apply import apply
 from orchestration.declarations.modules import load_pipelines
 from orchestration.spark.session.java import JavaNotFoundError
+from tests.integration.orchestration.target_database import Target
 from tracker_store.blocks.stream_schemas import register_schema
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.receivers import placements
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from typer.testing import Result
 
     from forebay.testing.postgres import TestServer
-    from tests.integration.orchestration.target_database import Target
 
 HEAD = """
 from forebay import EnvVar, ParquetSink, Pipeline, PostgresSink, Stream
@@ -258,6 +258,15 @@ def test_sinks_are_asked_for_rights_and_nothing_is_written(
         assert health["away"][0][0] == "failed"
         assert about(found, "output words/secret")[0][0] == "warning"
         assert "pl4nted" not in json.dumps(found)
+        Target(target).rows(
+            "CREATE TABLE forebay_commits AS SELECT 'public.counts' target, 'words' pipeline, 'was' output"
+        )
+        owned = "the table public.counts is written by output 'was' of pipeline 'words'"
+        assert about(findings(path, well=False), "output words/table") == [("failed", owned)]
+        done = CliRunner().invoke(app, ["apply", path], env={"COLUMNS": "500"})
+        assert f"Nothing was written. output 'table' of pipeline 'words': {owned}" in done.output
+        assert (done.exit_code, "DELETE FROM" in done.output) == (1, True)
+        assert contents(connection) == before[0]
 
 
 def test_what_apply_would_change_or_refuse_is_told(

@@ -80,7 +80,7 @@ def test_two_outputs_may_not_write_to_one_place(connection: sa.Connection, sink:
         apply(connection, [other_output(declare(), sink)])
     assert list_streams(connection) == [], "nothing is written"
     apply(connection, [declare()])
-    says = r"output 'others' of pipeline 'letters' writes to '/out'.*forebay pipelines remove words"
+    says = r"output 'others' of pipeline 'letters' writes to '/out'.*stop --pipeline words`.*pipelines remove words"
     with pytest.raises(SharedPlaceError, match=says):
         apply(connection, [pipeline_with_another_name(sink)])
     apply(connection, [other_output(declare(), ParquetSink("/others"))])

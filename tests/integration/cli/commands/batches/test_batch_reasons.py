@@ -22,6 +22,7 @@ def test_a_cause_is_said_once_and_counted_and_show_has_all_of_it(log: Log) -> No
     assert [line for line in listed.stdout.splitlines() if "ValueError" in line] == [
         f"{times[2]:%Y-%m-%dT%H:%M:%SZ} and 2 more: PythonException: ValueError: no number: 'line 2'"
     ]
+    assert f"`forebay batches show words {times[2]:%Y-%m-%dT%H:%M:%SZ}`" in listed.stdout
     shown = forebay("batches", "show", "words", f"{times[0]:%Y-%m-%dT%H:%M:%SZ}").stdout.splitlines()
     at = shown.index("The whole reason:")
     assert shown[at + 1 : at + 4] == ["  PythonException: ValueError: no number: 'line 0'", "  Traceback", "    File"]

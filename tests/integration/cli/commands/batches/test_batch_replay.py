@@ -49,6 +49,8 @@ class Dagster(ThreadingHTTPServer):
         self.loses_launches = False
         self.loses_statuses = False
         self.makes_runs = True
+        # How many launches the code server misses because it restarts.
+        self.unreachable = 0
         self.asked: list[str] = []
 
     @property
@@ -67,6 +69,10 @@ class Dagster(ThreadingHTTPServer):
             return {"runsOrError": {"__typename": "Runs", "results": runs}}
         if not self.makes_runs:
             return {}
+        if self.unreachable:
+            self.unreachable -= 1
+            message = "dagster._core.errors.DagsterUserCodeUnreachableError: Could not reach user code server."
+            return {"launchRun": {"__typename": "PythonError", "message": message}}
         self.launched.append(request["variables"]["params"])
         with connect(self.engine) as connection:
             process = register_process(connection, kind=ProcessKind.BATCH_RUN, name="n", host="h", pid=1)
@@ -216,6 +222,7 @@ def test_an_unknown_pipeline_or_an_unreachable_dagster_is_reported_with_the_way_
     dagster: Dagster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dagster.sensors = []
+    monkeypatch.setattr(replay_following, "CODE_SECONDS", 0.0)
     answer = CliRunner().invoke(app, ["batches", "replay", "words"])
     assert (answer.exit_code, "has no pipeline 'words'" in answer.stdout) == (1, True)
     monkeypatch.setenv("FOREBAY_DAGSTER_URL", "http://127.0.0.1:1")
@@ -232,6 +239,19 @@ def test_a_run_whose_launch_got_no_answer_is_found_and_followed(dagster: Dagster
     assert f"Run r1: {dagster.url}/runs/r1" in answer.output
     assert "replayed: attempt 2" in answer.output
     assert len(dagster.launched) == 1
+
+
+def test_a_code_server_that_restarts_is_waited_for(dagster: Dagster, monkeypatch: pytest.MonkeyPatch) -> None:
+    dagster.unreachable = 2
+    answer = CliRunner().invoke(app, ["batches", "replay", "words", T1.isoformat()])
+    assert answer.exit_code == 0, answer.output
+    assert answer.output.count("Dagster's code server has not loaded words: waiting for it") == 1
+    assert len(dagster.launched) == 1
+    dagster.unreachable = 99
+    monkeypatch.setattr(replay_following, "CODE_SECONDS", 0.0)
+    answer = CliRunner().invoke(app, ["batches", "replay", "words", T1.isoformat()])
+    assert (answer.exit_code, "Dagster's code server has not answered for 0 s" in answer.output) == (1, True)
+    assert "UserCodeUnreachable" not in answer.output
 
 
 def test_a_launch_that_made_no_run_says_so(dagster: Dagster, monkeypatch: pytest.MonkeyPatch) -> None:

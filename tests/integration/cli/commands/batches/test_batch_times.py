@@ -90,6 +90,10 @@ def test_latest_is_the_newest_batch_and_never_what_is_discarded(log: Log) -> Non
     assert "pipeline 'words' has no batch yet" in refusal("latest")
     add_batches(log, NOON, NOON + INTERVAL)
     assert found("latest") == (NOON + INTERVAL).isoformat()
+    log.connection.execute(sa.text("UPDATE forebay.batches SET records = 0 WHERE batch_time > :t"), {"t": NOON})
+    assert found("latest") == NOON.isoformat(), "the newest one is empty"
+    log.connection.execute(sa.text("UPDATE forebay.batches SET records = 0"))
+    assert found("latest") == (NOON + INTERVAL).isoformat(), "all are"
     discarded = forebay("batches", "discard", "words", "latest", "--yes")
     assert (discarded.exit_code, "'latest' is no time" in discarded.output) == (1, True)
 
