@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,12 +22,14 @@ from tracker_store.connection.pooler import direct_url
 from tracker_store.install.migration_blockers import MigrationBlockers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from alembic.runtime.migration import MigrationInfo
 
 _log = structlog.get_logger(__name__)
 
+# SQLSTATE of a role that may not do it.
+_NO_RIGHT = "42501"
 # One migration at a time: two processes that start together would both find the schema missing.
 _MIGRATION_LOCK = 0x666F7265626179
 # How long a migration waits for one table. Later sessions wait behind it, heartbeats too, so this is well below
@@ -80,6 +83,20 @@ def _run(url: str, revision: str, *, down: bool, told: Callable[[str], None] | N
     engine.dispose()
 
 
+@contextmanager
+def naming_missing_rights() -> Iterator[None]:
+    """Raise DriverLogError where the login may not make what an installation needs in the database."""
+    try:
+        yield
+    except DBAPIError as error:
+        if getattr(error.orig, "pgcode", None) != _NO_RIGHT:
+            raise
+        raise DriverLogError(
+            str(error.orig).strip().partition("\n")[0],
+            "Let FOREBAY_DATABASE_URL name the login that owns the database: it makes Forebay's schemas there.",
+        ) from error
+
+
 def _telling(told: Callable[[str], None]) -> Callable[..., None]:
     """Return what Alembic calls after each migration: it passes the revision and the first line of its docstring on."""
 
@@ -121,14 +138,16 @@ def upgrade(url: str, revision: str = "head", *, told: Callable[[str], None] | N
     `told` is called with each migration that was run; all of them are committed together, after the last.
 
     Raises DriverLogError if the database is past what this installation knows or other sessions hold its tables for
-    long, if there is only a pooler, and if the server can't be reached.
+    long, if there is only a pooler, and if the server can't be reached or the login lacks a right.
     """
-    _run(url, revision, down=False, told=told)
+    with naming_missing_rights():
+        _run(url, revision, down=False, told=told)
 
 
 def downgrade(url: str, revision: str) -> None:
     """Migrate the driver log at `url` down to `revision` (``base`` removes everything)."""
-    _run(url, revision, down=True)
+    with naming_missing_rights():
+        _run(url, revision, down=True)
 
 
 def newest_revision() -> str:

@@ -407,7 +407,8 @@ def _prepare_database(url: str | None, settings: Settings, supervisor: Superviso
     """Start and migrate the embedded server, or migrate the one that is named; return the services' URL."""
     if url is not None:
         migrate.upgrade(url)
-        ensure_dagster_schema(url)
+        with migrate.naming_missing_rights():
+            ensure_dagster_schema(url)
         return url
     server = _start_postgres(settings, supervisor)
     # The superuser does what follows here, and nothing else.

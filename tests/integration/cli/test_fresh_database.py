@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from tests.support.driver_log.log import make_log
-from tracker_store.connection.engine import connect
+from tracker_store.connection.engine import connect, create_engine, psycopg2_url
 from tracker_store.connection.log_address import address_of_log
 
 if TYPE_CHECKING:
@@ -79,6 +80,26 @@ def test_each_command_says_where_there_is_no_driver_log_and_what_to_run(fresh_ur
     applied = forebay("apply", "forebay.demo.pipeline")
     assert (applied.exit_code, "Applied." in applied.output) == (0, True)
     assert forebay("pipelines").exit_code == 0
+
+
+def test_a_login_that_may_make_nothing_there_is_told_which_one_may(
+    fresh_url: str, postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"forebay_test_nothing_{os.getpid()}"
+    engine = create_engine(fresh_url, application_name="test", pool_size=1)
+    with connect(engine) as owner:
+        owner.exec_driver_sql(f"CREATE ROLE {name} LOGIN PASSWORD 'pl4nted'")
+        try:
+            url = psycopg2_url(fresh_url).set(username=name, password="pl4nted")
+            monkeypatch.setenv("FOREBAY_DATABASE_URL", url.render_as_string(hide_password=False))
+            refused = forebay("db", "upgrade")
+        finally:
+            owner.exec_driver_sql(f"DROP ROLE {name}")
+    engine.dispose()
+    assert refused.exit_code == 1
+    assert said(refused).startswith("permission denied for ")
+    assert "the login that owns the database" in said(refused)
+    assert "pl4nted" not in said(refused)
 
 
 @pytest.mark.parametrize(

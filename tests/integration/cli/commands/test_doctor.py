@@ -171,8 +171,12 @@ def test_an_invalid_url_is_reported(url: str, monkeypatch: pytest.MonkeyPatch) -
 )
 def test_no_secret_of_an_address_is_shown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", url)
-    monkeypatch.setenv("FOREBAY_BLOCK_STORE", "s3://AKIAPL:pl4nted%2Fx7k9q@bucket/a,s3://AKIAPL:x7k9q@bucket/a")
-    shown = json.dumps([asdict(finding) for finding in examine()]) + repr(Settings())
+    monkeypatch.setenv("FOREBAY_BLOCK_STORE", "s3://AKIAPL:pl4nted/x7k9q@bucket/a")
+    shown = json.dumps([asdict(finding) for finding in examine()])
+    assert "FOREBAY_BLOCK_STORE" in shown, "a slash in a key is refused"
+    twice = "s3://AKIAPL:pl4nted%2Fx7k9q@bucket/a"
+    monkeypatch.setenv("FOREBAY_BLOCK_STORE", f"{twice},{twice}")
+    shown += json.dumps([asdict(finding) for finding in examine()]) + repr(Settings())
     assert "s3://***@bucket/a" in shown
     assert not [secret for secret in ("pl4nted", "x7k9q", "AKIAPL") if secret in shown]
 
