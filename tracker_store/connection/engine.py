@@ -142,8 +142,8 @@ def _is_of_another_release(error: DBAPIError) -> bool:
 
 
 def _in_one_line(error: DBAPIError) -> str:
-    """Return what the server, or libpq, says; it may say it in several lines."""
-    return " ".join(str(error.orig).split())
+    """Return what the server, or libpq, says in one line or several, without the position in a statement of ours."""
+    return " ".join(str(error.orig).partition("\nLINE ")[0].split())
 
 
 @contextmanager

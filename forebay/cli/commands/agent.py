@@ -15,8 +15,8 @@ import typer
 
 from forebay.cli.instance.withheld import FROM_YOUR_CODE, from_receivers, from_tracker
 from forebay.cli.services.parent_pipe import stop_event
-from forebay.cli.services.private_home import make_home_private
-from forebay.cli.terminal.failures import clear_errors
+from forebay.cli.services.private_home import HomeError, make_home_private
+from forebay.cli.terminal.failures import CommandError, clear_errors
 from orchestration.declarations.settings import Settings
 from orchestration.tracker.http.listen_address import listen_address
 from tracker_store.connection.engine import create_engine
@@ -126,7 +126,10 @@ def agent(
         return [*command, "receiver", "--host", here, *pairs]
 
     with clear_errors():
-        make_home_private(settings.home)
+        try:
+            make_home_private(settings.home)
+        except HomeError as error:
+            raise CommandError(str(error)) from error
     log_directory = Path(settings.home) / "logs"
     roller = LogRoller(log_directory).start()
     Agent(

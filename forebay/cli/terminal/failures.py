@@ -21,7 +21,6 @@ class CommandError(Exception):
 
 def _known_errors() -> tuple[type[Exception], ...]:
     """Return the known errors. They are imported only after an error: this saves half a second in other commands."""
-    from forebay.cli.services.child import SupervisorError  # noqa: PLC0415
     from orchestration.declarations.modules import PipelineModuleError  # noqa: PLC0415
     from orchestration.declarations.project_file import ProjectFileError  # noqa: PLC0415
     from orchestration.declarations.settings import DatabaseUrlMissingError, ModuleMissingError  # noqa: PLC0415
@@ -40,7 +39,6 @@ def _known_errors() -> tuple[type[Exception], ...]:
         PipelineModuleError,
         ProjectFileError,
         ReplayError,
-        SupervisorError,
     )
 
 

@@ -176,7 +176,8 @@ def test_a_driver_log_without_a_schema_is_reported(postgres_server: Any) -> None
     with postgres_server.database(migrated=False) as url:
         found = look(url)
     assert found.receivers is None
-    assert 'relation "forebay.receiver_status" does not exist' in reasons(found)["receivers"]
+    assert "receivers" not in reasons(found)
+    assert "there is no driver log in" in reasons(found)["driver log"]
 
 
 def test_an_embedded_server_that_is_not_running(tmp_path: Path) -> None:
