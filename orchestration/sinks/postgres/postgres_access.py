@@ -15,7 +15,7 @@ from orchestration.sinks.postgres.postgres_commits import Commits
 from orchestration.sinks.postgres.postgres_insertion import MADE_BY_MERGE
 from orchestration.sinks.postgres.postgres_rows import columns_of_table
 from orchestration.sinks.postgres.postgres_staging import Address, TargetError
-from orchestration.sinks.postgres.postgres_statements import Statements
+from orchestration.sinks.postgres.postgres_statements import COMMITS, Statements
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 
@@ -75,9 +75,15 @@ def check_writer(sink: Mapping[str, Any], pipeline: str, output: str) -> TargetC
 
     None: none does, or the target can't be asked, of which `check_access` says why.
     """
+    import psycopg2  # noqa: PLC0415  declaring a sink needs no driver
+
     schema, _, table = sink["table"].partition(".")
-    with suppress(SecretError, TargetError, TargetUnavailableError), _looking(sink) as cursor:
-        return Commits(Statements(schema, table)).other_writer(cursor, pipeline, output)
+    try:
+        with suppress(SecretError, TargetError, TargetUnavailableError), _looking(sink) as cursor:
+            return Commits(Statements(schema, table)).other_writer(cursor, pipeline, output)
+    except psycopg2.Error as error:
+        found = f"{schema}.{COMMITS} can't be read: {str(error).partition(chr(10))[0]}"
+        return TargetCheck("failed", found, "Every attempt reads it: let the login of the sink's URL own it.")
     return None
 
 

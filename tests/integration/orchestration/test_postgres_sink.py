@@ -426,6 +426,14 @@ def test_what_a_renamed_output_is_told_to_run_hands_it_the_table(target: Target)
     sink.write(words(("b", 1)), attempt(output="other"))
 
 
+def test_commits_that_the_login_can_not_read_are_a_finding(target: Target) -> None:
+    # As without the right: a table of that name that has not the columns.
+    target.rows("CREATE TABLE forebay_commits ()")
+    found = PostgresSink(EnvVar("TARGET_URL"), "counts").check_writer("words", "counts")
+    assert found is not None
+    assert (found.health, found.found.startswith("public.forebay_commits can't be read: ")) == ("failed", True)
+
+
 def test_a_staging_table_names_its_attempt(target: Target) -> None:
     comments: list[Any] = []
 
