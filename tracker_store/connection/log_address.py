@@ -12,6 +12,8 @@ import sqlalchemy as sa
 from tracker_store.connection.engine import psycopg2_url
 from tracker_store.connection.errors import DriverLogError
 
+#: Begins what is said of a database without a driver log.
+NO_LOG = "there is no driver log in"
 _DEFAULT_PORT = 5432
 # libpq's parameters that are secrets.
 _SECRETS = ("password", "sslpassword")
@@ -42,7 +44,7 @@ def check_there_is_a_log(connection: sa.Connection, url: str) -> None:
 def no_log_in(url: str) -> DriverLogError:
     """Return the error that says that this database has no driver log, and how one is made."""
     return DriverLogError(
-        f"there is no driver log in {address_of_log(url)}",
+        f"{NO_LOG} {address_of_log(url)}",
         "Run `forebay db upgrade`, which creates the driver log's tables there; `forebay up MODULE` does so too.",
     )
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 PROBE = b"forebay"
 WRITABLE = "Make the folder writable for this user, or name another in FOREBAY_BLOCK_STORE."
-# What time does not heal. A full disk, or one that does not answer, may be well again: receivers wait for it.
-_LASTING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 
 
 def nearest_folder(path: Path) -> Path:
@@ -47,25 +47,21 @@ def write_and_sync(root: Path) -> None:
         os.close(directory)
 
 
-def refuse_unusable_store(block_store: str) -> None:
-    """Raise BlockStoreError if the setting is wrong, or no root that it names can ever be written here.
+def watch_roots(block_store: str, tell: Callable[[str], None]) -> None:
+    """Refuse a wrong setting, and tell, in a thread, of each directory that can't be written now.
 
-    A store whose other replica can be written is used. What may be well again later is for the receivers to wait for.
+    It may not be mounted yet, or not answer for long: receivers wait for it. Raises BlockStoreError.
     """
-    from receiver_runtime.block_store.frames.errors import BlockStoreError  # noqa: PLC0415  loads pyarrow
-    from receiver_runtime.block_store.stores.local import LocalBlockStore  # noqa: PLC0415
+    from receiver_runtime.block_store.stores.local import LocalBlockStore  # noqa: PLC0415  loads pyarrow
     from receiver_runtime.block_store.stores.stores import open_block_store, replicas_of  # noqa: PLC0415
 
-    faults = []
-    for store in replicas_of(open_block_store(block_store)):
-        if not isinstance(store, LocalBlockStore):
-            return
-        try:
-            write_and_sync(store.root)
-        except OSError as error:
-            if error.errno not in _LASTING:
-                return
-            faults.append(f"{store.root} can't be written: {error}")
-        else:
-            return
-    raise BlockStoreError(f"block store: {'; '.join(faults)}. {WRITABLE}")
+    stores = [store for store in replicas_of(open_block_store(block_store)) if isinstance(store, LocalBlockStore)]
+
+    def look() -> None:
+        for store in stores:
+            try:
+                write_and_sync(store.root)
+            except OSError as error:
+                tell(f"block store: {store.root} can't be written: {error}. Mount it if it is not; else: {WRITABLE}")
+
+    threading.Thread(target=look, name="block store", daemon=True).start()

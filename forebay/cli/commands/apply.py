@@ -129,7 +129,8 @@ def apply(
         pipelines = load_pipelines(name)
     # Only a `forebay up` that runs here puts code in force; another host's takes its own files.
     copies = CodeCopies(settings.home)
-    is_new_code = lock_holder(settings.home) is not None and copies.in_force() != copies.file_of(version)
+    runs_it = lock_holder(settings.home) is not None and copies.module() == name
+    is_new_code = runs_it and copies.in_force() != copies.file_of(version)
     with driver_log(console, application_name="forebay apply") as connection:
         steps = target_steps(connection, pipelines)
         changes = difference(connection, pipelines)

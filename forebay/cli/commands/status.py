@@ -39,6 +39,7 @@ from orchestration.status_page.system_status import DRIVER_LOG, system_status
 from orchestration.tracker.http.listen_address import ListenAddressError
 from orchestration.tracker.http.status_address import serves_this_home, status_page
 from receiver_runtime.block_store.roots import split_roots
+from tracker_store.connection.log_address import NO_LOG
 from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
@@ -246,9 +247,9 @@ def _report(found: SystemStatus) -> dict[str, object]:
 
 
 def _without_the_log(found: SystemStatus, settings: Settings) -> str:
-    """Return what it means that the driver log can't be reached; "" if it can."""
+    """Return what it means that the driver log can't be reached; "" if it can, or there is none."""
     reasons = [missing.reason for missing in found.unreachable if missing.part == DRIVER_LOG]
-    if not reasons:
+    if not reasons or reasons[0].startswith(NO_LOG):
         return ""
     said, check = "The state can't be shown without the driver log", ": check FOREBAY_DATABASE_URL and the server"
     if reasons[0].startswith(THIS_SERVER):

@@ -228,6 +228,8 @@ class CodeWatch:
                 self._say(f"{changed} changed and can't be used: {result.why}. Until that is corrected, {runs_on}")
             case Outcome.UNKNOWN:
                 self._checked = ""
+                # Without a watch it was begun because a person has applied it.
+                self._rung = not self._watches
                 self._say(f"{changed} changed and is looked at again: {result.why}. Until then, {runs_on}")
         return None
 

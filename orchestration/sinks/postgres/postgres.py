@@ -283,12 +283,12 @@ class PostgresSink(Sink):
             self._rows.check_staged(cursor, of_attempt)
             if self.mode == "merge":
                 stored = self._rows.replace_batch(cursor, of_attempt)
-                self._rows.check_stored(cursor, stored, attempt)
+                self._rows.check_stored(cursor, stored, stored, attempt)
             # Else the table shows a later batch (this is a replay of an older one): record it, and keep the table.
             elif self.mode == "append" or newest is None or newest <= (attempt.pipeline_id, attempt.batch_time):
                 replace = self._rows.replace_batch if self.mode == "append" else self._rows.replace_all
-                replace(cursor, of_attempt)
-                self._rows.check_stored(cursor, rows - len(late.rows), attempt)
+                stored = replace(cursor, of_attempt)
+                self._rows.check_stored(cursor, rows - len(late.rows), stored, attempt)
             late.end()
             if late.rows:
                 rows -= len(late.rows)

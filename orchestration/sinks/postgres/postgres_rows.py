@@ -213,15 +213,19 @@ class TargetTable:
             for column in self._key
         )
 
-    def check_stored(self, cursor: Any, rows: int, attempt: OutputAttempt) -> None:  # noqa: ANN401
-        """Raise SinkError if the table has not all of the batch's rows, as which a replay would replace them."""
+    def check_stored(self, cursor: Any, rows: int, stored: int, attempt: OutputAttempt) -> None:  # noqa: ANN401
+        """Raise SinkError if the table has not all of the batch's rows, as which a replay would replace them.
+
+        `stored`: how many the statements that inserted them said that they did.
+        """
         count = "SELECT count(*) FROM {table} WHERE {batch_time} = %(time)s"
         cursor.execute(self._statements.sql(count, {"time": attempt.batch_time}))
         found = cursor.fetchone()[0]
-        # More are rows that a trigger adds with the batch's time: the DELETE of a replay takes these too.
-        if found < rows:
+        # More are rows that a trigger adds with the batch's time: the DELETE of a replay takes these too. As many, of
+        # which some were said to be left out, are rows that a trigger has inserted itself.
+        if found < rows or (found > rows and stored < rows):
             raise SinkError(
-                f"{attempt.name}: {self._statements.target} took {found} of {rows} rows, so nothing was "
+                f"{attempt.name}: {self._statements.target} took {min(found, stored)} of {rows} rows, so nothing was "
                 f"committed: one of its triggers leaves rows out, or changes their {BATCH_TIME}. Filter them in the "
                 "output's function, or change the trigger"
             )

@@ -151,7 +151,12 @@ class CustomSource(Source):
 def _check_fit(receiver: type, options: Mapping[str, Any]) -> None:
     """Raise ValueError for options that the class does not take."""
     try:
-        inspect.signature(receiver).bind(**options)
+        signature = inspect.signature(receiver)
+    except ValueError:
+        # A class made of one of Python's own may have none.
+        return
+    try:
+        signature.bind(**options)
     except TypeError as error:
         raise ValueError(f"options={options!r} do not fit {receiver.__name__}: {error}") from error
 

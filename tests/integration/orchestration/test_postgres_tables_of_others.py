@@ -150,6 +150,13 @@ def test_partitions_and_triggers_after_a_row_work_as_for_any_login(target: Targe
     sink.write(words(("a", 2)), attempt(2))
     assert target.counts() == [("a", -2), ("a", 2)]
     assert target.rows("SELECT word FROM seen") == [("a",)] * 4
+    # As many as were written, but not the ones that were.
+    target.rows(
+        "CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN IF new.n = 3 THEN RETURN NULL; END IF; "
+        "RETURN new; END'; CREATE TRIGGER skip BEFORE INSERT ON counts FOR EACH ROW EXECUTE FUNCTION skip()"
+    )
+    with pytest.raises(SinkError, match="took 2 of 3 rows, so nothing was committed"):
+        sink.write(words(("a", 3), ("a", 4), ("a", 5)), attempt(3))
 
 
 def test_row_security_that_hides_rows_from_the_login_is_seen(target: Target) -> None:

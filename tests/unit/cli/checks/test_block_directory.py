@@ -1,36 +1,42 @@
-"""Check which block stores `forebay up` refuses before anything starts, and which it leaves to the receivers."""
+"""Check what `forebay up` says of a block store before it starts: it refuses a setting, and waits for a directory."""
 
 from __future__ import annotations
 
-import errno
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from forebay.cli.checks import block_directory
-from forebay.cli.checks.block_directory import refuse_unusable_store
+from forebay.cli.checks.block_directory import watch_roots
 from receiver_runtime.block_store.frames.errors import BlockStoreError
+from tests.support.polling import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.parametrize("setting", ["s4://x", "/proc/blocks", "/proc/blocks,{here}/a file/blocks", "{here}/a file"])
-def test_what_can_never_be_written_is_refused(setting: str, tmp_path: Path) -> None:
+def test_a_setting_that_names_no_store_is_refused() -> None:
+    with pytest.raises(BlockStoreError, match="s4"):
+        watch_roots("s4://x", print)
+
+
+def test_a_directory_that_can_not_be_written_is_told_and_another_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "a file").touch()
-    with pytest.raises(BlockStoreError, match="FOREBAY_BLOCK_STORE") as raised:
-        refuse_unusable_store(setting.format(here=tmp_path))
-    assert "\n" not in str(raised.value)
+    (tmp_path / "blocks").mkdir()
+    told: list[str] = []
+    watch_roots(f"/proc/blocks,{tmp_path}/blocks,{tmp_path}/a file/blocks", told.append)
+    eventually(lambda: len(told) == 2, "two lines")
+    assert [line.partition(" can't be written: ")[0] for line in told] == [
+        "block store: /proc/blocks",
+        f"block store: {tmp_path}/a file/blocks",
+    ]
+    assert all("Mount it" in line and "FOREBAY_BLOCK_STORE" in line for line in told)
+    assert list((tmp_path / "blocks").iterdir()) == []
 
 
-def test_one_replica_that_can_be_written_is_enough_and_nothing_is_left(tmp_path: Path) -> None:
-    refuse_unusable_store(f"/proc/blocks,{tmp_path}/blocks")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_root: Path) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(block_directory, "write_and_sync", full)
-    refuse_unusable_store(str(tmp_path))
+def test_one_that_does_not_answer_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(block_directory, "write_and_sync", lambda _: answers.wait(60))
+    watch_roots(str(tmp_path), print)
+    answers.set()
