@@ -75,13 +75,13 @@ def check_writer(sink: Mapping[str, Any], pipeline: str, output: str) -> TargetC
 
     None: none does, or the target can't be asked, of which `check_access` says why.
     """
-    import psycopg2.errors  # noqa: PLC0415  declaring a sink needs no driver
+    import psycopg2  # noqa: PLC0415  declaring a sink needs no driver
 
     schema, _, table = sink["table"].partition(".")
     try:
         with suppress(SecretError, TargetError, TargetUnavailableError), _looking(sink) as cursor:
             return Commits(Statements(schema, table)).other_writer(cursor, pipeline, output)
-    except psycopg2.errors.InsufficientPrivilege as error:
+    except psycopg2.ProgrammingError as error:
         found = f"{schema}.{COMMITS} can't be read: {str(error).partition(chr(10))[0]}"
         return TargetCheck("failed", found, "Every attempt reads it: let the login of the sink's URL own it.")
     except psycopg2.Error:

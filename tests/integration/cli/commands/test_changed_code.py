@@ -334,6 +334,7 @@ def test_apply_says_that_code_takes_effect_though_no_declaration_changed(
 ) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     copies = CodeCopies(home)
+    copies.of("shop")
     with take_lock(home):
         for code, said in (("Code ", "No declaration changed"), ("Nothing to apply", "code and driver log agree")):
             CliRunner().invoke(app, ["apply", "shop"])
