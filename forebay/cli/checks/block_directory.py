@@ -47,7 +47,7 @@ def write_and_sync(root: Path) -> None:
         os.close(directory)
 
 
-def watch_roots(block_store: str, tell: Callable[[str], None]) -> None:
+def check_roots(block_store: str, tell: Callable[[str], None]) -> None:
     """Refuse a wrong setting, and tell, in a thread, of each directory that can't be written now.
 
     It may not be mounted yet, or not answer for long: receivers wait for it. Raises BlockStoreError.

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from forebay.cli.checks.block_directory import watch_roots
+from forebay.cli.checks.block_directory import check_roots
 from forebay.cli.checks.problem_watch import ProblemWatch
 from forebay.cli.commands.agent import DEFAULT_SLOTS, ROLES
 from forebay.cli.commands.apply import print_changes
@@ -311,7 +311,7 @@ class Services:
         # Report a module that can't be loaded, an address that may not be used, a block store that is none, or a key
         # that can't be read, before anything starts.
         check_block_key(self._settings.block_key)
-        watch_roots(self._settings.block_store_roots, self._tell)
+        check_roots(self._settings.block_store_roots, self._tell)
         listen_address(self._settings.tracker_http, self._settings.tracker_token, self._settings.tracker_write_token)
         checked_token(DAGSTER_TOKEN, self._settings.dagster_token)
         self._ui_port = entered.enter_context(held_port(self._wanted_ui_port, else_any=DEFAULT_UI_PORT))

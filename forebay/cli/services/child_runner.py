@@ -342,7 +342,7 @@ def _size(log_file: Path) -> int:
 def _reason(log_file: Path, logged: int) -> str:
     """Return the log's last line as the end of a sentence; "" if none was written after the first `logged` bytes."""
     size = _size(log_file)
-    # It may have been rolled meanwhile, and begin anew.
+    # It may have been rolled meanwhile, and begin again.
     written = size - logged if size >= logged else size
     if not written:
         return ""
