@@ -42,15 +42,15 @@ demo: $(STAMP) ## run the whole path of a record on real flights; takes about a 
 up: $(STAMP) ## run a pipeline module on this machine until Ctrl-C: make up ARGS=my_pipeline.py
 	@$(BIN)/forebay up $(ARGS)
 
-# Each process takes whole files, in order: a module's shared fixtures are created once. Those that start a JVM come
-# first in `test`, and two processes take them all.
+# Each process takes whole files, in order: a module's shared fixtures are created once, and it loads no other's files.
+# Those that start a JVM come first, and two processes take them all.
 # More processes than cores, because many tests wait most of their time: four take 8 GB, three 6. The JVMs start from an
 # archive of Spark's classes, which is made once for an environment.
 WORKERS ?= $(shell awk '/^MemAvailable/ {print ($$2 > 12000000) ? 4 : 3}' /proc/meminfo 2>/dev/null || echo 3)
-IN_PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+IN_PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder -p tests.support.scheduling
 test: $(STAMP) ## each behaviour that needs no broker, cluster or browser; ARGS="tests/unit -k frame" for a part
 	@$(if $(filter tests/unit%,$(ARGS)),,$(BIN)/python -m tests.support.spark.class_archive)
-	@$(BIN)/python -m pytest $(IN_PARALLEL) -p tests.support.spark.scheduling $(ARGS)
+	@$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 contrib: $(STAMP) ## the contributed kinds of source and sink (forebay_contrib), as far as they need no broker
 	@$(BIN)/python -m tests.support.spark.class_archive
