@@ -10,6 +10,8 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.commands.run_program import run_program
 
 ROOT = Path(__file__).parents[3]
@@ -35,6 +37,8 @@ def test_the_pages_with_examples() -> None:
     }
 
 
+@pytest.mark.slow
+@pytest.mark.core
 def test_dagsters_own_command_loads_each_as_a_file_and_as_a_module(tmp_path: Path) -> None:
     for page in EXAMPLES:
         for name, text in PAGES[page].items():
