@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import pika
 import structlog
-from pika.exceptions import AMQPError
+from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from forebay_contrib.amqp.client import TolerantConnection
 from forebay_contrib.amqp.parameters import connection_parameters
@@ -33,7 +33,7 @@ from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
 from tracker_store.receivers.source_lag import Unread
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from concurrent.futures import Future
 
     from pika.adapters.blocking_connection import BlockingChannel
@@ -53,6 +53,9 @@ _TURN_SECONDS = 1.0  # how long the connection's thread waits for data before it
 _GATHERING_SECONDS = 0.01
 _GATHERED_MESSAGES = 500
 _STREAM_OFFSET = "x-stream-offset"  # RabbitMQ adds this header to messages of a stream
+# So a stream shows what it is as soon as it has a message, at each start; other queues have no use for it.
+_FROM_THE_FIRST = {_STREAM_OFFSET: "first"}
+_PRECONDITION_FAILED = 406
 
 
 class AmqpConsumerError(ConnectionError):
@@ -93,6 +96,7 @@ class AmqpReader:
         # The messages that are not acknowledged, by tag and queue, and how many of each queue were.
         self._unacknowledged: deque[tuple[int, str]] = deque()
         self._read: Counter[str] = Counter()
+        self._ready: dict[str, int] = {}
 
     def start(self) -> None:
         """Begin to read; return at once."""
@@ -139,6 +143,8 @@ class AmqpReader:
             connection.close()
         except AmqpConsumerError as error:
             self._receiver.restart("the AMQP broker cancelled a consumer", error)
+        except AmqpStreamError as error:
+            self._receiver.restart("a queue can't be read without gaps", error)
         except BaseException as error:  # noqa: BLE001  reported, and started again
             if not self._stopping:
                 self._receiver.restart(words, error)
@@ -148,16 +154,45 @@ class AmqpReader:
             self._close()
 
     def _consume(self, connection: pika.BlockingConnection) -> BlockingChannel:
+        """Consume each queue. Raises AmqpStreamError for a stream, if the broker shows already which ones are."""
+        channel = self._new_channel(connection)
+        accepted, refused = [], False
+        for queue in self._source.queues:
+            try:
+                self._consume_queue(channel, queue, _FROM_THE_FIRST)
+            except ChannelClosedByBroker as error:
+                if error.reply_code != _PRECONDITION_FAILED:
+                    raise
+                # Some brokers refuse the argument where it has no use. With them, those that accept it are streams.
+                refused = True
+                channel = self._new_channel(connection)
+            else:
+                accepted.append(queue)
+        if refused:
+            if accepted:
+                raise _stream_error(accepted[0])
+            for queue in self._source.queues:
+                self._consume_queue(channel, queue, {})
+        return channel
+
+    def _new_channel(self, connection: pika.BlockingConnection) -> BlockingChannel:
         channel = connection.channel()
         channel.basic_qos(prefetch_count=self._source.prefetch)
         channel.add_on_cancel_callback(self._on_cancel)
-        for queue in self._source.queues:
-            # A cancellation names the consumer's tag, so use the queue's name.
-            channel.basic_consume(queue, partial(self._on_message, queue), consumer_tag=queue)
         return channel
 
+    def _consume_queue(self, channel: BlockingChannel, queue: str, arguments: Mapping[str, str]) -> None:
+        # A cancellation names the consumer's tag, so use the queue's name.
+        channel.basic_consume(queue, partial(self._on_message, queue), consumer_tag=queue, arguments=arguments)
+
     def _on_cancel(self, frame: Method) -> None:
-        self._cancelled = f"{frame.method.consumer_tag}: the queue was deleted, or has moved"
+        queue = frame.method.consumer_tag
+        self._cancelled = f"{queue}: the queue was deleted, or has moved"
+        if self._ready.get(queue):
+            self._cancelled += (
+                f"; if it was deleted, what it had is lost: {self._ready[queue]} messages that were not delivered when "
+                "it was last seen"
+            )
 
     def _check_consumers(self, channel: BlockingChannel) -> None:
         if self._stopping:
@@ -173,7 +208,7 @@ class AmqpReader:
         self, queue: str, _: object, method: Basic.Deliver, properties: DecodedProperties, body: bytes
     ) -> None:
         if _STREAM_OFFSET in (properties.headers or {}):
-            raise AmqpStreamError(f"{queue!r} is a stream. {AmqpStreamError.__doc__}")
+            raise _stream_error(queue)
         message = Message(
             int(method.delivery_tag or 0),
             queue,
@@ -208,7 +243,7 @@ class AmqpReader:
         held = Counter(queue for _, queue in self._unacknowledged)
         try:
             for queue in self._source.queues:
-                ready = self._asking.queue_declare(queue, passive=True).method.message_count
+                ready = self._ready[queue] = self._asking.queue_declare(queue, passive=True).method.message_count
                 found[self._source.virtual_host, queue] = Unread(
                     ready + held[queue], "messages", read=self._read[queue]
                 )
@@ -282,6 +317,10 @@ class AmqpReader:
         elif not self._stopping:
             # Do not leave it to the next submit to fail: if the whole prefetch is in flight, there is none.
             self._receiver.restart("what came from the AMQP broker could not be stored", error)
+
+
+def _stream_error(queue: str) -> AmqpStreamError:
+    return AmqpStreamError(f"{queue!r} is a stream. {AmqpStreamError.__doc__}")
 
 
 def _about_a_block(messages: Sequence[Message], nbytes: int) -> int:

@@ -59,10 +59,14 @@ class BrokerAnswers:
         if reason.is_failure:
             self.refusal = f"the MQTT broker refused the connection: {reason}"
             raise MqttConnectionError(self.refusal)
-        if self._session.begin(present=flags.session_present) and self._source.qos:
+        if self._session.begin(present=flags.session_present):
+            why = (
+                f"the MQTT broker has lost the session of {self._client_id}"
+                if self._source.qos
+                else f"at qos=0 the MQTT broker keeps nothing for {self._client_id}"
+            )
             self._receiver.report_error(
-                f"the MQTT broker has lost the session of {self._client_id}: what was published while the receiver was "
-                "not connected is lost (a gap of unknown size)"
+                f"{why}: what was published while the receiver was not connected is lost (a gap of unknown size)"
             )
         assert isinstance(client, MqttClient)
         client.ask_for_topics()

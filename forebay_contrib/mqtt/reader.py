@@ -11,7 +11,7 @@ nothing is acknowledged, so the broker stops at its limit of messages in flight,
   connection, once there is room.
 - A lost connection is a restart, with the supervisor's pauses; the broker's session, and ours, are kept.
 - That the broker has a session is noted in the driver log: if it has none at a later start, what was published
-  meanwhile is lost, and reported.
+  meanwhile is lost, and reported. At QoS 0 it never has one.
 - At a stop nothing more is read. What was read is handed over, and acknowledged when it is registered.
 """
 
@@ -56,7 +56,7 @@ _PACKETS_A_TURN = 1000
 _MESSAGE_BYTES = 1000
 # How long to wait at the end until the broker has taken the last acknowledgements.
 _LEAVING_SECONDS = 1.0
-# A session has no numbers: its mark says that there was one.
+# A session has no numbers: its mark says that there was one. At QoS 0 it ends with each connection.
 _HAS_SESSION = (0,)
 
 _NOT_STORED = "what came from the MQTT broker could not be stored"
@@ -142,7 +142,7 @@ class MqttReader:
             self._client = client
         try:
             # Before there is a connection that could time out.
-            if self._source.qos and self._marks.read() is not None:
+            if self._marks.read() is not None:
                 self._session.note_known()
             client.open()
             with self._changed:
@@ -304,14 +304,14 @@ class MqttReader:
             _log.info("what came could not be stored, and is not acknowledged", error=str(failed))
 
     def _note_session(self) -> None:
-        """Note that the broker has a session for us, as soon as it has one."""
+        """Note that we were subscribed, as soon as we are: a later start without a session has missed something."""
 
         def has_session() -> bool:
             return self._answers.is_subscribed or bool(self._coming)
 
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or has_session())
-            if not self._source.qos or not has_session():
+            if not has_session():
                 return
         self._marks.note(_HAS_SESSION)
 

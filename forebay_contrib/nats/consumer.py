@@ -69,6 +69,11 @@ class DurableConsumer:
             )
             self._begin_again(about, consumer, first)
         _check(source, consumer.config)
+        if source.subject is None and _filters(consumer.config):
+            self._receiver.report_error(
+                f"the consumer {source.durable!r} of {source.stream!r} was created to read only "
+                f"{', '.join(_filters(consumer.config))}: messages of other subjects do not come"
+            )
         async with self._looking:
             await self._compare(about, consumer)
 
@@ -144,7 +149,7 @@ def _seen(source: NatsJetStream, about: StreamInfo, consumer: ConsumerInfo) -> S
     config = consumer.config
     removed = state.last_seq - state.messages
     keeps_newest = (about.config.max_msgs_per_subject or 0) > 0 or bool(about.config.allow_rollup_hdrs)
-    has_filter = bool(source.subject or config.filter_subject or config.filter_subjects)
+    has_filter = bool(source.subject or _filters(config))
     return Seen(
         stream=_microseconds(about.created),
         first=state.first_seq,
@@ -183,10 +188,23 @@ def _check(source: NatsJetStream, config: ConsumerConfig) -> None:
             f"{name} is a push consumer, which takes no requests: create it without deliver_subject, or give "
             "another durable"
         )
-
-    filters = [*(config.filter_subjects or []), *([config.filter_subject] if config.filter_subject else [])]
+    if config.headers_only:
+        raise NatsError(
+            f"{name} has headers_only, by which messages come without their content: create it without, or give "
+            "another durable"
+        )
+    if (config.max_deliver or 0) > 0:
+        raise NatsError(
+            f"{name} has max_deliver {config.max_deliver}, after which the server gives a message up, stored or not: "
+            "create it without, or give another durable"
+        )
+    filters = _filters(config)
     if source.subject is not None and filters != [source.subject]:
         raise NatsError(
             f"{name} reads {', '.join(filters) or 'each subject'}, and not {source.subject!r}, which was "
             "declared: give another durable, or delete the consumer"
         )
+
+
+def _filters(config: ConsumerConfig) -> list[str]:
+    return [*(config.filter_subjects or []), *([config.filter_subject] if config.filter_subject else [])]

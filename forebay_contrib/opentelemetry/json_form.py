@@ -1,7 +1,8 @@
 """Reads an export request of OTLP's logs in JSON, as a whole or level by level, from its bytes.
 
 Protobuf's reader of JSON passes over what it does not know, takes what is no Base64, and numbers that are too large. A
-part with such a value is none. Loads ``opentelemetry-proto``.
+part with such a value is none. It also takes fields by protobuf's own names (``log_records``): every check sees these
+by OTLP's (``logRecords``). Loads ``opentelemetry-proto``.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from receiver_runtime.receivers.http.requests.json_spans import UnknownSpansErro
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from receiver_runtime.receivers.http.requests.json_spans import Span
+
 # A surrogate in JSON; two that are a pair are one character.
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 #: Protobuf reports a wrong type by more than one kind of error.
 WRONG = (ParseError, ValueError, TypeError, AttributeError, KeyError)
 _NEXT_LEVEL = {Level.REQUEST: "resourceLogs", Level.RESOURCE: "scopeLogs", Level.SCOPE: "logRecords"}
-# Both names that protobuf's readers took.
-_LEGACY_LOGS = ("instrumentationLibraryLogs", "instrumentation_library_logs")
+_LEGACY_LOGS = "instrumentationLibraryLogs"
 # What is around a part of each level in a request.
 _AROUND = {
     Level.REQUEST: (b"", b""),
@@ -39,7 +41,7 @@ _AROUND = {
     Level.RECORD: (b'{"resourceLogs":[{"scopeLogs":[{"logRecords":[', b"]}]}]}"),
 }
 _UNDERSCORE = re.compile(r"_([a-z])")
-_KINDS = {name for field in AnyValue.DESCRIPTOR.fields for name in (field.name, field.json_name)}
+_KINDS = {field.json_name for field in AnyValue.DESCRIPTOR.fields}
 
 
 class Json:
@@ -63,7 +65,7 @@ class Json:
             raise UnknownSpansError("it is no object")
         others, found = [], []
         for member in spans_of(data, check):
-            if json.loads(member.name) == _NEXT_LEVEL[level] and member.value != b"null":
+            if _name_of(member) == _NEXT_LEVEL[level] and member.value != b"null":
                 found += [one.value for one in spans_of(member.value, check)]
             else:
                 others.append(member.name + b":" + member.value)
@@ -73,7 +75,7 @@ class Json:
         """Return a resource without log records of before OTLP 0.20, and whether it had such."""
         kept, has_legacy = [], False
         for member in spans_of(data, check):
-            if json.loads(member.name) not in _LEGACY_LOGS:
+            if _name_of(member) != _LEGACY_LOGS:
                 kept.append(member.name + b":" + member.value)
             elif b"".join(member.value.split()) not in {b"null", b"[]"}:
                 has_legacy = True
@@ -90,16 +92,23 @@ class Json:
         return found
 
 
+def _name_of(member: Span) -> str:
+    return _as_in_otlp(json.loads(member.name))
+
+
+def _as_in_otlp(name: str) -> str:
+    """Return a field's name as OTLP's JSON has it; protobuf's own is taken too."""
+    return _UNDERSCORE.sub(lambda letter: letter[1].upper(), name) if "_" in name else name
+
+
 def _members(members: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object. Raises ValueError for a field that is there twice, under whichever of its names."""
     found: dict[str, Any] = {}
-    for name, value in members:
+    for given, value in members:
+        name = _as_in_otlp(given)
         if name in found:
-            raise ValueError(f"{name!r:.100} is there twice")
+            raise ValueError(f"{given!r:.100} is there twice")
         found[name] = value
-    for name in found:
-        if "_" in name and _UNDERSCORE.sub(lambda letter: letter[1].upper(), name) in found:
-            raise ValueError(f"{name!r:.100} is there twice")
     return found
 
 
@@ -122,7 +131,7 @@ def _with_protobufs_ids(request: Any) -> Any:  # noqa: ANN401  whatever was sent
         # OTLP says to ignore unknown fields. Here that would leave nothing, and the sender would be told of success.
         raise ValueError(f"of its fields, as {min(request)!r:.100}, none is resourceLogs")
     for of_resource in request.get("resourceLogs") or ():
-        if any(of_resource.get(name) for name in _LEGACY_LOGS):
+        if of_resource.get(_LEGACY_LOGS):
             raise ValueError(LEGACY)
         _check_attributes((of_resource.get("resource") or {}).get("attributes"))
         for of_scope in of_resource.get("scopeLogs") or ():
@@ -150,12 +159,12 @@ def _check_value(value: Any) -> None:  # noqa: ANN401  as above
     for kind, held in (value or {}).items():
         if kind not in _KINDS:
             raise ValueError(f"a value is of the kind {kind!r:.100}, which is none")
-        if kind in {"bytesValue", "bytes_value"} and held is not None:
+        if kind == "bytesValue" and held is not None:
             _check_base64(held)
-        elif kind in {"arrayValue", "array_value"}:
+        elif kind == "arrayValue":
             for one in (held or {}).get("values") or ():
                 _check_value(one)
-        elif kind in {"kvlistValue", "kvlist_value"}:
+        elif kind == "kvlistValue":
             _check_attributes((held or {}).get("values"))
 
 

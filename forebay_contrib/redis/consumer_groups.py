@@ -163,7 +163,7 @@ class ConsumerGroups:
         latest = self._source.start == "latest" and mark is None
         is_new = True
         try:
-            client.xgroup_create(stream, name, "$" if latest else "0", mkstream=True)
+            _create(client, stream, name, latest=latest)
         except redis.ResponseError as error:
             if not str(error).startswith("BUSYGROUP"):
                 raise
@@ -309,6 +309,35 @@ class ConsumerGroups:
 
     def _report(self, stream: str, gap: Gap) -> None:
         self._receiver.report_error(f"group {self._source.group!r} of {stream}: {gap}")
+
+
+def _create(client: redis.Redis, stream: str, name: str, *, latest: bool) -> None:
+    """Create a group at the stream's end, or before its oldest entry. Raises redis.ResponseError.
+
+    The group counts what it reads from its beginning on. Else Redis 7.0 takes the count from the stream when the group
+    reads its first entry, with all that was trimmed before that.
+    """
+    try:
+        whole: Any = client.xinfo_stream(stream)
+    except redis.ResponseError as error:
+        if "no such key" not in str(error):
+            raise
+        about: dict[str, Any] = {"length": 0, "last-generated-id": b"0-0", "entries-added": 0}
+    else:
+        about = _by_name(whole)
+    begin = about["last-generated-id"] if latest else b"0"
+    added = about.get("entries-added")
+    if added is not None:
+        try:
+            read = added if latest else added - about["length"]
+            client.xgroup_create(stream, name, begin, mkstream=True, entries_read=read)
+        except redis.ResponseError as error:
+            # Before Redis 7 there is no such option.
+            if "wrong number of arguments" not in str(error) and "syntax error" not in str(error):
+                raise
+        else:
+            return
+    client.xgroup_create(stream, name, begin, mkstream=True)
 
 
 def group_of(client: redis.Redis, stream: str, name: str) -> dict[str, Any] | None:

@@ -126,17 +126,24 @@ def test_a_message_repeated_at_once_is_stored_once(queue: AmqpQueue, make_rig: C
     assert [row["message_id"] for row in rig.rows()] == ["a", "b", "c", "the last"]
 
 
+@pytest.mark.parametrize("before", [0, 2])
 def test_a_stream_is_refused_because_it_would_be_read_from_its_end(
-    rabbitmq: RabbitMq, make_rig: Callable[..., SourceRig]
+    rabbitmq: RabbitMq, make_rig: Callable[..., SourceRig], before: int
 ) -> None:
+    """Check each start of one that has messages, though none comes while the receiver is there."""
     stream = AmqpQueue(rabbitmq, kind="stream")
     try:
         stream.declare()
+        stream.send(before)
         rig = make_rig(stream.source())
         process = rig.start()
-        eventually(lambda: rig.reason().startswith("connected"), "a consumer")
-        stream.send(1)
-        eventually(lambda: "bind a quorum queue" in rig.reason().lower(), "the reason")
+        if not before:
+            eventually(lambda: rig.reason().startswith("connected"), "a consumer")
+            stream.send(1)
+        eventually(
+            lambda: rig.reason().startswith("degraded") and "bind a quorum queue" in rig.reason().lower(), "the reason"
+        )
+        assert rig.said("a queue can't be read without gaps")
         assert rig.registered() == 0
         process.kill()
     finally:
@@ -225,6 +232,7 @@ def test_x11_a_queue_that_is_deleted_is_said_and_read_again_when_it_is_there(
     eventually(lambda: queue.all_came(rig), "10 messages")
     queue.delete()
     eventually(lambda: rig.said("the AMQP broker cancelled a consumer"), "the event")
+    assert not rig.said("what it had is lost")
     eventually(lambda: rig.said("the AMQP broker refused the queues"), "the next try")
     queue.declare()
     queue.send(10)

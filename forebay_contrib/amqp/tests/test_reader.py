@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from pika.exceptions import ChannelClosedByBroker
 
 from forebay_contrib.amqp.client import DecodedProperties
 from forebay_contrib.amqp.declaration import Amqp
+from forebay_contrib.amqp.reader import AmqpConsumerError, AmqpReader, AmqpStreamError
 from forebay_contrib.amqp.receiver import AmqpReceiver
 from forebay_contrib.amqp.records import Message
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
@@ -15,15 +19,75 @@ if TYPE_CHECKING:
     from receiver_runtime.supervisor.attached_supervisor import AttachedSupervisor
 
 
-def test_messages_that_piled_up_are_taken_one_block_at_a_time() -> None:
-    """After a wait, all messages together may be more than one batch can hold."""
-    receiver = AmqpReceiver(Amqp(host="127.0.0.1", queues=("q",)))
+def _reader(*queues: str) -> AmqpReader:
+    receiver = AmqpReceiver(Amqp(host="127.0.0.1", queues=queues))
     settings = ReceiverSettings(max_block_bytes=2048)
     attached = SimpleNamespace(
         settings=settings, receiver_id=1, record_schema=receiver.record_schema, block_path=SimpleNamespace()
     )
     receiver.attach_supervisor(cast("AttachedSupervisor", attached))
     reader = receiver.make_run()
+    assert isinstance(reader, AmqpReader)
+    return reader
+
+
+class _Channel:
+    """Stand for a channel of a broker with streams; one that ``refuses`` closes it for an argument without a use."""
+
+    def __init__(self, streams: set[str], *, refuses: bool) -> None:
+        self._streams = streams
+        self._refuses = refuses
+        self.consumed: list[str] = []
+        self.is_open = True
+
+    def basic_qos(self, *_: object, **__: object) -> None:
+        """Do nothing."""
+
+    add_on_cancel_callback = basic_qos
+
+    def basic_consume(self, queue: str, _: object, *, arguments: dict[str, str], **__: object) -> None:
+        assert self.is_open
+        if queue not in self._streams and arguments and self._refuses:
+            self.is_open = False
+            raise ChannelClosedByBroker(406, "PRECONDITION_FAILED - invalid arg 'x-stream-offset'")
+        self.consumed.append(queue)
+
+
+@pytest.mark.parametrize("streams", [set(), {"a"}, {"b"}, {"c"}, {"a", "c"}])
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_stream_is_seen_by_the_argument_that_other_queues_do_not_take(streams: set[str], refuses: bool) -> None:
+    """Check that no queue is consumed twice: messages would count as delivered once more."""
+    made: list[_Channel] = []
+
+    def channel() -> _Channel:
+        made.append(_Channel(streams, refuses=refuses))
+        return made[-1]
+
+    reader = _reader("a", "b", "c")
+    connection: Any = SimpleNamespace(channel=channel)
+    if refuses and streams:
+        with pytest.raises(AmqpStreamError, match=f"'{min(streams)}' is a stream"):
+            reader._consume(connection)
+        expected = streams
+    else:
+        assert cast("Any", reader._consume(connection)) is made[-1]
+        assert made[-1].is_open
+        expected = {"a", "b", "c"}
+    assert sorted(queue for one in made for queue in one.consumed) == sorted(expected)
+
+
+@pytest.mark.parametrize(("ready", "said"), [(3, "what it had is lost: 3 messages"), (0, None)])
+def test_a_queue_that_is_deleted_with_messages_says_how_many(ready: int, said: str | None) -> None:
+    reader = _reader("q")
+    reader._ready["q"] = ready
+    reader._on_cancel(SimpleNamespace(method=SimpleNamespace(consumer_tag="q")))
+    with pytest.raises(AmqpConsumerError, match=said or "^q: the queue was deleted, or has moved$"):
+        reader._check_consumers(cast("Any", SimpleNamespace(is_open=True)))
+
+
+def test_messages_that_piled_up_are_taken_one_block_at_a_time() -> None:
+    """After a wait, all messages together may be more than one batch can hold."""
+    reader = _reader("q")
     sizes = [1000, 1000, 1000, 0, 5000, 10, 10]
     came = [
         Message(tag, "q", "", "q", redelivered=False, properties=DecodedProperties(), body=b"x" * size)

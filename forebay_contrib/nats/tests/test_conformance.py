@@ -223,8 +223,10 @@ def test_a_request_that_the_consumer_refuses_is_reported(
         ({"ack_policy": "none"}, "has ack_policy 'none', by which messages are lost"),
         ({"ack_policy": "all"}, "has ack_policy 'all', by which messages are lost"),
         ({"deliver_subject": "elsewhere"}, "is a push consumer"),
+        ({"headers_only": True}, "has headers_only, by which messages come without their content"),
+        ({"max_deliver": 2}, "has max_deliver 2, after which the server gives a message up"),
     ],
-    ids=["none", "all", "push"],
+    ids=["none", "all", "push", "headers_only", "max_deliver"],
 )
 def test_a_consumer_that_would_lose_messages_or_gives_none_is_refused(
     stream: NatsStream, make_rig: Callable[..., SourceRig], settings: dict[str, object], said: str
@@ -249,6 +251,19 @@ def test_a_consumer_with_another_subject_than_the_declared_one_is_refused(
     rig = make_rig(stream.source(subject=f"{stream.name}.b.*"))
     process = rig.start()
     eventually(lambda: rig.said(f"reads {stream.name}.a.*, and not '{stream.name}.b.*'"), "the event")
+    stop(process)
+
+
+def test_a_consumer_of_some_subjects_where_none_is_declared_is_read_and_reported(
+    stream: NatsStream, make_rig: Callable[..., SourceRig]
+) -> None:
+    create_consumer(stream, filter_subject=f"{stream.name}.b.*")
+    rig = make_rig(stream.source())
+    process = rig.start()
+    stream.publish(b"1")
+    stream.publish(b"2", subject=f"{stream.name}.b.c")
+    eventually(lambda: rig.registered() == 1, "the one that it reads")
+    assert rig.said(f"was created to read only {stream.name}.b.*: messages of other subjects do not come")
     stop(process)
 
 

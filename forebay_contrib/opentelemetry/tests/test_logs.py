@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from google.protobuf import json_format
@@ -18,6 +19,9 @@ from forebay_contrib.opentelemetry import answers as otlp_answers
 from forebay_contrib.opentelemetry.json_form import _members
 from forebay_contrib.opentelemetry.logs import parse_logs
 from receiver_runtime.receivers.http.requests.pushed import Pushed, PushRefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PROTOBUF = b"application/x-protobuf"
 JSON = b"application/json"
@@ -218,7 +222,7 @@ def test_too_large_a_result_is_413() -> None:
         (PROTOBUF, request().SerializeToString()[:-1]),
         (JSON, b""),
         (JSON, b"[]"),
-        (JSON, b'{"resource_logs": []}'),
+        (JSON, b'{"logs": []}'),
         (JSON, b"\xff"),
         (JSON, b'{"resourceLogs": 1}'),
         (JSON, b'{"a":' * 100_000),
@@ -373,14 +377,35 @@ ODD_IN_JSON = [
 ]
 
 
+def _in_protobufs_names(body: bytes) -> bytes:
+    return re.sub(
+        rb'"[a-z]+[A-Z]\w*":', lambda name: re.sub(rb"[A-Z]", lambda one: b"_" + one[0].lower(), name[0]), body
+    )
+
+
+@pytest.mark.parametrize("spelt", [bytes, _in_protobufs_names], ids=["otlp", "protobuf"])
 @pytest.mark.parametrize("odd", ODD_IN_JSON, ids=lambda odd: repr(odd[:40]))
-def test_an_odd_log_record_in_json_refuses_no_other_and_is_kept_as_it_came(odd: bytes) -> None:
+def test_an_odd_log_record_in_json_refuses_no_other_and_is_kept_as_it_came(
+    odd: bytes, spelt: Callable[[bytes], bytes]
+) -> None:
     first, third = (b'{"timeUnixNano": "1767225600123456789", "body": {"stringValue": "%s"}}' % n for n in (b"1", b"3"))
     records = b"[%s ,\n%s , %s]" % (first, odd, third)
     body = b'{"resourceLogs": [{"resource": {"attributes": []}, "scopeLogs": [{"logRecords": %s}]}]}' % records
-    found = parsed(body, JSON)
+    found = parsed(spelt(body), JSON)
     assert [json.loads(record.body or b"")["body"] for record in found.records] == ["1", "3"]
-    assert [one.data for one in found.rejected] == [odd]
+    assert [one.data for one in found.rejected] == [spelt(odd)]
+
+
+def test_a_request_in_protobufs_names_gives_the_same_records() -> None:
+    body = json.dumps(OTLP_JSON).encode()
+    assert _in_protobufs_names(body) != body
+    assert only(_in_protobufs_names(body), JSON) == WHOLE
+
+
+def test_a_field_under_both_of_its_names_is_none() -> None:
+    record = b'{"severity_text": "a", "severityText": "b"}'
+    found = parsed(b'{"resource_logs": [{"scope_logs": [{"log_records": [%s, {}]}]}]}' % record, JSON)
+    assert (len(found.records), [one.data for one in found.rejected]) == (1, [record])
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,36 @@ def test_entries_trimmed_unread_are_reported_in_numbers(keys: RedisKeys, make_ri
     stop(second)
 
 
+@pytest.mark.parametrize(("start", "before"), [("earliest", 0), ("earliest", 30), ("latest", 30)])
+def test_entries_trimmed_before_a_new_group_has_read_any_are_counted(
+    keys: RedisKeys, make_rig: Callable[..., SourceRig], start: str, before: int
+) -> None:
+    """Trim them as they are added: no look comes in between. What was trimmed before there was a group is no gap."""
+
+    def add(entries: int, most: int) -> None:
+        with keys.client.pipeline(transaction=True) as all_at_once:
+            for number in range(entries):
+                all_at_once.xadd(keys.names[0], {b"n": b"%d" % number}, maxlen=most, approximate=False)
+            all_at_once.execute()
+
+    add(before, 10)
+    rig = make_rig(keys.source(start=start))
+    process = rig.start()
+    eventually(lambda: rig.said("connected to"), "the groups")
+    come = 10 if before and start == "earliest" else 0
+    if not come:
+        add(100, 8)
+        come = 8
+        eventually(lambda: rig.said("a gap of 92 entries"), "their number")
+    eventually(lambda: rig.registered() == come and keys.pending() == 0, "what is there")
+    [group] = keys.client.xinfo_groups(keys.names[0])
+    add(20, 1)
+    eventually(lambda: rig.said("19 entries"), "a later gap alone")
+    assert rig.said("a gap of 92 entries") is (come == 8)
+    assert group["lag"] == (0 if come == 10 else 92)
+    stop(process)
+
+
 def test_entries_trimmed_after_delivery_are_reported(keys: RedisKeys, make_rig: Callable[..., SourceRig]) -> None:
     rig = make_rig(keys.source(claim_after="1s"))
     consumer = f"forebay-{rig.receiver_ids[0]}"

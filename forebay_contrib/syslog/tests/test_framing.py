@@ -526,6 +526,15 @@ def test_the_zone_of_a_time_without_one() -> None:
     assert twice["timestamp"] == datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
 
 
+@pytest.mark.parametrize("form", ["<{}>1 - h a p m - text", "<{}>Mar  1 10:00:00 h t: m", "<{}>text"])
+@pytest.mark.parametrize("priority", ["34", "034", "008", "00"])
+def test_a_priority_with_zeros_before_it_is_that_decimal_number(form: str, priority: str) -> None:
+    """Read it though RFC 5424 forbids it: no other number is written so, and ``raw`` has it as it came."""
+    [padded], [plain] = rows(form.format(priority).encode()), rows(form.format(int(priority)).encode())
+    assert padded == plain
+    assert padded["priority"] == int(priority)
+
+
 def test_an_unparsable_message_is_a_row_with_the_reason() -> None:
     assert rows(
         b"",
