@@ -52,12 +52,16 @@ def breaks() -> Never:
 
 def test_each_answer_of_a_target_is_a_sentence_and_none_keeps_the_others_waiting(connection: sa.Connection) -> None:
     never = threading.Event()
+
+    def hangs() -> None:
+        never.wait()
+
     pipeline = declared(
         free=AskedSink(lambda: None),
         held=AskedSink(lambda: HELD),
         odd=AskedSink(breaks),
         away=AskedSink(lambda: TargetCheck("warning", "t: Connection refused", "")),
-        hangs=AskedSink(lambda: never.wait() and None),
+        hangs=AskedSink(hangs),
     )
     try:
         asked = ask_targets(connection, [pipeline], seconds=1.0)
