@@ -415,7 +415,7 @@ def _prepare_database(url: str | None, settings: Settings, supervisor: Superviso
     """Start and migrate the embedded server, or migrate the one that is named; return the services' URL."""
     if url is not None:
         migrate.upgrade(url)
-        with migrate.naming_missing_rights():
+        with migrate.naming_missing_rights(url):
             ensure_dagster_schema(url)
         return url
     server = _start_postgres(settings, supervisor)
