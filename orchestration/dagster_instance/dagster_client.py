@@ -44,8 +44,8 @@ query RunStatus($runId: ID!) {
   runOrError(runId: $runId) { __typename ... on Run { status } ... on Error { message } }
 }
 """
-# Dagster's exception, which its message begins with.
-_CODE_UNREACHABLE = "DagsterUserCodeUnreachableError"
+# What an error of Dagster contains if its code server went away or is going away. The first is an exception's name.
+_CODE_UNREACHABLE = ("DagsterUserCodeUnreachableError", "start a run on a server after telling it to shut down")
 _RUNS = """
 query RunsWithTags($tags: [ExecutionTag!]!) {
   runsOrError(filter: {tags: $tags}, limit: 1) {
@@ -64,6 +64,8 @@ query UnfinishedRuns($tags: [ExecutionTag!]!, $statuses: [RunStatus!]!) {
   }
 }
 """
+# What a launch answers for a job that the code location does not have, or while that could not be loaded.
+_NO_JOB = "PipelineNotFoundError"
 _UNFINISHED_STATUSES = ("QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING", "SUSPENDED")
 _LAUNCH = """
 mutation LaunchBatch($params: ExecutionParams!) {
@@ -84,6 +86,8 @@ mutation EndRun($runId: String!) {
 }
 """
 _NOT_STARTED = "NOT_STARTED"
+# A run that Dagster could not start, or one that was ended because of that.
+_NEVER_STARTED = ("FAILURE", "CANCELED")
 
 
 class DagsterError(Exception):
@@ -106,8 +110,8 @@ class LaunchRefusedError(DagsterError):
     """Dagster refused: there is no run."""
 
 
-class CodeUnreachableError(LaunchRefusedError):
-    """Dagster can't reach its code server, as while that restarts: there is no run."""
+class CodeNotLoadedError(LaunchRefusedError):
+    """Dagster's code server does not have the pipeline, as while it restarts: nothing was run."""
 
 
 class RunNotStartedError(DagsterError):
@@ -117,6 +121,11 @@ class RunNotStartedError(DagsterError):
         """Take what Dagster said, and the run that it had made."""
         super().__init__(f"{said}; its run {run_id} was not started")
         self.run_id = run_id
+        self.lost_its_code = _is_code_unreachable(said)
+
+
+def _is_code_unreachable(said: str) -> bool:
+    return any(words in said for words in _CODE_UNREACHABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +253,7 @@ class DagsterClient:
         said = f"{answer['__typename']}: {answer.get('message', '')}"
         if answer["__typename"] == "PythonError":
             raise self._failed_launch(said, tags)
-        raise LaunchRefusedError(said)
+        raise (CodeNotLoadedError if answer["__typename"] == _NO_JOB else LaunchRefusedError)(said)
 
     def _failed_launch(self, said: str, tags: Mapping[str, str]) -> DagsterError:
         """Return what is left of a launch that ended with an error; end a run that it made and did not start.
@@ -254,8 +263,10 @@ class DagsterClient:
         """
         run_id, status = self._newest(tags)
         if run_id is None:
-            kind = CodeUnreachableError if _CODE_UNREACHABLE in said else LaunchRefusedError
+            kind = CodeNotLoadedError if _is_code_unreachable(said) else LaunchRefusedError
             return kind(f"{said}; there is no run")
+        if status in _NEVER_STARTED and _is_code_unreachable(said):
+            return RunNotStartedError(said, run_id)
         if status != _NOT_STARTED:
             return LaunchFailedError(said)
         # Nothing waits for it, whether Dagster shows its end now or the batch sensor's next look does.

@@ -286,22 +286,3 @@ def target_steps(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> li
         if output.name in before.get(pipeline.name, {})
         and (step := output.sink.step_after(before[pipeline.name][output.name].sink)) is not None
     ]
-
-
-def refused_by_targets(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[str]:
-    """Return a sentence for each output that is new or changed, whose target records another one as its writer.
-
-    It asks the targets of these outputs only. A renamed output is new.
-    """
-    before = {row.name: PipelineDeclaration.of(row.declaration).outputs for row in store.list_pipelines(connection)}
-    new = [
-        output
-        for pipeline in pipelines
-        for output in pipeline.outputs.values()
-        if (was := before.get(pipeline.name, {}).get(output.name)) is None or was.sink != output.sink.declaration()
-    ]
-    return [
-        f"output {output.name!r} of pipeline {output.pipeline.name!r}: {refused.found}. {refused.way_out}"
-        for output in new
-        if (refused := output.sink.check_writer(output.pipeline.name, output.name)) is not None
-    ]

@@ -203,7 +203,8 @@ class Sink(ABC):
     def check_writer(self, pipeline: str, output: str) -> TargetCheck | None:  # noqa: ARG002  subclasses need it
         """Return a failure if the target records another output as its writer, which `write` refuses.
 
-        An output that was renamed is another one. None: it may write, or the target can't be asked. Changes nothing.
+        An output that was renamed is another one. None: it may write; a warning: the target can't be asked, which keeps
+        nothing from being applied. Changes nothing.
         """
         return None
 

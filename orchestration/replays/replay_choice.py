@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 REPLAYABLE = (BatchState.COMPLETED, BatchState.QUARANTINED)
-# A from_time that names no time: the newest batch that was given up, or, if none was, the newest completed one.
+# A from_time that names no time: the newest batch that was given up, or, if none was, the latest completed one.
 NEWEST_FAILED = "newest_failed"
 # How many batches one command, or one run in Dagster, replays at most: replay a longer time in parts.
 MOST_BATCHES = 10_000
@@ -55,15 +55,15 @@ class ReplayChoice:
 def batches_to_replay(connection: sa.Connection, pipeline_id: int, choice: ReplayChoice) -> list[datetime]:
     """Return the batches, oldest first: finished and not empty, with `from_time` <= batch time <= `to_time`.
 
-    Without `from_time`, return the newest completed one; without `to_time`, the one at `from_time`. Skip batches that
-    are not finished or were empty; with `quarantined` or `failed_outputs_only`, all that are not QUARANTINED. Without
-    times, `quarantined` means all that are. Takes no locks. Raises ReplayError if there is none.
+    Without `from_time`, return the latest completed one (``latest_batch``); without `to_time`, the one at `from_time`.
+    Skip batches that are not finished or were empty; with `quarantined` or `failed_outputs_only`, all that are not
+    QUARANTINED. Without times, `quarantined` means all that are. Takes no locks. Raises ReplayError if there is none.
     """
     from_time, to_time = choice.from_time, choice.to_time
     only_quarantined = choice.quarantined or choice.failed_outputs_only
     if from_time is None:
         if to_time is not None:
-            message = "a replay has a to_time and no from_time: give both, or neither for the newest completed batch"
+            message = "a replay has a to_time and no from_time: give both, or neither for the latest completed batch"
             raise ReplayError(message)
         if only_quarantined:
             times = quarantined_batches(connection, pipeline_id, newest=MOST_BATCHES if choice.quarantined else 1)
@@ -71,11 +71,11 @@ def batches_to_replay(connection: sa.Connection, pipeline_id: int, choice: Repla
                 message = "no batch is quarantined: there is nothing to run again"
                 raise ReplayError(message)
             return times[::-1]
-        found = batches.list_batches(connection, pipeline_id, states=[BatchState.COMPLETED], skip_empty=True, limit=1)
-        if not found:
+        found = batches.latest_batch(connection, pipeline_id, [BatchState.COMPLETED])
+        if found is None or not found.attempt:
             message = "no batch is completed yet (of those that had records): there is nothing to replay"
             raise ReplayError(message)
-        return [found[0].batch_time]
+        return [found.batch_time]
     last = to_time or from_time
     if last < from_time:
         message = f"the replay's from_time {from_time.isoformat()} is after its to_time {last.isoformat()}: swap them"

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestration.batches.batch_schedule import sensor_name
-from orchestration.replays.replay_choice import ReplayChoice, ReplayError
+from orchestration.dagster_instance.dagster_client import CodeNotLoadedError, RunNotStartedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from orchestration.dagster_instance.dagster_client import DagsterClient
+    from orchestration.replays.replay_choice import ReplayChoice
+
+POLL_SECONDS = 0.5  # between two looks at a code server that restarts, or at a run
 
 REPLAY_TAG = "forebay/replay"
 # The tag of one request alone, by which its run is found if Dagster's answer is lost: its own id, or its sender's key.
@@ -48,30 +52,49 @@ class ReplayRequest:
         return {REPLAY_TAG: hashlib.sha256(said.encode()).hexdigest()}
 
 
-class PipelineNotLoadedError(ReplayError):
-    """Dagster has loaded no such pipeline, at least not yet: its code server may be restarting."""
-
-
 def launch_replay(
-    client: DagsterClient, request: ReplayRequest, *, url: str, tags: Mapping[str, str] | None = None
+    client: DagsterClient,
+    request: ReplayRequest,
+    *,
+    url: str,
+    tags: Mapping[str, str] | None = None,
+    code_seconds: float,
+    on_wait: Callable[[], None] = lambda: None,
 ) -> str:
     """Launch a run, and return its id. `url` is Dagster's, for people; the run gets `tags` too.
 
+    `code_seconds`: how long to wait for a code server that restarts, as after `forebay apply`. `on_wait` is called once
+    when the wait begins. While it waits, nothing of the request has run, so no launch of it is a second one.
+
     Raises:
-        PipelineNotLoadedError: Dagster has no such pipeline.
+        CodeNotLoadedError: Dagster has no such pipeline, also after the wait.
         DagsterError: see ``DagsterClient.launch_job``.
     """
-    sensor = client.batch_sensors().get(sensor_name(request.pipeline))
-    if sensor is None:
-        message = f"Dagster at {url} has no pipeline {request.pipeline!r}: is its code loaded?"
-        raise PipelineNotLoadedError(message)
+    deadline: float | None = None
+    while True:
+        try:
+            return _launch(client, request, {**request.tags(), **(tags or {})})
+        except (CodeNotLoadedError, RunNotStartedError) as error:
+            if isinstance(error, RunNotStartedError) and not error.lost_its_code:
+                raise
+            if deadline is None:
+                deadline = time.monotonic() + code_seconds
+                on_wait()
+            if time.monotonic() >= deadline:
+                seconds = f"also after {code_seconds:g} s"
+                message = (
+                    f"Dagster at {url} has no pipeline {request.pipeline!r}, {seconds}: its code server's log says why"
+                )
+                raise CodeNotLoadedError(message) from error
+        time.sleep(POLL_SECONDS)
+
+
+def _launch(client: DagsterClient, request: ReplayRequest, tags: Mapping[str, str]) -> str:
     name = request.pipeline
-    return client.launch_job(
-        sensor,
-        f"{name}_replay",
-        {"ops": {f"{name}__replay": {"config": request.config()}}},
-        {**request.tags(), **(tags or {})},
-    )
+    sensor = client.batch_sensors().get(sensor_name(name))
+    if sensor is None:
+        raise CodeNotLoadedError
+    return client.launch_job(sensor, f"{name}_replay", {"ops": {f"{name}__replay": {"config": request.config()}}}, tags)
 
 
 class OtherReplayError(Exception):

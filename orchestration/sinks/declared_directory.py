@@ -1,11 +1,12 @@
 """Take a directory as a sink's declaration names it; refuse what would become a local directory of that odd name.
 
-Also names and checks the place of such a declaration. Creates and writes nothing.
+Also names and checks the place of such a declaration. Leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 from orchestration.declarations.pipeline import DeclarationError
@@ -39,11 +40,17 @@ def directory_place(path: str) -> Place:
 
 
 def check_directory(path: Path) -> TargetCheck:
-    """Check whether this user could write in a directory, or create it."""
+    """Check whether this user could write in a directory, or create it, by a folder that is removed at once.
+
+    What a user may do is no answer: root may write everywhere, and a file system such as /proc takes no folder.
+    """
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     if not there.is_dir():
         return TargetCheck("failed", f"{there} is no directory", "Declare another path, or move the file.")
-    if not os.access(there, os.W_OK | os.X_OK):
+    try:
+        # Readers of results skip names that begin with a dot.
+        Path(tempfile.mkdtemp(prefix=".forebay-validate-", dir=there)).rmdir()
+    except OSError as error:
         way_out = "Let the account that runs batches write there, or declare another path."
-        return TargetCheck("failed", f"{there} can't be written by this user", way_out)
+        return TargetCheck("failed", f"{there} can't be written by this user ({error.strerror})", way_out)
     return TargetCheck("ok", f"{path} can be written" if there == path else f"{path} can be created")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import sqlalchemy as sa
 
@@ -328,12 +328,13 @@ def list_batches(
     first: datetime | None = None,
     last: datetime | None = None,
     states: Sequence[BatchState] = (),
-    skip_empty: bool = False,
+    which: Literal["all", "ran", "with records"] = "all",
     limit: int,
 ) -> list[BatchRow]:
     """Return the batches from `first` to `last` in these states (none given: any), newest first. No locks.
 
-    `skip_empty`: none without records, except those that ran (an output's window may reach back).
+    `which`: all, those that ran (also without records: an output's window may reach back), or those with records of
+    their own interval.
     """
     with named_failures():
         rows = connection.execute(
@@ -343,7 +344,7 @@ def list_batches(
                   AND (CAST(:first AS timestamptz) IS NULL OR b.batch_time >= :first)
                   AND (CAST(:last AS timestamptz) IS NULL OR b.batch_time <= :last)
                   AND (cardinality(CAST(:states AS text[])) = 0 OR b.state = ANY (CAST(:states AS text[])))
-                  AND (NOT :skip_empty OR b.records > 0 OR b.attempt > 0)
+                  AND (:which = 'all' OR b.records > 0 OR (:which = 'ran' AND b.attempt > 0))
                 ORDER BY b.batch_time DESC LIMIT :limit
             """),
             {
@@ -351,11 +352,21 @@ def list_batches(
                 "first": first,
                 "last": last,
                 "states": [state.value for state in states],
-                "skip_empty": skip_empty,
+                "which": which,
                 "limit": limit,
             },
         ).all()
     return [_batch(row) for row in rows]
+
+
+def latest_batch(connection: sa.Connection, pipeline_id: int, states: Sequence[BatchState] = ()) -> BatchRow | None:
+    """Return what people mean by the latest batch in these states (none given: any). No locks.
+
+    It is the newest one with records of its own interval; if none has any, the newest that ran; else the newest.
+    """
+    kinds: tuple[Literal["with records", "ran", "all"], ...] = ("with records", "ran", "all")
+    found = (list_batches(connection, pipeline_id, states=states, which=which, limit=1) for which in kinds)
+    return next((rows[0] for rows in found if rows), None)
 
 
 def attempts_of_batch(connection: sa.Connection, pipeline_id: int, batch_time: datetime) -> list[AttemptRow]:

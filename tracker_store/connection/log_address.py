@@ -37,16 +37,16 @@ class LogAddress:
 
 def check_there_is_a_log(connection: sa.Connection, url: str) -> None:
     """Raise DriverLogError if the database has no driver log. No locks."""
-    if connection.execute(sa.text("SELECT to_regnamespace('forebay') IS NULL")).scalar_one():
-        raise no_log_in(url)
-
-
-def no_log_in(url: str) -> DriverLogError:
-    """Return the error that says that this database has no driver log, and how one is made."""
-    return DriverLogError(
-        f"{NO_LOG} {address_of_log(url)}",
-        "Run `forebay db upgrade`, which creates the driver log's tables there; `forebay up MODULE` does so too.",
+    # By a table, in the catalogs: an administrator may have made the schema, and a login may lack rights in it.
+    found = sa.text(
+        "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = 'forebay' AND c.relname = 'receivers')"
     )
+    if not connection.execute(found).scalar_one():
+        raise DriverLogError(
+            f"{NO_LOG} {address_of_log(url)}",
+            "Run `forebay db upgrade`, which creates the driver log's tables there; `forebay up MODULE` does so too.",
+        )
 
 
 def address_of_log(url: str) -> LogAddress:

@@ -16,10 +16,11 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.exc import DBAPIError
 
-from tracker_store.connection.engine import connect, psycopg2_url
+from tracker_store.connection.engine import connect, connect_once, psycopg2_url
 from tracker_store.connection.errors import DriverLogError
 from tracker_store.connection.pooler import direct_url
 from tracker_store.install.migration_blockers import MigrationBlockers
+from tracker_store.install.missing_rights import database_setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -84,17 +85,16 @@ def _run(url: str, revision: str, *, down: bool, told: Callable[[str], None] | N
 
 
 @contextmanager
-def naming_missing_rights() -> Iterator[None]:
-    """Raise DriverLogError where the login may not make what an installation needs in the database."""
+def naming_missing_rights(url: str) -> Iterator[None]:
+    """Raise DriverLogError where the login of `url` may not make what an installation needs in the database."""
     try:
         yield
     except DBAPIError as error:
         if getattr(error.orig, "pgcode", None) != _NO_RIGHT:
             raise
-        raise DriverLogError(
-            str(error.orig).strip().partition("\n")[0],
-            "Let FOREBAY_DATABASE_URL name the login that owns the database: it makes Forebay's schemas there.",
-        ) from error
+        with connect_once(url, application_name="forebay") as connection:
+            advice = database_setup(connection).advice
+        raise DriverLogError(str(error.orig).strip().partition("\n")[0], advice) from error
 
 
 def _telling(told: Callable[[str], None]) -> Callable[..., None]:
@@ -140,13 +140,13 @@ def upgrade(url: str, revision: str = "head", *, told: Callable[[str], None] | N
     Raises DriverLogError if the database is past what this installation knows or other sessions hold its tables for
     long, if there is only a pooler, and if the server can't be reached or the login lacks a right.
     """
-    with naming_missing_rights():
+    with naming_missing_rights(url):
         _run(url, revision, down=False, told=told)
 
 
 def downgrade(url: str, revision: str) -> None:
     """Migrate the driver log at `url` down to `revision` (``base`` removes everything)."""
-    with naming_missing_rights():
+    with naming_missing_rights(url):
         _run(url, revision, down=True)
 
 

@@ -13,8 +13,9 @@ from forebay.cli.services.supervisor_lock import lock_holder
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
 from forebay.cli.terminal.tables import print_table
-from orchestration.declarations.apply import Change, difference, refused_by_targets, target_steps
+from orchestration.declarations.apply import Change, difference, target_steps
 from orchestration.declarations.apply import apply as write
+from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.modules import load_pipelines
 from orchestration.declarations.project_code import CodeCopies, ProjectReader
 from orchestration.declarations.settings import Settings
@@ -134,9 +135,12 @@ def apply(
     with driver_log(console, application_name="forebay apply") as connection:
         steps = target_steps(connection, pipelines)
         changes = difference(connection, pipelines)
-        unclear = unclear_renames(changes, stop or ()) or held_targets(refused_by_targets(connection, pipelines))
+        targets = ask_targets(connection, pipelines)
+        unclear = unclear_renames(changes, stop or ()) or held_targets(targets.refused)
         if not (dry_run or unclear):
             changes = write(connection, pipelines)
+    for line in targets.unasked:
+        console.print(line, markup=False, soft_wrap=True)
     if unclear is not None:
         print_changes(console, changes)
         console.print(f"Nothing was written. {unclear}", markup=False, soft_wrap=True)

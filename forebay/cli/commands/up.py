@@ -51,10 +51,12 @@ from forebay.cli.services.code_watch import CodeWatch
 from forebay.cli.services.held_port import HOST, held_port
 from forebay.cli.services.supervisor import StopReason, StopRequestedError, Supervisor
 from forebay.cli.terminal.console import Console, printed_link
-from forebay.cli.terminal.failures import clear_errors
+from forebay.cli.terminal.failures import CommandError, clear_errors
 from orchestration.declarations.apply import Change, apply
+from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.compatibility import declared
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
+from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.project_file import project_definitions
 from orchestration.declarations.settings import NO_TOKEN, Settings
 from orchestration.tracker.http.listen_address import ListenAddressError, checked_token, listen_address
@@ -326,6 +328,12 @@ class Services:
         self._database_url = _prepare_database(self._database_url, self._settings, self._supervisor)
         engine = create_engine(self._database_url, application_name="forebay up", pool_size=1)
         with connect(engine) as connection:
+            targets = ask_targets(connection, pipelines)
+            for line in targets.unasked:
+                self._tell(line)
+            if targets.refused:
+                message = f"{' '.join(targets.refused)} Nothing was written: then start again."
+                raise CommandError(message)
             self.changes = apply(connection, pipelines)
             # Start stopped pipelines too: whoever runs `forebay up` wants them to run. A pipeline that a batch has
             # halted stays halted until a person decides.
@@ -407,7 +415,7 @@ def _prepare_database(url: str | None, settings: Settings, supervisor: Superviso
     """Start and migrate the embedded server, or migrate the one that is named; return the services' URL."""
     if url is not None:
         migrate.upgrade(url)
-        with migrate.naming_missing_rights():
+        with migrate.naming_missing_rights(url):
             ensure_dagster_schema(url)
         return url
     server = _start_postgres(settings, supervisor)
@@ -550,7 +558,15 @@ def up(
         # What was asked for, and so no alarm.
         console.print(str(stopped))
         raise typer.Exit(1) from stopped
-    except (BlockStoreError, SupervisorError, DriverLogError, ListenAddressError, PipelineModuleError) as error:
+    except (
+        BlockStoreError,
+        CommandError,
+        DeclarationError,
+        DriverLogError,
+        ListenAddressError,
+        PipelineModuleError,
+        SupervisorError,
+    ) as error:
         console.print(str(error), style="bold red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
     console.print("All services are stopped.")

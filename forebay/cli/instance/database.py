@@ -14,7 +14,7 @@ from tracker_store.connection.errors import (
     OtherReleaseError,
     UnknownNameError,
 )
-from tracker_store.connection.log_address import address_of_log, no_log_in
+from tracker_store.connection.log_address import address_of_log, check_there_is_a_log
 from tracker_store.server.embedded_postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
@@ -133,14 +133,7 @@ def naming_the_log(url: str) -> Iterator[None]:
         # The same error, so that it keeps its way out.
         error.args = (f"{error} (The driver log that was asked: {address_of_log(url)}.)",)
         raise
-    except OtherReleaseError as error:
-        if _has_a_driver_log(url):
-            raise
-        raise no_log_in(url) from error
-
-
-def _has_a_driver_log(url: str) -> bool:
-    from tracker_store.install.migrate import current_revision  # noqa: PLC0415  loads Alembic, which takes long
-
-    with connect_once(url, application_name="forebay") as connection:
-        return current_revision(connection) is not None
+    except OtherReleaseError:
+        with connect_once(url, application_name="forebay") as connection:
+            check_there_is_a_log(connection, url)
+        raise

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestration.declarations.apply import apply, declared_streams, refuse
+from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.compatibility import declared, needs_a_person
 from orchestration.declarations.modules import IMPORT_FAILS, PipelineModuleError, load_pipelines, said_in_a_line
 from orchestration.declarations.project_code import CodeCopies, same_code
@@ -124,6 +125,8 @@ def put_in_force(
     if decisions and not request.agreed:
         return CodeAnswer(Outcome.WAITS, "; ".join(decisions))
     refuse(connection, pipelines)
+    if refused := ask_targets(connection, pipelines).refused:
+        return CodeAnswer(Outcome.WAITS, " ".join(refused))
     before = copies.in_force()
     copies.put_in_force(copy.file)
     try:

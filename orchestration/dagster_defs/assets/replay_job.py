@@ -42,7 +42,7 @@ class ReplayConfig(dg.Config):
     from_time: str = Field(
         default=NEWEST_FAILED,
         description=f"The first batch time, as 2026-01-31T12:00:00Z; {NEWEST_FAILED}: the newest batch that was given "
-        "up (QUARANTINED), or, if none was, the newest completed one; empty: the newest completed one.",
+        "up (QUARANTINED), or, if none was, the newest completed one with records; empty: the latter.",
     )
     to_time: str = Field(default="", description="The last batch time; empty: the one batch at from_time.")
     outputs: list[str] = Field(default=[], description="The outputs to replace, by name; empty: all of them.")

@@ -5,7 +5,7 @@ All SQL here runs on the target, and changes nothing; this module never touches 
 
 from __future__ import annotations
 
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -71,23 +71,23 @@ def check_access(sink: Mapping[str, Any], columns: Sequence[Column] | None = Non
 
 
 def check_writer(sink: Mapping[str, Any], pipeline: str, output: str) -> TargetCheck | None:
-    """Return that another output writes to the table of a `PostgresSink`.
-
-    None: none does, or the target can't be asked, of which `check_access` says why.
-    """
+    """Return that another output writes to the table of a `PostgresSink`, or, as a warning, that it can't be asked."""
     import psycopg2  # noqa: PLC0415  declaring a sink needs no driver
 
     schema, _, table = sink["table"].partition(".")
     try:
-        with suppress(SecretError, TargetError, TargetUnavailableError), _looking(sink) as cursor:
+        with _looking(sink) as cursor:
             return Commits(Statements(schema, table)).other_writer(cursor, pipeline, output)
     except psycopg2.ProgrammingError as error:
-        found = f"{schema}.{COMMITS} can't be read: {str(error).partition(chr(10))[0]}"
+        found = f"{schema}.{COMMITS} can't be read: {_first_line(error)}"
         return TargetCheck("failed", found, "Every attempt reads it: let the login of the sink's URL own it.")
-    except psycopg2.Error:
-        # It went away meanwhile, or holds its lock.
-        return None
-    return None
+    except (SecretError, TargetError, TargetUnavailableError, psycopg2.Error) as error:
+        # The last one: it went away meanwhile, or holds its lock.
+        return TargetCheck("warning", f"{sink['table']}: {_first_line(error)}", "Batches wait until it answers.")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".")
 
 
 @contextmanager

@@ -20,7 +20,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orchestration.dagster_instance.dagster_client import DagsterClient, DagsterError, DagsterUnansweredError
+from orchestration.dagster_instance.dagster_client import (
+    CodeNotLoadedError,
+    DagsterClient,
+    DagsterError,
+    DagsterUnansweredError,
+)
 from orchestration.replays.replay_choice import ReplayChoice, ReplayError, batches_to_replay, check_output_names
 from orchestration.replays.replay_run import (
     REQUEST_TAG,
@@ -52,6 +57,8 @@ _WANTED = {"pause": DesiredState.PAUSED, "stop": DesiredState.STOPPED, "start": 
 _MOST_BODY_BYTES = 65_536  # a body names outputs
 # A launch takes seconds on a busy machine; a thread must not be held for longer.
 _LAUNCH_SECONDS = 20.0
+# How long a launch waits for Dagster's code server, which restarts when declarations change: longer than it takes.
+_CODE_SECONDS = 30.0
 # How long a replay waits for the launch of another one; and when its sender may come again, in seconds.
 _WAIT_SECONDS = 10.0
 _RETRY_SECONDS = 10
@@ -182,9 +189,7 @@ class Writes:
             await asyncio.wait_for(self._launching.acquire(), _WAIT_SECONDS)
         except TimeoutError as error:
             message = "Dagster is still launching another replay: nothing was done, send the request again"
-            raise HTTPException(
-                HTTPStatus.SERVICE_UNAVAILABLE, message, {"Retry-After": str(_RETRY_SECONDS)}
-            ) from error
+            raise _unavailable(message) from error
         try:
             run_id, is_new = await run_in_threadpool(self._launch, wanted, key)
         finally:
@@ -236,7 +241,7 @@ class Writes:
             if run_id is not None:
                 return run_id, False
             tags = {} if key is None else {REQUEST_TAG: key}
-            return launch_replay(client, wanted, url=self._dagster.shown, tags=tags), True
+            run_id = launch_replay(client, wanted, url=self._dagster.shown, tags=tags, code_seconds=_CODE_SECONDS)
         except OtherReplayError as error:
             raise HTTPException(HTTPStatus.CONFLICT, f"{OtherReplayError.__doc__} ({error})") from error
         except DagsterUnansweredError as error:
@@ -245,8 +250,16 @@ class Writes:
                 way_out = "Send the request again with the same Idempotency-Key: if there is a run, it is found."
             message = f"{DagsterUnansweredError.__doc__} {way_out} ({error})"
             raise HTTPException(HTTPStatus.GATEWAY_TIMEOUT, message) from error
-        except (DagsterError, ReplayError) as error:
+        except CodeNotLoadedError as error:
+            message = f"{error}. Nothing was done: send the request again"
+            raise _unavailable(message) from error
+        except DagsterError as error:
             raise HTTPException(HTTPStatus.BAD_GATEWAY, f"{type(error).__doc__} ({error})") from error
+        return run_id, True
+
+
+def _unavailable(message: str) -> HTTPException:
+    return HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, message, {"Retry-After": str(_RETRY_SECONDS)})
 
 
 async def _body(request: Request) -> dict[str, Any]:

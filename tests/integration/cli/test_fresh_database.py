@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from tests.support.driver_log.log import make_log
-from tracker_store.connection.engine import connect, create_engine, psycopg2_url
-from tracker_store.connection.log_address import address_of_log
+from tracker_store.connection.engine import connect, connect_once, create_engine, psycopg2_url
+from tracker_store.connection.errors import DriverLogError
+from tracker_store.connection.log_address import address_of_log, check_there_is_a_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,6 +83,15 @@ def test_each_command_says_where_there_is_no_driver_log_and_what_to_run(fresh_ur
     assert forebay("pipelines").exit_code == 0
 
 
+def test_a_schema_that_an_administrator_made_is_no_driver_log(fresh_url: str) -> None:
+    with connect_once(fresh_url, application_name="test") as connection:
+        connection.exec_driver_sql("CREATE SCHEMA forebay")
+        connection.commit()
+        with pytest.raises(DriverLogError, match="there is no driver log in"):
+            check_there_is_a_log(connection, fresh_url)
+    assert "there is no driver log in" in said(forebay("pipelines"))
+
+
 def test_a_login_that_may_make_nothing_there_is_told_which_one_may(
     fresh_url: str, postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +108,8 @@ def test_a_login_that_may_make_nothing_there_is_told_which_one_may(
     engine.dispose()
     assert refused.exit_code == 1
     assert said(refused).startswith("permission denied for ")
-    assert "the login that owns the database" in said(refused)
+    assert f"TO {name};`" in said(refused)
+    assert "which owns the database" in said(refused)
     assert "pl4nted" not in said(refused)
 
 

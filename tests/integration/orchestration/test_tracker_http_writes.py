@@ -352,9 +352,25 @@ def test_a_batch_that_is_unknown_or_not_finished_is_not_replayed(url: str, log: 
     assert dagster.launched == []
 
 
-def test_without_dagster_or_its_answer_the_way_out_is_named(
-    engine: sa.Engine, home: Path, log: Log, dagster: ReplayingDagster
+def test_a_replay_waits_for_a_code_server_that_restarts(
+    url: str, log: Log, dagster: ReplayingDagster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    finish(log)
+    dagster.without_code = 2
+    assert post(url, REPLAY).json["isNew"] is True
+    assert (dagster.without_code, len(dagster.launched)) == (0, 1)
+    monkeypatch.setattr(http_writes, "_CODE_SECONDS", 0.0)
+    dagster.without_code = 2
+    refused = post(url, REPLAY, b'{"outputs": ["counts"]}')
+    assert (refused.status, refused.headers["retry-after"]) == (503, "10")
+    assert "Nothing was done: send the request again" in refused.json["error"]
+    assert len(dagster.launched) == 1
+
+
+def test_without_dagster_or_its_answer_the_way_out_is_named(
+    engine: sa.Engine, home: Path, log: Log, dagster: ReplayingDagster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_writes, "_CODE_SECONDS", 0.0)
     finish(log)
     with serving(engine, home) as url:
         refused = post(url, REPLAY)
@@ -363,7 +379,7 @@ def test_without_dagster_or_its_answer_the_way_out_is_named(
     with serving(engine, home, dagster=dagster) as url:
         dagster.sensors = []
         refused = post(url, REPLAY)
-        assert (refused.status, "has no pipeline 'words'" in refused.json["error"]) == (502, True)
+        assert (refused.status, "has no pipeline 'words'" in refused.json["error"]) == (503, True)
         dagster.answers = False
         refused = post(url, REPLAY)
         assert (refused.status, "again" in refused.json["error"]) == (504, True)

@@ -29,6 +29,8 @@ class ReplayingDagster(ThreadingHTTPServer):
         self.sensors = [SENSOR]
         self.is_running = True
         self.answers = True
+        # How many launches find the code server gone, because it restarts.
+        self.without_code = 0
         # A launch sets the one, and takes as long as the other is not set.
         self.launching = threading.Event()
         self.goes_on = threading.Event()
@@ -51,6 +53,9 @@ class ReplayingDagster(ThreadingHTTPServer):
                 and all(tag in params["executionMetadata"]["tags"] for tag in request["variables"]["tags"])
             ]
             return {"runsOrError": {"__typename": "Runs", "results": found[:1]}}
+        if self.without_code:
+            self.without_code -= 1
+            return {"launchRun": {"__typename": "PythonError", "message": "DagsterUserCodeUnreachableError: gone"}}
         self.launching.set()
         self.goes_on.wait(60)
         self.launched.append(request["variables"]["params"])

@@ -83,12 +83,12 @@ def replay(
 ) -> None:
     """Run finished batches again with the blocks that they had, and replace their outputs: no record is doubled.
 
-    Give TIME for one batch, --from and --to for a range, or nothing for the newest completed batch. If `forebay up`
-    runs in this home, or FOREBAY_DAGSTER_URL names a webserver, Dagster executes and shows a run of PIPELINE_replay,
-    which goes on if this command is ended. Else, or with --local, this process runs the batches, with Spark. A
-    QUARANTINED batch becomes COMPLETED. If an output fails, its old result stays, and so does the batch's state. The
-    exit code is 1 if a batch was not replayed. If Dagster's answer to the launch is lost, the command looks for the
-    run, and if Dagster stops answering, it follows the run by the driver log.
+    Give TIME for one batch, --from and --to for a range, or nothing for the newest completed batch with records. If
+    `forebay up` runs in this home, or FOREBAY_DAGSTER_URL names a webserver, Dagster executes and shows a run of
+    PIPELINE_replay, which goes on if this command is ended. Else, or with --local, this process runs the batches, with
+    Spark. A QUARANTINED batch becomes COMPLETED. If an output fails, its old result stays, and so does the batch's
+    state. The exit code is 1 if a batch was not replayed. If Dagster's answer to the launch is lost, the command looks
+    for the run, and if Dagster stops answering, it follows the run by the driver log.
 
     What Spark and the functions print in this process is in the file FOREBAY_HOME/logs/replay-PIPELINE.log.
 

@@ -51,17 +51,15 @@ def named_batch(
     """Return the batch at a time, such as 2026-01-31T12:00:00Z or 12:00:00 (the newest of today and yesterday).
 
     A time without fractions of a second also names the only batch within that second. `latest_of`: which states the
-    newest batch may have that `latest` names (none: any state); without it, `latest` is refused. It is the newest batch
-    with records, or, if none has any, the newest. Takes no locks. Raises
-    ReplayError if there is no such batch, or several.
+    batch may have that `latest` names (none: any; see ``latest_batch``); without it, `latest` is refused. No locks.
+    Raises ReplayError if there is no such batch, or several.
     """
     if text.strip() == LATEST and latest_of is not None:
-        newest = batches.list_batches(connection, pipeline_id, states=latest_of, skip_empty=True, limit=1)
-        newest = newest or batches.list_batches(connection, pipeline_id, states=latest_of, limit=1)
-        if not newest:
+        newest = batches.latest_batch(connection, pipeline_id, latest_of)
+        if newest is None:
             message = f"pipeline {pipeline!r} has no batch{_in_states(latest_of)} yet"
             raise ReplayError(message)
-        return newest[0]
+        return newest
     times = _meant(text)
     for time in times:
         found = batches.get_batch(connection, pipeline_id, time)

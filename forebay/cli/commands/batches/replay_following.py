@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestration.dagster_instance.dagster_client import (
-    CodeUnreachableError,
+    CodeNotLoadedError,
     DagsterClient,
     DagsterError,
     DagsterUnansweredError,
     LaunchFailedError,
 )
 from orchestration.replays.replay_choice import ReplayError
-from orchestration.replays.replay_run import REQUEST_TAG, PipelineNotLoadedError, launch_replay
+from orchestration.replays.replay_run import POLL_SECONDS, REQUEST_TAG, launch_replay
 from tracker_store.batches import batches
 from tracker_store.schema.states import AttemptState
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from forebay.cli.terminal.console import Console
     from orchestration.replays.replay_run import ReplayRequest
 
-POLL_SECONDS = 0.5
 # A person waits for the answer. A busy machine takes long.
 ANSWER_SECONDS = 60.0
 # How long to look for a run whose launch got no answer: Dagster may still be making it.
@@ -86,6 +85,9 @@ class ReplayRun:
         except ReplayError as error:
             message = f"{error} --local replays it here"
             raise ReplayError(message) from error
+        except CodeNotLoadedError as error:
+            message = f"{error}; --local replays in this process"
+            raise ReplayError(message) from error
         except DagsterError as error:
             message = f"Dagster at {self._url}: {type(error).__doc__} ({error}); --local replays in this process"
             raise ReplayError(message) from error
@@ -95,26 +97,16 @@ class ReplayRun:
     def _launch(self) -> str:
         client = DagsterClient(self._url, token=self._token, timeout_seconds=ANSWER_SECONDS)
         mark = {REQUEST_TAG: str(uuid.uuid4())}
-        deadline: float | None = None
-        while True:
-            try:
-                return launch_replay(client, self._request, url=self._url, tags=mark)
-            except DagsterUnansweredError as error:
-                return self._find(mark, error)
-            except (CodeUnreachableError, PipelineNotLoadedError) as error:
-                # There is no run, so that asking again launches no second one.
-                if deadline is None:
-                    deadline = time.monotonic() + CODE_SECONDS
-                    waits = f"waiting for it, for at most {CODE_SECONDS:g} s …"
-                    self._console.print(
-                        f"Dagster's code server has not loaded {self._request.pipeline}: {waits}", markup=False
-                    )
-                elif time.monotonic() >= deadline:
-                    if isinstance(error, PipelineNotLoadedError):
-                        raise
-                    why = f"Dagster's code server has not answered for {CODE_SECONDS:g} s: its log says why."
-                    raise ReplayError(why) from error
-            time.sleep(POLL_SECONDS)
+        try:
+            return launch_replay(
+                client, self._request, url=self._url, tags=mark, code_seconds=CODE_SECONDS, on_wait=self._report_wait
+            )
+        except DagsterUnansweredError as error:
+            return self._find(mark, error)
+
+    def _report_wait(self) -> None:
+        waits = f"waiting for it, for at most {CODE_SECONDS:g} s …"
+        self._console.print(f"Dagster's code server has not loaded {self._request.pipeline}: {waits}", markup=False)
 
     def _find(self, mark: Mapping[str, str], error: DagsterUnansweredError) -> str:
         """Return the run that was launched without an answer. Raises ReplayError if there is none."""

@@ -23,6 +23,7 @@ from orchestration.declarations import compatibility
 from orchestration.declarations.apply import apply, difference
 from orchestration.declarations.project_code import CodeCopies, ProjectReader
 from orchestration.declarations.settings import Settings
+from orchestration.declarations.sink import TargetCheck
 from tests.support.polling import eventually
 from tracker_store.connection.engine import connect
 from tracker_store.host.code_in_force import CODE_VARIABLE
@@ -160,6 +161,24 @@ def test_a_change_waits_for_a_person_or_is_applied(
         assert copies.in_force() == copies.file_of(ProjectReader("shop").read().version)
         assert result.declared == compatibility.declared(after)
         assert result.is_new is (edits[0][0] != "    return lines")
+
+
+def test_an_output_that_its_target_refuses_waits(
+    engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = CodeCopies(home)
+    before = loaded()
+    copies.put_in_force(copies.file_of(ProjectReader("shop").read().version))
+    first = copies.in_force()
+    edit(project, ("@pipeline.output(inputs=[lines]", MORE + "@pipeline.output(inputs=[lines]"))
+    held = TargetCheck("failed", "the table is written by output 'old'", "Give it a table of its own.")
+    monkeypatch.setattr(ConsoleSink, "check_writer", lambda *_: held)
+    with connect(engine) as connection:
+        apply(connection, before)
+        result = put_in_force(connection, copies, loaded(), Request(compatibility.declared(before), agreed=False))
+        assert (result.outcome, "'more' of pipeline 'words': the table" in result.why) == (Outcome.WAITS, True)
+        assert difference(connection, before) == []
+    assert copies.in_force() == first
 
 
 @pytest.mark.parametrize(("file", "restarted"), [("own.py", ["tail"]), ("shop.py", [])])

@@ -239,6 +239,7 @@ def test_sinks_are_asked_for_rights_and_nothing_is_written(
             sinks = {{
                 "made": ParquetSink({str(home / "out" / "deep")!r}),
                 "file": ParquetSink({str(home / "file" / "deep")!r}),
+                "proc": ParquetSink("/proc/deep"),
                 "table": PostgresSink(EnvVar("TARGET"), "counts"),
                 "schema": PostgresSink(EnvVar("TARGET"), "missing.counts"),
                 "away": PostgresSink(EnvVar("NOBODY"), "counts"),
@@ -247,12 +248,15 @@ def test_sinks_are_asked_for_rights_and_nothing_is_written(
             for name, sink in sinks.items():
                 counted(words, lines, sink, name)
         """)
-        before = contents(connection), sorted(home.rglob("*.py")), (home / "out").exists()
+        before = contents(connection), sorted(home.rglob("*.py")), sorted(home.iterdir())
         found = findings(path, well=False)
-        assert (contents(connection), sorted(home.rglob("*.py")), (home / "out").exists()) == before
-        health = {name: about(found, f"output words/{name}") for name in ("made", "file", "table", "schema", "away")}
+        assert (contents(connection), sorted(home.rglob("*.py")), sorted(home.iterdir())) == before
+        health = {
+            name: about(found, f"output words/{name}") for name in ("made", "file", "proc", "table", "schema", "away")
+        }
         assert health["made"] == [("ok", f"{home / 'out' / 'deep'} can be created")]
         assert health["file"] == [("failed", f"{home / 'file'} is no directory")]
+        assert health["proc"] == [("failed", "/proc can't be written by this user (No such file or directory)")]
         assert health["table"] == [("ok", "public.counts: its Postgres answers, and may be written to")]
         assert health["schema"] == [("failed", "there is no schema missing")]
         assert health["away"][0][0] == "failed"

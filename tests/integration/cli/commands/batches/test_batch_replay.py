@@ -16,6 +16,7 @@ from forebay.cli.commands.batches import batch_replay, replay_following
 from forebay.cli.instance.dagster_home import URL_FILE
 from forebay.cli.main import app
 from orchestration.declarations.settings import Settings
+from orchestration.replays import replay_run
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.polling import joined
 from tracker_store.batches import batches, outputs
@@ -49,8 +50,9 @@ class Dagster(ThreadingHTTPServer):
         self.loses_launches = False
         self.loses_statuses = False
         self.makes_runs = True
-        # How many launches the code server misses because it restarts.
-        self.unreachable = 0
+        # What the launch answers, one after the other, while the code server restarts: type, message, status of a run.
+        self.restarting: list[tuple[str, str, str]] = []
+        self.failed = ""
         self.asked: list[str] = []
 
     @property
@@ -66,13 +68,14 @@ class Dagster(ThreadingHTTPServer):
         if "RunsWithTags" in request["query"]:
             wanted = request["variables"]["tags"]
             runs = [{"runId": "r1", "status": "STARTED"} for params in self.launched if has_tags(params, wanted)]
+            if self.failed:
+                runs = [{"runId": "r0", "status": self.failed}]
             return {"runsOrError": {"__typename": "Runs", "results": runs}}
         if not self.makes_runs:
             return {}
-        if self.unreachable:
-            self.unreachable -= 1
-            message = "dagster._core.errors.DagsterUserCodeUnreachableError: Could not reach user code server."
-            return {"launchRun": {"__typename": "PythonError", "message": message}}
+        if "EndRun" in request["query"] or self.restarting:
+            return self.without_code(request["query"])
+        self.failed = ""
         self.launched.append(request["variables"]["params"])
         with connect(self.engine) as connection:
             process = register_process(connection, kind=ProcessKind.BATCH_RUN, name="n", host="h", pid=1)
@@ -93,6 +96,15 @@ class Dagster(ThreadingHTTPServer):
                 outputs.commit_output(connection, **batch, attempt=number, output="counts", location="/2", rows=1)
                 batches.complete_replay(connection, **batch, attempt=number, outputs=["counts"], due=["counts"])
         return {"launchRun": {"__typename": "LaunchRunSuccess", "run": {"runId": "r1"}}}
+
+    def without_code(self, query: str) -> dict[str, Any]:
+        """Return what Dagster answers to a launch while its code server restarts, or to the end of what it made."""
+        if "EndRun" in query:
+            self.failed = "CANCELED"
+            return {"terminateRun": {"__typename": "TerminateRunSuccess"}}
+        kind, message, status = self.restarting.pop(0)
+        self.failed = status or self.failed
+        return {"launchRun": {"__typename": kind, "message": message}}
 
     def loses(self, query: str) -> bool:
         return (self.loses_launches and "LaunchBatch" in query) or (self.loses_statuses and "RunStatus" in query)
@@ -241,17 +253,42 @@ def test_a_run_whose_launch_got_no_answer_is_found_and_followed(dagster: Dagster
     assert len(dagster.launched) == 1
 
 
+SHUTS_DOWN = "Tried to start a run on a server after telling it to shut down"
+GONE = "dagster._core.errors.DagsterUserCodeUnreachableError: Could not reach user code server."
+
+
 def test_a_code_server_that_restarts_is_waited_for(dagster: Dagster, monkeypatch: pytest.MonkeyPatch) -> None:
-    dagster.unreachable = 2
+    """Check each moment of a restart: before a run is made, after it, and while the new code server loads the code."""
+    monkeypatch.setattr(replay_run, "POLL_SECONDS", 0.01)
+    dagster.restarting = [
+        ("PythonError", f"DagsterLaunchFailedError: {SHUTS_DOWN}", "FAILURE"),
+        ("PythonError", GONE, "FAILURE"),
+        ("PythonError", GONE, "NOT_STARTED"),
+        ("PythonError", GONE, ""),
+        ("PipelineNotFoundError", "Could not find Pipeline forebay.__repository__.words_replay", ""),
+    ]
     answer = CliRunner().invoke(app, ["batches", "replay", "words", T1.isoformat()])
     assert answer.exit_code == 0, answer.output
     assert answer.output.count("Dagster's code server has not loaded words: waiting for it") == 1
     assert len(dagster.launched) == 1
-    dagster.unreachable = 99
+    assert dagster.restarting == []
+
+
+def test_a_code_server_that_does_not_come_back_is_not_waited_for_without_end(
+    dagster: Dagster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(replay_following, "CODE_SECONDS", 0.0)
+    dagster.restarting = [("PythonError", GONE, "")] * 2
     answer = CliRunner().invoke(app, ["batches", "replay", "words", T1.isoformat()])
-    assert (answer.exit_code, "Dagster's code server has not answered for 0 s" in answer.output) == (1, True)
+    assert (answer.exit_code, "has no pipeline 'words', also after 0 s" in answer.output) == (1, True)
     assert "UserCodeUnreachable" not in answer.output
+
+
+def test_a_run_that_was_not_started_for_another_reason_is_not_launched_again(dagster: Dagster) -> None:
+    dagster.restarting = [("PythonError", "no cluster", "NOT_STARTED")]
+    answer = CliRunner().invoke(app, ["batches", "replay", "words", T1.isoformat()])
+    assert (answer.exit_code, "no cluster; its run r0 was not started" in answer.output) == (1, True)
+    assert dagster.launched == []
 
 
 def test_a_launch_that_made_no_run_says_so(dagster: Dagster, monkeypatch: pytest.MonkeyPatch) -> None:

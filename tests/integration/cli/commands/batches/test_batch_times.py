@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
+from orchestration.replays.replay_choice import ReplayChoice, batches_to_replay
 from tests.support.driver_log.log import INTERVAL, NOON, make_log
 
 if TYPE_CHECKING:
@@ -92,8 +93,15 @@ def test_latest_is_the_newest_batch_and_never_what_is_discarded(log: Log) -> Non
     assert found("latest") == (NOON + INTERVAL).isoformat()
     log.connection.execute(sa.text("UPDATE forebay.batches SET records = 0 WHERE batch_time > :t"), {"t": NOON})
     assert found("latest") == NOON.isoformat(), "the newest one is empty"
+    log.connection.execute(sa.text("UPDATE forebay.batches SET attempt = 1"))
+    assert found("latest") == NOON.isoformat(), "the newest one is empty, and ran for a window"
+    pipeline_id = log.pipeline_id
+    log.connection.execute(sa.text("UPDATE forebay.batches SET state = 'RUNNING'"))
+    log.connection.execute(sa.text("UPDATE forebay.batches SET state = 'COMPLETED', completed_at = now()"))
+    assert batches_to_replay(log.connection, pipeline_id, ReplayChoice()) == [NOON]
     log.connection.execute(sa.text("UPDATE forebay.batches SET records = 0"))
     assert found("latest") == (NOON + INTERVAL).isoformat(), "all are"
+    assert batches_to_replay(log.connection, pipeline_id, ReplayChoice()) == [NOON + INTERVAL]
     discarded = forebay("batches", "discard", "words", "latest", "--yes")
     assert (discarded.exit_code, "'latest' is no time" in discarded.output) == (1, True)
 

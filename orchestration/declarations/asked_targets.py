@@ -1,0 +1,67 @@
+"""Ask the targets of new and changed outputs who writes to them, before anything is applied.
+
+A target that does not answer refuses nothing: its batches wait until it does. Changes no target, and applies nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestration.block_checks.bounded_scans import BoundedScans, answer
+from tracker_store.batches.pipelines import list_pipelines
+from tracker_store.schema.declarations import PipelineDeclaration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import sqlalchemy as sa
+
+    from orchestration.declarations.pipeline import Output, Pipeline
+    from orchestration.declarations.sink import TargetCheck
+
+# For all targets together: longer than one takes to refuse a connection or to leave it unanswered (10 s).
+_SECONDS = 12.0
+
+
+@dataclass(frozen=True, slots=True)
+class TargetAnswers:
+    """List in a sentence each the outputs that their target refuses, and those whose target could not be asked."""
+
+    refused: tuple[str, ...] = ()
+    unasked: tuple[str, ...] = ()
+
+
+def ask_targets(
+    connection: sa.Connection, pipelines: Iterable[Pipeline], *, seconds: float = _SECONDS
+) -> TargetAnswers:
+    """Ask the targets of new and changed outputs, all at once; a renamed output is new. Raises none of their errors.
+
+    `seconds`: for all of them together.
+    """
+    before = {row.name: PipelineDeclaration.of(row.declaration).outputs for row in list_pipelines(connection)}
+    looks = BoundedScans(seconds)
+    asked = {
+        _name(output): looks.start(_name(output), _look(output))
+        for pipeline in pipelines
+        for output in pipeline.outputs.values()
+        if (was := before.get(pipeline.name, {}).get(output.name)) is None or was.sink != output.sink.declaration()
+    }
+    unasked = [f"{one.part}: its target was not asked who writes to it: {one.reason}." for one in looks.unreachable()]
+    refused = []
+    for name, look in asked.items():
+        if (found := answer(look)) is None:
+            continue
+        if found.health == "failed":
+            refused.append(f"{name}: {found.found}. {found.way_out}")
+        else:
+            unasked.append(f"{name}: its target was not asked who writes to it: {found.found}.")
+    return TargetAnswers(tuple(refused), tuple(unasked))
+
+
+def _look(output: Output) -> Callable[[], TargetCheck | None]:
+    return lambda: output.sink.check_writer(output.pipeline.name, output.name)
+
+
+def _name(output: Output) -> str:
+    return f"output {output.name!r} of pipeline {output.pipeline.name!r}"

@@ -1,0 +1,133 @@
+"""Test that targets are asked who writes to them before outputs are applied, and that none keeps the others waiting."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Never
+
+import pytest
+from typer.testing import CliRunner
+
+from forebay import ConsoleSink, Pipeline, Stream
+from forebay.cli.main import app
+from forebay.sources import SocketText
+from orchestration.declarations.apply import apply, difference
+from orchestration.declarations.asked_targets import TargetAnswers, ask_targets
+from orchestration.declarations.sink import Sink, TargetCheck
+from orchestration.sinks.postgres.postgres import PostgresSink
+from receiver_runtime.sources.fields.secret import EnvVar
+from tests.support.machine.held_ports import held_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import sqlalchemy as sa
+
+HELD = TargetCheck("failed", "the table is written by output 'old'", "Give it a table of its own.")
+
+
+class AskedSink(ConsoleSink):
+    """A sink whose target answers as a test says."""
+
+    def __init__(self, answers: Callable[[], TargetCheck | None]) -> None:
+        super().__init__()
+        self.answers = answers
+
+    def check_writer(self, pipeline: str, output: str) -> TargetCheck | None:
+        return self.answers()
+
+
+def declared(**sinks: Sink) -> Pipeline:
+    lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+    pipeline = Pipeline("words", interval="10s")
+    for name, sink in sinks.items():
+        pipeline.output(inputs=[lines], sink=sink, name=name)(lambda lines: lines)
+    return pipeline
+
+
+def breaks() -> Never:
+    raise RuntimeError("its client has a bug")
+
+
+def test_each_answer_of_a_target_is_a_sentence_and_none_keeps_the_others_waiting(connection: sa.Connection) -> None:
+    never = threading.Event()
+
+    def hangs() -> None:
+        never.wait()
+
+    pipeline = declared(
+        free=AskedSink(lambda: None),
+        held=AskedSink(lambda: HELD),
+        odd=AskedSink(breaks),
+        away=AskedSink(lambda: TargetCheck("warning", "t: Connection refused", "")),
+        hangs=AskedSink(hangs),
+    )
+    try:
+        asked = ask_targets(connection, [pipeline], seconds=1.0)
+    finally:
+        never.set()
+    where = "of pipeline 'words': its target was not asked who writes to it:"
+    assert asked.refused == (
+        "output 'held' of pipeline 'words': the table is written by output 'old'. Give it a table of its own.",
+    )
+    assert asked.unasked == (
+        f"output 'odd' {where} RuntimeError: its client has a bug.",
+        f"output 'hangs' {where} no answer within 1.0 s.",
+        f"output 'away' {where} t: Connection refused.",
+    )
+
+
+def test_outputs_that_are_applied_already_are_not_asked(connection: sa.Connection) -> None:
+    pipeline = declared(counts=AskedSink(breaks))
+    apply(connection, [pipeline])
+    assert ask_targets(connection, [pipeline]) == TargetAnswers()
+
+
+def test_a_postgres_that_is_away_or_has_no_secret_here_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TARGET_URL", raising=False)
+    found = PostgresSink(EnvVar("TARGET_URL"), "counts").check_writer("words", "counts")
+    assert found is not None
+    assert (found.health, "TARGET_URL" in found.found) == ("warning", True)
+    with held_port() as port:
+        monkeypatch.setenv("TARGET_URL", f"postgresql://u@127.0.0.1:{port}/d")
+        found = PostgresSink(EnvVar("TARGET_URL"), "counts").check_writer("words", "counts")
+    assert found is not None
+    assert (found.health, "refused" in found.found) == ("warning", True)
+
+
+@pytest.mark.parametrize("command", [["up", "--ui-port", "0"], ["apply"]])
+def test_up_and_apply_write_nothing_that_a_target_refuses(
+    command: list[str], connection: sa.Connection, database_url: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = declared(counts=AskedSink(lambda: HELD), more=AskedSink(breaks))
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    monkeypatch.setenv("FOREBAY_HOME", str(home))
+    (home.parent / "shop.py").write_text("")
+    monkeypatch.chdir(home.parent)
+    monkeypatch.setattr(f"forebay.cli.commands.{command[0]}.load_pipelines", lambda _: [pipeline])
+    answer = CliRunner().invoke(app, [command[0], "shop", *command[1:]])
+    assert answer.exit_code == 1, answer.output
+    assert "'counts' of pipeline 'words': the table is written by output 'old'. Give it a" in answer.output
+    assert "'more' of pipeline 'words': its target was not asked who writes to it" in answer.output
+    assert "Nothing was written" in answer.output
+    assert len(difference(connection, [pipeline])) == 2
+
+
+@pytest.mark.parametrize("command", [["up", "--ui-port", "0"], ["apply"]])
+def test_what_only_the_driver_log_shows_to_be_a_wrong_declaration_is_one_sentence(
+    command: list[str], connection: sa.Connection, database_url: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+    apply(connection, [declared(counts=ConsoleSink())])
+    more = Stream("more", SocketText(host="127.0.0.1", port=9998), renamed_from="lines")
+    pipeline = Pipeline("words", interval="10s")
+    pipeline.output(inputs=[lines, more], sink=ConsoleSink(), name="counts")(lambda lines, more: lines)
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    monkeypatch.setenv("FOREBAY_HOME", str(home))
+    (home.parent / "shop.py").write_text("")
+    monkeypatch.chdir(home.parent)
+    monkeypatch.setattr(f"forebay.cli.commands.{command[0]}.load_pipelines", lambda _: [pipeline])
+    answer = CliRunner().invoke(app, [command[0], "shop", *command[1:]])
+    assert (answer.exit_code, type(answer.exception)) == (1, SystemExit)
+    assert "lines is declared too: leave renamed_from out" in answer.output
