@@ -24,6 +24,10 @@ _FILES = {
     "test_not_loaded.py": "import no_such_module\n",
     "test_slow.py": "import pytest\n@pytest.mark.slow\ndef test_slow(): pass\ndef test_other(): assert not 'slow'\n",
     "test_y.py": _GOOD,
+    # The last file of a directory has no test that is chosen, and the next file is in another one.
+    "directory/test_one.py": "def test_one(): pass\n",
+    "directory/test_slow.py": "import pytest\n@pytest.mark.slow\ndef test_slow(): pass\n",
+    "directory_after/test_two.py": "def test_two(): pass\n",
     "test_z.py": "def test_last(): pass\n",
 }
 
@@ -31,8 +35,9 @@ _FILES = {
 @pytest.mark.parametrize(
     ("arguments", "outcome", "code"),
     [
-        ([], "2 failed, 8 passed, 1 error", 1),
-        (["-m", "slow"], "1 passed, 1 error", 1),
+        ([], "2 failed, 10 passed, 1 error", 1),
+        (["-m", "slow"], "2 passed, 1 error", 1),
+        (["-n", "1", "directory", "directory_after"], "2 passed", 0),
         (["test_a.py", "test_slow.py", "-m", "slow"], "1 passed", 0),
         (["test_a.py", "-m", "slow"], "no tests ran", 5),
         (["test_ends.py::test_ends", "test_a.py::test_good[1]"], "1 failed, 1 passed", 1),
@@ -42,6 +47,7 @@ _FILES = {
 def test_each_test_is_reported_and_the_run_ends(arguments: list[str], outcome: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text(_MARKS, encoding="utf-8")
     for name, text in _FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
     command = f"-m pytest -n 2 --dist loadfile --no-loadscope-reorder -p {scheduling.__name__} -p no:cacheprovider"
     run = subprocess.run(

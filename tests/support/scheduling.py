@@ -17,6 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
+from _pytest.runner import runtestprotocol
 from xdist.scheduler import LoadFileScheduling
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class TestFile(pytest.Item):
         self._module = module
 
     def runtest(self) -> None:
-        """Do nothing: `run_tests` runs the tests, each as pytest would."""
+        """Do nothing: `run_tests` runs the tests."""
 
     def run_tests(self, nextitem: pytest.Item | None) -> None:
         """Collect the tests and run them; a file that can't be collected is reported as pytest does it."""
@@ -60,6 +61,11 @@ class TestFile(pytest.Item):
             if self.session.shouldfail or self.session.shouldstop:
                 break
         self.session.items[place] = self
+        if not tests:
+            # As a test would, for those before it: what was set up for their directory alone ends here.
+            for report in runtestprotocol(self, log=False, nextitem=nextitem):
+                if report.failed:
+                    self.ihook.pytest_runtest_logreport(report=report)
 
 
 class FilesOfProcess:
