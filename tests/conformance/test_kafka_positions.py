@@ -376,14 +376,14 @@ def test_out_of_range_may_stop_the_receiver(real_topic: KafkaTopic, make_rig: Ca
     assert rig.said("offset 100 is next, the broker has 130 up to 150")
 
 
-def create_again(topic: KafkaTopic) -> None:
+def create_again(topic: KafkaTopic, partitions: int = 3) -> None:
     """Create the topic again, retrying while the broker is still deleting it."""
     again: list[bool] = []
 
     def made_again() -> bool:
         if not again:
             try:
-                topic.create(3)
+                topic.create(partitions)
             except Exception:  # noqa: BLE001  still being deleted
                 return False
             again.append(True)
@@ -416,6 +416,35 @@ def test_a_recreated_topic_begins_the_next_generation(
     stop(second)
     of_first = [tuple(row)[2:] for row in links_of(rig) if row.partition == "0"]
     assert of_first[-2:] == [(1, -1, 0, "origin"), (1, 0, 7, "block")]
+
+
+def test_partitions_that_a_recreated_topic_lacks_are_gaps(
+    real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]
+) -> None:
+    topic = real_topic
+    for partition in range(3):
+        topic.send(10 + partition, partition=partition)
+    rig = make_rig(topic.source())
+    process = rig.start()
+    eventually(lambda: topic.all_came(rig), "33 records")
+    stop(process)
+    topic.delete()
+    create_again(topic, 1)
+    topic.send(7, partition=0)
+    second = rig.start()
+    eventually(lambda: rig.registered() == 40, "the new topic's records")
+    stop(second)
+    for partition in (1, 2):
+        assert rig.said(
+            f"{topic.name}/{partition}: offset {10 + partition} is next, the topic was created again with 1 partitions"
+        )
+    # Once: the next start finds the new topic.
+    reported = len(rig.events())
+    third = rig.start()
+    topic.send(1, partition=0)
+    eventually(lambda: rig.registered() == 41, "one more")
+    stop(third)
+    assert not [message for _, message, _ in rig.events()[reported:] if "created again" in message]
 
 
 def test_a_recreated_topic_grown_past_the_position_is_read_from_its_beginning(

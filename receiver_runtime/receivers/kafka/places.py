@@ -174,7 +174,22 @@ class KafkaPlaces:
         )
         found = self._next_generation(key, at, went_on, why)
         found.links.append(new_id)
+        # Whoever opens the first partition, which each topic has, reports those that the new topic has not.
+        if key[1] == 0:
+            self._report_gone(key[0])
         return found
+
+    def _report_gone(self, topic: str) -> None:
+        """Report the partitions that were read and are not there in a topic that was created again."""
+        there = metadata_of(self._consumer, topic).partitions
+        known = self._supervisor.block_path.positions.all_of(topic)
+        # Other facts about the topic have names that are no numbers.
+        gone = sorted(int(name) for name in known if name.isdecimal() and int(name) not in there)
+        for number in gone:
+            self._receiver.report_error(
+                f"{topic}/{number}: offset {known[str(number)].offset} is next, the topic was created again with "
+                f"{len(there)} partitions, without this one; what it had from there on is lost (a gap of unknown size)"
+            )
 
     def _next_generation(self, key: Key, at: Position, begins: int, why: str) -> Partition:
         topic, number = key

@@ -26,6 +26,8 @@ UTF8 = frozenset({None, "utf-8", "utf8", "us-ascii"})
 _CHARSET = re.compile(r"""(;\s*charset\s*=\s*)("[^"]*"|[^;\s]*)""", re.IGNORECASE)
 _UTF32 = {"utf-32-le": np.dtype("<u4"), "utf-32-be": np.dtype(">u4")}
 _HALF = 0xDFFF  # of a surrogate pair
+# JSON begins with two characters of ASCII: so begins UTF-16 or UTF-32 of it without a mark, and no JSON in UTF-8.
+_UNMARKED = re.compile(rb"\0[^\0]\0[^\0]|[^\0]\0[^\0]\0|\0\0\0[^\0]|[^\0]\0\0\0")
 _NOT_UTF8 = re.compile(r"no UTF-8 (at|from) byte \d+( on)?(: send JSON in UTF-8)?")
 
 
@@ -109,8 +111,15 @@ def json_text(kind: str, charset: str | None, body: bytes) -> JsonText:
     """Return JSON in UTF-8. What declares or has none is not checked.
 
     Raises:
-        PushRefusedError: 415 for an unknown charset, 400 for bytes that are none of it in no place.
+        PushRefusedError: 415 for an unknown charset, 400 for bytes that are none of it in no place, and for UTF-16 or
+            UTF-32 that nothing names.
     """
+    if charset in UTF8 and _UNMARKED.match(body):
+        raise PushRefusedError(
+            400,
+            "body: it is UTF-16 or UTF-32 without a mark: name it, as Content-Type: application/json; "
+            "charset=utf-16le, or send JSON in UTF-8",
+        )
     return JsonText(body, *encoding_of(kind, charset, body))
 
 

@@ -32,12 +32,18 @@ class Consumer:
         assert timeout
         return 0, 100
 
+    def list_topics(self, topic: str, *, timeout: float) -> SimpleNamespace:
+        """Return a topic of one partition."""
+        assert timeout
+        return SimpleNamespace(topics={topic: SimpleNamespace(partitions={0: None})})
+
 
 class Places(KafkaPlaces):
     """Places with a dict as the driver log, and brokers that report the ids of the test."""
 
     ids: list[int]
     log: dict[str, Position]
+    said: list[str]
 
     def next_ids(self) -> dict[str, int]:
         return {"t": self.ids.pop(0) if len(self.ids) > 1 else self.ids[0]}
@@ -53,12 +59,15 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Places]:
         found = Places(receiver, source, Consumer(), {})  # type: ignore[arg-type]
         found.log = {"0": Position(0, 10), TOPIC_ID: Position(0, 1)}
         found.ids = [1]
+        found.said = []
+        monkeypatch.setattr(receiver, "report_error", found.said.append)
         monkeypatch.setattr(BrokerQuestions, "topic_ids", lambda *_: found.next_ids())
         monkeypatch.setattr(
             made.supervisor.block_path,
             "positions",
             SimpleNamespace(
-                open_partition=lambda _, partition, start: found.log.setdefault(partition, Position(0, start))
+                all_of=lambda _: found.log,
+                open_partition=lambda _, partition, start: found.log.setdefault(partition, Position(0, start)),
             ),
         )
         yield found
@@ -76,6 +85,17 @@ def test_another_id_begins_the_next_generation(places: Places) -> None:
     assert places.made_anew([KEY]) == [KEY]
     assert opened(places) == (1, 0)
     assert places.made_anew([KEY]) == []
+
+
+def test_partitions_that_the_new_topic_lacks_are_reported(places: Places) -> None:
+    places.log |= {"2": Position(0, 4), "topic id of 2": Position(0, 1)}
+    assert opened(places) == (0, 10)
+    assert places.said == []
+    places.ids = [2]
+    opened(places)
+    _, lacking = places.said
+    assert lacking.startswith("t/2: offset 4 is next, the topic was created again with 1 partitions, without this one")
+    assert "(a gap of unknown size)" in lacking
 
 
 def test_an_id_that_is_not_confirmed_is_ignored(places: Places) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import pyarrow as pa
 import pytest
@@ -230,6 +230,20 @@ def test_a_byte_order_mark_at_the_start_belongs_to_no_record(kind: bytes, lines:
     assert [bytes(one) if isinstance(one, bytes) else one.as_py() for one in found.bodies] == records
     at_once = lines_at_once(headers, body, most_bytes=MOST)
     assert at_once is None or list(map(bytes, pa.array(at_once.bodies, pa.binary()).to_pylist())) == records
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("text", ['{"ü": 1}', '["ü"]', " 1"])
+def test_json_in_an_encoding_that_nothing_names_is_refused_with_how_to_name_it(text: str, encoding: str) -> None:
+    body = text.encode(encoding)
+    with pytest.raises(PushRefusedError, match="charset=utf-16le, or send JSON in UTF-8") as refused:
+        parse_plain([(b"content-type", b"application/json")], body, most_bytes=1000)
+    assert refused.value.status == 400
+    named = [(b"content-type", f"application/json; charset={encoding}".encode())]
+    found = parse_plain(named, body, most_bytes=1000)
+    expected = json.loads(text)
+    expected = expected if isinstance(expected, list) else [expected]
+    assert [json.loads(record) for record in cast("list[bytes]", found.bodies)] == expected
 
 
 def test_a_byte_order_mark_of_another_body_is_kept() -> None:
