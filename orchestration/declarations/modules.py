@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import inspect
+import re
 import sys
 import traceback
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -15,10 +19,14 @@ from orchestration.declarations.project_code import OWN_PACKAGES
 from tracker_store.host.code_in_force import load_code_in_force
 
 if TYPE_CHECKING:
-    from types import ModuleType
+    from collections.abc import Callable
 
 #: What an error says before the cause, where the module's own code raised it.
 IMPORT_FAILS = "fails when it is imported: "
+# What Python says of ParquetSink(fromat=…): the class or function, and the argument.
+_UNKNOWN_ARGUMENT = re.compile(
+    r"(?P<name>\w+)(\.__(init|new)__)?\(\) got an unexpected keyword argument '(?P<given>\w+)'"
+)
 
 
 class PipelineModuleError(Exception):
@@ -31,9 +39,12 @@ def load_pipelines(module_name: str) -> list[Pipeline]:
     The working directory is importable, as it is for `python -m`. Below a `forebay up` the project's modules are those
     of the version in force (``code_in_force``). Raises PipelineModuleError, and RuntimeError.
     """
-    load_code_in_force()
+    copy = load_code_in_force()
     if module_name.endswith(".py"):
         path = Path(module_name).resolve()
+        if copy is None and not path.is_file():
+            message = f"there is no file {path}"
+            raise PipelineModuleError(message)
         search, module_name = str(path.parent), path.stem
     else:
         search = str(Path.cwd())
@@ -64,7 +75,7 @@ def _imported(module_name: str, search: str) -> ModuleType:
         message = f"module {module_name!r} can't be imported from {search}: {error}{hint}"
         raise PipelineModuleError(message) from error
     except (DeclarationError, ValidationError) as error:
-        message = f"module {module_name!r}: {_said(error)}"
+        message = f"module {module_name!r}: {_said(error, search)}"
         raise PipelineModuleError(message) from error
     except Exception as error:
         message = f"module {module_name!r} {IMPORT_FAILS}{said_in_a_line(error)}"
@@ -73,14 +84,47 @@ def _imported(module_name: str, search: str) -> ModuleType:
 
 def said_in_a_line(error: BaseException) -> str:
     """Return what a user's code raised in one line, with the last line of a file that it passed."""
-    said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    said = f"{type(error).__name__}: {error}".strip().splitlines()[0] + _meant_argument(error)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     if isinstance(error, SyntaxError) or not frames or type(error).__module__.startswith("orchestration"):
         return said
     return f"{said} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
 
 
-def _said(error: DeclarationError | ValidationError) -> str:
+def _meant_argument(error: BaseException) -> str:
+    """Return which argument was meant where a call has one that its function does not know; "" if none is close.
+
+    It serves every sink, source and class of whoever, none of which needs to take all arguments to say so.
+    """
+    found = _UNKNOWN_ARGUMENT.search(str(error)) if isinstance(error, TypeError) else None
+    # Python 3.13 says some of it itself.
+    if found is None or "Did you mean" in str(error):
+        return ""
+    called = _called(error, found["name"])
+    close = difflib.get_close_matches(found["given"], _arguments(called), n=1) if called else []
+    return f": did you mean {close[0]}?" if close else ""
+
+
+def _called(error: BaseException, name: str) -> Callable[..., object] | None:
+    """Return the class or function of this name that the innermost frame of the error could call."""
+    if (trace := error.__traceback__) is None:
+        return None
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    here = {**trace.tb_frame.f_globals, **trace.tb_frame.f_locals}.values()
+    modules = [vars(one).get(name) for one in here if isinstance(one, ModuleType)]
+    known = [one for one in (*here, *modules) if callable(one) and getattr(one, "__name__", "") == name]
+    return known[0] if known else None
+
+
+def _arguments(called: Callable[..., object]) -> list[str]:
+    try:
+        return list(inspect.signature(called).parameters)
+    except (TypeError, ValueError):  # a builtin may have none
+        return []
+
+
+def _said(error: DeclarationError | ValidationError, search: str) -> str:
     """Return what is wrong with a source's fields, without the values that pydantic would show: one may be a secret."""
     if isinstance(error, DeclarationError):
         return str(error)
@@ -88,4 +132,9 @@ def _said(error: DeclarationError | ValidationError) -> str:
         ": ".join([*map(str, found["loc"]), found["msg"].removeprefix("Value error, ")])
         for found in error.errors(include_url=False, include_input=False, include_context=False)
     ]
-    return f"{error.title}: {'; '.join(wrong)}"
+    lines = [
+        f" ({Path(frame.filename).name}, line {frame.lineno})"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).is_relative_to(search) and "site-packages" not in frame.filename
+    ]
+    return f"{error.title}: {'; '.join(wrong)}{lines[-1] if lines else ''}"

@@ -48,7 +48,7 @@ def events(
     kind: Annotated[
         list[EventKind] | None, typer.Option(help="Only events of this kind; may be given several times.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Without --after: the newest N events.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Without --after: the newest N events.")] = 20,
 ) -> None:
     """Show what happened to batches, receivers, pipelines and the lead, oldest first.
 

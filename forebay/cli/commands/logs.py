@@ -57,7 +57,7 @@ def logs(
             autocompletion=_log_names,
         ),
     ] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="The newest N lines.")] = 50,
+    lines: Annotated[int, typer.Option("--limit", "-n", min=0, help="The newest N lines.")] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines, until Ctrl-C.")] = False,  # noqa: FBT002
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line; of a list: one.")] = False,  # noqa: FBT002
 ) -> None:

@@ -103,6 +103,12 @@ def test_a_command_has_examples_that_can_be_typed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+def test_how_many_is_asked_for_by_one_option(name: str) -> None:
+    assert ("-n" in options(name)) == ("--limit" in options(name))
+    assert not options(name) & {"--lines", "--newest", "--tail", "--count", "--last"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_fits_80_columns_and_breaks_no_example(name: str) -> None:
     shown = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": str(COLUMNS), "NO_COLOR": "1"})
     assert shown.exit_code == 0, shown.output

@@ -68,7 +68,7 @@ InState = Annotated[
 ]
 From = Annotated[str, typer.Option("--from", help="From this batch time on.")]
 To = Annotated[str, typer.Option("--to", help="Up to this batch time.")]
-Limit = Annotated[int, typer.Option(min=1, help="At most this many of each pipeline, newest first.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="The newest N of each pipeline.")]
 
 
 @app.callback()

@@ -1,14 +1,15 @@
 """Launch a replay in Dagster and follow it, for `forebay batches replay`.
 
 Dagster is asked for the run, and the driver log for what became of each batch. So an answer of Dagster's that is lost,
-or a webserver that is busy or gone, does not hide what was done. It never launches a second run of one request.
+or a webserver that is busy or gone, does not hide what was done. It launches a second run of one request only if the
+driver log says that the first one's process has ended, as with the code server, and then once.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from orchestration.dagster_instance.dagster_client import (
@@ -74,12 +75,24 @@ class ReplayRun:
         self._pipeline_id = pipeline_id
         self._request = request
         self._left = list(times)
+        # A run that is lost with the code server, whose process is its parent, is launched again, but only once.
+        self._may_launch_again = True
 
     def rows(self) -> Iterator[ReplayedRow]:
         """Launch a run; yield each batch when its attempt has ended, and the rest when the run has.
 
         Raises ReplayError if there is no run.
         """
+        yield from self._run()
+        if self._left:
+            first = self._left[0]
+            self._request = replace(self._request, choice=replace(self._request.choice, from_time=first))
+            self._console.print(
+                f"The run's process was lost, at {first.isoformat()}: launching another …", markup=False
+            )
+            yield from self._run()
+
+    def _run(self) -> Iterator[ReplayedRow]:
         try:
             run_id = self._launch()
         except ReplayError as error:
@@ -145,20 +158,32 @@ class ReplayRun:
             except DagsterError as error:
                 silence = str(error)
             yield from self._ended(run_id)
+            if self._may_launch_again and self._is_lost(run_id):
+                self._may_launch_again = False
+                return
             if silence and time.monotonic() - answered > SILENT_SECONDS:
                 why = f"Dagster does not say how the run is ({silence}); see forebay batches show, and {where}"
                 yield from (ReplayedRow(left, "unknown", why) for left in self._left)
+                self._left = []
                 return
             if finished:
                 break
             time.sleep(POLL_SECONDS)
         for left in self._left:
             yield ReplayedRow(left, "refused", f"the run's log says why: {where}")
+        self._left = []
+
+    def _is_lost(self, run_id: str) -> bool:
+        """Return whether the process of the run ended during the first batch that is left, by the driver log."""
+        attempts = batches.attempts_of_batch(self._connection, self._pipeline_id, self._left[0]) if self._left else []
+        return any(attempt.run_id == run_id and attempt.state is AttemptState.LOST for attempt in attempts)
 
     def _ended(self, run_id: str) -> Iterator[ReplayedRow]:
         """Yield, and cross off, the batches whose attempt in this run has ended, by the driver log."""
         for batch_time in list(self._left):
             for attempt in batches.attempts_of_batch(self._connection, self._pipeline_id, batch_time):
+                if attempt.state is AttemptState.LOST and self._may_launch_again:
+                    continue
                 if attempt.run_id == run_id and attempt.state is not AttemptState.RUNNING:
                     self._left.remove(batch_time)
                     done = attempt.state is AttemptState.SUCCEEDED

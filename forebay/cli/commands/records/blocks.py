@@ -125,7 +125,9 @@ def list_blocks(
     name: Annotated[
         str, typer.Argument(metavar="STREAM[/N]", help="Of this stream, or of this receiver.", autocompletion=receivers)
     ],
-    newest: Annotated[int, typer.Option("-n", min=1, max=_MOST_LISTED, help="The newest N blocks.")] = _SHOWN,
+    newest: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=_MOST_LISTED, help="The newest N blocks.")
+    ] = _SHOWN,
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """List the newest blocks of a stream, oldest first: their receiver, number, records and size.
@@ -308,7 +310,9 @@ def records(
         str, typer.Argument(metavar="STREAM/N", help="The receiver that stored the block.", autocompletion=receivers)
     ],
     sequence: Annotated[int, typer.Argument(help="The block's number in the receiver's sequence.")],
-    limit: Annotated[int | None, typer.Option(min=1, help="At most this many records (default: all).")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="At most this many records (default: all).")
+    ] = None,
     to: Annotated[
         Path | None, typer.Option(help="Write to this file: Parquet if it ends in .parquet, else a line per record.")
     ] = None,

@@ -49,7 +49,7 @@ def list_letters(
         str | None, typer.Option(help="Only with this reason, such as invalid_encoding.", autocompletion=_reasons)
     ] = None,
     newest: Annotated[
-        int | None, typer.Option("--newest", "-n", min=1, help="The newest N rows, in place of the sums.")
+        int | None, typer.Option("--limit", "-n", min=1, help="The newest N rows, in place of the sums.")
     ] = None,
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:

@@ -58,7 +58,8 @@ def tap(
         str | None, typer.Option(metavar="PATTERN", help="Only lines that this regular expression matches.")
     ] = None,
     count: Annotated[
-        int, typer.Option("-n", min=0, max=_MOST_RECORDS, help="Begin with the newest N records that are there.")
+        int,
+        typer.Option("--limit", "-n", min=0, max=_MOST_RECORDS, help="Begin with the newest N records that are there."),
     ] = 10,
     follow: Annotated[bool, typer.Option(help="Go on with new records, until Ctrl-C.")] = True,  # noqa: FBT002
     place: Annotated[  # noqa: FBT002

@@ -20,6 +20,23 @@ if TYPE_CHECKING:
         ("raises", "raise ValueError('a\\nb')\n", r"ValueError: a \(raises.py, line 1\)"),
         ("no_module", "import nowhere_at_all\n", "can't be imported from .*: No module named 'nowhere_at_all'"),
         ("nothing", "", "declares no Pipeline"),
+        (
+            "sink",
+            "import forebay\nforebay.ParquetSink('out', partitoin_by=['a'])\n",
+            r"keyword argument 'partitoin_by': did you mean partition_by\? \(sink.py, line 2\)",
+        ),
+        (
+            "own_sink",
+            "class MySink:\n    def __init__(self, bucket): ...\n\n\nMySink(\n    buckte=1)\n",
+            r"'buckte': did you mean bucket\? \(own_sink.py, line 5\)",
+        ),
+        ("no_close", "def f(a): ...\nf(zzzzz=1)\n", r"argument 'zzzzz' \(no_close.py, line 2\)"),
+        ("builtin", "dict.fromkeys(zzzzz=1)\n", r"takes no keyword arguments \(builtin.py, line 1\)"),
+        (
+            "source",
+            "from forebay.sources import SocketText\n\nSocketText(\n    host='h', prot=1)\n",
+            r"SocketText: .*'prot': did you mean port\?.* \(source.py, line 3\)",
+        ),
     ],
 )
 def test_a_module_that_can_not_be_loaded_is_refused_in_one_line(
@@ -30,3 +47,9 @@ def test_a_module_that_can_not_be_loaded_is_refused_in_one_line(
     with pytest.raises(PipelineModuleError, match=said) as raised:
         load_pipelines(str(tmp_path / f"{name}.py"))
     assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_not_there_is_named_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PipelineModuleError, match=f"^there is no file {tmp_path}/sub/none.py$"):
+        load_pipelines("./sub/none.py")

@@ -23,7 +23,7 @@ from tracker_store.batches import batches, outputs
 from tracker_store.batches.pipelines import apply_pipeline
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.processes import register_process
-from tracker_store.schema.states import ProcessKind
+from tracker_store.schema.states import AttemptFailure, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,6 +53,8 @@ class Dagster(ThreadingHTTPServer):
         # What the launch answers, one after the other, while the code server restarts: type, message, status of a run.
         self.restarting: list[tuple[str, str, str]] = []
         self.failed = ""
+        # How many runs lose their process, with the code server that is its parent.
+        self.loses_runs = 0
         self.asked: list[str] = []
 
     @property
@@ -77,6 +79,11 @@ class Dagster(ThreadingHTTPServer):
             return self.without_code(request["query"])
         self.failed = ""
         self.launched.append(request["variables"]["params"])
+        run_id = self.lose_run() if self.loses_runs else self.replay()
+        return {"launchRun": {"__typename": "LaunchRunSuccess", "run": {"runId": run_id}}}
+
+    def replay(self) -> str:
+        """Replay the first batch in the run r1, and fail the second."""
         with connect(self.engine) as connection:
             process = register_process(connection, kind=ProcessKind.BATCH_RUN, name="n", host="h", pid=1)
             for time in (T1, T2):
@@ -95,7 +102,7 @@ class Dagster(ThreadingHTTPServer):
                     continue
                 outputs.commit_output(connection, **batch, attempt=number, output="counts", location="/2", rows=1)
                 batches.complete_replay(connection, **batch, attempt=number, outputs=["counts"], due=["counts"])
-        return {"launchRun": {"__typename": "LaunchRunSuccess", "run": {"runId": "r1"}}}
+        return "r1"
 
     def without_code(self, query: str) -> dict[str, Any]:
         """Return what Dagster answers to a launch while its code server restarts, or to the end of what it made."""
@@ -105,6 +112,26 @@ class Dagster(ThreadingHTTPServer):
         kind, message, status = self.restarting.pop(0)
         self.failed = status or self.failed
         return {"launchRun": {"__typename": kind, "message": message}}
+
+    def lose_run(self) -> str:
+        """Let a run end with its process, in its first batch."""
+        self.loses_runs -= 1
+        run_id = f"lost{self.loses_runs}"
+        with connect(self.engine) as connection:
+            process = register_process(connection, kind=ProcessKind.BATCH_RUN, name="n", host="h", pid=1)
+            batch: dict[str, Any] = {"pipeline_id": self.log.pipeline_id, "batch_time": T1}
+            number = batches.claim_replay(connection, **batch, run_id=run_id, process_id=process, reach=timedelta(0))
+            batches.fail_attempt(
+                connection,
+                **batch,
+                attempt=number,
+                run_id=run_id,
+                error="its process ended",
+                failure=AttemptFailure.LOST,
+                max_attempts=1,
+                pauses=[timedelta(0)],
+            )
+        return run_id
 
     def loses(self, query: str) -> bool:
         return (self.loses_launches and "LaunchBatch" in query) or (self.loses_statuses and "RunStatus" in query)
@@ -282,6 +309,17 @@ def test_a_code_server_that_does_not_come_back_is_not_waited_for_without_end(
     answer = CliRunner().invoke(app, ["batches", "replay", "words", T1.isoformat()])
     assert (answer.exit_code, "has no pipeline 'words', also after 0 s" in answer.output) == (1, True)
     assert "UserCodeUnreachable" not in answer.output
+
+
+@pytest.mark.parametrize(("lost", "outcome"), [(1, "replayed"), (2, "failed")])
+def test_a_run_that_is_lost_with_the_code_server_is_launched_again_once(
+    dagster: Dagster, lost: int, outcome: str
+) -> None:
+    dagster.loses_runs = lost
+    answer = CliRunner().invoke(app, ["batches", "replay", "words", T1.isoformat(), "--json"])
+    assert [row["outcome"] for row in json.loads(answer.stdout)["batches"]] == [outcome], answer.output
+    assert len(dagster.launched) == 2
+    assert answer.output.count("The run's process was lost, at") == 1
 
 
 def test_a_run_that_was_not_started_for_another_reason_is_not_launched_again(dagster: Dagster) -> None:
