@@ -6,22 +6,26 @@ A target that does not answer refuses nothing: its batches wait until it does. C
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from threading import BoundedSemaphore
 from typing import TYPE_CHECKING
 
 from orchestration.block_checks.bounded_scans import BoundedScans, answer
+from orchestration.declarations.sink import TargetCheck
 from tracker_store.batches.pipelines import list_pipelines
 from tracker_store.schema.declarations import PipelineDeclaration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     import sqlalchemy as sa
 
     from orchestration.declarations.pipeline import Output, Pipeline
-    from orchestration.declarations.sink import TargetCheck
 
 # For all targets together: longer than one takes to refuse a connection or to leave it unanswered (10 s).
 _SECONDS = 12.0
+# Many outputs may have one server, whose connections are few.
+_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,9 @@ def ask_targets(
     """
     before = {row.name: PipelineDeclaration.of(row.declaration).outputs for row in list_pipelines(connection)}
     looks = BoundedScans(seconds)
+    places = BoundedSemaphore(_AT_ONCE)
     asked = {
-        _name(output): looks.start(_name(output), _look(output))
+        _name(output): looks.start(_name(output), partial(_look, output, places, seconds))
         for pipeline in pipelines
         for output in pipeline.outputs.values()
         if (was := before.get(pipeline.name, {}).get(output.name)) is None or was.sink != output.sink.declaration()
@@ -54,13 +59,18 @@ def ask_targets(
             continue
         if found.health == "failed":
             refused.append(f"{name}: {found.found}. {found.way_out}")
-        else:
+        elif found.health == "warning":
             unasked.append(f"{name}: its target was not asked who writes to it: {found.found}.")
     return TargetAnswers(tuple(refused), tuple(unasked))
 
 
-def _look(output: Output) -> Callable[[], TargetCheck | None]:
-    return lambda: output.sink.check_writer(output.pipeline.name, output.name)
+def _look(output: Output, places: BoundedSemaphore, seconds: float) -> TargetCheck | None:
+    if not places.acquire(timeout=seconds):
+        return TargetCheck("warning", "those before it took too long", "")
+    try:
+        return output.sink.check_writer(output.pipeline.name, output.name)
+    finally:
+        places.release()
 
 
 def _name(output: Output) -> str:

@@ -49,8 +49,13 @@ def check_directory(path: Path) -> TargetCheck:
         return TargetCheck("failed", f"{there} is no directory", "Declare another path, or move the file.")
     try:
         # Readers of results skip names that begin with a dot.
-        Path(tempfile.mkdtemp(prefix=".forebay-validate-", dir=there)).rmdir()
+        tried = Path(tempfile.mkdtemp(prefix=".forebay-validate-", dir=there))
     except OSError as error:
         way_out = "Let the account that runs batches write there, or declare another path."
         return TargetCheck("failed", f"{there} can't be written by this user ({error.strerror})", way_out)
+    try:
+        tried.rmdir()
+    except OSError as error:
+        way_out = f"Delete {tried}, and let the account that runs batches delete there: a replay replaces results."
+        return TargetCheck("failed", f"{there} lets this user delete nothing ({error.strerror})", way_out)
     return TargetCheck("ok", f"{path} can be written" if there == path else f"{path} can be created")

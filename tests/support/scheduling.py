@@ -21,7 +21,7 @@ from _pytest.runner import runtestprotocol
 from xdist.scheduler import LoadFileScheduling
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
     from pathlib import Path
 
     from xdist.remote import Producer
@@ -69,14 +69,16 @@ class TestFile(pytest.Item):
 
 
 class FilesOfProcess:
-    """What a process of xdist does otherwise."""
+    """Lets a process of xdist collect files."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collect_file(
         self, parent: pytest.Collector
-    ) -> Generator[None, list[pytest.Collector], list[pytest.Item]]:
+    ) -> Generator[None, list[pytest.Collector], Sequence[pytest.Collector | pytest.Item]]:
         """Put a file in the place of each collector of its tests."""
         modules = yield
+        if len(modules) != 1:  # xdist knows tests by their names alone, and these files would have one name
+            return modules
         return [TestFile.from_parent(parent, module=module) for module in modules]
 
     @pytest.hookimpl(wrapper=True)
@@ -100,7 +102,7 @@ class FilesScheduling(LoadFileScheduling):  # type: ignore[misc]
     """Hand out whole files, and those that start a JVM as if they were two: `_split_scope` is made to be overridden."""
 
     def __init__(self, config: pytest.Config, log: Producer | None, tests: Tests) -> None:
-        """Take what xdist gives, and who counts the tests."""
+        """Take what xdist gives, and the counter of tests."""
         super().__init__(config, log)
         self._tests = tests
         self._scopes: dict[str, str] = {}
@@ -124,6 +126,11 @@ class FilesScheduling(LoadFileScheduling):  # type: ignore[misc]
         for other in self.assigned_work:
             self._reschedule(other)
         return str(ended)
+
+    def add_node_collection(self, node: WorkerController, collection: Sequence[str]) -> None:
+        """Refuse a process that has found other files than the first ones: the run would wait for it for ever."""
+        super().add_node_collection(node, collection)
+        assert node in self.registered_collections, f"{node.gateway.id} has collected other tests than those before it"
 
     def _reschedule(self, node: WorkerController) -> None:
         """Give a process work until it has two items: it runs one only when it knows the next, or that none follows.
@@ -149,7 +156,7 @@ class FilesScheduling(LoadFileScheduling):  # type: ignore[misc]
 
 
 class Tests:
-    """What the run's own process does otherwise: nobody knows the number of tests before the last file."""
+    """Counts the tests in the run's own process: their number is known with the last file."""
 
     def __init__(self) -> None:
         """Count from nothing."""
@@ -172,6 +179,8 @@ class Tests:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Let no run pass that had such an error, or no test."""
+        if session.config.option.collectonly:
+            return
         if exitstatus == pytest.ExitCode.OK and self._internal_error:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         elif exitstatus == pytest.ExitCode.OK and not self._reported:

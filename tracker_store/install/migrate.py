@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from tracker_store.connection.engine import connect, connect_once, psycopg2_url
 from tracker_store.connection.errors import DriverLogError
 from tracker_store.connection.pooler import direct_url
 from tracker_store.install.migration_blockers import MigrationBlockers
-from tracker_store.install.missing_rights import database_setup
+from tracker_store.install.missing_rights import UNKNOWN_SETUP, database_setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -92,7 +92,9 @@ def naming_missing_rights(url: str) -> Iterator[None]:
     except DBAPIError as error:
         if getattr(error.orig, "pgcode", None) != _NO_RIGHT:
             raise
-        with connect_once(url, application_name="forebay") as connection:
+        advice = UNKNOWN_SETUP
+        # A server may have no connection left for this; what was refused is said all the same.
+        with suppress(DriverLogError, DBAPIError), connect_once(url, application_name="forebay") as connection:
             advice = database_setup(connection).advice
         raise DriverLogError(str(error.orig).strip().partition("\n")[0], advice) from error
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-# Without locks. Names come quoted, as statements need them. The schema has no row before the first upgrade.
+# Without locks. Names come quoted, as statements need them. The schema has no row before the first upgrade, also where
+# an administrator has made it.
 _SETUP = """
 SELECT quote_ident(current_user) AS login, quote_ident(d.datname) AS database, quote_ident(o.rolname) AS database_owner,
        has_database_privilege(d.oid, 'CREATE') AS may_create, quote_ident(s.rolname) AS log_owner,
@@ -18,9 +19,13 @@ SELECT quote_ident(current_user) AS login, quote_ident(d.datname) AS database, q
 FROM pg_catalog.pg_database d
 JOIN pg_catalog.pg_roles o ON o.oid = d.datdba
 LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = 'forebay'
+  AND EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relname = 'receivers')
 LEFT JOIN pg_catalog.pg_roles s ON s.oid = n.nspowner
 WHERE d.datname = current_database()
 """
+
+#: What to do where the catalogs do not say more.
+UNKNOWN_SETUP = "An administrator of this Postgres can grant what is named there."
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +49,10 @@ class DatabaseSetup:
         """Return what to do so that an upgrade has the right that it lacked."""
         if self.log_owner is None or self.inherits:
             if self.may_create:
-                return "An administrator of this Postgres can grant what is named there."
+                return UNKNOWN_SETUP
             return (
                 f"As {self.database_owner}, which owns the database, or as an administrator: `GRANT CREATE ON DATABASE "
-                f"{self.database} TO {self.login};`, for Forebay makes its schemas there."
+                f"{self.database} TO {self.login};`: Forebay makes its schemas there."
             )
         if self.is_member:
             return (

@@ -332,7 +332,7 @@ class Services:
             for line in targets.unasked:
                 self._tell(line)
             if targets.refused:
-                message = f"{' '.join(targets.refused)} Nothing was written: then start again."
+                message = f"{' '.join(targets.refused)} Nothing was written: start again when that is done."
                 raise CommandError(message)
             self.changes = apply(connection, pipelines)
             # Start stopped pipelines too: whoever runs `forebay up` wants them to run. A pipeline that a batch has

@@ -1,4 +1,4 @@
-"""`forebay validate MODULE`: check declarations, and where a driver log is, what they need. It changes nothing."""
+"""`forebay validate MODULE`: check declarations, and where a driver log is, what they need. All stays as it was."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def validate(
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
-    """Check a module's streams, pipelines and outputs, and change nothing. Exits with 1 if something fails.
+    """Check a module's streams, pipelines and outputs, and leave all as it was. Exits with 1 if something fails.
 
     Declarations are checked always, and whether the packages that sinks need are installed. The project's own Dagster
     definitions are loaded, if it names a module of them. Each output's function runs on empty frames with the columns

@@ -125,8 +125,11 @@ def put_in_force(
     if decisions and not request.agreed:
         return CodeAnswer(Outcome.WAITS, "; ".join(decisions))
     refuse(connection, pipelines)
-    if refused := ask_targets(connection, pipelines).refused:
-        return CodeAnswer(Outcome.WAITS, " ".join(refused))
+    targets = ask_targets(connection, pipelines)
+    for line in targets.unasked:
+        sys.stderr.write(f"{line}\n")
+    if targets.refused:
+        return CodeAnswer(Outcome.WAITS, " ".join(targets.refused))
     before = copies.in_force()
     copies.put_in_force(copy.file)
     try:

@@ -54,7 +54,7 @@ def test_each_answer_of_a_target_is_a_sentence_and_none_keeps_the_others_waiting
     never = threading.Event()
 
     def hangs() -> None:
-        never.wait()
+        never.wait(60)
 
     pipeline = declared(
         free=AskedSink(lambda: None),
