@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +14,7 @@ from tracker_store.install.migrate import naming_missing_rights
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LOGIN, OWNER = (f"forebay_test_{name}_{os.getpid()}" for name in ("login", "owner"))
+LOGIN, OWNER = "forebay_test_login", "forebay_test_owner"
 MAKE_TABLE = "CREATE TABLE forebay.more ()"
 GRANT_CREATE = f"GRANT CREATE ON DATABASE {{}} TO {LOGIN};"
 OWNER_LOGS_IN = f"belongs to {OWNER}: let FOREBAY_DATABASE_URL name that login for `forebay db`"
