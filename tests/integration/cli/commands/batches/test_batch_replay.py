@@ -69,9 +69,10 @@ class Dagster(ThreadingHTTPServer):
             return {"runOrError": {"__typename": "Run", "status": "FAILURE"}}
         if "RunsWithTags" in request["query"]:
             wanted = request["variables"]["tags"]
-            runs = [{"runId": "r1", "status": "STARTED"} for params in self.launched if has_tags(params, wanted)]
+            run = {"runId": "r1", "status": "STARTED", "stats": {"startTime": 1.0}}
+            runs = [run for params in self.launched if has_tags(params, wanted)]
             if self.failed:
-                runs = [{"runId": "r0", "status": self.failed}]
+                runs = [{"runId": "r0", "status": self.failed, "stats": {"startTime": None}}]
             return {"runsOrError": {"__typename": "Runs", "results": runs}}
         if not self.makes_runs:
             return {}
