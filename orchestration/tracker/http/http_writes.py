@@ -30,6 +30,7 @@ from orchestration.replays.replay_choice import ReplayChoice, ReplayError, batch
 from orchestration.replays.replay_run import (
     REQUEST_TAG,
     OtherReplayError,
+    ReplayLaunch,
     ReplayRequest,
     launch_replay,
     replay_with_key,
@@ -241,7 +242,8 @@ class Writes:
             if run_id is not None:
                 return run_id, False
             tags = {} if key is None else {REQUEST_TAG: key}
-            run_id = launch_replay(client, wanted, url=self._dagster.shown, tags=tags, code_seconds=_CODE_SECONDS)
+            launch = ReplayLaunch(client, wanted, url=self._dagster.shown, tags=tags, code_seconds=_CODE_SECONDS)
+            run_id = launch_replay(launch, on_wait=lambda: None)
         except OtherReplayError as error:
             raise HTTPException(HTTPStatus.CONFLICT, f"{OtherReplayError.__doc__} ({error})") from error
         except DagsterUnansweredError as error:
