@@ -46,11 +46,12 @@ query RunStatus($runId: ID!) {
 """
 # What an error of Dagster contains if its code server went away or is going away. The first is an exception's name.
 _CODE_UNREACHABLE = ("DagsterUserCodeUnreachableError", "start a run on a server after telling it to shut down")
+# A run's own `startTime` is its end if it never started; that of its statistics is not.
 _RUNS = """
 query RunsWithTags($tags: [ExecutionTag!]!) {
-  runsOrError(filter: {tags: $tags}, limit: 1) {
+  runsOrError(filter: {tags: $tags}, limit: 20) {
     __typename
-    ... on Runs { results { runId status } }
+    ... on Runs { results { runId status stats { ... on RunStatsSnapshot { startTime } } } }
     ... on Error { message }
   }
 }
@@ -86,8 +87,8 @@ mutation EndRun($runId: String!) {
 }
 """
 _NOT_STARTED = "NOT_STARTED"
-# A run that Dagster could not start, or one that was ended because of that.
-_NEVER_STARTED = ("FAILURE", "CANCELED")
+# The ends of a run that Dagster could not start; runs that did start have them too.
+_ENDED_BADLY = ("FAILURE", "CANCELED")
 
 
 class DagsterError(Exception):
@@ -126,6 +127,11 @@ class RunNotStartedError(DagsterError):
 
 def _is_code_unreachable(said: str) -> bool:
     return any(words in said for words in _CODE_UNREACHABLE)
+
+
+def _never_started(run: Mapping[str, Any]) -> bool:
+    """Return whether a run ended before its process began with it; False if Dagster can't say."""
+    return run["status"] in _ENDED_BADLY and run["stats"].get("startTime", "unknown") is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +196,14 @@ class DagsterClient:
         return self.launch_job(sensor, job_name(pipeline), launch.run_config(pipeline), tags, assets=assets)
 
     def run_with(self, tags: Mapping[str, str]) -> str | None:
-        """Return the id of a run with all of these tags, in any status, or None. Raises DagsterUnansweredError."""
-        return self._newest(tags)[0]
+        """Return the newest run with all of these tags, or None. Raises DagsterUnansweredError.
 
-    def _newest(self, tags: Mapping[str, str]) -> tuple[str | None, str]:
-        """Return the id and the status of the newest run with these tags. Raises DagsterUnansweredError."""
+        It may have ended, but not without ever having started: of such a run nothing was done.
+        """
+        return next((run["runId"] for run in self._runs(tags) if not _never_started(run)), None)
+
+    def _runs(self, tags: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return the newest runs with these tags, from the newest on. Raises DagsterUnansweredError."""
         wanted = [{"key": key, "value": value} for key, value in tags.items()]
         try:
             answer = self._ask(_RUNS, {"tags": wanted})["runsOrError"]
@@ -202,7 +211,8 @@ class DagsterClient:
             raise DagsterUnansweredError(str(error)) from error
         if "results" not in answer:
             raise DagsterUnansweredError(f"{answer['__typename']}: {answer.get('message', '')}")
-        return next(((run["runId"], run["status"]) for run in answer["results"]), (None, ""))
+        runs: list[dict[str, Any]] = answer["results"]
+        return runs
 
     def unfinished_run(self, tags: Mapping[str, str]) -> str | None:
         """Return the id of a run with all of these tags that is queued or runs, or None. Raises DagsterError."""
@@ -261,13 +271,14 @@ class DagsterClient:
         Dagster had finished with the launch when it answered: a run that does not exist now will not appear, and one
         that is not started now will not start. Raises DagsterUnansweredError.
         """
-        run_id, status = self._newest(tags)
-        if run_id is None:
+        run = next(iter(self._runs(tags)), None)
+        if run is None:
             kind = CodeNotLoadedError if _is_code_unreachable(said) else LaunchRefusedError
             return kind(f"{said}; there is no run")
-        if status in _NEVER_STARTED and _is_code_unreachable(said):
+        run_id: str = run["runId"]
+        if _is_code_unreachable(said) and _never_started(run):
             return RunNotStartedError(said, run_id)
-        if status != _NOT_STARTED:
+        if run["status"] != _NOT_STARTED:
             return LaunchFailedError(said)
         # Nothing waits for it, whether Dagster shows its end now or the batch sensor's next look does.
         with suppress(DagsterError):

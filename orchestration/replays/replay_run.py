@@ -1,7 +1,7 @@
 """Ask Dagster for a run of a pipeline's replay job: `forebay batches replay` and the tracker's HTTP API do.
 
-Owns the run's configuration and the tag by which it is found again. Which batches can be replayed is decided by
-``replay`` and the driver log. Loads no Dagster.
+Owns the run's configuration, the tag by which it is found again, and how often its launch is tried while the code
+server restarts. Which batches can be replayed is decided by ``replay`` and the driver log. Loads no Dagster.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from orchestration.dagster_instance.dagster_client import CodeNotLoadedError, Ru
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from orchestration.dagster_instance.dagster_client import DagsterClient
+    from orchestration.dagster_instance.dagster_client import DagsterClient, DagsterError
     from orchestration.replays.replay_choice import ReplayChoice
 
 POLL_SECONDS = 0.5  # between two looks at a code server that restarts, or at a run
+# The pause after a launch that left a run that never starts, doubled each time: people see those runs in Dagster.
+RESTART_SECONDS = 5.0
 
 REPLAY_TAG = "forebay/replay"
 # The tag of one request alone, by which its run is found if Dagster's answer is lost: its own id, or its sender's key.
@@ -52,49 +54,82 @@ class ReplayRequest:
         return {REPLAY_TAG: hashlib.sha256(said.encode()).hexdigest()}
 
 
-def launch_replay(
-    client: DagsterClient,
-    request: ReplayRequest,
-    *,
-    url: str,
-    tags: Mapping[str, str] | None = None,
-    code_seconds: float,
-    on_wait: Callable[[], None] = lambda: None,
-) -> str:
-    """Launch a run, and return its id. `url` is Dagster's, for people; the run gets `tags` too.
+class ReplayLaunch:
+    """Launch a run in turns, until the code server, which restarts as after `forebay apply`, has the pipeline.
 
-    `code_seconds`: how long to wait for a code server that restarts, as after `forebay apply`. `on_wait` is called once
-    when the wait begins. While it waits, nothing of the request has run, so no launch of it is a second one.
-
-    Raises:
-        CodeNotLoadedError: Dagster has no such pipeline, also after the wait.
-        DagsterError: see ``DagsterClient.launch_job``.
+    Between two turns nothing of the request has run, so no launch of it is a second one.
     """
-    deadline: float | None = None
-    while True:
+
+    def __init__(
+        self,
+        client: DagsterClient,
+        request: ReplayRequest,
+        *,
+        url: str,
+        tags: Mapping[str, str] | None = None,
+        code_seconds: float,
+    ) -> None:
+        """Prepare. `url` is Dagster's, for people; the run gets `tags` too; the turns end after `code_seconds`."""
+        self.pause = 0.0
+        self._client = client
+        self._request = request
+        self._url = url
+        self._tags = {**request.tags(), **(tags or {})}
+        self._code_seconds = code_seconds
+        self._deadline: float | None = None
+        self._restart_seconds = RESTART_SECONDS
+
+    def turn(self) -> str | None:
+        """Return the run's id; None: the next turn is due after `pause` seconds.
+
+        Raises:
+            CodeNotLoadedError: the code server does not have the pipeline, also after the last turn.
+            DagsterError: see ``DagsterClient.launch_job``.
+        """
+        name = self._request.pipeline
+        sensor = self._client.batch_sensors().get(sensor_name(name))
+        if sensor is None:
+            self._wait(POLL_SECONDS, f"has no pipeline {name!r}")
+            return None
+        config = {"ops": {f"{name}__replay": {"config": self._request.config()}}}
+        seconds = POLL_SECONDS
         try:
-            return _launch(client, request, {**request.tags(), **(tags or {})})
-        except (CodeNotLoadedError, RunNotStartedError) as error:
-            if isinstance(error, RunNotStartedError) and not error.lost_its_code:
+            return self._client.launch_job(sensor, f"{name}_replay", config, self._tags)
+        except RunNotStartedError as error:
+            if not error.lost_its_code:
                 raise
-            if deadline is None:
-                deadline = time.monotonic() + code_seconds
-                on_wait()
-            if time.monotonic() >= deadline:
-                seconds = f"also after {code_seconds:g} s"
-                message = (
-                    f"Dagster at {url} has no pipeline {request.pipeline!r}, {seconds}: its code server's log says why"
-                )
-                raise CodeNotLoadedError(message) from error
-        time.sleep(POLL_SECONDS)
+            seconds = self._restart_seconds
+            self._restart_seconds *= 2
+            cause: DagsterError = error
+        except CodeNotLoadedError as error:
+            cause = error
+        self._wait(seconds, f"lists pipeline {name!r}, but could not start a run of it", cause)
+        return None
+
+    def _wait(self, seconds: float, why: str, cause: DagsterError | None = None) -> None:
+        now = time.monotonic()
+        if self._deadline is None:
+            self._deadline = now + self._code_seconds
+        if now >= self._deadline:
+            message = (
+                f"Dagster at {self._url} {why}, also after {self._code_seconds:g} s: its code server's log says why"
+            )
+            raise CodeNotLoadedError(message) from cause
+        self.pause = min(seconds, self._deadline - now)
 
 
-def _launch(client: DagsterClient, request: ReplayRequest, tags: Mapping[str, str]) -> str:
-    name = request.pipeline
-    sensor = client.batch_sensors().get(sensor_name(name))
-    if sensor is None:
-        raise CodeNotLoadedError
-    return client.launch_job(sensor, f"{name}_replay", {"ops": {f"{name}__replay": {"config": request.config()}}}, tags)
+def launch_replay(launch: ReplayLaunch, on_wait: Callable[[], None]) -> str:
+    """Take all turns, and return the run's id; `on_wait` is called once when the wait begins.
+
+    Raises what ``ReplayLaunch.turn`` raises.
+    """
+    run_id = launch.turn()
+    if run_id is None:
+        on_wait()
+    while run_id is None:
+        time.sleep(launch.pause)
+        run_id = launch.turn()
+    return run_id
 
 
 class OtherReplayError(Exception):

@@ -30,8 +30,8 @@ from orchestration.replays.replay_choice import ReplayChoice, ReplayError, batch
 from orchestration.replays.replay_run import (
     REQUEST_TAG,
     OtherReplayError,
+    ReplayLaunch,
     ReplayRequest,
-    launch_replay,
     replay_with_key,
     unfinished_replay,
 )
@@ -185,15 +185,25 @@ class Writes:
             raise HTTPException(HTTPStatus.BAD_REQUEST, f"failedOutputsOnly: {failed_only!r:.200} is not true or false")
         key = _key_of(request)
         wanted = await run_in_threadpool(self._wanted, request, tuple(outputs), failed_only)
-        try:
-            await asyncio.wait_for(self._launching.acquire(), _WAIT_SECONDS)
-        except TimeoutError as error:
-            message = "Dagster is still launching another replay: nothing was done, send the request again"
-            raise _unavailable(message) from error
-        try:
-            run_id, is_new = await run_in_threadpool(self._launch, wanted, key)
-        finally:
-            self._launching.release()
+        assert self._dagster is not None
+        client = self._dagster.client()
+        tags = {} if key is None else {REQUEST_TAG: key}
+        launch = ReplayLaunch(client, wanted, url=self._dagster.shown, tags=tags, code_seconds=_CODE_SECONDS)
+        while True:
+            try:
+                await asyncio.wait_for(self._launching.acquire(), _WAIT_SECONDS)
+            except TimeoutError as error:
+                message = "Dagster is still launching another replay: nothing was done, send the request again"
+                raise _unavailable(message) from error
+            try:
+                found = await run_in_threadpool(self._take_turn, launch, client, wanted, key)
+            finally:
+                self._launching.release()
+            if found is not None:
+                run_id, is_new = found
+                break
+            # Other replays are launched meanwhile.
+            await asyncio.sleep(launch.pause)
         log.info(
             "replay requested over HTTP",
             pipeline=wanted.pipeline,
@@ -203,7 +213,6 @@ class Writes:
             is_new=is_new,
             client=_client(request),
         )
-        assert self._dagster is not None
         answer = {"runId": run_id, "run": f"{self._dagster.shown.rstrip('/')}/runs/{run_id}", "isNew": is_new}
         return _json(answer, HTTPStatus.ACCEPTED)
 
@@ -229,19 +238,19 @@ class Writes:
             raise HTTPException(HTTPStatus.CONFLICT, str(error)) from error
         return ReplayRequest(pipeline.name, choice, outputs)
 
-    def _launch(self, wanted: ReplayRequest, key: str | None) -> tuple[str, bool]:
+    @staticmethod
+    def _take_turn(
+        launch: ReplayLaunch, client: DagsterClient, wanted: ReplayRequest, key: str | None
+    ) -> tuple[str, bool] | None:
         """Return the run that does it, and whether it was launched now: a request that is sent again finds it.
 
-        With a key it finds a run that has ended, too.
+        With a key it finds a run that has ended, too. None: the launch waits for its next turn.
         """
-        assert self._dagster is not None
-        client = self._dagster.client()
         try:
             run_id = unfinished_replay(client, wanted) if key is None else replay_with_key(client, wanted, key)
             if run_id is not None:
                 return run_id, False
-            tags = {} if key is None else {REQUEST_TAG: key}
-            run_id = launch_replay(client, wanted, url=self._dagster.shown, tags=tags, code_seconds=_CODE_SECONDS)
+            run_id = launch.turn()
         except OtherReplayError as error:
             raise HTTPException(HTTPStatus.CONFLICT, f"{OtherReplayError.__doc__} ({error})") from error
         except DagsterUnansweredError as error:
@@ -255,7 +264,7 @@ class Writes:
             raise _unavailable(message) from error
         except DagsterError as error:
             raise HTTPException(HTTPStatus.BAD_GATEWAY, f"{type(error).__doc__} ({error})") from error
-        return run_id, True
+        return None if run_id is None else (run_id, True)
 
 
 def _unavailable(message: str) -> HTTPException:

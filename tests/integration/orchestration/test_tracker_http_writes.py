@@ -367,6 +367,19 @@ def test_a_replay_waits_for_a_code_server_that_restarts(
     assert len(dagster.launched) == 1
 
 
+def test_while_a_replay_waits_for_the_code_server_another_is_launched_and_of_one_key_no_second(
+    url: str, log: Log, dagster: ReplayingDagster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish(log)
+    monkeypatch.setattr(http_writes, "_WAIT_SECONDS", 0.2)
+    dagster.without_code = 3
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda _: post(url, REPLAY, b"", **{"Idempotency-Key": "order 7"}), range(2)))
+    assert [answer.status for answer in answers] == [202, 202]
+    assert sorted(answer.json["isNew"] for answer in answers) == [False, True]
+    assert (dagster.without_code, len(dagster.launched)) == (0, 1)
+
+
 def test_without_dagster_or_its_answer_the_way_out_is_named(
     engine: sa.Engine, home: Path, log: Log, dagster: ReplayingDagster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

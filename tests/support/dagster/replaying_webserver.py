@@ -47,7 +47,7 @@ class ReplayingDagster(ThreadingHTTPServer):
         if "UnfinishedRuns" in request["query"] or "RunsWithTags" in request["query"]:
             also_ended = "RunsWithTags" in request["query"]
             found = [
-                {"runId": f"run{number}", "status": "STARTED"}
+                {"runId": f"run{number}", "status": "STARTED", "stats": {"startTime": 1.0}}
                 for number, params in enumerate(self.launched, start=1)
                 if (self.is_running or also_ended)
                 and all(tag in params["executionMetadata"]["tags"] for tag in request["variables"]["tags"])

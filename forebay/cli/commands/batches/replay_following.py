@@ -1,8 +1,8 @@
 """Launch a replay in Dagster and follow it, for `forebay batches replay`.
 
 Dagster is asked for the run, and the driver log for what became of each batch. So an answer of Dagster's that is lost,
-or a webserver that is busy or gone, does not hide what was done. It launches a second run of one request only if the
-driver log says that the first one's process has ended, as with the code server, and then once.
+or a webserver that is busy or gone, does not hide what was done. It launches another run of one request only if Dagster
+could not start the one before, or, once, if the driver log says that its process has ended, as with the code server.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from orchestration.dagster_instance.dagster_client import (
     LaunchFailedError,
 )
 from orchestration.replays.replay_choice import ReplayError
-from orchestration.replays.replay_run import POLL_SECONDS, REQUEST_TAG, launch_replay
+from orchestration.replays.replay_run import POLL_SECONDS, REQUEST_TAG, ReplayLaunch, launch_replay
 from tracker_store.batches import batches
 from tracker_store.schema.states import AttemptState
 
@@ -111,9 +111,8 @@ class ReplayRun:
         client = DagsterClient(self._url, token=self._token, timeout_seconds=ANSWER_SECONDS)
         mark = {REQUEST_TAG: str(uuid.uuid4())}
         try:
-            return launch_replay(
-                client, self._request, url=self._url, tags=mark, code_seconds=CODE_SECONDS, on_wait=self._report_wait
-            )
+            launch = ReplayLaunch(client, self._request, url=self._url, tags=mark, code_seconds=CODE_SECONDS)
+            return launch_replay(launch, self._report_wait)
         except DagsterUnansweredError as error:
             return self._find(mark, error)
 

@@ -26,6 +26,7 @@ from orchestration.dagster_instance.dagster_client import (
     DagsterClient,
     DagsterUnansweredError,
     DagsterUnreachableError,
+    LaunchFailedError,
     LaunchRefusedError,
     RunNotStartedError,
 )
@@ -211,15 +212,22 @@ def test_outcome_is_unknown_without_an_answer_in_time() -> None:
 LOST = {"data": {"launchRun": {"__typename": "PythonError", "message": "lost"}}}
 
 
-def found(status: str) -> object:
-    return {"data": {"runsOrError": {"__typename": "Runs", "results": [{"runId": "r1", "status": status}]}}}
+def run(status: str, run_id: str = "r1", **stats: float | None) -> dict[str, Any]:
+    return {"runId": run_id, "status": status, "stats": stats}
+
+
+def found(*runs: dict[str, Any]) -> object:
+    return {"data": {"runsOrError": {"__typename": "Runs", "results": list(runs)}}}
 
 
 @pytest.mark.parametrize(
     "ended", [{"data": {"terminateRun": {"__typename": "TerminateRunSuccess"}}}, b"<html>502</html>"]
 )
 def test_a_run_that_was_made_and_not_started_is_ended(ended: object) -> None:
-    with webserver((LOST, found("NOT_STARTED"), ended)) as (client, asked), pytest.raises(RunNotStartedError) as raised:
+    with (
+        webserver((LOST, found(run("NOT_STARTED")), ended)) as (client, asked),
+        pytest.raises(RunNotStartedError) as raised,
+    ):
         client.launch(SENSOR, "words", LAUNCH)
     assert raised.value.run_id == "r1"
     assert asked[2]["variables"] == {"runId": "r1"}
@@ -228,8 +236,8 @@ def test_a_run_that_was_made_and_not_started_is_ended(ended: object) -> None:
 @pytest.mark.parametrize(
     ("runs", "error"),
     [
-        ({"data": {"runsOrError": {"__typename": "Runs", "results": []}}}, LaunchRefusedError),
-        (found("STARTING"), DagsterUnansweredError),
+        (found(), LaunchRefusedError),
+        (found(run("STARTING")), DagsterUnansweredError),
         ({"data": {"runsOrError": {"__typename": "PythonError", "message": "too"}}}, DagsterUnansweredError),
         (b"<html>502</html>", DagsterUnansweredError),
     ],
@@ -242,6 +250,33 @@ def test_after_a_failed_launch_its_run_is_looked_for(runs: object, error: type[E
     tags = {tag["key"]: tag["value"] for tag in asked[1]["variables"]["tags"]}
     assert tags["dagster/run_key"] == LAUNCH.run_key
     assert tags["forebay/pipeline"] == "words"
+
+
+@pytest.mark.parametrize(
+    ("ended", "error"),
+    [
+        (run("FAILURE", startTime=None), RunNotStartedError),
+        (run("CANCELED", startTime=None), RunNotStartedError),
+        (run("FAILURE", startTime=3.0), LaunchFailedError),
+        (run("FAILURE"), LaunchFailedError),
+    ],
+)
+def test_a_run_that_failed_with_the_code_server_was_not_started_only_if_it_has_no_start(
+    ended: dict[str, Any], error: type[Exception]
+) -> None:
+    gone = {"data": {"launchRun": {"__typename": "PythonError", "message": "DagsterUserCodeUnreachableError"}}}
+    with webserver((gone, found(ended))) as (client, _), pytest.raises(error):
+        client.launch(SENSOR, "words", LAUNCH)
+
+
+@pytest.mark.parametrize("status", ["FAILURE", "CANCELED"])
+def test_a_run_that_ended_without_a_start_is_not_found_by_its_tags(status: str) -> None:
+    unstarted, started = run(status, "r2", startTime=None), run(status, startTime=3.0)
+    for runs, wanted in (((unstarted,), None), ((unstarted, started), "r1"), ((run(status),), "r1")):
+        with webserver(found(*runs)) as (client, _):
+            assert client.run_with({"forebay/replay_request": "k"}) == wanted
+    with webserver(found(run("STARTING", startTime=None))) as (client, _):
+        assert client.run_with({"forebay/replay_request": "k"}) == "r1"
 
 
 @pytest.mark.parametrize(

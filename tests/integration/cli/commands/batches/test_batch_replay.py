@@ -69,9 +69,10 @@ class Dagster(ThreadingHTTPServer):
             return {"runOrError": {"__typename": "Run", "status": "FAILURE"}}
         if "RunsWithTags" in request["query"]:
             wanted = request["variables"]["tags"]
-            runs = [{"runId": "r1", "status": "STARTED"} for params in self.launched if has_tags(params, wanted)]
+            run = {"runId": "r1", "status": "STARTED", "stats": {"startTime": 1.0}}
+            runs = [run for params in self.launched if has_tags(params, wanted)]
             if self.failed:
-                runs = [{"runId": "r0", "status": self.failed}]
+                runs = [{"runId": "r0", "status": self.failed, "stats": {"startTime": None}}]
             return {"runsOrError": {"__typename": "Runs", "results": runs}}
         if not self.makes_runs:
             return {}
@@ -287,6 +288,7 @@ GONE = "dagster._core.errors.DagsterUserCodeUnreachableError: Could not reach us
 def test_a_code_server_that_restarts_is_waited_for(dagster: Dagster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check each moment of a restart: before a run is made, after it, and while the new code server loads the code."""
     monkeypatch.setattr(replay_run, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(replay_run, "RESTART_SECONDS", 0.01)
     dagster.restarting = [
         ("PythonError", f"DagsterLaunchFailedError: {SHUTS_DOWN}", "FAILURE"),
         ("PythonError", GONE, "FAILURE"),
@@ -307,7 +309,7 @@ def test_a_code_server_that_does_not_come_back_is_not_waited_for_without_end(
     monkeypatch.setattr(replay_following, "CODE_SECONDS", 0.0)
     dagster.restarting = [("PythonError", GONE, "")] * 2
     answer = CliRunner().invoke(app, ["batches", "replay", "words", T1.isoformat()])
-    assert (answer.exit_code, "has no pipeline 'words', also after 0 s" in answer.output) == (1, True)
+    assert (answer.exit_code, "could not start a run of it, also after 0 s" in answer.output) == (1, True)
     assert "UserCodeUnreachable" not in answer.output
 
 
